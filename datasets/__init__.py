@@ -1,0 +1,29 @@
+"""Datasets of the papers' tasks, and what builds such datasets.
+
+``OCRData``, a LightningDataModule, is here too; it is imported when it is first asked for, and needs the
+extra ``torchssvm[lightning]``.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .features import PrecomputedFeatures
+from .ocr import OCR
+from .padded import Example, PaddedDataset
+
+if TYPE_CHECKING:
+    from .ocr_lightning import OCRData as OCRData
+
+# Without OCRData: `import *` must not need Lightning.
+__all__ = ["OCR", "Example", "PaddedDataset", "PrecomputedFeatures"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "OCRData":
+        from .ocr_lightning import OCRData
+
+        return OCRData
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "OCRData"])

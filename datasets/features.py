@@ -1,0 +1,93 @@
+"""The output of a frozen network, computed once and presented as a dataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from torchssvm.batch import to_device
+
+from .padded import PADDING, PaddedDataset
+
+
+class PrecomputedFeatures(PaddedDataset):
+    """A dataset whose ``x`` went through ``features`` once; targets, lengths and indices stay as they were.
+
+    The module is called with a batch's padded ``x``, in evaluation mode and without gradients, on the device
+    of its parameters; afterwards each of its submodules is in the mode it was in. Features at padded
+    positions are set to zero. A module whose output depends on the padding (a convolution along the
+    sequence, say) sees each example padded to the longest of its batch: its own business.
+
+    Args:
+        dataset: any map-style dataset with a ``collate`` that makes a :class:`torchssvm.batch.Batch`.
+        features: maps [B, N, ...] to [B, N, D], or [B, ...] to [B, D] where batches have no lengths.
+        batch_size: examples per call of ``features``.
+        device: where the results are held; default: on the CPU.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        features: nn.Module,
+        batch_size: int = 256,
+        device: torch.device | str | None = None,
+    ):
+        collate = getattr(dataset, "collate", None)
+        if collate is None:
+            raise TypeError(f"dataset has no `collate`, which makes its batches: {type(dataset).__name__}")
+        held = torch.device("cpu" if device is None else device)
+        parameter = next(features.parameters(), None)
+        modes = [(module, module.training) for module in features.modules()]
+        xs: list[Tensor] = []
+        ys: list[Tensor] = []
+        indices: list[Tensor] = []
+        lengths: list[Tensor] = []
+        features.eval()
+        try:
+            with torch.no_grad():
+                for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
+                    out = features(batch.x if parameter is None else to_device(batch.x, parameter.device))
+                    leading = batch.y.shape[: 1 if batch.lengths is None else 2]
+                    if out.shape[: len(leading)] != leading:
+                        raise ValueError(
+                            f"features returned the shape {list(out.shape)}; "
+                            f"its first {len(leading)} sizes must be {list(leading)}"
+                        )
+                    if batch.lengths is not None:
+                        inside = torch.arange(leading[1]) < batch.lengths.cpu()[:, None]
+                        out = out.masked_fill(~_like(inside, out), 0)
+                        lengths.append(batch.lengths.to(held))
+                    xs.append(out.to(held))
+                    ys.append(batch.y.to(held))
+                    indices.append(batch.index.to(held))
+        finally:
+            for module, training in modes:
+                module.training = training
+        if not xs:
+            raise ValueError("dataset is empty")
+        super().__init__(
+            x=_stack(xs, 0.0) if lengths else torch.cat(xs),
+            y=_stack(ys, PADDING) if lengths else torch.cat(ys),
+            lengths=torch.cat(lengths) if lengths else None,
+            index=torch.cat(indices),
+        )
+
+
+def _like(inside: Tensor, out: Tensor) -> Tensor:
+    """``inside`` [B, N] on the device of ``out`` [B, N, ...], ready to broadcast with it."""
+    return inside.to(out.device).view(*inside.shape, *[1] * (out.dim() - 2))
+
+
+def _stack(batches: list[Tensor], padding: float) -> Tensor:
+    """[B, N, ...] tensors of different N one after another, padded to the largest N."""
+    longest = max(t.shape[1] for t in batches)
+    total = sum(len(t) for t in batches)
+    stacked = batches[0].new_full((total, longest, *batches[0].shape[2:]), padding)
+    start = 0
+    for t in batches:
+        stacked[start : start + len(t), : t.shape[1]] = t
+        start += len(t)
+    return stacked

@@ -1,0 +1,94 @@
+"""The OCR words as a LightningDataModule. Only this file of the folder imports Lightning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch.utils.data import DataLoader
+
+from torchssvm.sampling import GapBatchSampler, Order
+
+from .ocr import OCR
+
+try:
+    import lightning as L
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "lightning":
+        raise
+    raise ImportError("OCRData needs Lightning: pip install 'torchssvm[lightning]'") from error
+
+
+class OCRData(L.LightningDataModule):
+    """Trains on one split of :class:`torchssvm.datasets.OCR`; validates, tests and predicts on the other.
+
+    Args:
+        size: ``"small"`` or ``"large"``, the papers' sizes.
+        batch_size: words per training step; evaluation, which keeps nothing, takes at least 256 at a time.
+        fold: which of the ten folds stands alone.
+        num_workers: worker processes of each loader.
+        order: how training words are drawn; default: in proportion to their gaps. The sampler of the training
+            loader must be bound to a dual, which ``StructuredSVM`` does.
+        seed: seed of the draws.
+    """
+
+    def __init__(
+        self,
+        size: Literal["small", "large"] = "small",
+        batch_size: int = 16,
+        fold: int = 0,
+        num_workers: int = 0,
+        order: Order | None = None,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.size = size
+        self.batch_size = batch_size
+        self.fold = fold
+        self.num_workers = num_workers
+        self.order = order
+        self.seed = seed
+        self.train: OCR | None = None
+        self.test: OCR | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Reads the words, once."""
+        if self.train is None and stage in (None, "fit"):
+            self.train = OCR("train", self.size, self.fold)
+        if self.test is None:
+            self.test = OCR("test", self.size, self.fold)
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches in the order of ``order``."""
+        self.setup("fit")
+        assert self.train is not None
+        sampler = GapBatchSampler(
+            num_examples=len(self.train), batch_size=self.batch_size, order=self.order, seed=self.seed
+        )
+        return DataLoader(
+            self.train,
+            batch_sampler=sampler,
+            collate_fn=self.train.collate,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def val_dataloader(self) -> DataLoader:
+        """The test words, one after another."""
+        self.setup("validate")
+        assert self.test is not None
+        return DataLoader(
+            self.test,
+            batch_size=max(self.batch_size, 256),
+            shuffle=False,
+            collate_fn=self.test.collate,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def test_dataloader(self) -> DataLoader:
+        """The test words, one after another."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader:
+        """The test words, one after another."""
+        return self.val_dataloader()

@@ -1,0 +1,108 @@
+"""Sequences held padded in one tensor, so that a batch is one ``index_select``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from torchssvm.batch import Batch
+
+PADDING = -1
+"""The label at the padded positions of ``y``."""
+
+
+class Example(NamedTuple):
+    """One example: its features, its target, and its number in the training set."""
+
+    x: Tensor  # [T, ...]
+    y: Tensor  # [T]
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks an example for
+
+
+class PaddedDataset(Dataset[Example]):
+    """A map-style dataset of n labelled sequences; :meth:`collate` and ``__getitems__`` make its batches.
+
+    Args:
+        x: features, [n, N, ...], zero at the padded positions.
+        y: labels, int64 [n, N], -1 at the padded positions.
+        lengths: int64 [n], each in 1..N; None if nothing is padded, and then x may be [n, ...] and y [n].
+        index: int64 [n], the number that each example gives to its dual block; default 0..n-1.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None):
+        n = len(x)
+        if index is None:
+            index = torch.arange(n)
+        for name, tensor in (("y", y), ("lengths", lengths), ("index", index)):
+            if tensor is not None and len(tensor) != n:
+                raise ValueError(f"x has {n} examples but {name} has {len(tensor)}")
+        self.x = x
+        self.y = y
+        self.lengths = lengths
+        self.index = index
+        self._index: list[int] = index.tolist()
+        # The same numbers again, on the CPU: the length of a batch must not wait for a device.
+        self._cut: list[int] | None = None if lengths is None else lengths.tolist()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, i: int) -> Example:
+        n = len(self)
+        at = operator.index(i)
+        if not -n <= at < n:
+            raise IndexError(f"index {at} is out of range for a dataset of {n} examples")
+        at %= n
+        x, y = self.x[at], self.y[at]
+        if self._cut is not None:
+            x, y = x[: self._cut[at]], y[: self._cut[at]]
+        return Example(x, y, self._index[at])
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The examples at ``indices`` as one batch, cropped to its longest; a ``DataLoader`` calls this."""
+        indices = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+        if not indices:
+            raise ValueError("indices is empty: a batch needs at least one example")
+        n = len(self)
+        low, high = min(indices), max(indices)
+        if low < -n or high >= n:
+            worst = high if high >= n else low
+            raise IndexError(f"index {worst} is out of range for a dataset of {n} examples")
+        if low < 0:
+            indices = [i % n for i in indices]
+        rows = torch.tensor(indices, device=self.x.device)
+        x, y = self.x, self.y
+        if self._cut is not None:
+            longest = max(self._cut[i] for i in indices)
+            x, y = x[:, :longest], y[:, :longest]
+        return Batch(
+            x=x.index_select(0, rows),
+            y=y.index_select(0, rows),
+            index=self.index.index_select(0, rows),
+            lengths=None if self.lengths is None else self.lengths.index_select(0, rows),
+        )
+
+    @staticmethod
+    def collate(examples: Batch | Sequence[Example]) -> Batch:
+        """A batch from what a ``DataLoader`` fetched: a batch already, or a list of examples to be padded."""
+        if isinstance(examples, Batch):
+            return examples
+        if not examples:
+            raise ValueError("examples is empty: a batch needs at least one example")
+        xs, ys, numbers = zip(*examples, strict=True)
+        index = torch.tensor(numbers, device=ys[0].device)
+        if ys[0].dim() == 0:  # not sequences
+            return Batch(torch.stack(xs), torch.stack(ys), index)
+        lengths = torch.tensor([len(y) for y in ys], device=ys[0].device)
+        return Batch(
+            x=pad_sequence(list(xs), batch_first=True),
+            y=pad_sequence(list(ys), batch_first=True, padding_value=PADDING),
+            index=index,
+            lengths=lengths,
+        )

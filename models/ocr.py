@@ -1,0 +1,77 @@
+"""Models of handwritten words: the papers' linear chain, and a small CNN to put below it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from torchssvm.heads import LinearChain
+
+LETTERS = 26
+ROWS, COLUMNS = 16, 8
+
+
+def ocr_chain(in_features: int = ROWS * COLUMNS) -> LinearChain:
+    """The chain of the papers' OCR experiments: with 128 pixels, 128*26 + 26*26 + 3*26 = 4082 weights.
+
+    Args:
+        in_features: Numbers per letter; other than 128 for learned features.
+    """
+    return LinearChain(in_features, LETTERS)
+
+
+class LetterFeatures(nn.Module):
+    """A small convolutional network on the letters of a word: ``[B, N, 128]`` pixels -> ``[B, N, width]`` features.
+
+    Letters are seen one at a time and normalised one at a time, so that neighbours only meet in the chain above, and
+    padding changes nothing.
+
+    Args:
+        width: Features per letter.
+        dropout: Probability of dropping a feature in training.
+    """
+
+    def __init__(self, width: int = 64, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.width = width
+        self.network = nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.GroupNorm(8, 32),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.GroupNorm(8, 32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.GroupNorm(8, 64),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(64 * (ROWS // 4) * (COLUMNS // 4), width),
+            nn.LayerNorm(width),
+            nn.ReLU(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pixels ``[B, N, 128]`` -> features ``[B, N, width]``."""
+        if x.ndim != 3 or x.shape[2] != ROWS * COLUMNS:
+            raise ValueError(f"x must be [B, N, {ROWS * COLUMNS}] pixels, got {list(x.shape)}")
+        letters = x.reshape(-1, 1, ROWS, COLUMNS)
+        return self.network(letters).view(*x.shape[:2], self.width)
+
+
+class LetterClassifier(nn.Module):
+    """Letter features with a softmax layer, to pretrain them by cross-entropy: ``[B, N, 128]`` -> ``[B, N, 26]``.
+
+    Args:
+        features: The features to train.
+    """
+
+    def __init__(self, features: LetterFeatures) -> None:
+        super().__init__()
+        self.features = features
+        self.output = nn.Linear(features.width, LETTERS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pixels -> logits."""
+        return self.output(self.features(x))

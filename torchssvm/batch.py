@@ -1,0 +1,47 @@
+"""What a data loader hands to a training loop."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """One batch of examples.
+
+    Attributes:
+        x: Input of the features or of the head; any nested structure of tensors, usually ``[B, N, F]``.
+        y: Targets, ``[B, ...]`` int64; positions beyond an example's length hold ``-1``.
+        index: ``[B]`` int64, the place of every example in its dataset: it names the example's dual block.
+        lengths: ``[B]`` int64, or None where every example has the same shape.
+    """
+
+    x: Any
+    y: Any
+    index: Tensor  # type: ignore[assignment]  # it hides tuple.index
+    lengths: Tensor | None = None
+
+
+def tree_map(function: Any, tree: Any) -> Any:
+    """Apply ``function`` to every tensor of nested tuples, lists and dicts, keeping their types."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(tree_map(function, item) for item in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(tree_map(function, item) for item in tree)
+    if isinstance(tree, dict):
+        return {key: tree_map(function, item) for key, item in tree.items()}
+    return tree
+
+
+def to_device(batch: Any, device: torch.device | str) -> Any:
+    """Move every tensor of ``batch`` to ``device``."""
+    return tree_map(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def apply_head(head: Any, batch: Batch) -> Any:
+    """``head(x)``, or ``head(x, lengths)`` for batches whose examples differ in length."""
+    return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)

@@ -1,0 +1,253 @@
+"""What is wrong with a head and a structure of one's own: ``torchssvm.check``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.batch import Batch, apply_head
+from torchssvm.linearity import linearity_error
+from torchssvm.potentials import (
+    Parts,
+    Potentials,
+    adjoint,
+    as_potentials,
+    conform,
+    inner,
+    per_example_adjoint,
+)
+from torchssvm.structures import Structure, find_corner
+from torchssvm.structures.base import as_decoding
+
+_MOST_LABELINGS = 20_000
+_RANDOM_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check: ``problem`` is None if it passed, and ``skipped`` says why it could not be made."""
+
+    name: str
+    problem: str | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What ``torchssvm.check`` found; prints as a table."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return all(finding.problem is None for finding in self.findings)
+
+    def raise_if_wrong(self) -> None:
+        """Raise ValueError with the whole table if something is wrong."""
+        if not self.ok:
+            raise ValueError(f"the head or the structure is not valid:\n{self}")
+
+    def __str__(self) -> str:
+        width = max(len(finding.name) for finding in self.findings)
+        lines = []
+        for finding in self.findings:
+            outcome = finding.problem and f"WRONG: {finding.problem}"
+            outcome = outcome or (f"not checked: {finding.skipped}" if finding.skipped else "ok")
+            lines.append(f"{finding.name.ljust(width)}  {outcome}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def check(head: nn.Module, structure: Structure, batch: Batch) -> CheckReport:
+    """Examine a head and a structure on one batch: what training relies on, and cannot see for itself.
+
+    Checked are: the head's linearity; its per-example adjoint, if it gives one, against autograd; the target's parts
+    and zero loss; ``loss`` against ``loss_potentials``; the max oracle, plain and loss-augmented, against all outputs
+    (where ``structure.enumerate`` offers them and they are few) and otherwise against many other outputs; and that
+    padding never changes an answer. Nothing is changed.
+
+    Args:
+        head: An ``nn.Module`` linear in its weights.
+        structure: The structure.
+        batch: A few examples, as the data loader gives them.
+
+    Returns:
+        A report; print it, or use ``report.ok`` and ``report.raise_if_wrong()``.
+    """
+    findings: list[Finding] = []
+    args = (batch.x,) if batch.lengths is None else (batch.x, batch.lengths)
+
+    def run(name: str, examine: Any) -> None:
+        try:
+            outcome = examine()
+        except Exception as error:
+            outcome = Finding(name, f"{type(error).__name__}: {error}")
+        findings.append(outcome if isinstance(outcome, Finding) else Finding(name, outcome))
+
+    run("head is linear in its weights", lambda: linearity_error(head, args))
+    weights = list(head.parameters())
+    held = [p.detach().clone() for p in weights]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():  # random weights: at zero all outputs tie, and nothing could be told apart
+            for p in weights:
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
+        try:
+            potentials = as_potentials(apply_head(head, batch))
+            target = structure.check_target(batch.y, potentials)
+        except Exception as error:
+            findings.append(Finding("head and target fit the structure", f"{type(error).__name__}: {error}"))
+            return CheckReport(tuple(findings))
+        findings.append(Finding("head and target fit the structure"))
+        run("adjoint equals autograd", lambda: _adjoint(potentials, structure, target, weights))
+        samples = _samples(structure, potentials, target, generator)
+        run("parts are shaped like the potentials", lambda: _parts(structure, potentials, samples))
+        run("loss is 0 at the target, else >= 0", lambda: _loss(structure, target, samples))
+        run("loss equals <parts, delta> + constant", lambda: _loss_potentials(structure, potentials, target, samples))
+        run("argmax finds the best output", lambda: _oracle(structure, potentials, None, samples))
+        run("augmented_argmax finds the best output", lambda: _oracle(structure, potentials, target, samples))
+        run("padding changes no answer", lambda: _padding(structure, potentials, target, generator))
+    finally:
+        with torch.no_grad():
+            for p, value in zip(weights, held, strict=True):
+                p.copy_(value)
+    return CheckReport(tuple(findings))
+
+
+def _samples(structure: Structure, potentials: Potentials, target: Any, generator: torch.Generator) -> list[Any]:
+    """Outputs to compare with: the target, and what the oracle finds under random potentials."""
+    samples = [target]
+    for _ in range(_RANDOM_ROUNDS):
+        noise = {
+            name: torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
+            for name, t in potentials.tensors.items()
+        }
+        try:
+            samples.append(as_decoding(structure.argmax(potentials.replace(noise))).labeling)
+        except Exception:
+            return samples
+    return samples
+
+
+def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
+    name = "adjoint equals autograd"
+    if potentials.adjoint is None:
+        return Finding(name, skipped="the head gives none; batches take one common step")
+    corner = find_corner(structure, potentials, target)
+    ours = per_example_adjoint(potentials, corner.parts, weights)
+    for row in range(potentials.batch_size):
+        only = {}
+        for part, tensor in corner.parts.items():
+            only[part] = torch.zeros_like(tensor)
+            only[part][row] = tensor[row]
+        truth = adjoint(potentials, only, weights)
+        for place, (mine, true) in enumerate(zip(ours, truth, strict=True)):
+            if not torch.allclose(mine[row], true, rtol=1e-3, atol=1e-4 * (1 + float(true.abs().max()))):
+                return f"parameter {place}, row {row}: differs by {float((mine[row] - true).abs().max()):.3g}"
+    return None
+
+
+def _parts(structure: Structure, potentials: Potentials, samples: list[Any]) -> str | None:
+    for labeling in samples:
+        conform(structure.parts(labeling), potentials, "parts(labeling)")
+    return None
+
+
+def _loss(structure: Structure, target: Any, samples: list[Any]) -> str | None:
+    own = structure.loss(target, target)
+    if bool((own != 0).any()):
+        return f"loss(target, target) is {own.tolist()}"
+    for labeling in samples:
+        loss = structure.loss(labeling, target)
+        if bool((loss < 0).any()) or not bool(torch.isfinite(loss).all()):
+            return f"loss is {loss.tolist()}"
+    return None
+
+
+def _delta(structure: Structure, potentials: Potentials, target: Any) -> tuple[Parts, Tensor]:
+    delta, constant = structure.loss_potentials(target)
+    if isinstance(delta, Tensor):
+        return {next(iter(potentials.tensors)): delta}, constant
+    return dict(delta), constant
+
+
+def _loss_potentials(structure: Structure, potentials: Potentials, target: Any, samples: list[Any]) -> str | None:
+    delta, constant = _delta(structure, potentials, target)
+    for labeling in samples:
+        parts = conform(structure.parts(labeling), potentials, "parts(labeling)")
+        claimed = inner({name: parts[name] for name in delta}, delta) + constant
+        loss = structure.loss(labeling, target).to(torch.float64)
+        if not torch.allclose(claimed.to(torch.float64), loss, rtol=1e-4, atol=1e-5):
+            return f"loss is {loss.tolist()}, loss_potentials gives {claimed.tolist()}"
+    return None
+
+
+def _oracle(structure: Structure, potentials: Potentials, target: Any, samples: list[Any]) -> Any:
+    """The oracle's output against all others, or against samples; with a target, loss-augmented."""
+
+    def value(labeling: Any) -> Tensor:
+        parts = conform(structure.parts(labeling), potentials, "parts(labeling)")
+        score = inner(parts, potentials.detach().tensors)
+        return score if target is None else score + structure.loss(labeling, target)
+
+    found = as_decoding(
+        structure.argmax(potentials.detach())
+        if target is None
+        else structure.augmented_argmax(potentials.detach(), target)
+    )
+    best = value(found.labeling)
+    slack = 1e-4 * (1 + best.abs())
+    if found.value is not None and bool(((found.value - best).abs() > slack).any()):
+        return f"it says value {found.value.tolist()}, its output has {best.tolist()}"
+    ceiling = best if found.exact or found.bound is None else found.bound
+    others: Iterable[Any] = samples
+    every = structure.enumerate(potentials)
+    if every is not None:
+        listed = []
+        for labeling in every:
+            listed.append(labeling)
+            if len(listed) > _MOST_LABELINGS:
+                break
+        others = [*samples, *listed]
+    for labeling in others:
+        better = value(labeling) > ceiling + slack
+        if bool(better.any()):
+            row = int(better.nonzero()[0])
+            return (
+                f"row {row}: another output has {float(value(labeling)[row]):.6g}, and the oracle's "
+                f"{'bound' if ceiling is not best else 'output'} {float(ceiling[row]):.6g}"
+            )
+    return None
+
+
+def _padding(structure: Structure, potentials: Potentials, target: Any, generator: torch.Generator) -> Any:
+    """Decode every example alone, cropped to its length, and with noise in its padding."""
+    name = "padding changes no answer"
+    if potentials.lengths is None:
+        return Finding(name, skipped="the batch has no lengths")
+    parts = conform(structure.parts(target), potentials, "parts(target)")
+    corner = find_corner(structure, potentials, target)
+    for key, rows in potentials.ragged.items():
+        tensor = potentials[key]
+        position = torch.arange(tensor.shape[1], device=tensor.device)
+        padding = position >= (potentials.lengths + rows).unsqueeze(1)
+        if bool((parts[key][padding] != 0).any()):
+            return f"parts {key!r} of the target are not zero in the padding"
+    noisy = {}
+    for key, tensor in potentials.tensors.items():
+        noisy[key] = tensor.detach().clone()
+        if key in potentials.ragged:
+            position = torch.arange(tensor.shape[1], device=tensor.device)
+            padding = position >= (potentials.lengths + potentials.ragged[key]).unsqueeze(1)
+            noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype).to(tensor.device)
+            noisy[key][padding] = 100 * noise[padding]
+    again = find_corner(structure, potentials.replace(noisy), target)
+    if not torch.allclose(again.hinge, corner.hinge, rtol=1e-4, atol=1e-4):
+        return f"with other numbers in the padding the maximum is {again.hinge.tolist()}, not {corner.hinge.tolist()}"
+    return None if potentials.ragged else Finding(name, skipped="the potentials do not say which axes are `ragged`")

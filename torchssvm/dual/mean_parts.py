@@ -1,0 +1,143 @@
+"""The default storage: the mean parts of every block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.dual.rows import RowBuffer
+from torchssvm.dual.storage import Storage, Stored, require
+from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
+
+
+class MeanParts(Storage):
+    """Keeps ``psi_i = p(y_i) - mu_i`` in the shape of the potentials.
+
+    Its size is that of the potentials, whatever the number of weights, and it keeps its meaning when the features
+    change. For examples of length T with K states that share transitions: T K + K^2 numbers each.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, RowBuffer] = {}
+
+    def estimate(self, potentials: Potentials) -> int:
+        """Bytes for all examples, if their mean length is that of this batch."""
+        total = 0.0
+        for name, tensor in potentials.tensors.items():
+            rows = _rows(potentials, name)
+            share = float(rows.to(torch.float64).mean()) / _row_view(potentials, name).shape[1] if len(rows) else 1.0
+            total += share * tensor[:1].numel() * tensor.element_size()
+        return int(total * self.num_examples)
+
+    def gather(self, index: Tensor, potentials: Potentials) -> Stored:
+        """The blocks of a batch."""
+        if not self._buffers:
+            self.check_memory(
+                potentials, "storage=Weights() takes num_examples times the number of weights, which may be less"
+            )
+            return _Fresh(self, index, potentials)
+        if self._buffers.keys() != potentials.tensors.keys():
+            raise ValueError(f"the dual holds blocks for {sorted(self._buffers)}, and the potentials are {potentials}")
+        psi = {}
+        for name, buffer in self._buffers.items():
+            view = _row_view(potentials, name)
+            rows = _rows(potentials, name)
+            held = buffer.rows[index]
+            if bool(((held != rows) & (buffer.start[index] > 0)).any()):
+                example = int(index[(held != rows) & (buffer.start[index] > 0)][0])
+                raise ValueError(
+                    f"example {example} came with {int(rows[index == example][0])} rows of {name}, and its dual block "
+                    f"has {int(buffer.rows[example])}: an index must always name the same example"
+                )
+            found = buffer.read(buffer.locate(index, view.shape[1]), view.shape[2:])
+            psi[name] = found.view(potentials[name].shape)
+        return _StoredParts(self, index, potentials, psi)
+
+    def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
+        """One backward pass of the head."""
+        assert isinstance(stored, _StoredParts)
+        weight = 1.0 / (self.lam * self.num_examples)
+        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters)]
+
+    def add(self, index: Tensor, potentials: Potentials, parts: Parts) -> None:
+        """``psi_i += parts_i`` for distinct examples; the first call allocates."""
+        for name, values in parts.items():
+            if name not in self._buffers:
+                self._buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
+            self._buffers[name].add(index, _rows(potentials, name), values.view(_row_view(potentials, name).shape))
+
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(buffer.nbytes() for buffer in self._buffers.values())
+
+    def to(self, device: torch.device) -> None:
+        """Move the blocks."""
+        for buffer in self._buffers.values():
+            buffer.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The buffers by name."""
+        return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self._buffers.items()}}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is another storage's or damaged."""
+        self._parse(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the blocks to the bit."""
+        self._buffers = self._parse(state)
+
+    def _parse(self, state: dict[str, Any]) -> dict[str, RowBuffer]:
+        if require(state, "kind", str, "storage") != "mean_parts":
+            raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with MeanParts()")
+        device = self.parameters[0].device
+        return {
+            name: RowBuffer.from_state_dict(entry, self.num_examples, device, f"storage[{name!r}]")
+            for name, entry in require(state, "buffers", dict, "storage").items()
+        }
+
+
+class _StoredParts(Stored):
+    def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials, psi: Parts) -> None:
+        self.psi = psi
+        self._storage = storage
+        self._index = index
+        self._potentials = potentials.detach()
+
+    def inner(self, potentials: Potentials) -> Tensor:
+        return inner(self.psi, potentials.detach().tensors) / self._storage.num_examples
+
+    def combine(self, parts: Parts, decay: Tensor | None) -> tuple[Parts, None]:
+        psi = self.psi if decay is None else scale(self.psi, decay)
+        return {name: tensor + psi[name] for name, tensor in parts.items()}, None
+
+    def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
+        change = scale(parts, -coefficients)
+        if len(rows) == len(self._index):
+            self._storage.add(self._index, self._potentials, change)
+        else:
+            change = {name: tensor[rows] for name, tensor in change.items()}
+            self._storage.add(self._index[rows], self._potentials.select(rows), change)
+
+
+class _Fresh(_StoredParts):
+    """Blocks of a dual that has not moved: all zero, and not allocated."""
+
+    def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials) -> None:
+        psi = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
+        super().__init__(storage, index, potentials, psi)
+
+
+def _row_view(potentials: Potentials, name: str) -> Tensor:
+    """The tensor as ``[B, rows, *trailing]``: one row where axis 1 is not ragged."""
+    tensor = potentials[name]
+    return tensor if name in potentials.ragged else tensor.unsqueeze(1)
+
+
+def _rows(potentials: Potentials, name: str) -> Tensor:
+    """How many rows of the tensor belong to each example, ``[B]``."""
+    if name not in potentials.ragged or potentials.lengths is None:
+        return torch.ones(potentials.batch_size, dtype=torch.int64, device=potentials.device)
+    return (potentials.lengths + potentials.ragged[name]).clamp(min=0)

@@ -1,0 +1,53 @@
+"""A step that a loss proposes and an optimizer takes or refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchssvm.dual.storage import Stored
+from torchssvm.potentials import Parts, Potentials
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The directions of a batch of blocks, as they stood when the backward pass ran.
+
+    With gamma_i the step that the box QP chose for block i (or 1), the gradient that went to the weights is
+    ``scale * sum_i gamma_i d_i`` with ``d_i = (1/n) Phi_i^T Delta_i``.
+
+    Attributes:
+        index: ``[B]`` int64, the examples.
+        rows: ``[R]`` int64, the rows of the batch that count: the first of every example.
+        gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
+        scale: 0-d, the upstream gradient that reached the loss.
+        slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``: their weighted sum must equal ``<w, gradient>``.
+        loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
+        block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
+        parts: The direction as ``Stored.combine`` gave it.
+        gradients: d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
+        reference: ``sum_i gamma_i d_i`` for each parameter, kept only where nothing else could tell a changed gradient.
+        potentials: theta_i, detached.
+        stored: The blocks that the direction starts from.
+        sweeps: Sweeps of the box QP; 0 where all blocks take one common step.
+    """
+
+    index: Tensor
+    rows: Tensor
+    gammas: Tensor
+    scale: Tensor
+    slopes: Tensor
+    loss_changes: Tensor
+    block_gaps: Tensor
+    parts: Parts
+    gradients: list[Tensor] | None
+    reference: list[Tensor] | None
+    potentials: Potentials
+    stored: Stored
+    sweeps: int
+
+    @property
+    def values(self) -> Tensor:
+        """``[B]`` float64: derivative of the dual along each direction, at the weights of the forward pass."""
+        return self.slopes + self.loss_changes

@@ -1,0 +1,121 @@
+"""Rows of many examples in one growing tensor, so that padding is never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.dual.storage import require
+
+
+class RowBuffer:
+    """For each example a run of rows ``[rows_i, *trailing]``, zero until it is first written.
+
+    Row 0 of the buffer stays zero and stands for all padding. Trailing axes grow to the largest that was written.
+
+    Args:
+        num_examples: n.
+        dtype: Dtype of the rows.
+        device: Device of the rows.
+    """
+
+    def __init__(self, num_examples: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.start = torch.zeros(num_examples, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(num_examples, dtype=torch.int64, device=device)
+        self.values = torch.zeros(1, dtype=dtype, device=device)
+        self.used = 1
+        self.examples = 0
+
+    def locate(self, index: Tensor, longest: int) -> Tensor:
+        """Where the rows of the examples ``index`` lie: ``[B, longest]``, 0 for padding and for what is not stored."""
+        position = torch.arange(longest, device=index.device)
+        places = self.start[index].unsqueeze(1) + position
+        return places.masked_fill_(position >= self.rows[index].unsqueeze(1), 0)
+
+    def read(self, places: Tensor, trailing: Sequence[int]) -> Tensor:
+        """The rows at ``places`` as ``[B, longest, *trailing]``."""
+        shape = (*places.shape, *trailing)
+        if self.used == 1:
+            return self.values.new_zeros(shape)
+        found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
+        return found if found.shape == shape else _resize(found, shape)
+
+    def add(self, index: Tensor, rows: Tensor, values: Tensor) -> None:
+        """Add ``values`` ``[B, longest, *trailing]`` to the ``rows`` ``[B]`` first rows of distinct examples."""
+        self._reserve(index, rows, values.shape[2:])
+        places = self.locate(index, values.shape[1]).flatten()
+        values = values.flatten(0, 1)
+        if values.shape[1:] != self.values.shape[1:]:
+            values = _resize(values, (len(values), *self.values.shape[1:]))
+        self.values.index_add_(0, places, values)  # padding adds zeros to row 0
+
+    def _reserve(self, index: Tensor, rows: Tensor, trailing: Sequence[int]) -> None:
+        new = self.start[index] == 0
+        added = rows[new]
+        if len(added):
+            ends = added.cumsum(0)
+            self.start[index[new]] = self.used + ends - added
+            self.rows[index[new]] = added
+            self.used += int(ends[-1])
+            self.examples += len(added)
+        wide = (
+            tuple(max(a, b) for a, b in zip(self.values.shape[1:], trailing, strict=True))
+            if (self.values.ndim > 1)
+            else tuple(trailing)
+        )
+        if self.used > len(self.values) or wide != tuple(self.values.shape[1:]):
+            # Judge the final size by the examples seen; zeros cost no memory until they are written.
+            expected = int(self.used / self.examples * len(self.start) * 1.02) + 1
+            capacity = max(self.used, expected, len(self.values))
+            grown = self.values.new_zeros(capacity, *wide)
+            if self.values.ndim > 1:
+                grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
+            self.values = grown
+
+    def nbytes(self) -> int:
+        """Bytes of the rows and of their places."""
+        return sum(t.numel() * t.element_size() for t in (self.values, self.start, self.rows))
+
+    def to(self, device: torch.device) -> None:
+        """Move everything."""
+        self.start, self.rows, self.values = (t.to(device) for t in (self.start, self.rows, self.values))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows in use, and where they lie."""
+        return {
+            "start": self.start.clone(),
+            "rows": self.rows.clone(),
+            "values": self.values[: self.used].clone(),
+            "examples": self.examples,
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any], num_examples: int, device: torch.device, where: str) -> RowBuffer:
+        """Rebuild a buffer, to the bit.
+
+        Raises:
+            ValueError: The state is damaged.
+        """
+        start, rows, values = (require(state, name, Tensor, where) for name in ("start", "rows", "values"))
+        examples = require(state, "examples", int, where)
+        if start.shape != (num_examples,) or rows.shape != (num_examples,):
+            raise ValueError(f"the checkpoint is damaged: {where} does not hold {num_examples} examples")
+        if bool(((start < 0) | (rows < 0) | (start + rows > max(len(values), 1))).any()) or not len(values):
+            raise ValueError(f"the checkpoint is damaged: {where} points outside its rows")
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError(f"the checkpoint is damaged: {where} holds numbers that are not finite")
+        buffer = cls(num_examples, values.dtype, device)
+        buffer.start, buffer.rows = start.to(device, copy=True), rows.to(device, copy=True)
+        buffer.values, buffer.used, buffer.examples = values.to(device, copy=True), len(values), examples
+        return buffer
+
+
+def _resize(values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Crop or zero-pad every axis to ``shape``."""
+    result = values.new_zeros(shape)
+    common = tuple(slice(min(a, b)) for a, b in zip(values.shape, shape, strict=True))
+    result[common] = values[common]
+    return result

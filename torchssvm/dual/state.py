@@ -1,0 +1,277 @@
+"""The state of the dual: blocks, losses, gap estimates and counters of one training problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.proposal import Proposal
+from torchssvm.dual.storage import Storage, require
+from torchssvm.linearity import check_at_first_call
+from torchssvm.potentials import Potentials
+from torchssvm.structures import Structure
+
+_FORMAT = 1
+
+
+class DualState:
+    """One dual block for every training example, and what is known of it.
+
+    The weights follow from it: ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``; the dual objective is
+    ``D = sum_i l_i - lam/2 |w|^2``, with ``l_i`` = :attr:`loss`. Scalars are float64; blocks have the weights' dtype.
+    ``BCFW`` carries this state in its ``state_dict``.
+
+    Args:
+        num_examples: n, the size of the training set.
+        lam: Regularisation, the lambda of ``lam/2 |w|^2``; positive.
+        structure: What an output is.
+        parameters: The head's parameters, in the order of ``head.parameters()``; float32 or float64.
+        storage: How blocks are kept; None is ``MeanParts()``.
+        memory_limit: Bytes that the blocks may take; None is what the device has left when they are first needed.
+
+    Attributes:
+        loss: ``[n]`` float64, l_i = (1/n) times the mean loss of the block.
+        gap_estimates: ``[n]`` float64, each block's gap when it was last seen; infinite before that.
+        steps: Steps taken.
+        oracle_calls: Examples decoded with loss augmentation, exact passes included.
+        visits: Training batches seen.
+
+    Raises:
+        ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
+        TypeError: A parameter is not float32 or float64, or ``structure`` is not a Structure.
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        lam: float,
+        structure: Structure,
+        parameters: Iterable[nn.Parameter],
+        *,
+        storage: Storage | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
+            raise ValueError(f"num_examples={num_examples} must be a positive number: is the dataset empty?")
+        if not (lam > 0 and math.isfinite(lam)):
+            raise ValueError(f"lam={lam} must be positive and finite")
+        if not isinstance(structure, Structure):
+            raise TypeError(f"structure must be a torchssvm.Structure, not {type(structure).__name__}")
+        self.parameters = list(parameters)
+        if not self.parameters:
+            raise ValueError("the head has no parameters to train")
+        for parameter in self.parameters:
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise TypeError(
+                    f"the head's weights are {parameter.dtype}; keep the head in float32 or float64 "
+                    "(the features below it may have any dtype)"
+                )
+        if len({parameter.dtype for parameter in self.parameters}) > 1:
+            raise TypeError("the head's weights have several dtypes; use one")
+        self.num_examples = num_examples
+        self.lam = float(lam)
+        self.structure = structure
+        self.storage = storage if storage is not None else MeanParts()
+        self.storage.bind(num_examples, self.lam, self.parameters, memory_limit)
+        self.loss = torch.zeros(num_examples, dtype=torch.float64)
+        self.gap_estimates = torch.full((num_examples,), math.inf, dtype=torch.float64)
+        self.steps = 0
+        self.oracle_calls = 0
+        self.visits = 0
+        self.recomputed: list[Tensor] | None = None
+        self._pending: list[Proposal] = []
+        self._observers: list[Callable[[], None]] = []
+
+    @classmethod
+    def for_head(
+        cls,
+        head: nn.Module,
+        num_examples: int,
+        lam: float,
+        *,
+        structure: Structure | None = None,
+        storage: Storage | None = None,
+        memory_limit: int | None = None,
+    ) -> DualState:
+        """The dual state of a head; the head's linearity is checked when it is first called.
+
+        Args:
+            head: An ``nn.Module`` linear in all its weights.
+            num_examples: n, the size of the training set.
+            lam: Regularisation; positive.
+            structure: What an output is; None is ``head.structure``.
+            storage: How blocks are kept; None is ``MeanParts()``.
+            memory_limit: Bytes that the blocks may take; None is what the device has left.
+
+        Raises:
+            ValueError: As the constructor, or there is no structure, or a parameter does not require a gradient.
+        """
+        structure = structure if structure is not None else getattr(head, "structure", None)
+        if structure is None:
+            raise ValueError(
+                f"structure=None, and {type(head).__name__} has no attribute `structure`: pass one of them"
+            )
+        frozen = [name for name, parameter in head.named_parameters() if not parameter.requires_grad]
+        if frozen:
+            raise ValueError(
+                f"parameters {frozen} of the head do not require a gradient: a head must be linear in the weights that "
+                "are trained, so move constants into the features"
+            )
+        dual = cls(num_examples, lam, structure, head.parameters(), storage=storage, memory_limit=memory_limit)
+        check_at_first_call(head)
+        return dual
+
+    @property
+    def passes(self) -> float:
+        """Effective passes: oracle calls divided by n."""
+        return self.oracle_calls / self.num_examples
+
+    @property
+    def gap_estimate(self) -> float:
+        """Sum of the block gaps as last seen: a figure for a progress bar, not a certificate."""
+        return float(self.gap_estimates.sum())
+
+    @torch.no_grad()
+    def value(self) -> float:
+        """The dual objective at the weights held now, ``sum_i l_i - lam/2 |w|^2``."""
+        return float(self.loss.sum()) - self.lam / 2 * squared_norm(self.parameters)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a backward pass has proposed a step that is not taken yet."""
+        return bool(self._pending)
+
+    def check_batch(self, index: Tensor, potentials: Potentials) -> Tensor:
+        """The index on the right device, or an error.
+
+        Raises:
+            ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
+            TypeError: The potentials are not of the weights' dtype.
+        """
+        size, weights = potentials.batch_size, self.parameters[0]
+        if not isinstance(index, Tensor) or index.shape != (size,) or index.dtype != torch.int64:
+            found = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+            raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
+        if size and bool(((index < 0) | (index >= self.num_examples)).any()):
+            raise ValueError(
+                f"index holds {int(index.min())} to {int(index.max())}; the dual has num_examples={self.num_examples}"
+            )
+        if potentials.dtype != weights.dtype:
+            raise TypeError(
+                f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
+                "dtype of its weights, with autocast off"
+            )
+        self.to(weights.device)
+        return index.to(weights.device)
+
+    def to(self, device: torch.device) -> None:
+        """Move what is stored."""
+        if self.loss.device != device:
+            self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
+            self.storage.to(device)
+
+    def propose(self, proposal: Proposal) -> None:
+        """Keep a step until the optimizer takes it; called by the backward pass of ``BlockGap``."""
+        self._pending.append(proposal)
+        self.visits += 1
+
+    def take(self) -> list[Proposal]:
+        """The steps proposed since the last one; they are forgotten here."""
+        proposals, self._pending = self._pending, []
+        return proposals
+
+    def discard(self) -> None:
+        """Forget proposed steps, as ``zero_grad`` forgets their gradients."""
+        if self._pending:
+            self._pending = []
+            self.notify()
+
+    def observe(self, observer: Callable[[], None]) -> None:
+        """Call ``observer()`` whenever a step was taken or discarded."""
+        self._observers.append(observer)
+
+    def notify(self) -> None:
+        """Tell the observers that a step was taken or discarded."""
+        for observer in self._observers:
+            observer()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
+        return {
+            "format": _FORMAT,
+            "num_examples": self.num_examples,
+            "lam": self.lam,
+            "structure": repr(self.structure),
+            "weights": [parameter.detach().clone() for parameter in self.parameters],
+            "recomputed": None if self.recomputed is None else [tensor.clone() for tensor in self.recomputed],
+            "loss": self.loss.clone(),
+            "gap_estimates": self.gap_estimates.clone(),
+            "steps": self.steps,
+            "oracle_calls": self.oracle_calls,
+            "visits": self.visits,
+            "storage": self.storage.state_dict(),
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is another problem's or damaged; changes nothing."""
+        if require(state, "format", int, "dual") != _FORMAT:
+            raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {_FORMAT}")
+        weights = require(state, "weights", list, "dual")
+        expected = {
+            "num_examples": (self.num_examples, require(state, "num_examples", int, "dual")),
+            "lam": (self.lam, require(state, "lam", float, "dual")),
+            "structure": (repr(self.structure), require(state, "structure", str, "dual")),
+            "weights": (
+                [(list(p.shape), p.dtype) for p in self.parameters],
+                [(list(w.shape), w.dtype) for w in weights if isinstance(w, Tensor)],
+            ),
+        }
+        for name, (here, there) in expected.items():
+            if here != there:
+                raise ValueError(f"the checkpoint is of another problem: {name} is {there} there and {here} here")
+        for name in ("loss", "gap_estimates"):
+            values = require(state, name, Tensor, "dual")
+            if values.shape != (self.num_examples,) or values.dtype != torch.float64 or bool(values.isnan().any()):
+                raise ValueError(
+                    f"the checkpoint is damaged: dual[{name!r}] is not {self.num_examples} float64 numbers"
+                )
+        for name in ("steps", "oracle_calls", "visits"):
+            require(state, name, int, "dual")
+        if state.get("recomputed") is not None and len(require(state, "recomputed", list, "dual")) != len(weights):
+            raise ValueError("the checkpoint is damaged: dual['recomputed'] does not fit the weights")
+        self.storage.check_state(require(state, "storage", dict, "dual"))
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore blocks, counters and weights to the bit; nothing changes if the state does not fit.
+
+        Raises:
+            ValueError: The state is of another problem, or damaged.
+        """
+        self.check_state(state)
+        device = self.parameters[0].device
+        for parameter, weights in zip(self.parameters, state["weights"], strict=True):
+            parameter.copy_(weights)
+        recomputed = state["recomputed"]
+        self.recomputed = None if recomputed is None else [tensor.to(device, copy=True) for tensor in recomputed]
+        self.loss = state["loss"].to(device, copy=True)
+        self.gap_estimates = state["gap_estimates"].to(device, copy=True)
+        self.steps, self.oracle_calls, self.visits = state["steps"], state["oracle_calls"], state["visits"]
+        self.storage.load_state_dict(state["storage"])
+        self._pending = []
+
+    def __repr__(self) -> str:
+        return (
+            f"DualState(num_examples={self.num_examples}, lam={self.lam:g}, structure={self.structure}, "
+            f"storage={type(self.storage).__name__}, steps={self.steps})"
+        )
+
+
+def squared_norm(tensors: Iterable[Tensor]) -> float:
+    """``sum |t|^2`` in float64."""
+    return sum(float(t.detach().flatten().to(torch.float64).square().sum()) for t in tensors)

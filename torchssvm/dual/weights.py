@@ -1,0 +1,110 @@
+"""The storage of [B13] Algorithm 4: a weight vector for every block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.dual.storage import Storage, Stored, require
+from torchssvm.potentials import Parts, Potentials
+
+
+class Weights(Storage):
+    """Keeps ``w_i = (1/(lam n)) Phi_i^T psi_i`` for every example, so that ``w = sum_i w_i``.
+
+    n times the number of weights: less than :class:`MeanParts` where potentials are large and weights are few (poses on
+    a grid). Steps need every example's own gradient, so a head without ``adjoint`` pays a backward pass an example. It
+    cannot follow features that change.
+    """
+
+    needs_gradients = True
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] | None = None
+
+    def estimate(self, potentials: Potentials) -> int:
+        """``n * number of weights * bytes of a weight``."""
+        return self.num_examples * sum(p.numel() * p.element_size() for p in self.parameters)
+
+    def gather(self, index: Tensor, potentials: Potentials) -> Stored:
+        """The blocks of a batch."""
+        if self._blocks is None:
+            self.check_memory(potentials, "storage=MeanParts() takes as much as the potentials, which may be less")
+            blocks = [p.new_zeros(len(index), *p.shape).detach() for p in self.parameters]
+        else:
+            blocks = [block[index] for block in self._blocks]
+        return _StoredWeights(self, index, blocks)
+
+    def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
+        """The sum of the blocks."""
+        assert isinstance(stored, _StoredWeights)
+        return [block.sum(0, dtype=torch.float64) for block in stored.blocks]
+
+    def add(self, index: Tensor, blocks: list[Tensor]) -> None:
+        """``w_i += blocks_i`` for distinct examples; the first call allocates."""
+        if self._blocks is None:
+            self._blocks = [p.new_zeros(self.num_examples, *p.shape).detach() for p in self.parameters]
+        for held, change in zip(self._blocks, blocks, strict=True):
+            held.index_add_(0, index, change)
+
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(block.numel() * block.element_size() for block in self._blocks or [])
+
+    def to(self, device: torch.device) -> None:
+        """Move the blocks."""
+        if self._blocks is not None:
+            self._blocks = [block.to(device) for block in self._blocks]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The blocks, one tensor ``[n, *shape]`` for each parameter."""
+        return {"kind": "weights", "blocks": [block.clone() for block in self._blocks or []]}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is another storage's or damaged."""
+        if require(state, "kind", str, "storage") != "weights":
+            raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with Weights()")
+        blocks = require(state, "blocks", list, "storage")
+        shapes = [[self.num_examples, *p.shape] for p in self.parameters]
+        if blocks and (not all(isinstance(b, Tensor) for b in blocks) or [list(b.shape) for b in blocks] != shapes):
+            raise ValueError(f"the checkpoint is damaged: storage['blocks'] should have shapes {shapes}")
+        if not all(bool(torch.isfinite(block).all()) for block in blocks):
+            raise ValueError("the checkpoint is damaged: storage['blocks'] holds numbers that are not finite")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the blocks to the bit."""
+        self.check_state(state)
+        device = self.parameters[0].device
+        self._blocks = [block.to(device, copy=True) for block in state["blocks"]] or None
+
+
+class _StoredWeights(Stored):
+    def __init__(self, storage: Weights, index: Tensor, blocks: list[Tensor]) -> None:
+        self.blocks = blocks
+        self._storage = storage
+        self._index = index
+
+    def inner(self, potentials: Potentials) -> Tensor:
+        # <psi_i, theta_i> / n = <Phi_i^T psi_i, w> / n = lam <w_i, w>
+        total = torch.zeros(len(self._index), dtype=torch.float64, device=self._index.device)
+        for block, parameter in zip(self.blocks, self._storage.parameters, strict=True):
+            total += (block * parameter.detach()).flatten(1).sum(1, dtype=torch.float64)
+        return self._storage.lam * total
+
+    def combine(self, parts: Parts, decay: Tensor | None) -> tuple[Parts, list[Tensor]]:
+        factor = torch.full_like(self._index, 1, dtype=torch.float64) if decay is None else decay
+        return parts, [
+            block * (self._storage.lam * factor).to(block.dtype).view(-1, *[1] * (block.ndim - 1))
+            for block in self.blocks
+        ]
+
+    def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
+        # psi_i -= c Delta_i means w_i -= (c/lam) d_i, with d_i = (1/n) Phi_i^T Delta_i
+        assert gradients is not None
+        factors = -coefficients / self._storage.lam
+        self._storage.add(
+            self._index[rows],
+            [(g * factors.to(g.dtype).view(-1, *[1] * (g.ndim - 1)))[rows] for g in gradients],
+        )

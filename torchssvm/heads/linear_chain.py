@@ -1,0 +1,114 @@
+"""The linear head of chains: emissions from features, transitions as free weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.potentials import Parts, Potentials
+from torchssvm.structures import Chain
+from torchssvm.structures.chain import check_lengths
+
+
+class LinearChain(nn.Module):
+    """Potentials of a linear chain; all weights are zero at the start.
+
+    ``emission[t] = x[t] W + bias + [t first] first + [t last] last`` and ``transition = T`` or ``T[t]``. With 128
+    features and 26 states these are the 128*26 + 26*26 + 3*26 = 4082 weights of the OCR model ([G16] table 1).
+
+    Args:
+        in_features: F, numbers per token.
+        num_states: K.
+        bias: Whether every state has a bias.
+        boundary: Whether every state has an extra bias at the first and at the last token.
+        positions: None for one transition matrix ``[K, K]`` at all positions; otherwise the largest sequence length N
+            for which position-dependent transitions ``[N-1, K, K]`` are learned.
+        structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``, Hamming loss divided by
+            the length.
+
+    Raises:
+        ValueError: ``structure`` has another number of states, or disagrees about shared transitions.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_states: int,
+        *,
+        bias: bool = True,
+        boundary: bool = True,
+        positions: int | None = None,
+        structure: Chain | None = None,
+    ) -> None:
+        super().__init__()
+        self.structure = structure or Chain(num_states, shared=positions is None)
+        if self.structure.num_states != num_states or self.structure.shared != (positions is None):
+            raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")
+        if positions is not None and positions < 2:
+            raise ValueError(f"positions={positions} must be at least 2, or None for shared transitions")
+        self.positions = positions
+        self.emission = nn.Parameter(torch.zeros(in_features, num_states))
+        pairs = (num_states, num_states) if positions is None else (positions - 1, num_states, num_states)
+        self.transition = nn.Parameter(torch.zeros(pairs))
+        self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
+        self.first = nn.Parameter(torch.zeros(num_states)) if boundary else None
+        self.last = nn.Parameter(torch.zeros(num_states)) if boundary else None
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
+        """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: Features; what stands beyond a length is read but never matters, as long as it is finite.
+            lengths: ``[B]`` int64, 1 to N; None means N for all.
+
+        Raises:
+            ValueError: A shape or a length does not fit.
+        """
+        if x.ndim != 3 or x.shape[2] != self.emission.shape[0]:
+            raise ValueError(f"x must be [B, N, {self.emission.shape[0]}], got {list(x.shape)}")
+        batch, longest, _ = x.shape
+        if self.positions is not None and longest > self.positions:
+            raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
+        real = check_lengths(lengths, batch, longest, x.device)
+        last = (real.sum(1) - 1) if lengths is None else lengths - 1
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(self.emission.dtype)
+            emission = x @ self.emission
+            if self.bias is not None:
+                emission = emission + self.bias
+            if self.first is not None and self.last is not None:
+                at_first, at_last = _boundary(real, last, emission.dtype)
+                emission = emission + at_first * self.first + at_last * self.last
+            transition = self.transition if self.positions is None else self.transition[: longest - 1]
+            transition = transition.expand(batch, *transition.shape)
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            v = parts["emission"]
+            gradients = [x.detach().transpose(1, 2) @ v, self._pad(parts["transition"])]
+            if self.bias is not None:
+                gradients.append(v.sum(1))
+            if self.first is not None:
+                gradients += [v[:, 0], v[torch.arange(batch, device=v.device), last]]
+            return gradients
+
+        ragged = {"emission": 0} | ({} if self.positions is None else {"transition": -1})
+        return Potentials(
+            {"emission": emission, "transition": transition},
+            lengths,
+            ragged=ragged if lengths is not None else None,
+            adjoint=adjoint,
+        )
+
+    def _pad(self, pairs: Tensor) -> Tensor:
+        """Position-dependent pairs of a shorter batch, as gradients of all positions."""
+        if self.positions is None or pairs.shape[1] == self.positions - 1:
+            return pairs
+        padded = pairs.new_zeros(pairs.shape[0], *self.transition.shape)
+        padded[:, : pairs.shape[1]] = pairs
+        return padded
+
+
+def _boundary(real: Tensor, last: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Indicators of the first and of the last position, ``[1, N, 1]`` and ``[B, N, 1]``."""
+    position = torch.arange(real.shape[1], device=real.device)
+    return (position == 0).to(dtype).view(1, -1, 1), (position == last.unsqueeze(1)).to(dtype).unsqueeze(2)

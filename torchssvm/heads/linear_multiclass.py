@@ -1,0 +1,50 @@
+"""The linear head of multiclass problems."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.potentials import Parts, Potentials
+from torchssvm.structures import Multiclass
+
+
+class LinearMulticlass(nn.Module):
+    """Class scores ``x W + b``, with all weights zero at the start.
+
+    Args:
+        in_features: F.
+        num_classes: K.
+        bias: Whether there is a ``b``; it is regularised like the other weights.
+        structure: How outputs are decoded and what they cost; None is ``Multiclass(num_classes)``, zero-one loss.
+
+    Raises:
+        ValueError: ``structure`` has another number of classes.
+    """
+
+    def __init__(
+        self, in_features: int, num_classes: int, *, bias: bool = True, structure: Multiclass | None = None
+    ) -> None:
+        super().__init__()
+        self.structure = structure or Multiclass(num_classes)
+        if self.structure.num_classes != num_classes:
+            raise ValueError(f"structure={self.structure} does not have num_classes={num_classes}")
+        self.weight = nn.Parameter(torch.zeros(in_features, num_classes))
+        self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
+
+    def forward(self, x: Tensor) -> Potentials:
+        """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off."""
+        if x.ndim != 2 or x.shape[1] != self.weight.shape[0]:
+            raise ValueError(f"x must be [B, {self.weight.shape[0]}], got {list(x.shape)}")
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(self.weight.dtype)
+            scores = x @ self.weight
+            if self.bias is not None:
+                scores = scores + self.bias
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            (v,) = parts.values()
+            gradients = [x.detach().unsqueeze(2) * v.unsqueeze(1)]
+            return gradients if self.bias is None else [*gradients, v]
+
+        return Potentials(scores, adjoint=adjoint)

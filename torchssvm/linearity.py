@@ -1,0 +1,75 @@
+"""Is a head linear in its weights?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from torchssvm.potentials import Parts, as_potentials
+
+
+def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> str | None:
+    """What is wrong with ``head(*args, **kwargs)`` as a linear function of the head's weights; None if nothing is.
+
+    Compares ``head(2 u - 3 v)`` with ``2 head(u) - 3 head(v)`` for random weights u, v, and ``head(0)`` with 0. Neither
+    the weights nor the global random state change.
+    """
+    weights = dict(head.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+
+    def random_weights() -> dict[str, Tensor]:
+        return {
+            name: torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for name, p in weights.items()
+        }
+
+    def evaluate(values: dict[str, Tensor]) -> Parts:
+        return as_potentials(functional_call(head, values, args, kwargs)).tensors
+
+    u, v = random_weights(), random_weights()
+    with torch.no_grad():
+        at_zero = evaluate({name: torch.zeros_like(p) for name, p in weights.items()})
+        for name, tensor in at_zero.items():
+            if bool((tensor != 0).any()):
+                return (
+                    f"the potentials {name!r} of {type(head).__name__} are not zero when all its weights are: a "
+                    "constant is added that is not trained. Move it into the features, or make it a parameter"
+                )
+        at_u, at_v = evaluate(u), evaluate(v)
+        both = evaluate({name: 2 * u[name] - 3 * v[name] for name in u})
+        for name, tensor in both.items():
+            expected = 2 * at_u[name] - 3 * at_v[name]
+            if not bool(torch.isfinite(expected).all()):
+                continue  # features that are not finite get their own error, with the rows
+            allowed = (
+                1e5 * torch.finfo(tensor.dtype).eps * (1e-30 + float(at_u[name].abs().max() + at_v[name].abs().max()))
+            )
+            if tensor.numel() and float((tensor - expected).abs().max()) > allowed:
+                return (
+                    f"the potentials {name!r} of {type(head).__name__} are not linear in its weights: "
+                    "head(2 u - 3 v) differs from 2 head(u) - 3 head(v). Look for an activation, a normalisation or "
+                    "dropout in the head, and move it into the features"
+                )
+    return None
+
+
+class _CheckOnce:
+    """A forward hook that examines a head at its first call, before any step can be taken, and then does nothing."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def __call__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.done or not torch.is_grad_enabled():
+            return
+        self.done = True  # the check calls the head too
+        if error := linearity_error(head, args, kwargs):
+            self.done = False
+            raise ValueError(error)
+
+
+def check_at_first_call(head: nn.Module) -> None:
+    """Examine ``head`` at its first call with gradients enabled, and raise ValueError if it is not linear."""
+    head.register_forward_hook(_CheckOnce(), with_kwargs=True)

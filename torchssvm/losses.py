@@ -1,0 +1,184 @@
+"""The two losses: the block gap, which trains the head, and the structured hinge, which trains the features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.directions import DirectionRule, FrankWolfe
+from torchssvm.dual import DualState, Proposal
+from torchssvm.optim.box_qp import gram, solve_box_qp
+from torchssvm.potentials import Parts, Potentials, adjoint, as_potentials, per_example_adjoint, scale
+from torchssvm.structures import Structure, find_corner
+
+
+class BlockGap(nn.Module):
+    """The duality gap of a batch's blocks: the loss whose gradient is the BCFW direction ([B13] Alg. 4, [G16] eq. 6).
+
+    Its value is ``sum_i g_i``, with ``g_i = <p(s_i) - mu_i, theta_i>/n + L_i(s_i)/n - l_i >= 0`` and s_i from the
+    loss-augmented max oracle; its gradient with respect to the weights is that of ``sum_i gamma_i value(Delta_i)``. The
+    gamma_i solve the box QP over the batch where the head gives per-example gradients, and are 1 where it cannot. The
+    backward pass proposes the step to the dual, with the upstream gradient it was given; ``BCFW.step`` takes it. Calls
+    without a backward pass leave nothing behind.
+
+    Args:
+        dual: The dual state.
+        direction: Which direction to take; None is ``FrankWolfe()``.
+        sweeps: Sweeps of coordinate ascent over the batch's box QP; 0 takes one common step for all blocks.
+    """
+
+    def __init__(self, dual: DualState, direction: DirectionRule | None = None, *, sweeps: int = 10) -> None:
+        super().__init__()
+        if sweeps < 0:
+            raise ValueError(f"sweeps={sweeps} must be at least 0")
+        self.dual = dual
+        self.direction = direction if direction is not None else FrankWolfe()
+        self.sweeps = sweeps
+
+    def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any, index: Tensor) -> Tensor:
+        """The sum of the batch's block gaps, a float64 scalar.
+
+        Args:
+            potentials: What the head returned, of the weights' dtype.
+            target: Targets of the batch, as the structure takes them.
+            index: ``[B]`` int64, the examples' places in the dataset. An example drawn twice counts once.
+
+        Raises:
+            ValueError: Index, target or potentials are not valid, or the oracle is not.
+            TypeError: The potentials are of another dtype than the weights.
+            MemoryError: The dual blocks of all examples would not fit.
+        """
+        potentials = as_potentials(potentials)
+        dual = self.dual
+        index = dual.check_batch(index, potentials)
+        target = dual.structure.check_target(target, potentials)
+        rows = first_occurrences(index)
+        corner = find_corner(dual.structure, potentials, target)
+        with torch.no_grad():
+            stored = dual.storage.gather(index, potentials)
+            losses, held = dual.loss[index], stored.inner(potentials)
+            # g_i = H_i/n + <p(y_i) - mu_i, theta_i>/n - l_i
+            gaps = corner.hinge / dual.num_examples + held - losses
+        if not (torch.is_grad_enabled() and potentials.requires_grad):
+            return gaps[rows].sum()
+        with torch.no_grad():
+            direction = self.direction(corner, dual.num_examples)
+            decay = direction.decay
+            parts, direct = stored.combine(direction.parts, decay)
+            slopes = direction.slopes + (held if decay is None else decay * held)
+            changes = direction.loss - (losses if decay is None else decay * losses)
+        gradients = self._gradients(potentials, parts, direct)
+        gammas = torch.zeros_like(gaps)
+        gammas[rows] = self._steps(gradients, slopes + changes, rows)
+        share = gammas / dual.num_examples
+        weighted = scale(parts, share)
+        to_weights = None if direct is None else [torch.tensordot(gammas.to(d.dtype), d, 1) for d in direct]
+        reference = None
+        if gradients is None and squared_is_zero(dual.parameters):
+            reference = adjoint(potentials, weighted, dual.parameters)
+
+        def propose(upstream: Tensor) -> None:
+            dual.propose(
+                Proposal(
+                    index=index,
+                    rows=rows,
+                    gammas=gammas,
+                    scale=upstream,
+                    slopes=slopes,
+                    loss_changes=changes,
+                    block_gaps=gaps,
+                    parts=parts,
+                    gradients=gradients,
+                    reference=reference,
+                    potentials=potentials.detach(),
+                    stored=stored,
+                    sweeps=self.sweeps,
+                )
+            )
+
+        names = list(potentials.tensors)
+        inputs = [potentials.tensors[name] for name in names]
+        outputs = [weighted[name] for name in names]
+        if to_weights is not None:
+            inputs, outputs = inputs + list(dual.parameters), outputs + to_weights
+        return _ProposeInBackward.apply(gaps[rows].sum(), propose, outputs, *inputs)
+
+    def _gradients(self, potentials: Potentials, parts: Parts, direct: list[Tensor] | None) -> list[Tensor] | None:
+        """``d_i = (1/n) Phi_i^T Delta_i`` for each parameter, ``[B, *shape]``, where they are needed or cheap."""
+        dual = self.dual
+        if not dual.storage.needs_gradients and (potentials.adjoint is None or self.sweeps == 0):
+            return None
+        found = per_example_adjoint(potentials, parts, dual.parameters)
+        with torch.no_grad():
+            found = [g / dual.num_examples for g in found]
+            return found if direct is None else [g + d for g, d in zip(found, direct, strict=True)]
+
+    def _steps(self, gradients: list[Tensor] | None, values: Tensor, rows: Tensor) -> Tensor:
+        """Gamma for each of ``rows``."""
+        if gradients is None or self.sweeps == 0 or len(rows) < 2:
+            return torch.ones_like(values[rows])
+        return solve_box_qp(gram(gradients, rows) / self.dual.lam, values[rows], self.sweeps)
+
+
+class StructuredHinge(nn.Module):
+    """The mean structured hinge of a batch, ``(1/B) sum_i H_i`` with ``H_i = max_y L_i(y) + <p(y) - p(y_i), theta_i>``.
+
+    An ordinary loss for an ordinary optimizer: it trains the features below the head (or, with weight decay ``lam``,
+    the head itself by subgradients). Its gradient is not for BCFW.
+
+    Args:
+        structure: What an output is.
+    """
+
+    def __init__(self, structure: Structure) -> None:
+        super().__init__()
+        self.structure = structure
+
+    def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:
+        """The mean over the batch, a scalar of the potentials' dtype.
+
+        Raises:
+            ValueError: Target or potentials are not valid, or the oracle is not.
+        """
+        potentials = as_potentials(potentials)
+        target = self.structure.check_target(target, potentials)
+        corner = find_corner(self.structure, potentials, target)
+        size = potentials.batch_size
+        value = corner.loss.mean()
+        for name, tensor in potentials.tensors.items():
+            value = value + (corner.parts[name] * tensor).sum() / size
+        return value.to(potentials.dtype)
+
+
+class _ProposeInBackward(torch.autograd.Function):
+    """Returns ``value`` in forward; in backward hands out fixed gradients and proposes the step."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, propose: Callable[[Tensor], None], gradients: list[Tensor], *inputs: Tensor
+    ) -> Tensor:
+        ctx.propose = propose
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (factor,) = upstream
+        ctx.propose(factor.detach().to(torch.float64).clone())
+        return (None, None, None, *(gradient * factor.to(gradient.dtype) for gradient in ctx.gradients))
+
+
+def first_occurrences(index: Tensor) -> Tensor:
+    """Rows that hold an example for the first time, in order: ``[R]`` int64."""
+    _, inverse = index.unique(return_inverse=True)
+    rows = torch.arange(len(index), device=index.device)
+    first = torch.full_like(index, len(index)).scatter_reduce_(0, inverse, rows, "amin")
+    return rows[first[inverse] == rows]
+
+
+def squared_is_zero(tensors: list[nn.Parameter]) -> bool:
+    """Whether all weights are zero."""
+    return not any(bool(t.detach().any()) for t in tensors)

@@ -1,0 +1,34 @@
+"""How much memory there is, and an early error when something would not fit."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can still be had on ``device``; on the CPU, the physical memory not in use."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # no such call on this system: no limit is known
+        return 2**63
+
+
+def check_memory(needed: int, device: torch.device, limit: int | None, what: str, advice: str) -> None:
+    """Raise MemoryError if ``needed`` bytes exceed ``limit`` (None: what is available on ``device``)."""
+    allowed = available_memory(device) if limit is None else limit
+    if needed > allowed:
+        raise MemoryError(
+            f"the dual with {what} would take about {needed / 2**20:,.1f} MiB, and {allowed / 2**20:,.1f} MiB are "
+            f"allowed on {device}; {advice}"
+        )

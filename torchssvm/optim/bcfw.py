@@ -1,0 +1,257 @@
+"""Block-coordinate Frank-Wolfe as a torch optimizer."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchssvm.dual import DualState, Proposal
+from torchssvm.dual.state import squared_norm
+from torchssvm.optim.box_qp import gram, solve_box_qp
+from torchssvm.optim.line_search import exact_step
+
+
+class BCFW(Optimizer):
+    """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, minibatches and all orders of [G16]): no learning rate.
+
+    A step takes what the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d`` with ``d = grad`` and the gamma
+    that maximises the dual exactly; the blocks follow. ``gamma/lam`` is published as ``group["lr"]``. Gradients of
+    several batches may be accumulated before a step; where the head gives per-example gradients, the box QP is then
+    solved for all of them together, as if they had been one batch.
+
+    The weights are a function of the dual, and a new dual stands for zero weights: weights that are not zero are set to
+    zero, with a warning. ``state_dict`` carries the dual state and the weights, exactly.
+
+    Args:
+        params: All parameters of the head, and nothing else.
+        dual: The head's dual state.
+
+    Raises:
+        ValueError: The parameters are not those of the dual, a group has an option that BCFW does not know, or the
+            process group has more than one member.
+    """
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], dual: DualState) -> None:
+        _refuse_distributed()
+        super().__init__(params, {"lr": 0.0})
+        for group in self.param_groups:
+            if unknown := set(group) - {"params", "lr"}:
+                raise ValueError(f"params has a group with unknown options {sorted(unknown)}")
+        given = {id(p) for group in self.param_groups for p in group["params"]}
+        owned = {id(p) for p in dual.parameters}
+        if given != owned:
+            raise ValueError(
+                f"params must be the head's {len(owned)} parameters, those that the dual was made for: "
+                f"{len(owned - given)} of them are missing and {len(given - owned)} others are given"
+            )
+        self.dual = dual
+        if dual.steps == 0 and any(bool(p.detach().any()) for p in dual.parameters):
+            warnings.warn(
+                "the head's weights were not zero, and BCFW starts from those of its dual: they are now zero",
+                stacklevel=2,
+            )
+            with torch.no_grad():
+                for parameter in dual.parameters:
+                    parameter.zero_()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and the steps that they belong to."""
+        super().zero_grad(set_to_none)
+        self.dual.discard()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take the proposed step, with the exact step size.
+
+        Args:
+            closure: Optional; computes the loss and its gradient first.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            RuntimeError: Nothing was proposed since the last step; or the gradient is not the one that the backward
+                pass gave: clipped, rescaled, of low precision, mixed with others. Nothing has changed then but that
+                the proposal is dropped.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        _refuse_distributed()
+        dual = self.dual
+        proposals = dual.take()
+        if not proposals:
+            raise RuntimeError(
+                "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step "
+                "(zero_grad() after backward() drops it, and a step takes it only once)"
+            )
+        try:
+            self._check_gradient(proposals)
+            gradients = [p.grad for p in dual.parameters]
+            coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
+            if len(proposals) > 1 and all(proposal.gradients is not None for proposal in proposals):
+                coefficients, gradients = _merge(proposals, dual)
+            value = float(sum((c * p.values).sum() for c, p in zip(coefficients, proposals, strict=True)))
+            largest = _largest_step(proposals, coefficients)
+            gamma = exact_step(value, squared_norm(g for g in gradients if g is not None), dual.lam, largest)
+            self._move_weights(gradients, gamma)
+            for proposal, coefficient in zip(proposals, coefficients, strict=True):
+                rows, index = proposal.rows, proposal.index[proposal.rows]
+                move = gamma * coefficient
+                proposal.stored.subtract(move, rows, proposal.parts, proposal.gradients)
+                dual.loss.index_add_(0, index, (move * proposal.loss_changes)[rows])
+                dual.gap_estimates[index] = proposal.block_gaps[rows].clamp(min=0.0)
+                dual.oracle_calls += len(proposal.index)
+            dual.steps += 1
+        finally:
+            dual.notify()
+        return result
+
+    def _move_weights(self, gradients: list[Tensor | None], gamma: float) -> None:
+        """``w -= (gamma/lam) d``, from the weights that the last exact pass recomputed if there are such."""
+        dual, rate = self.dual, gamma / self.dual.lam
+        start = dual.parameters if dual.recomputed is None else dual.recomputed
+        for parameter, base, gradient in zip(dual.parameters, start, gradients, strict=True):
+            if gradient is not None:
+                torch.add(base.to(parameter.dtype), gradient, alpha=-rate, out=parameter.data)
+            elif base is not parameter:
+                parameter.copy_(base)
+        dual.recomputed = None
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    def _check_gradient(self, proposals: list[Proposal]) -> None:
+        """Whether the gradients are those of the proposals; Euler's identity is the main witness.
+
+        For a linear head ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. Where per-example gradients are known, and at
+        w = 0, where Euler's identity says nothing, the gradient itself is compared.
+        """
+        dual = self.dual
+        for proposal in proposals:
+            if not (bool(torch.isfinite(proposal.scale)) and float(proposal.scale) > 0.0):
+                raise RuntimeError(
+                    f"the loss was multiplied by {float(proposal.scale)}: only positive factors make sense"
+                )
+        pairs = [(p.detach(), p.grad) for p in dual.parameters if p.grad is not None]
+        for parameter, gradient in pairs:
+            if gradient.dtype != parameter.dtype or gradient.is_sparse:
+                raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_ADVICE}")
+            if not bool(torch.isfinite(gradient).all()):
+                raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")
+        eps = torch.finfo(dual.parameters[0].dtype).eps
+        found = sum(float((p.to(torch.float64) * g).sum()) for p, g in pairs)
+        expected = sum(float((p.scale * p.gammas * p.slopes).sum()) for p in proposals)
+        length = math.sqrt(squared_norm(g for _, g in pairs))
+        size = math.sqrt(squared_norm(p for p, _ in pairs)) * length
+        allowed = 1e-4 * abs(expected) + 200 * eps * size
+        if not abs(found - expected) <= allowed:
+            # Slopes are sums of larger terms: allow for their rounding before an error is raised.
+            allowed += 200 * eps * sum(_size_of_terms(p, dual.num_examples) for p in proposals)
+        if not abs(found - expected) <= allowed:
+            raise RuntimeError(
+                f"<w, gradient> is {found:.9g} and should be {expected:.9g}, as for every head that is linear in its "
+                f"weights: {_ADVICE}"
+            )
+        if len(proposals) == 1 and proposals[0].gradients is not None:
+            reference = _combine(proposals[0].gradients, proposals[0].scale * proposals[0].gammas)
+        elif all(p.reference is not None for p in proposals):
+            scaled = [[g * p.scale.to(g.dtype) for g in p.reference or []] for p in proposals]
+            reference = [torch.stack(several).sum(0) for several in zip(*scaled, strict=True)]
+        elif all(p.gradients is not None for p in proposals):
+            summed = [_combine(p.gradients or [], p.scale * p.gammas) for p in proposals]
+            reference = [torch.stack(several).sum(0) for several in zip(*summed, strict=True)]
+        else:
+            return
+        actual = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
+        difference = math.sqrt(squared_norm(a - r for a, r in zip(actual, reference, strict=True)))
+        scale = math.sqrt(squared_norm(reference))
+        if difference > 1e-4 * max(scale, length) + 200 * eps:
+            raise RuntimeError(
+                f"the gradient differs from the one that the backward pass gave by {difference:.3g} (its length is "
+                f"{scale:.3g}): {_ADVICE}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state with the dual state, in tensors and numbers only."""
+        return {**super().state_dict(), "dual": self.dual.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the dual and the weights to the bit; nothing changes if the state does not fit.
+
+        Raises:
+            ValueError: The state is not one of BCFW, is of another problem, or is damaged.
+        """
+        state = dict(state_dict)
+        if "dual" not in state:
+            raise ValueError("the checkpoint has no 'dual': it is not the state of a BCFW optimizer")
+        dual = state.pop("dual")
+        self.dual.check_state(dual)
+        super().load_state_dict(state)
+        self.dual.load_state_dict(dual)
+
+
+_ADVICE = (
+    "BCFW needs the gradient of BlockGap as backward() left it. Look for gradient clipping or scaling, mixed "
+    "precision, another loss or a stale gradient (call optimizer.zero_grad() before backward()), a head that is not "
+    "linear, and see torchssvm.check(head, structure, batch)"
+)
+
+
+def _combine(gradients: list[Tensor], coefficients: Tensor) -> list[Tensor]:
+    """``sum_i coefficients_i gradients_i`` for each parameter."""
+    return [torch.tensordot(coefficients.to(g.dtype), g, 1) for g in gradients]
+
+
+def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
+    """``sum_i scale gamma_i |Delta_i| |theta_i| / n``: how large the terms of the slopes are."""
+    total = 0.0
+    for name, tensor in proposal.potentials.tensors.items():
+        sizes = tensor.flatten(1).norm(dim=1) * proposal.parts[name].flatten(1).norm(dim=1)
+        total += float((proposal.scale * proposal.gammas * sizes).sum()) / num_examples
+    return total
+
+
+def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Solve the box QP of all accumulated batches together, as for one batch; examples drawn again do not count."""
+    seen: set[int] = set()
+    keep: list[Tensor] = []
+    for proposal in proposals:
+        fresh = [row for row in proposal.rows.tolist() if int(proposal.index[row]) not in seen]
+        seen.update(proposal.index[fresh].tolist())
+        keep.append(torch.tensor(fresh, dtype=torch.int64, device=proposal.index.device))
+    stacked = [
+        torch.cat([g[rows] for g, rows in zip(several, keep, strict=True)])
+        for several in zip(*(p.gradients or [] for p in proposals), strict=True)
+    ]
+    values = torch.cat([p.values[rows] for p, rows in zip(proposals, keep, strict=True)])
+    matrix = gram(stacked, torch.arange(len(values), device=values.device)) / dual.lam
+    gammas = solve_box_qp(matrix, values, max(p.sweeps for p in proposals))
+    coefficients = [
+        torch.zeros_like(proposal.gammas).index_put_((rows,), part)
+        for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)
+    ]
+    return coefficients, list(_combine(stacked, gammas))
+
+
+def _largest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
+    """The largest step that keeps every block in its simplex: 1 over the largest coefficient of a block."""
+    index = torch.cat([proposal.index for proposal in proposals])
+    _, inverse = index.unique(return_inverse=True)
+    totals = torch.zeros(len(index), dtype=torch.float64, device=index.device)
+    totals.index_add_(0, inverse, torch.cat(coefficients))
+    largest = float(totals.max())
+    return 1.0 / largest if largest > 0.0 else 1.0
+
+
+def _refuse_distributed() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        size = torch.distributed.get_world_size()
+        if size > 1:
+            raise ValueError(f"world size {size}: BCFW runs in one process for now, so that every block has one owner")

@@ -1,0 +1,221 @@
+"""Potentials: what a head gives to a structure, and the small algebra of parts.
+
+Notation: theta_i are the potentials of example i, linear in the head's weights, theta_i = Phi_i w; parts are arrays
+shaped like them, and the score of an output y is ``<p(y), theta_i>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Parts = dict[str, Tensor]
+"""Named arrays shaped like the potentials, each ``[B, ...]``."""
+
+SINGLE = "potentials"
+"""The name of the only tensor of a head that returns a bare tensor."""
+
+Adjoint = Callable[[Parts], Sequence[Tensor]]
+"""Maps parts to ``Phi_i^T parts_i``: for every parameter of the head, in their order, ``[B, *parameter.shape]``."""
+
+
+class Potentials:
+    """The potentials of a batch: named tensors, the examples' lengths, and what the head knows of its own algebra.
+
+    Args:
+        tensors: One tensor ``[B, ...]``, or several by name; float32 or float64, differentiable in the head's weights.
+        lengths: ``[B]`` int64, how much of each padded axis belongs to the example; None where nothing is padded.
+        ragged: For each tensor whose axis 1 is padded, how many rows an example of length T owns, as an offset to T
+            (0 for one row a token, -1 for one row a pair of neighbours). It only saves memory: rows beyond are not
+            stored. Tensors that are not named are stored in the shape they come in.
+        adjoint: Optional. Parts ``[B, ...]`` -> for each of the head's parameters, in the order of
+            ``head.parameters()``, the per-example gradients ``Phi_i^T parts_i``, ``[B, *parameter.shape]``. A head that
+            gives it gets a step size for every block of a batch (the box QP) instead of one for all.
+
+    Raises:
+        TypeError: ``tensors`` is neither a tensor nor a mapping of tensors.
+        ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
+    """
+
+    __slots__ = ("adjoint", "lengths", "ragged", "tensors")
+
+    def __init__(
+        self,
+        tensors: Tensor | Mapping[str, Tensor],
+        lengths: Tensor | None = None,
+        *,
+        ragged: Mapping[str, int] | None = None,
+        adjoint: Adjoint | None = None,
+    ) -> None:
+        self.tensors: Parts = as_parts(tensors, "tensors")
+        self.lengths = lengths
+        self.ragged = dict(ragged or {})
+        self.adjoint = adjoint
+        sizes = {name: tensor.shape[0] if tensor.ndim else None for name, tensor in self.tensors.items()}
+        if len(set(sizes.values())) != 1 or None in sizes.values():
+            raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
+        if unknown := set(self.ragged) - set(self.tensors):
+            raise ValueError(f"ragged names {sorted(unknown)}, but the tensors are {sorted(self.tensors)}")
+        if lengths is not None:
+            if lengths.shape != (self.batch_size,) or lengths.dtype != torch.int64:
+                raise ValueError(
+                    f"lengths must be int64 of shape [{self.batch_size}], one per example; "
+                    f"got {lengths.dtype} of shape {list(lengths.shape)}"
+                )
+        elif self.ragged:
+            raise ValueError(f"ragged={self.ragged} needs lengths, and lengths is None")
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples, B."""
+        return next(iter(self.tensors.values())).shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating dtype of the potentials."""
+        return next(iter(self.tensors.values())).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the potentials."""
+        return next(iter(self.tensors.values())).device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient can flow to the head."""
+        return any(tensor.requires_grad for tensor in self.tensors.values())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def single(self) -> Tensor:
+        """The only tensor, for structures that have one kind of potential.
+
+        Raises:
+            ValueError: There are several.
+        """
+        if len(self.tensors) != 1:
+            raise ValueError(f"this structure takes one tensor of potentials, and the head gave {sorted(self.tensors)}")
+        return next(iter(self.tensors.values()))
+
+    def replace(self, tensors: Parts) -> Potentials:
+        """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
+        return Potentials(tensors, self.lengths, ragged=self.ragged)
+
+    def detach(self) -> Potentials:
+        """The same numbers, cut from the graph."""
+        return self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
+
+    def select(self, rows: Tensor) -> Potentials:
+        """The examples ``rows`` ([R] int64 or [B] bool) of the batch, without the head's adjoint."""
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return Potentials({name: t[rows] for name, t in self.tensors.items()}, lengths, ragged=self.ragged)
+
+    def __repr__(self) -> str:
+        return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"
+
+
+def as_potentials(value: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
+    """Accept what a head may return: Potentials, a tensor, or named tensors."""
+    return value if isinstance(value, Potentials) else Potentials(value)
+
+
+def as_parts(value: Tensor | Mapping[str, Tensor], argument: str = "parts") -> Parts:
+    """Accept one tensor or several by name.
+
+    Raises:
+        TypeError: Anything else.
+    """
+    if isinstance(value, Tensor):
+        return {SINGLE: value}
+    if isinstance(value, Mapping) and value and all(isinstance(tensor, Tensor) for tensor in value.values()):
+        return dict(value)
+    raise TypeError(f"{argument} must be a tensor or a mapping of names to tensors, not {type(value).__name__}")
+
+
+def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argument: str) -> Parts:
+    """Parts with the names, shapes and dtype of ``potentials``; a bare tensor takes the only name.
+
+    Raises:
+        ValueError: A name or a shape differs.
+    """
+    named = as_parts(parts, argument)
+    if isinstance(parts, Tensor) and len(potentials.tensors) == 1:
+        named = {next(iter(potentials.tensors)): parts}
+    if named.keys() != potentials.tensors.keys() or any(
+        tensor.shape != potentials.tensors[name].shape for name, tensor in named.items()
+    ):
+        raise ValueError(
+            f"{argument} must be shaped like the potentials {_shapes(potentials.tensors)}, got {_shapes(named)}"
+        )
+    return {name: named[name].to(tensor.dtype) for name, tensor in potentials.tensors.items()}
+
+
+def inner(a: Parts, b: Parts) -> Tensor:
+    """Per-example inner products ``<a_i, b_i>``, summed over all names: ``[B]`` float64."""
+    total: Tensor | None = None
+    for name, tensor in a.items():
+        value = (tensor * b[name]).flatten(1).sum(1, dtype=torch.float64)
+        total = value if total is None else total + value
+    if total is None:
+        raise ValueError("parts are empty")
+    return total
+
+
+def scale(parts: Parts, factors: Tensor) -> Parts:
+    """Multiply example i by ``factors[i]``; ``factors`` is ``[B]``."""
+    return {
+        name: tensor * factors.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1)) for name, tensor in parts.items()
+    }
+
+
+def subtract(a: Parts, b: Parts) -> Parts:
+    """``a - b``, name by name."""
+    return {name: tensor - b[name] for name, tensor in a.items()}
+
+
+def per_example_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """``Phi_i^T parts_i`` for every example i and parameter: ``[B, *parameter.shape]`` each.
+
+    Uses the head's own ``adjoint`` where it gives one, otherwise one backward pass for every example.
+    """
+    if potentials.adjoint is not None:
+        gradients = list(potentials.adjoint(parts))
+        if [tuple(g.shape[1:]) for g in gradients] != [tuple(p.shape) for p in parameters]:
+            raise ValueError(
+                f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}; expected [B, *shape] for "
+                f"each parameter in the order of head.parameters(): {[list(p.shape) for p in parameters]}"
+            )
+        return gradients
+    result = [p.new_zeros(potentials.batch_size, *p.shape) for p in parameters]
+    for row in range(potentials.batch_size):
+        gradients = adjoint(potentials, {name: _only(tensor, row) for name, tensor in parts.items()}, parameters)
+        for gradient, target in zip(gradients, result, strict=True):
+            target[row] = gradient
+    return result
+
+
+def adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """``sum_i Phi_i^T parts_i`` by autograd, one tensor for every parameter; the graph is kept."""
+    names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
+    gradients = torch.autograd.grad(
+        [potentials.tensors[name] for name in names],
+        list(parameters),
+        [parts[name] for name in names],
+        retain_graph=True,
+        allow_unused=True,
+    )
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+
+
+def _only(tensor: Tensor, row: int) -> Tensor:
+    result = torch.zeros_like(tensor)
+    result[row] = tensor[row]
+    return result
+
+
+def _shapes(parts: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in parts.items()}

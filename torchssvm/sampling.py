@@ -1,0 +1,291 @@
+"""In which order the blocks are visited: gap sampling and the other orders, as a resumable batch sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from torchssvm.dual import DualState
+from torchssvm.dual.storage import require
+
+
+class Order(Protocol):
+    """Draws batches from the block gaps as they were last seen."""
+
+    needs_gaps: bool
+    """Whether draws depend on the gaps; if not, a whole epoch is drawn at once."""
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """``batches`` tensors of ``batch_size`` distinct examples each.
+
+        Args:
+            gaps: ``[n]`` float64, finite and non-negative.
+            batches: How many batches to draw.
+            batch_size: Examples of a batch, at most n.
+            generator: The only source of randomness.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Proportional:
+    """Probability proportional to ``gap ** power`` ([G16] Algorithm 2 for power 1), distinct within a batch.
+
+    Blocks without a gap are drawn, uniformly, only where too few others are left to fill a batch.
+    """
+
+    power: float = 1.0
+    needs_gaps = True
+
+    def __post_init__(self) -> None:
+        if not (self.power >= 0.0 and math.isfinite(self.power)):
+            raise ValueError(f"power={self.power} must be at least 0 and finite")
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """Weighted draws without replacement, by the smallest of exponential variables with these rates."""
+        largest = float(gaps.max())
+        weights = (gaps / largest) ** self.power if largest > 0.0 else torch.ones_like(gaps)
+        result = []
+        for _ in range(batches):
+            noise = torch.empty_like(weights).exponential_(generator=generator)
+            # The order of noise / weight, taken in logarithms; a weight of 0 comes after all others.
+            keys = torch.where(weights > 0.0, noise.log() - weights.log(), 1e6 + noise)
+            result.append(keys.topk(batch_size, largest=False).indices)
+        return result
+
+
+@dataclass(frozen=True)
+class LargestGap:
+    """The blocks with the largest gaps first."""
+
+    needs_gaps = True
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """The largest gaps in descending order; ties, and what is left when all are used, in random order."""
+        n = len(gaps)
+        shuffled = torch.randperm(n, generator=generator)
+        order = shuffled[gaps[shuffled].argsort(descending=True, stable=True)]
+        return _chunks(order.repeat(math.ceil(batches * batch_size / n)), batches, batch_size)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every batch is a uniform draw of distinct examples, independent of the others ([B13] Algorithm 4)."""
+
+    needs_gaps = False
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """Uniform draws."""
+        return [torch.randperm(len(gaps), generator=generator)[:batch_size] for _ in range(batches)]
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """Every example once in an epoch, in random order."""
+
+    needs_gaps = False
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """One permutation, in batches; the last one may be smaller."""
+        return list(torch.randperm(len(gaps), generator=generator).split(batch_size))[:batches]
+
+
+class GapBatchSampler(Sampler[list[int]]):
+    """Batches for a ``DataLoader(batch_sampler=...)``, drawn by the block gaps and resumable in the middle of an epoch.
+
+    An epoch is ``ceil(n / batch_size)`` batches. Examples whose gap is unknown come first, in random order. After that,
+    gap-based orders draw in chunks of ``chunk`` batches, always from the gaps as they were when the chunk before the
+    last one had been used up: the draws are then the same with and without worker processes, as long as these fetch at
+    most ``chunk`` batches ahead.
+
+    Args:
+        dual: Whose gaps to use; None where ``bind`` gives it later (``StructuredSVM`` does), with ``num_examples``.
+        batch_size: Examples of a batch; capped at n.
+        num_examples: n, the size of the dataset; None is the dual's.
+        order: ``Proportional(power=1.0)`` (the default), ``LargestGap()``, ``Uniform()``, ``Permutation()``.
+        seed: Seed of this sampler's own generator.
+        chunk: Batches of a chunk; None is a twentieth of an epoch, at least 8.
+
+    Raises:
+        ValueError: A size is not positive, or ``num_examples`` is not that of the dual.
+    """
+
+    def __init__(
+        self,
+        dual: DualState | None = None,
+        *,
+        batch_size: int,
+        num_examples: int | None = None,
+        order: Order | None = None,
+        seed: int = 0,
+        chunk: int | None = None,
+    ) -> None:
+        if num_examples is None:
+            if dual is None:
+                raise ValueError("num_examples=None and dual=None: give the dual, or the size of the dataset")
+            num_examples = dual.num_examples
+        for name, value in (("batch_size", batch_size), ("num_examples", num_examples), ("chunk", chunk or 1)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1" + (": the dataset is empty" if not value else ""))
+        self.num_examples = num_examples
+        self.batch_size = min(batch_size, num_examples)
+        self.order: Order = order if order is not None else Proportional()
+        self.chunk = chunk if chunk is not None else max(8, math.ceil(len(self) / 20))
+        self.epoch = 0
+        self._generator = torch.Generator().manual_seed(seed)
+        self._drawn: list[Tensor] = []  # batches of the epoch under way, used or not
+        self._first = 0  # position in the epoch of _drawn[0]: 0 unless resumed
+        self._snapshots: dict[int, Tensor] = {}  # batches used -> gaps at that moment
+        self._visits = 0  # the dual's visits at position _first
+        self._started = False  # whether the epoch that _drawn belongs to has begun
+        self._dual: DualState | None = None
+        if dual is not None:
+            self.bind(dual)
+
+    def bind(self, dual: DualState) -> None:
+        """Use the gaps of ``dual``.
+
+        Raises:
+            ValueError: It is of a dataset of another size.
+        """
+        if dual.num_examples != self.num_examples:
+            raise ValueError(
+                f"the sampler has num_examples={self.num_examples}, and the dual was made for {dual.num_examples}"
+            )
+        if dual is self._dual:
+            return
+        self._dual = dual
+        self._visits = dual.visits
+        dual.observe(self._after_step)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return math.ceil(self.num_examples / self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of one epoch, or the rest of the one that a loaded state was in."""
+        dual = self._bound()
+        if self._started or not self._first:  # a new epoch; otherwise the rest of the one that was loaded
+            self.epoch += self._started
+            self._first = 0
+            self._snapshots = {0: self._gaps()}
+            self._drawn = self._unseen(self._snapshots[0])
+        self._started = True
+        self._visits = dual.visits
+        position = self._first
+        while position < len(self):
+            if position - self._first >= len(self._drawn):
+                self._extend(position)
+            yield self._drawn[position - self._first].tolist()
+            position += 1
+
+    @property
+    def used(self) -> int:
+        """Batches of this epoch that training has used, as the dual counted them."""
+        return min(self._first + self._bound().visits - self._visits, self._first + len(self._drawn))
+
+    def state_dict(self, used: int | None = None) -> dict[str, Any]:
+        """Everything that the next draws depend on, drawn but unused batches included.
+
+        Args:
+            used: Batches of this epoch that training has used; None is as the dual counted them. Training that skips
+                steps says it here.
+        """
+        used = self.used if used is None else used
+        epoch, pending = self.epoch, self._drawn[used - self._first :]
+        if used >= len(self):
+            epoch, used, pending = epoch + 1, 0, []
+        return {
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "epoch": epoch,
+            "used": used,
+            "generator": self._generator.get_state(),
+            "drawn": [batch.clone() for batch in pending] if used else [],
+            "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if used else {},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken; the next iteration yields the rest of that epoch.
+
+        Raises:
+            ValueError: The state is of another sampler, or damaged; nothing has changed then.
+        """
+        for name in ("num_examples", "batch_size"):
+            if require(state, name, int, "sampler") != getattr(self, name):
+                raise ValueError(
+                    f"the checkpoint's sampler has {name}={state[name]}, and this one {name}={getattr(self, name)}"
+                )
+        epoch, used = require(state, "epoch", int, "sampler"), require(state, "used", int, "sampler")
+        generator = require(state, "generator", Tensor, "sampler")
+        drawn, snapshots = require(state, "drawn", list, "sampler"), require(state, "snapshots", dict, "sampler")
+        if any(bool(((batch < 0) | (batch >= self.num_examples)).any()) for batch in drawn):
+            raise ValueError("the checkpoint is damaged: sampler['drawn'] holds examples that do not exist")
+        self._generator.set_state(generator.cpu())
+        self.epoch, self._first = epoch, used
+        self._drawn = [batch.cpu() for batch in drawn]
+        self._snapshots = {int(at): gaps.cpu() for at, gaps in snapshots.items()}
+        self._started = False
+
+    def _bound(self) -> DualState:
+        if self._dual is None:
+            raise RuntimeError("the sampler has no dual yet: call bind(dual), or train with StructuredSVM, which does")
+        return self._dual
+
+    def _gaps(self) -> Tensor:
+        return self._bound().gap_estimates.detach().to("cpu", copy=True)
+
+    def _after_step(self) -> None:
+        at = self.used // self.chunk * self.chunk
+        if self.order.needs_gaps and at not in self._snapshots:
+            self._snapshots[at] = self._gaps()
+            self._snapshots.pop(at - 3 * self.chunk, None)
+
+    def _unseen(self, gaps: Tensor) -> list[Tensor]:
+        """Examples with unknown gaps, in random order and full batches; the last one is filled up with others."""
+        unknown = torch.isinf(gaps).nonzero().flatten()
+        if not self.order.needs_gaps or not len(unknown):
+            return []
+        unknown = unknown[torch.randperm(len(unknown), generator=self._generator)]
+        batches = list(unknown.split(self.batch_size))
+        if len(batches[-1]) < self.batch_size and len(unknown) < self.num_examples:
+            others = (~torch.isinf(gaps)).nonzero().flatten()
+            size = min(self.batch_size - len(batches[-1]), len(others))
+            (fill,) = self.order.draw(gaps[others], 1, size, self._generator)
+            batches[-1] = torch.cat([batches[-1], others[fill]])
+        return batches[: len(self)]
+
+    def _extend(self, position: int) -> None:
+        """Draw up to the end of the chunk that ``position`` lies in, or of the epoch."""
+        if not self.order.needs_gaps:
+            self._drawn += self.order.draw(
+                torch.zeros(self.num_examples), len(self) - position, self.batch_size, self._generator
+            )
+            return
+        chunk = position // self.chunk
+        wanted = max(chunk - 1, 0) * self.chunk
+        known = max((at for at in self._snapshots if at <= wanted), default=0)
+        gaps = self._snapshots.get(known)
+        gaps = self._gaps() if gaps is None else gaps
+        finite = torch.where(torch.isinf(gaps), 0.0, gaps)
+        # What was unknown then has been drawn in this epoch: it counts as an average block until its gap is read.
+        finite = torch.where(torch.isinf(gaps), finite.mean() if bool(finite.any()) else 1.0, finite)
+        count = min((chunk + 1) * self.chunk, len(self)) - position
+        self._drawn += self.order.draw(finite, count, self.batch_size, self._generator)
+
+
+def _chunks(order: Tensor, batches: int, batch_size: int) -> list[Tensor]:
+    """Consecutive batches of ``order``, each of distinct examples."""
+    result = []
+    for start in range(0, batches * batch_size, batch_size):
+        batch = order[start : start + batch_size]
+        if len(batch.unique()) < len(batch):  # the end of one round and the start of the next
+            batch = order[:batch_size]
+        result.append(batch)
+    return result

@@ -1,0 +1,189 @@
+"""What a structure is, and the loss-augmented decoding that everything else is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.potentials import Parts, Potentials, conform, inner, subtract
+
+Labeling = Any
+"""An output for each example of a batch: usually an int64 tensor ``[B, ...]``, or a tuple of tensors."""
+
+
+class Decoding(NamedTuple):
+    """What a max oracle returns.
+
+    Attributes:
+        labeling: The outputs found, one for each example.
+        value: ``[B]``, their scores under the potentials that were decoded; None lets them be computed from the parts.
+        bound: ``[B]``, no output scores higher than this; None means that ``value`` is the maximum.
+        exact: Whether the labeling is a maximiser. An approximate oracle says False and gives its bound.
+    """
+
+    labeling: Labeling
+    value: Tensor | None = None
+    bound: Tensor | None = None
+    exact: bool = True
+
+
+class Structure(ABC):
+    """What an output is: its parts, its loss, and how the best one is found.
+
+    A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the rest has defaults. Score and loss
+    are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
+    """
+
+    @abstractmethod
+    def argmax(self, potentials: Potentials) -> Decoding | Labeling:
+        """The highest-scoring output of every example.
+
+        Args:
+            potentials: The batch; ``potentials.single`` is its only tensor, ``potentials["name"]`` one of several,
+                ``potentials.lengths`` the lengths.
+
+        Returns:
+            A labeling (taken as exact), or a :class:`Decoding`.
+        """
+
+    @abstractmethod
+    def parts(self, labeling: Labeling) -> Tensor | Mapping[str, Tensor]:
+        """The parts of ``labeling``, shaped like the potentials; zero where an example is padded."""
+
+    @abstractmethod
+    def loss(self, labeling: Labeling, target: Labeling) -> Tensor:
+        """Task loss of ``labeling`` against ``target``: ``[B]``, non-negative, zero where they are equal."""
+
+    @abstractmethod
+    def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
+        """The loss as potentials: ``(delta, constant)`` with ``loss(y, target) = <parts(y), delta> + constant``.
+
+        ``delta`` is shaped like the potentials (names left out are zero); ``constant`` is ``[B]``.
+        """
+
+    def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding | Labeling:
+        """The output with the highest ``score + loss`` of every example: the max oracle of training.
+
+        A :class:`Decoding`'s value and bound include the loss. The default decodes ``potentials + loss_potentials``.
+        """
+        delta, constant = self.loss_potentials(target)
+        if isinstance(delta, Tensor):
+            delta = {next(iter(potentials.tensors)): delta}
+        augmented = {
+            name: tensor + delta[name].to(tensor.dtype) if name in delta else tensor
+            for name, tensor in potentials.tensors.items()
+        }
+        found = as_decoding(self.argmax(potentials.replace(augmented)))
+        constant = constant.to(torch.float64)
+        return found._replace(
+            value=None if found.value is None else found.value + constant,
+            bound=None if found.bound is None else found.bound + constant,
+        )
+
+    def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
+        """The target in the form that ``parts`` and ``loss`` take, or an error that says what is wrong with it.
+
+        The default takes any target whose tensors have the batch as first axis.
+
+        Raises:
+            ValueError: The target does not fit the potentials.
+        """
+        if isinstance(target, Tensor) and (not target.ndim or target.shape[0] != potentials.batch_size):
+            raise ValueError(
+                f"target has shape {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
+            )
+        return target
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
+        """All outputs of a small problem, one labeling of the whole batch at a time; None if that is not offered.
+
+        Every example must meet each of its own outputs at least once. Used by tests and by ``torchssvm.check``.
+        """
+        return None
+
+
+def as_decoding(found: Decoding | Labeling) -> Decoding:
+    """Wrap a bare labeling as an exact decoding."""
+    return found if isinstance(found, Decoding) else Decoding(found)
+
+
+class Corner(NamedTuple):
+    """The output that the loss-augmented max oracle found, for every example of a batch.
+
+    Attributes:
+        labeling: The outputs s_i.
+        parts: ``p(s_i) - p(y_i)``.
+        loss: ``L_i(s_i)``, ``[B]`` float64.
+        hinge: ``L_i(s_i) + <p(s_i) - p(y_i), theta_i>``, ``[B]`` float64: the structured hinge H_i of an exact oracle.
+        bound: ``[B]`` float64, an upper bound of H_i; equal to ``hinge`` where the oracle is exact.
+        exact: Whether ``hinge`` is H_i.
+    """
+
+    labeling: Labeling
+    parts: Parts
+    loss: Tensor
+    hinge: Tensor
+    bound: Tensor
+    exact: bool
+
+
+@torch.no_grad()
+def find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> Corner:
+    """Loss-augmented decoding with every check that the rest relies on. ``target`` comes from ``check_target``.
+
+    Raises:
+        ValueError: Potentials are not finite; the target's own loss is not zero; the oracle returned an output that
+            scores worse than the target, or one that scores more than its own bound.
+    """
+    with torch.autocast(potentials.device.type, enabled=False):
+        potentials = potentials.detach()
+        found = as_decoding(structure.augmented_argmax(potentials, target))
+        target_parts = conform(structure.parts(target), potentials, "parts(target)")
+        parts = subtract(conform(structure.parts(found.labeling), potentials, "parts(labeling)"), target_parts)
+        loss = _per_example(structure.loss(found.labeling, target), potentials, "loss(labeling, target)")
+        own = _per_example(structure.loss(target, target), potentials, "loss(target, target)")
+        hinge = inner(parts, potentials.tensors) + loss
+        if found.exact and found.bound is None:
+            bound = hinge
+        elif found.bound is None:
+            raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
+        else:
+            score = inner(target_parts, potentials.tensors)
+            bound = found.bound.to(torch.float64) - score
+            slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
+    if bool((~(hinge >= 0) | (own != 0) | (loss < 0) | torch.isinf(hinge)).any()):  # one look, the details if needed
+        _reject(~torch.isfinite(hinge), "the potentials of rows {rows} are not finite: check features and weights")
+        _reject(own != 0, "the target's own loss is not zero in rows {rows}: loss(target, target) must be 0")
+        _reject(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
+        # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
+        largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
+        _reject(
+            hinge < -_tolerance(potentials) * (1 + loss + largest),
+            "the oracle returned outputs that score worse than the target in rows {rows}: augmented_argmax must "
+            "return one whose score + loss is at least the target's score",
+        )
+    if bound is not hinge:
+        _reject(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")
+        bound = torch.maximum(bound, hinge)
+    return Corner(found.labeling, parts, loss, hinge, bound, found.exact)
+
+
+def _tolerance(potentials: Potentials) -> float:
+    return 1e3 * torch.finfo(potentials.dtype).eps
+
+
+def _per_example(value: Tensor, potentials: Potentials, argument: str) -> Tensor:
+    if value.shape != (potentials.batch_size,):
+        raise ValueError(f"{argument} must have shape [{potentials.batch_size}], got {list(value.shape)}")
+    return value.to(torch.float64)
+
+
+def _reject(wrong: Tensor, message: str) -> None:
+    if bool(wrong.any()):
+        rows = wrong.nonzero().flatten().tolist()
+        shown = f"{rows[:8]}" + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
+        raise ValueError(message.format(rows=shown))

@@ -1,0 +1,178 @@
+"""Linear chains: an output is one of K states for every position of a sequence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.oracles import viterbi
+from torchssvm.potentials import Potentials
+from torchssvm.structures.base import Decoding, Structure
+from torchssvm.structures.multiclass import check_labels
+
+
+class WeightedLabels(NamedTuple):
+    """A chain target whose tokens weigh differently in the loss.
+
+    Attributes:
+        labels: ``[B, N]`` int64.
+        weights: ``[B, N]``, non-negative; what a wrong label costs at this token.
+    """
+
+    labels: Tensor
+    weights: Tensor
+
+
+class Chain(Structure):
+    """Label sequences with scores for single states and for neighbouring pairs.
+
+    Potentials: ``emission`` ``[B, N, K]``; ``transition`` ``[B, K, K]`` (previous, next), the same at every position,
+    or ``[B, N-1, K, K]`` with ``shared=False``. Labelings: ``[B, N]`` int64, -1 beyond an example's length. Targets are
+    labelings (whatever stands beyond the length is ignored), or :class:`WeightedLabels`.
+
+    The loss is the Hamming loss, ``sum_t weight_t class_weight[target_t] [y_t != target_t]``.
+
+    Args:
+        num_states: K.
+        shared: Whether one transition matrix serves all positions of an example.
+        normalize: Divide the loss by the length of the sequence, as the OCR experiments of the papers do.
+        class_weight: ``[K]``, non-negative, by the target's state; None is 1 for all.
+
+    Raises:
+        ValueError: ``num_states`` is less than 1, or ``class_weight`` is not such a vector.
+    """
+
+    def __init__(
+        self, num_states: int, *, shared: bool = True, normalize: bool = True, class_weight: Tensor | None = None
+    ) -> None:
+        if num_states < 1:
+            raise ValueError(f"num_states={num_states} must be at least 1")
+        if class_weight is not None and (class_weight.shape != (num_states,) or not _non_negative(class_weight)):
+            raise ValueError(f"class_weight must hold {num_states} finite, non-negative numbers, one for each state")
+        self.num_states = num_states
+        self.shared = shared
+        self.normalize = normalize
+        self.class_weight = None if class_weight is None else class_weight.to(torch.float64)
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """Viterbi; ties go to the smallest state, decided from the last position to the first."""
+        labels, value = viterbi(potentials["emission"], potentials["transition"], potentials.lengths)
+        return Decoding(labels, value)
+
+    def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
+        """Viterbi with the Hamming loss added to the emissions."""
+        costs, labels = self._costs(target)
+        emission = potentials["emission"]
+        costs = costs.to(emission.dtype).unsqueeze(2)
+        # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
+        # so the cost is written where the label is wrong.
+        augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
+        return self.argmax(potentials.replace({"emission": augmented, "transition": potentials["transition"]}))
+
+    def parts(self, labeling: Tensor | WeightedLabels) -> dict[str, Tensor]:
+        """Indicators of the states ``[B, N, K]``, and counts (or indicators) of the pairs."""
+        labels = _labels(labeling)
+        states = self.num_states
+        batch, longest = labels.shape
+        real = labels >= 0
+        emission = torch.zeros(batch, longest, states, device=labels.device)
+        emission.scatter_(2, labels.clamp(min=0).unsqueeze(2), real.unsqueeze(2).to(emission.dtype))
+        both = real[:, 1:].to(emission.dtype)
+        pairs = (labels[:, :-1] * states + labels[:, 1:]).clamp(min=0)
+        if self.shared:
+            transition = torch.zeros(batch, states * states, device=labels.device).scatter_add_(1, pairs, both)
+            return {"emission": emission, "transition": transition.view(batch, states, states)}
+        transition = torch.zeros(batch, max(longest - 1, 0), states * states, device=labels.device)
+        transition.scatter_(2, pairs.unsqueeze(2), both.unsqueeze(2))
+        return {"emission": emission, "transition": transition.view(batch, -1, states, states)}
+
+    def loss(self, labeling: Tensor, target: Tensor | WeightedLabels) -> Tensor:
+        """Hamming loss, ``[B]`` float64."""
+        costs, labels = self._costs(target)
+        return (costs * (_labels(labeling) != labels)).sum(1)
+
+    def loss_potentials(self, target: Tensor | WeightedLabels) -> tuple[dict[str, Tensor], Tensor]:
+        """Emissions that cost a wrong state, ``[B, N, K]``; transitions cost nothing; the constant is zero."""
+        costs, labels = self._costs(target)
+        delta = costs.unsqueeze(2).repeat(1, 1, self.num_states).scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)
+        return {"emission": delta}, delta.new_zeros(len(delta))
+
+    def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor | WeightedLabels:
+        """Check shapes, lengths, labels and weights; write -1 beyond each length."""
+        emission, transition = _chain_potentials(potentials)
+        batch, longest, states = emission.shape
+        pair_shape = [batch, states, states] if self.shared else [batch, max(longest - 1, 0), states, states]
+        if states != self.num_states or list(transition.shape) != pair_shape:
+            raise ValueError(
+                f"potentials of {self} must be emission [B, N, {self.num_states}] and transition "
+                f"{pair_shape}; got {list(emission.shape)} and {list(transition.shape)}"
+            )
+        labels = _labels(target)
+        if labels.shape != (batch, longest) or labels.dtype != torch.int64:
+            raise ValueError(f"target must be int64 [{batch}, {longest}], got {labels.dtype} {list(labels.shape)}")
+        real = check_lengths(potentials.lengths, batch, longest, emission.device)
+        check_labels(labels, states, real)
+        labels = labels.masked_fill(~real, -1)
+        if not isinstance(target, WeightedLabels):
+            return labels
+        if target.weights.shape != labels.shape or not _non_negative(target.weights[real]):
+            raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
+        return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
+        """All K^N sequences."""
+        batch, longest, states = potentials["emission"].shape
+        real = check_lengths(potentials.lengths, batch, longest, potentials.device)
+        for states_of in itertools.product(range(states), repeat=longest):
+            yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
+
+    def _costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
+        """What a wrong label costs at every token (``[B, N]`` float64, zero in the padding), and the true labels."""
+        labels = _labels(target)
+        real = labels >= 0
+        costs = real.to(torch.float64)
+        if isinstance(target, WeightedLabels):
+            costs = costs * target.weights.to(torch.float64)
+        if self.class_weight is not None:
+            if self.class_weight.device != labels.device:
+                self.class_weight = self.class_weight.to(labels.device)
+            costs = costs * self.class_weight[labels.clamp(min=0)]
+        if self.normalize:
+            costs = costs / real.sum(1, keepdim=True).clamp(min=1)
+        return costs, labels
+
+    def __repr__(self) -> str:
+        return f"Chain({self.num_states}, shared={self.shared}, normalize={self.normalize})"
+
+
+def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
+    """The mask of real positions, ``[B, N]`` bool.
+
+    Raises:
+        ValueError: A length is less than 1 or more than N.
+    """
+    if lengths is None:
+        return torch.ones(batch, longest, dtype=torch.bool, device=device)
+    if bool(((lengths < 1) | (lengths > longest)).any()):
+        raise ValueError(
+            f"lengths must lie between 1 and the padded length {longest}, got {lengths.min()} to {lengths.max()}"
+        )
+    return torch.arange(longest, device=device) < lengths.unsqueeze(1)
+
+
+def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
+    if potentials.tensors.keys() != {"emission", "transition"} or potentials["emission"].ndim != 3:
+        raise ValueError(f"a chain takes potentials emission [B, N, K] and transition, got {potentials}")
+    return potentials["emission"], potentials["transition"]
+
+
+def _labels(labeling: Tensor | WeightedLabels) -> Tensor:
+    return labeling.labels if isinstance(labeling, WeightedLabels) else labeling
+
+
+def _non_negative(values: Tensor) -> bool:
+    return bool((torch.isfinite(values) & (values >= 0)).all())

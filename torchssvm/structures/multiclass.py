@@ -1,0 +1,88 @@
+"""Multiclass classification: an output is one of K classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torchssvm.potentials import Potentials
+from torchssvm.structures.base import Decoding, Structure
+
+
+class Multiclass(Structure):
+    """One label of K for every example; potentials ``[B, K]``, labelings ``[B]`` int64.
+
+    Args:
+        num_classes: K.
+        cost: ``[K, K]``, ``cost[target, label]``, non-negative with a zero diagonal; None is the zero-one loss.
+
+    Raises:
+        ValueError: ``num_classes`` is less than 1, or ``cost`` is not such a matrix.
+    """
+
+    def __init__(self, num_classes: int, cost: Tensor | None = None) -> None:
+        if num_classes < 1:
+            raise ValueError(f"num_classes={num_classes} must be at least 1")
+        if cost is None:
+            cost = 1.0 - torch.eye(num_classes)
+        if cost.shape != (num_classes, num_classes):
+            raise ValueError(f"cost must have shape [{num_classes}, {num_classes}], got {list(cost.shape)}")
+        if not bool(torch.isfinite(cost).all()) or bool((cost < 0).any()) or bool(cost.diagonal().any()):
+            raise ValueError("cost must be finite and non-negative, with zeros on its diagonal")
+        self.num_classes = num_classes
+        self.cost = cost.to(torch.float64)
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """The class with the highest potential; ties go to the smallest class."""
+        value, labels = potentials.single.max(1)
+        return Decoding(labels, value)
+
+    def parts(self, labeling: Tensor) -> Tensor:
+        """Indicator of the class, ``[B, K]``."""
+        return torch.nn.functional.one_hot(labeling, self.num_classes).to(torch.get_default_dtype())
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """``cost[target, labeling]``, ``[B]`` float64."""
+        return self._cost(target)[target, labeling]
+
+    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """``cost[target]`` ``[B, K]``, and zeros."""
+        delta = self._cost(target)[target]
+        return delta, delta.new_zeros(len(delta))
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check that ``target`` is int64 ``[B]`` with classes 0 to K - 1."""
+        scores = potentials.single
+        if scores.ndim != 2 or scores.shape[1] != self.num_classes:
+            raise ValueError(f"potentials must be [B, {self.num_classes}], got {list(scores.shape)}")
+        if target.shape != scores.shape[:1] or target.dtype != torch.int64:
+            raise ValueError(f"target must be int64 [{len(scores)}], got {target.dtype} {list(target.shape)}")
+        check_labels(target, self.num_classes)
+        return target
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
+        """The K classes."""
+        for label in range(self.num_classes):
+            yield torch.full((potentials.batch_size,), label, device=potentials.device)
+
+    def _cost(self, target: Tensor) -> Tensor:
+        if self.cost.device != target.device:
+            self.cost = self.cost.to(target.device)
+        return self.cost
+
+    def __repr__(self) -> str:
+        return f"Multiclass({self.num_classes})"
+
+
+def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -> None:
+    """Raise ValueError if a label (where ``where`` holds) is not in 0 .. num_states - 1."""
+    wrong = (target < 0) | (target >= num_states)
+    if where is not None:
+        wrong &= where
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0, 0])
+        raise ValueError(
+            f"target has label {int(target[wrong][0])} in row {row} of the batch; labels are 0 to {num_states - 1}"
+        )

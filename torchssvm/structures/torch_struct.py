@@ -1,0 +1,429 @@
+"""The distributions of torch-struct that can decode, as structures for max-margin training.
+
+torch-struct is not imported here; the user passes one of its classes. Its decoders have habits that this
+adapter evens out, so that an answer depends on an example's own potentials and on nothing else:
+
+* Impossible parts score -1e5 or -1e9 there, and potentials of that size get past them (the answer is then
+  empty, or no output). Each example is decoded times a power of two that keeps the score of every output well
+  below 1e5, which is exact in floating point and changes no maximiser.
+* Lengths must include the padded one: the batch is cropped to its longest example, the answer padded again.
+* ``SemiMarkovCRF`` forbids long segments beyond the end of the batch's shortest example: it is given no
+  lengths, but potentials whose padding is crossed by a path that costs nothing.
+* ``DependencyCRF`` writes ``multiroot`` on a class that all its instances share: it is set for each decoding,
+  and put back as it was found.
+* Decoding is a gradient: it is taken under ``no_grad`` and ``inference_mode`` too, on a copy.
+
+Ties are broken by ``torch.max``, which takes the first of equal scores and passes the gradient to it alone:
+the answer is one output even where all potentials are equal, and the same with and without padding.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.potentials import Potentials
+from torchssvm.structures.base import Decoding, Structure
+
+LossPotentials = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Maps a target ``[B, *event]`` to ``(delta, constant)``, ``[B, *event]`` and ``[B]``."""
+
+SCORE_LIMIT = 2.0**14
+"""No output scores more than this in magnitude where torch-struct sees it; its mildest sentinel is -1e5."""
+
+FORBIDDEN = -(2.0**16)
+"""Score of a part that must not be chosen: it outweighs the best that all other parts can add."""
+
+
+class Convention(NamedTuple):
+    """How a distribution pads its events.
+
+    Attributes:
+        axes: The axes of ``[B, *event]`` that are padded.
+        offset: Size of these axes minus the length, e.g. -1 for an axis of pairs of neighbours.
+        layout: The potentials' shape in words; empty where it is not checked.
+        ndims: The numbers of axes that the potentials may have.
+        square: Whether the last two axes are the states after and before.
+    """
+
+    axes: tuple[int, ...]
+    offset: int
+    layout: str = ""
+    ndims: tuple[int, ...] = ()
+    square: bool = False
+
+
+CONVENTIONS = {
+    "LinearChainCRF": Convention((1,), -1, "[B, N-1, C, C] (position, next state, previous state)", (4,), True),
+    "SemiMarkovCRF": Convention(
+        (1,), -1, "[B, N-1, K, C, C] (start, duration < K, next state, previous state) with K > 1", (5,), True
+    ),
+    "DependencyCRF": Convention((1, 2), 0, "[B, N, N] or [B, N, N, L] (head, child; roots on the diagonal)", (3, 4)),
+    "TreeCRF": Convention((1, 2), 0, "[B, N, N, NT] (first token, last token, nonterminal)", (4,)),
+}
+
+UNSUPPORTED = {
+    "AlignmentCRF": "it decodes with the package genbmm, which torchssvm does not support",
+    "HMM": "it makes its potentials itself; use LinearChainCRF",
+    "NonProjectiveDependencyCRF": "torch-struct has no argmax for it; use DependencyCRF",
+    "SentCFG": "it takes three tensors of potentials, and a TorchStruct takes one",
+}
+
+
+class TorchStruct(Structure):
+    """A torch-struct distribution as a structure: ``TorchStruct(torch_struct.LinearChainCRF)``.
+
+    Potentials: one float32 or float64 tensor ``[B, *event]`` of finite log-potentials in the distribution's
+    own layout, and ``lengths`` in its own count, tokens. What the potentials hold in the padding is ignored.
+    Labelings and targets are the distribution's own events: indicators of the parts, ``[B, *event]``, zero in
+    the padding. (torch-struct's ``to_event`` and some of its ``to_parts`` do not look at the lengths and
+    write into it.) What a part is, and the range of the lengths:
+
+    * ``LinearChainCRF`` ``[B, N-1, C, C]``: position n, state at n+1, state at n. Lengths 2 to N.
+    * ``SemiMarkovCRF`` ``[B, N-1, K, C, C]``: position n, duration k from 1 to K-1 (index 0 is not used),
+      state at n+k, state at n. Lengths 2 to N.
+    * ``DependencyCRF`` ``[B, N, N]`` or ``[B, N, N, L]``: head, child, label of a projective tree's arc; the
+      root's arcs stand on the diagonal. Lengths 1 to N.
+    * ``TreeCRF`` ``[B, N, N, NT]``: first token, last token (inclusive), nonterminal of a binary tree's span,
+      the single tokens among them. Lengths 1 to N.
+
+    The loss counts the parts of y that the target lacks, ``L(y) = weight * sum_p y_p [target_p = 0]``, unless
+    ``loss_potentials`` says otherwise.
+
+    Args:
+        distribution: A class of torch-struct, or one like it: called with ``(log_potentials, lengths=...)``,
+            its instances have ``argmax``, an indicator ``[B, *event]``.
+        loss_potentials: Optional, instead of the default loss: maps a target ``[B, *event]`` to ``delta``
+            ``[B, *event]`` and ``constant`` ``[B]``; the loss is ``<y, delta> + constant``, which must be
+            non-negative, and zero at the target. What is zero up to rounding counts as zero.
+        weight: What a part costs that the target lacks; not with ``loss_potentials``.
+        normalize: Divide the default loss by the number of the target's parts; not with ``loss_potentials``.
+        verify_targets: Let ``check_target`` decode as well, to see that the targets are outputs.
+        padded_axes: For any other class: the axes of ``[B, *event]`` that are padded, e.g. ``(1, 2)``.
+        length_offset: For any other class: the size of these axes minus the length.
+        **arguments: Passed to ``distribution``, e.g. ``multiroot=False``.
+
+    Raises:
+        TypeError: ``distribution`` is not a class that decodes, or does not take ``arguments``.
+        ValueError: torch-struct cannot decode with it, its convention of lengths is not known, or an argument
+            of the loss is wrong.
+    """
+
+    def __init__(
+        self,
+        distribution: type[Any],
+        *,
+        loss_potentials: LossPotentials | None = None,
+        weight: float = 1.0,
+        normalize: bool = False,
+        verify_targets: bool = False,
+        padded_axes: Sequence[int] | None = None,
+        length_offset: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        if not isinstance(distribution, type) or not hasattr(distribution, "argmax"):
+            kind = type(distribution)  # not its repr: that of a torch-struct instance raises
+            got = f"the class {distribution.__name__}" if isinstance(distribution, type) else f"a {kind.__name__}"
+            raise TypeError(f"distribution must be a class with argmax, as torch_struct.LinearChainCRF is; got {got}")
+        if name := _known_as(distribution, UNSUPPORTED):
+            raise ValueError(f"distribution={distribution.__name__}: {UNSUPPORTED[name]}")
+        if not (weight >= 0 and weight < float("inf")):
+            raise ValueError(f"weight={weight} must be finite and non-negative")
+        if loss_potentials is not None and (weight != 1.0 or normalize):
+            raise ValueError("loss_potentials replaces the loss: weight and normalize would have no effect")
+        if reserved := arguments.keys() & {"log_potentials", "lengths"}:
+            raise TypeError(f"{sorted(reserved)[0]} comes with the potentials, not with the constructor")
+        try:
+            inspect.signature(distribution).bind(None, lengths=None, **arguments)
+        except TypeError as error:
+            raise TypeError(f"{distribution.__name__} does not take {arguments}: {error}") from None
+        self.distribution = distribution
+        self.arguments = arguments
+        self.custom_loss = loss_potentials
+        self.weight = weight
+        self.normalize = normalize
+        self.verify_targets = verify_targets
+        self.convention = _convention(distribution, padded_axes, length_offset)
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """The highest-scoring event of every example, ``[B, *event]`` in the dtype of the potentials.
+
+        Of several maximisers the same one is always returned.
+
+        Raises:
+            ValueError: Shape, dtype or lengths do not fit the distribution, or a number is not finite.
+            RuntimeError: The distribution returned something that is not an indicator.
+        """
+        scores = potentials.single
+        extents = self._extents(scores, potentials.lengths)
+        with torch.inference_mode(False), torch.enable_grad():
+            labeling = torch.zeros(scores.shape, dtype=scores.dtype, device=scores.device)
+            if len(scores):
+                box = (slice(None), *self._box(scores.ndim, int(extents.max())))
+                labeling[box] = self._decode(scores.detach()[box], extents)
+        return Decoding(labeling)
+
+    def parts(self, labeling: Tensor) -> Tensor:
+        """The events themselves, ``[B, *event]``; integers and bools become the default floating dtype."""
+        return labeling if labeling.is_floating_point() else labeling.to(torch.get_default_dtype())
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """``<labeling, delta> + constant`` of ``loss_potentials(target)``: ``[B]`` float64."""
+        delta, constant = self.loss_potentials(target)
+        costs = (labeling.to(torch.float64) * delta).flatten(1)
+        loss = costs.sum(1) + constant
+        if self.custom_loss is None:
+            return loss
+        # Where delta and constant cancel, rounding would give the target a loss of its own.
+        rounding = 100 * torch.finfo(delta.dtype).eps * (costs.abs().sum(1) + constant.abs())
+        return loss.masked_fill(loss.abs() <= rounding, 0.0)
+
+    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """``weight`` where the target has no part (``[B, *event]`` float64) and zeros, or the user's own.
+
+        Raises:
+            ValueError: The user's function did not return two tensors ``[B, *event]`` and ``[B]``.
+        """
+        if self.custom_loss is None:
+            delta = (target == 0).to(torch.float64) * self.weight
+            if self.normalize:
+                counts = target.flatten(1).sum(1, dtype=torch.float64).clamp(min=1.0)
+                delta = delta / _per_row(counts, delta)
+            return delta, delta.new_zeros(len(delta))
+        found = self.custom_loss(target)
+        if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(t, Tensor) for t in found)):
+            raise ValueError(f"loss_potentials(target) must return the tensors (delta, constant), got {type(found)}")
+        delta, constant = found
+        if delta.shape != target.shape or constant.shape != target.shape[:1]:
+            raise ValueError(
+                f"loss_potentials(target) must return delta {list(target.shape)} and constant "
+                f"{list(target.shape[:1])}, got {list(delta.shape)} and {list(constant.shape)}"
+            )
+        return delta, constant
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check a target's shape, numbers and padding, and the lengths; give it the dtype of the potentials.
+
+        Raises:
+            TypeError: ``target`` is not a tensor.
+            ValueError: It is not shaped like the potentials; a number is not 0 or 1 (not a count, for a class
+                that is not known); a part lies in the padding; an example has no part; a length is out of
+                range; or, with ``verify_targets``, a target is not an output.
+        """
+        if not isinstance(target, Tensor):
+            raise TypeError(f"target must be a tensor of events, not {type(target).__name__}")
+        scores = potentials.single
+        extents = self._extents(scores, potentials.lengths)
+        if target.shape != scores.shape:
+            raise ValueError(
+                f"target has shape {list(target.shape)}; an event of {self} is shaped like its potentials, "
+                f"{list(scores.shape)}"
+            )
+        if not target.is_floating_point():
+            target = target.to(torch.int64)  # bool knows no arithmetic
+        known = bool(self.convention.layout)
+        most = 1 if known else torch.finfo(scores.dtype).max
+        wrong = ~((target >= 0) & (target <= most) & (target == target.round()))
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0, 0])
+            raise ValueError(
+                f"target must hold {'zeros and ones' if known else 'counts'}, "
+                f"got {target[wrong][0].item()} in row {row} of the batch"
+            )
+        outside = (target != 0) & ~self._real(target, extents)
+        if bool(outside.any()):
+            row, *event = outside.nonzero()[0].tolist()
+            raise ValueError(
+                f"target has a part at {event} in row {row} of the batch, which is padding: "
+                f"lengths[{row}] is {int(extents[row]) - self.convention.offset}"
+            )
+        if known and bool((empty := ~target.flatten(1).any(1)).any()):
+            raise ValueError(f"target has no part at all in row {int(empty.nonzero()[0, 0])} of the batch")
+        target = target.to(scores.dtype)
+        if self.verify_targets and not bool((valid := self.is_output(target, potentials.lengths)).all()):
+            raise ValueError(
+                f"target is not an output of {self} in row {int((~valid).nonzero()[0, 0])} of the batch: "
+                f"no event of the distribution has just these parts"
+            )
+        return target
+
+    def is_output(self, labeling: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Whether each event is an output of the distribution: ``[B]`` bool, for the price of one ``argmax``.
+
+        Under potentials of 1 at its parts and -1 elsewhere an output is its own, only maximiser.
+
+        Args:
+            labeling: ``[B, *event]``, zeros and ones.
+            lengths: ``[B]`` int64, or None.
+        """
+        events = self.parts(labeling)
+        found = self.argmax(Potentials(2 * events - 1, lengths)).labeling
+        return (found == events).flatten(1).all(1)
+
+    def _extents(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
+        """How much of the padded axes each example owns, ``[B]``; checks shape, dtype and lengths."""
+        axes, offset, layout, ndims, square = self.convention
+        sizes = {scores.shape[axis] for axis in axes if axis < scores.ndim}
+        fits = len(sizes) == 1 and max(axes) < scores.ndim
+        if layout:
+            fits = fits and scores.ndim in ndims and (not square or scores.shape[-1] == scores.shape[-2])
+            fits = fits and all(scores.shape[1:]) and (self._name != "SemiMarkovCRF" or scores.shape[2] > 1)
+        if not fits:
+            shape = layout or f"[B, *event] with equal sizes of the padded axes {axes}"
+            raise ValueError(f"potentials of {self} must be {shape}; got {list(scores.shape)}")
+        if scores.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"potentials of {self} must be float32 or float64, got {scores.dtype}")
+        (size,) = sizes
+        if lengths is None:
+            return torch.full(scores.shape[:1], size, device=scores.device)
+        extents = lengths.to(scores.device) + offset
+        if bool(((extents < 1) | (extents > size)).any()):
+            raise ValueError(
+                f"lengths of {self} must lie between {1 - offset} and {size - offset} for potentials "
+                f"{list(scores.shape)}; got {int(lengths.min())} to {int(lengths.max())}"
+            )
+        return extents
+
+    def _box(self, ndim: int, size: int) -> list[slice]:
+        """The event's axes, cropped to ``size`` where they are padded."""
+        return [slice(size) if axis in self.convention.axes else slice(None) for axis in range(1, ndim)]
+
+    def _real(self, scores: Tensor, extents: Tensor) -> Tensor:
+        """Where the parts are not padding: bool, broadcasts to ``scores``."""
+        real = torch.ones_like(extents, dtype=torch.bool).view(-1, *[1] * (scores.ndim - 1))
+        for axis in self.convention.axes:
+            shape = [-1 if other == axis else 1 for other in range(scores.ndim)]
+            position = torch.arange(scores.shape[axis], device=scores.device).view(shape)
+            real = real & (position < _per_row(extents, scores))
+        return real
+
+    def _decode(self, scores: Tensor, extents: Tensor) -> Tensor:
+        """Events of potentials whose padded axes end with the longest example."""
+        real = self._real(scores, extents)
+        scores = scores.masked_fill(~real, 0.0)
+        if not bool(torch.isfinite(scores).all()):
+            row = int((~torch.isfinite(scores)).nonzero()[0, 0])
+            raise ValueError(
+                f"potentials of row {row} of the batch are not finite; a part that must not be chosen can "
+                f"have a large negative number, such as -1e6"
+            )
+        scores = scores * _per_row(self._scale(scores), scores)
+        if self._name == "SemiMarkovCRF":
+            lengths, scores = None, _bridge_padding(scores, extents)
+        else:
+            lengths = extents - self.convention.offset
+        with _multiroot_put_back(self._name):
+            scores.requires_grad_()
+            distribution = _silent(self.distribution)(scores, lengths=lengths, **self.arguments)
+            events = distribution.argmax.detach().to(scores.dtype)
+        if events.shape != scores.shape or not bool((events == events.round()).all()):
+            raise RuntimeError(
+                f"argmax of {self.distribution.__name__} must be an indicator shaped like the potentials "
+                f"{list(scores.shape)}; got {list(events.shape)} with numbers {events.unique()[:8].tolist()}"
+            )
+        return events * real
+
+    def _scale(self, scores: Tensor) -> Tensor:
+        """Powers of two, at most 1, that keep the score of any output within ``SCORE_LIMIT``: ``[B]``."""
+        parts = 1
+        for axis in self.convention.axes:
+            parts *= scores.shape[axis]
+        highest = scores.detach().abs().flatten(1).amax(1).to(torch.float64) * parts
+        exponent = torch.frexp(highest / SCORE_LIMIT).exponent.clamp(min=0)
+        return torch.exp2(-exponent.to(torch.float64)).to(scores.dtype)
+
+    @property
+    def _name(self) -> str | None:
+        """Which of torch-struct's distributions this is, by the name it has there."""
+        return _known_as(self.distribution, CONVENTIONS)
+
+    def __repr__(self) -> str:
+        arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
+        return f"TorchStruct({self.distribution.__name__}{arguments})"
+
+
+def _known_as(distribution: type[Any], names: dict[str, Any]) -> str | None:
+    """The first of ``names`` that ``distribution`` is, or is derived from, in torch-struct."""
+    for base in distribution.__mro__:
+        if base.__name__ in names and base.__module__.partition(".")[0] == "torch_struct":
+            return base.__name__
+    return None
+
+
+def _convention(distribution: type[Any], axes: Sequence[int] | None, offset: int | None) -> Convention:
+    name = _known_as(distribution, CONVENTIONS)
+    if name is not None:
+        if axes is not None or offset is not None:
+            raise ValueError(f"padded_axes and length_offset of {name} are known: leave them out")
+        return CONVENTIONS[name]
+    if axes is None or offset is None:
+        raise ValueError(
+            f"distribution={distribution.__name__} is none of {sorted(CONVENTIONS)}: say how it pads its "
+            f"events with padded_axes, e.g. (1, 2), and length_offset, size of these axes minus the length"
+        )
+    if not axes or min(axes) < 1 or len(set(axes)) != len(axes):
+        raise ValueError(f"padded_axes={axes} must be different axes of [B, *event], from 1 on")
+    return Convention(tuple(axes), offset)
+
+
+def _bridge_padding(scores: Tensor, extents: Tensor) -> Tensor:
+    """Semi-Markov potentials in which every path ends a segment where its example ends, then idles.
+
+    Args:
+        scores: ``[B, N-1, K, C, C]``, zero in the padding.
+        extents: ``[B]``, where each example ends.
+    """
+    _, longest, durations, states, _ = scores.shape
+    start = torch.arange(longest, device=scores.device).view(1, -1, 1)
+    duration = torch.arange(durations, device=scores.device).view(1, 1, -1)
+    end = extents.view(-1, 1, 1)
+    idle = (start >= end) & (duration == 1)  # [B, N-1, K]
+    crosses = (start + duration > end) & ~idle
+    same = torch.eye(states, dtype=torch.bool, device=scores.device)
+    return scores.masked_fill(crosses[..., None, None] | (idle[..., None, None] & ~same), FORBIDDEN)
+
+
+def _per_row(values: Tensor, like: Tensor) -> Tensor:
+    """``values`` ``[B]`` with an axis of size 1 for every other axis of ``like``."""
+    return values.view(-1, *[1] * (like.ndim - 1))
+
+
+_silent_classes: dict[type[Any], type[Any]] = {}
+
+
+def _silent(distribution: type[Any]) -> type[Any]:
+    """The same distribution without torch's warning that it declares no ``arg_constraints``."""
+    if not isinstance(getattr(distribution, "arg_constraints", None), property):
+        return distribution
+    if distribution not in _silent_classes:
+        namespace = {"arg_constraints": {}, "__module__": distribution.__module__}
+        _silent_classes[distribution] = type(distribution.__name__, (distribution,), namespace)
+    return _silent_classes[distribution]
+
+
+_multiroot_lock = threading.RLock()
+
+
+@contextmanager
+def _multiroot_put_back(name: str | None) -> Iterator[None]:
+    """Let a DependencyCRF set ``multiroot`` on the class that all of them share, and put it back."""
+    if name != "DependencyCRF":
+        yield
+        return
+    from torch_struct.deptree import DepTree
+
+    with _multiroot_lock:
+        before = vars(DepTree).get("multiroot")
+        try:
+            yield
+        finally:
+            if before is not None:
+                DepTree.multiroot = before
+            elif "multiroot" in vars(DepTree):
+                del DepTree.multiroot
