@@ -45,3 +45,11 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
 def apply_head(head: Any, batch: Batch) -> Any:
     """``head(x)``, or ``head(x, lengths)`` for batches whose examples differ in length."""
     return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
+
+
+def first_occurrences(index: Tensor) -> Tensor:
+    """Rows that hold an example for the first time, in order: ``[R]`` int64."""
+    _, inverse = index.unique(return_inverse=True)
+    rows = torch.arange(len(index), device=index.device)
+    first = torch.full_like(index, len(index)).scatter_reduce_(0, inverse, rows, "amin")
+    return rows[first[inverse] == rows]

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.batch import first_occurrences
 from torchssvm.directions import DirectionRule, FrankWolfe
 from torchssvm.dual import DualState, Proposal
 from torchssvm.optim.box_qp import gram, solve_box_qp
-from torchssvm.potentials import Parts, Potentials, adjoint, as_potentials, per_example_adjoint, scale
+from torchssvm.potentials import Parts, Potentials, adjoint, as_potentials, combine, per_example_adjoint, scale
 from torchssvm.structures import Structure, find_corner
 
 
@@ -30,7 +31,7 @@ class BlockGap(nn.Module):
         sweeps: Sweeps of coordinate ascent over the batch's box QP; 0 takes one common step for all blocks.
     """
 
-    def __init__(self, dual: DualState, direction: DirectionRule | None = None, *, sweeps: int = 10) -> None:
+    def __init__(self, dual: DualState, direction: DirectionRule | None = None, *, sweeps: int = 5) -> None:
         super().__init__()
         if sweeps < 0:
             raise ValueError(f"sweeps={sweeps} must be at least 0")
@@ -75,7 +76,7 @@ class BlockGap(nn.Module):
         gammas[rows] = self._steps(gradients, slopes + changes, rows)
         share = gammas / dual.num_examples
         weighted = scale(parts, share)
-        to_weights = None if direct is None else [torch.tensordot(gammas.to(d.dtype), d, 1) for d in direct]
+        to_weights = None if direct is None else combine(direct, share)
         reference = None
         if gradients is None and squared_is_zero(dual.parameters):
             reference = adjoint(potentials, weighted, dual.parameters)
@@ -107,20 +108,20 @@ class BlockGap(nn.Module):
         return _ProposeInBackward.apply(gaps[rows].sum(), propose, outputs, *inputs)
 
     def _gradients(self, potentials: Potentials, parts: Parts, direct: list[Tensor] | None) -> list[Tensor] | None:
-        """``d_i = (1/n) Phi_i^T Delta_i`` for each parameter, ``[B, *shape]``, where they are needed or cheap."""
+        """``Phi_i^T Delta_i`` for each parameter, ``[B, *shape]``, where they are needed or cheap."""
         dual = self.dual
         if not dual.storage.needs_gradients and (potentials.adjoint is None or self.sweeps == 0):
             return None
         found = per_example_adjoint(potentials, parts, dual.parameters)
         with torch.no_grad():
-            found = [g / dual.num_examples for g in found]
             return found if direct is None else [g + d for g, d in zip(found, direct, strict=True)]
 
     def _steps(self, gradients: list[Tensor] | None, values: Tensor, rows: Tensor) -> Tensor:
         """Gamma for each of ``rows``."""
         if gradients is None or self.sweeps == 0 or len(rows) < 2:
             return torch.ones_like(values[rows])
-        return solve_box_qp(gram(gradients, rows) / self.dual.lam, values[rows], self.sweeps)
+        curvature = gram(gradients, rows) / (self.dual.lam * self.dual.num_examples**2)
+        return solve_box_qp(curvature, values[rows], self.sweeps)
 
 
 class StructuredHinge(nn.Module):
@@ -169,14 +170,6 @@ class _ProposeInBackward(torch.autograd.Function):
         (factor,) = upstream
         ctx.propose(factor.detach().to(torch.float64).clone())
         return (None, None, None, *(gradient * factor.to(gradient.dtype) for gradient in ctx.gradients))
-
-
-def first_occurrences(index: Tensor) -> Tensor:
-    """Rows that hold an example for the first time, in order: ``[R]`` int64."""
-    _, inverse = index.unique(return_inverse=True)
-    rows = torch.arange(len(index), device=index.device)
-    first = torch.full_like(index, len(index)).scatter_reduce_(0, inverse, rows, "amin")
-    return rows[first[inverse] == rows]
 
 
 def squared_is_zero(tensors: list[nn.Parameter]) -> bool:

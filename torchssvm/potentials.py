@@ -7,6 +7,7 @@ shaped like them, and the score of an output y is ``<p(y), theta_i>``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -209,6 +210,18 @@ def adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) 
         allow_unused=True,
     )
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+
+
+def combine(gradients: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
+    """``sum_i factors_i gradients_i`` for each parameter, from ``[B, *parameter.shape]`` and ``[B]``."""
+    return [(factors.to(g.dtype) @ g.flatten(1)).view(g.shape[1:]) for g in gradients]
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """A context with autocast off: heads and oracles run in the dtype of the weights."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _only(tensor: Tensor, row: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from torchssvm.batch import first_occurrences
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
 
@@ -48,16 +49,24 @@ class Proportional:
             raise ValueError(f"power={self.power} must be at least 0 and finite")
 
     def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
-        """Weighted draws without replacement, by the smallest of exponential variables with these rates."""
+        """Successive weighted draws, leaving out what the batch has already."""
         largest = float(gaps.max())
         weights = (gaps / largest) ** self.power if largest > 0.0 else torch.ones_like(gaps)
-        result = []
-        for _ in range(batches):
-            noise = torch.empty_like(weights).exponential_(generator=generator)
-            # The order of noise / weight, taken in logarithms; a weight of 0 comes after all others.
-            keys = torch.where(weights > 0.0, noise.log() - weights.log(), 1e6 + noise)
-            result.append(keys.topk(batch_size, largest=False).indices)
-        return result
+        ends = weights.cumsum(0)
+        return [self._batch(weights, ends, batch_size, generator) for _ in range(batches)]
+
+    def _batch(self, weights: Tensor, ends: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
+        points = torch.rand(2 * batch_size + 16, dtype=torch.float64, generator=generator) * ends[-1]
+        drawn = torch.searchsorted(ends, points, right=True).clamp_(max=len(ends) - 1)
+        distinct = drawn[first_occurrences(drawn)]
+        distinct = distinct[weights[distinct] > 0.0]
+        if len(distinct) >= batch_size:
+            return distinct[:batch_size]
+        # Few weights dominate: draw all n at once, in the order of exponential variables with these rates (compared in
+        # logarithms); a weight of 0 comes after all others.
+        noise = torch.empty_like(weights).exponential_(generator=generator)
+        keys = torch.where(weights > 0.0, noise.log() - weights.log(), 1e6 + noise)
+        return keys.topk(batch_size, largest=False).indices
 
 
 @dataclass(frozen=True)

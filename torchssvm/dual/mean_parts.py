@@ -27,7 +27,8 @@ class MeanParts(Storage):
         total = 0.0
         for name, tensor in potentials.tensors.items():
             rows = _rows(potentials, name)
-            share = float(rows.to(torch.float64).mean()) / _row_view(potentials, name).shape[1] if len(rows) else 1.0
+            longest = _row_view(potentials, name).shape[1]
+            share = 1.0 if rows is None or not longest else float(rows.to(torch.float64).mean()) / longest
             total += share * tensor[:1].numel() * tensor.element_size()
         return int(total * self.num_examples)
 
@@ -44,9 +45,8 @@ class MeanParts(Storage):
         for name, buffer in self._buffers.items():
             view = _row_view(potentials, name)
             rows = _rows(potentials, name)
-            held = buffer.rows[index]
-            if bool(((held != rows) & (buffer.start[index] > 0)).any()):
-                example = int(index[(held != rows) & (buffer.start[index] > 0)][0])
+            if rows is not None and bool((wrong := (buffer.rows[index] != rows) & (buffer.start[index] > 0)).any()):
+                example = int(index[wrong][0])
                 raise ValueError(
                     f"example {example} came with {int(rows[index == example][0])} rows of {name}, and its dual block "
                     f"has {int(buffer.rows[example])}: an index must always name the same example"
@@ -136,8 +136,8 @@ def _row_view(potentials: Potentials, name: str) -> Tensor:
     return tensor if name in potentials.ragged else tensor.unsqueeze(1)
 
 
-def _rows(potentials: Potentials, name: str) -> Tensor:
-    """How many rows of the tensor belong to each example, ``[B]``."""
+def _rows(potentials: Potentials, name: str) -> Tensor | None:
+    """How many rows of the tensor belong to each example, ``[B]``; None for one each."""
     if name not in potentials.ragged or potentials.lengths is None:
-        return torch.ones(potentials.batch_size, dtype=torch.int64, device=potentials.device)
+        return None
     return (potentials.lengths + potentials.ragged[name]).clamp(min=0)

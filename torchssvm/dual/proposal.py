@@ -26,7 +26,7 @@ class Proposal:
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
         block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
         parts: The direction as ``Stored.combine`` gave it.
-        gradients: d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
+        gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
         reference: ``sum_i gamma_i d_i`` for each parameter, kept only where nothing else could tell a changed gradient.
         potentials: theta_i, detached.
         stored: The blocks that the direction starts from.

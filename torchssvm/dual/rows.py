@@ -43,8 +43,8 @@ class RowBuffer:
         found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
         return found if found.shape == shape else _resize(found, shape)
 
-    def add(self, index: Tensor, rows: Tensor, values: Tensor) -> None:
-        """Add ``values`` ``[B, longest, *trailing]`` to the ``rows`` ``[B]`` first rows of distinct examples."""
+    def add(self, index: Tensor, rows: Tensor | None, values: Tensor) -> None:
+        """Add ``values`` ``[B, longest, *trailing]`` to the ``rows`` (None: 1 each) first rows of distinct examples."""
         self._reserve(index, rows, values.shape[2:])
         places = self.locate(index, values.shape[1]).flatten()
         values = values.flatten(0, 1)
@@ -52,10 +52,9 @@ class RowBuffer:
             values = _resize(values, (len(values), *self.values.shape[1:]))
         self.values.index_add_(0, places, values)  # padding adds zeros to row 0
 
-    def _reserve(self, index: Tensor, rows: Tensor, trailing: Sequence[int]) -> None:
-        new = self.start[index] == 0
-        added = rows[new]
-        if len(added):
+    def _reserve(self, index: Tensor, rows: Tensor | None, trailing: Sequence[int]) -> None:
+        if self.examples < len(self.start) and bool((new := self.start[index] == 0).any()):
+            added = torch.ones_like(index[new]) if rows is None else rows[new]
             ends = added.cumsum(0)
             self.start[index[new]] = self.used + ends - added
             self.rows[index[new]] = added

@@ -272,6 +272,12 @@ class DualState:
         )
 
 
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All numbers of ``tensors`` in one float64 vector."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).to(torch.float64)
+
+
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """``sum |t|^2`` in float64."""
-    return sum(float(t.detach().flatten().to(torch.float64).square().sum()) for t in tensors)
+    numbers = flat(tensors)
+    return float(numbers @ numbers)

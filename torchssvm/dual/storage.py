@@ -34,7 +34,7 @@ class Stored(ABC):
 
         Returns:
             The part of it that goes through the head's adjoint, and the part that is a gradient of the parameters
-            already (``[B, *parameter.shape]`` each, or None), divided by n.
+            already (``[B, *parameter.shape]`` each, or None); both without the factor 1/n.
         """
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Stored(ABC):
             coefficients: ``[B]`` float64.
             rows: ``[R]`` int64, rows of the batch, of distinct examples.
             parts: The first value of ``combine``.
-            gradients: ``(1/n) Phi_i^T Delta_i`` in full, for each parameter ``[B, *parameter.shape]``; only given where
+            gradients: ``Phi_i^T Delta_i`` in full, for each parameter ``[B, *parameter.shape]``; only given where
                 ``needs_gradients``.
         """
 

@@ -94,16 +94,17 @@ class _StoredWeights(Stored):
         return self._storage.lam * total
 
     def combine(self, parts: Parts, decay: Tensor | None) -> tuple[Parts, list[Tensor]]:
+        storage = self._storage
         factor = torch.full_like(self._index, 1, dtype=torch.float64) if decay is None else decay
         return parts, [
-            block * (self._storage.lam * factor).to(block.dtype).view(-1, *[1] * (block.ndim - 1))
+            block * (storage.num_examples * storage.lam * factor).to(block.dtype).view(-1, *[1] * (block.ndim - 1))
             for block in self.blocks
         ]
 
     def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
-        # psi_i -= c Delta_i means w_i -= (c/lam) d_i, with d_i = (1/n) Phi_i^T Delta_i
+        # psi_i -= c Delta_i means w_i -= (c/(lam n)) Phi_i^T Delta_i
         assert gradients is not None
-        factors = -coefficients / self._storage.lam
+        factors = -coefficients / (self._storage.lam * self._storage.num_examples)
         self._storage.add(
             self._index[rows],
             [(g * factors.to(g.dtype).view(-1, *[1] * (g.ndim - 1)))[rows] for g in gradients],

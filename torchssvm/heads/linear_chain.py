@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchssvm.potentials import Parts, Potentials
+from torchssvm.potentials import Parts, Potentials, full_precision
 from torchssvm.structures import Chain
 from torchssvm.structures.chain import check_lengths
 
@@ -71,7 +71,7 @@ class LinearChain(nn.Module):
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         real = check_lengths(lengths, batch, longest, x.device)
         last = (real.sum(1) - 1) if lengths is None else lengths - 1
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device):
             x = x.to(self.emission.dtype)
             emission = x @ self.emission
             if self.bias is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchssvm.potentials import Parts, Potentials
+from torchssvm.potentials import Parts, Potentials, full_precision
 from torchssvm.structures import Multiclass
 
 
@@ -36,7 +36,7 @@ class LinearMulticlass(nn.Module):
         """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off."""
         if x.ndim != 2 or x.shape[1] != self.weight.shape[0]:
             raise ValueError(f"x must be [B, {self.weight.shape[0]}], got {list(x.shape)}")
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device):
             x = x.to(self.weight.dtype)
             scores = x @ self.weight
             if self.bias is not None:

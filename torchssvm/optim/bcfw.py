@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,9 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchssvm.dual import DualState, Proposal
-from torchssvm.dual.state import squared_norm
+from torchssvm.dual.state import flat, squared_norm
 from torchssvm.optim.box_qp import gram, solve_box_qp
 from torchssvm.optim.line_search import exact_step
+from torchssvm.potentials import combine
 
 
 class BCFW(Optimizer):
@@ -139,18 +139,17 @@ class BCFW(Optimizer):
                 raise RuntimeError(
                     f"the loss was multiplied by {float(proposal.scale)}: only positive factors make sense"
                 )
-        pairs = [(p.detach(), p.grad) for p in dual.parameters if p.grad is not None]
-        for parameter, gradient in pairs:
+        actual = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
+        for parameter, gradient in zip(dual.parameters, actual, strict=True):
             if gradient.dtype != parameter.dtype or gradient.is_sparse:
                 raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_ADVICE}")
-            if not bool(torch.isfinite(gradient).all()):
-                raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")
+        gradient, weights = flat(actual), flat(dual.parameters)
+        if not bool(torch.isfinite(gradient).all()):
+            raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")
         eps = torch.finfo(dual.parameters[0].dtype).eps
-        found = sum(float((p.to(torch.float64) * g).sum()) for p, g in pairs)
-        expected = sum(float((p.scale * p.gammas * p.slopes).sum()) for p in proposals)
-        length = math.sqrt(squared_norm(g for _, g in pairs))
-        size = math.sqrt(squared_norm(p for p, _ in pairs)) * length
-        allowed = 1e-4 * abs(expected) + 200 * eps * size
+        found, length = float(weights @ gradient), float(gradient.norm())
+        expected = sum(float(p.scale * (p.gammas @ p.slopes)) for p in proposals)
+        allowed = 1e-4 * abs(expected) + 200 * eps * float(weights.norm()) * length
         if not abs(found - expected) <= allowed:
             # Slopes are sums of larger terms: allow for their rounding before an error is raised.
             allowed += 200 * eps * sum(_size_of_terms(p, dual.num_examples) for p in proposals)
@@ -159,19 +158,11 @@ class BCFW(Optimizer):
                 f"<w, gradient> is {found:.9g} and should be {expected:.9g}, as for every head that is linear in its "
                 f"weights: {_ADVICE}"
             )
-        if len(proposals) == 1 and proposals[0].gradients is not None:
-            reference = _combine(proposals[0].gradients, proposals[0].scale * proposals[0].gammas)
-        elif all(p.reference is not None for p in proposals):
-            scaled = [[g * p.scale.to(g.dtype) for g in p.reference or []] for p in proposals]
-            reference = [torch.stack(several).sum(0) for several in zip(*scaled, strict=True)]
-        elif all(p.gradients is not None for p in proposals):
-            summed = [_combine(p.gradients or [], p.scale * p.gammas) for p in proposals]
-            reference = [torch.stack(several).sum(0) for several in zip(*summed, strict=True)]
-        else:
+        known = [_known_gradient(proposal, dual.num_examples) for proposal in proposals]
+        if any(part is None for part in known):
             return
-        actual = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
-        difference = math.sqrt(squared_norm(a - r for a, r in zip(actual, reference, strict=True)))
-        scale = math.sqrt(squared_norm(reference))
+        reference = torch.stack([part for part in known if part is not None]).sum(0)
+        difference, scale = float((gradient - reference).norm()), float(reference.norm())
         if difference > 1e-4 * max(scale, length) + 200 * eps:
             raise RuntimeError(
                 f"the gradient differs from the one that the backward pass gave by {difference:.3g} (its length is "
@@ -204,9 +195,11 @@ _ADVICE = (
 )
 
 
-def _combine(gradients: list[Tensor], coefficients: Tensor) -> list[Tensor]:
-    """``sum_i coefficients_i gradients_i`` for each parameter."""
-    return [torch.tensordot(coefficients.to(g.dtype), g, 1) for g in gradients]
+def _known_gradient(proposal: Proposal, num_examples: int) -> Tensor | None:
+    """The gradient that the backward pass gave, as one vector, where it can be told without it."""
+    if proposal.gradients is not None:
+        return flat(combine(proposal.gradients, proposal.scale * proposal.gammas / num_examples))
+    return None if proposal.reference is None else float(proposal.scale) * flat(proposal.reference)
 
 
 def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
@@ -231,17 +224,20 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
         for several in zip(*(p.gradients or [] for p in proposals), strict=True)
     ]
     values = torch.cat([p.values[rows] for p, rows in zip(proposals, keep, strict=True)])
-    matrix = gram(stacked, torch.arange(len(values), device=values.device)) / dual.lam
+    matrix = gram(stacked, torch.arange(len(values), device=values.device)) / (dual.lam * dual.num_examples**2)
     gammas = solve_box_qp(matrix, values, max(p.sweeps for p in proposals))
     coefficients = [
         torch.zeros_like(proposal.gammas).index_put_((rows,), part)
         for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)
     ]
-    return coefficients, list(_combine(stacked, gammas))
+    return coefficients, list(combine(stacked, gammas / dual.num_examples))
 
 
 def _largest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
     """The largest step that keeps every block in its simplex: 1 over the largest coefficient of a block."""
+    if len(proposals) == 1:
+        largest = float(coefficients[0].max())
+        return 1.0 / largest if largest > 0.0 else 1.0
     index = torch.cat([proposal.index for proposal in proposals])
     _, inverse = index.unique(return_inverse=True)
     totals = torch.zeros(len(index), dtype=torch.float64, device=index.device)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.potentials import Parts, Potentials, conform, inner, subtract
+from torchssvm.potentials import Parts, Potentials, conform, full_precision, inner, subtract
 
 Labeling = Any
 """An output for each example of a batch: usually an int64 tensor ``[B, ...]``, or a tuple of tensors."""
@@ -139,7 +139,7 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         ValueError: Potentials are not finite; the target's own loss is not zero; the oracle returned an output that
             scores worse than the target, or one that scores more than its own bound.
     """
-    with torch.autocast(potentials.device.type, enabled=False):
+    with full_precision(potentials.device):
         potentials = potentials.detach()
         found = as_decoding(structure.augmented_argmax(potentials, target))
         target_parts = conform(structure.parts(target), potentials, "parts(target)")

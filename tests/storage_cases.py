@@ -1,0 +1,241 @@
+"""What every storage of the dual must do: inherit ``StorageTestCase``, say how to make one, get the tests."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import (
+    PROBLEMS,
+    Problem,
+    Training,
+    assert_same,
+    chain,
+    examples,
+    flat,
+    multiclass,
+    reference,
+    rng,
+    unpadded,
+)
+
+from torchssvm import certify
+from torchssvm.batch import apply_head
+from torchssvm.dual.storage import Storage
+
+SEEDS = st.integers(0, 2**31 - 1)
+KINDS = st.sampled_from(sorted(PROBLEMS))
+
+
+class StorageTestCase(ABC):
+    #: What the error of too little memory must name.
+    alternative: str
+
+    @abstractmethod
+    def make_storage(self) -> Storage: ...
+
+    @abstractmethod
+    def expected_bytes(self, problem: Problem) -> int:
+        """What all blocks of a problem of equally long examples take."""
+
+    def train(self, problem: Problem, **options) -> Training:
+        return problem.train(storage=self.make_storage(), **options)
+
+    def schedule(self, problem: Problem, seed: int, steps: int) -> list[list[int]]:
+        random = rng(seed)
+        return [
+            torch.randint(0, problem.n, (int(torch.randint(1, 4, (), generator=random)),), generator=random).tolist()
+            for _ in range(steps)
+        ]
+
+    @examples(12)
+    @given(seed=SEEDS, kind=KINDS, sweeps=st.sampled_from([0, 1, 10]), adjoint=st.booleans())
+    def test_the_trajectory_is_that_of_explicit_duals(self, seed, kind, sweeps, adjoint):
+        """Against a dual with one number for each output; the step sizes are taken over from the package."""
+        problem = PROBLEMS[kind](seed, adjoint=adjoint)
+        truth = reference(problem)
+        alphas = [torch.zeros(len(losses), dtype=torch.float64).numpy() for losses in truth.losses]
+        for alpha, parts in zip(alphas, truth.parts, strict=True):
+            alpha[abs(parts).sum(1).argmin()] = 1.0  # the target's own output
+        training = self.train(problem, sweeps=sweeps)
+        for rows in self.schedule(problem, seed, 12):
+            w = training.weights().numpy()
+            if truth.tied(w, rows):
+                continue
+            training.optim.zero_grad()
+            value = training.backward(rows)
+            (proposal,) = training.dual._pending
+            training.optim.step()
+            gamma = training.optim.param_groups[0]["lr"] * problem.lam
+            expected = 0.0
+            for row in proposal.rows.tolist():
+                i = rows[row]
+                scores = truth.losses[i] + truth.changes[i] @ w
+                best = scores.argmax()
+                gap = (scores[best] - alphas[i] @ scores) / truth.n
+                assert float(proposal.block_gaps[row]) == pytest.approx(gap, abs=1e-12)
+                expected += gap
+                step = gamma * float(proposal.gammas[row])
+                alphas[i] *= 1 - step
+                alphas[i][best] += step
+            assert value == pytest.approx(expected, abs=1e-12)
+            assert training.weights().numpy() == pytest.approx(truth.weights(alphas), abs=1e-10)
+            losses = [float(a @ losses) / truth.n for a, losses in zip(alphas, truth.losses, strict=True)]
+            assert training.dual.loss.tolist() == pytest.approx(losses, abs=1e-12)
+        assert training.dual.value() == pytest.approx(truth.dual(alphas), abs=1e-10)
+
+    @examples(10)
+    @given(seed=SEEDS, kind=KINDS)
+    def test_gather_is_what_was_subtracted(self, seed, kind):
+        """psi_i -= c Delta_i, read again through inner products and the head's adjoint."""
+        problem = PROBLEMS[kind](seed)
+        random = rng(seed)
+        training = self.train(problem)
+        parameters, n, lam = training.dual.parameters, problem.n, problem.lam
+        with torch.no_grad():
+            for p in parameters:
+                p.copy_(torch.randn(p.shape, generator=random, dtype=p.dtype))
+        storage = training.dual.storage
+        blocks = [torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64) for _ in range(n)]
+        for _ in range(6):
+            rows = torch.randperm(n, generator=random)[: int(torch.randint(1, n + 1, (), generator=random))]
+            batch = problem.batch(rows.tolist())
+            potentials = apply_head(training.head, batch)
+            stored = storage.gather(batch.index, potentials)
+            held = torch.stack([blocks[i] for i in rows])  # (1/n) Phi_i^T psi_i
+            torch.testing.assert_close(stored.inner(potentials), held @ flat(parameters))
+            torch.testing.assert_close(flat(storage.contribution(stored, potentials)), held.sum(0) / lam)
+            parts = {
+                name: torch.randn(t.shape, generator=random, dtype=t.dtype) for name, t in potentials.tensors.items()
+            }
+            for name, rows_of in potentials.ragged.items():
+                beyond = torch.arange(parts[name].shape[1]) >= (batch.lengths + rows_of).unsqueeze(1)
+                parts[name][beyond] = 0.0
+            decay = torch.rand(len(rows), generator=random, dtype=torch.float64)
+            combined, direct = stored.combine(parts, decay)
+            gradients = [g / n for g in potentials.adjoint(combined)]
+            if direct is not None:
+                gradients = [g + d for g, d in zip(gradients, direct, strict=True)]
+            expected = torch.cat([(g / n).flatten(1) for g in potentials.adjoint(parts)], 1) + decay[:, None] * held
+            torch.testing.assert_close(torch.cat([g.flatten(1) for g in gradients], 1), expected)
+            c = torch.rand(len(rows), generator=random, dtype=torch.float64)
+            keep = torch.arange(len(rows))[: max(1, len(rows) - 1)]
+            needed = [g.detach() for g in gradients] if storage.needs_gradients else None
+            stored.subtract(c, keep, combined, needed)
+            for row in keep.tolist():
+                blocks[int(rows[row])] = blocks[int(rows[row])] - c[row] * expected[row].detach()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("kind", sorted(PROBLEMS))
+    def test_state_dict_round_trip_to_the_bit(self, kind, dtype):
+        problem = PROBLEMS[kind](3, dtype=dtype, n=8)
+        twin = problem.copy()
+        training, other = self.train(problem), self.train(twin)
+        training.run(self.schedule(problem, 1, 20))
+        file = io.BytesIO()
+        torch.save(training.dual.storage.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+        other.dual.storage.check_state(state)
+        other.dual.storage.load_state_dict(state)
+        assert_same(other.dual.storage.state_dict(), training.dual.storage.state_dict())
+        batch = problem.batch(range(problem.n))
+        potentials = apply_head(training.head, batch)
+        expected = training.dual.storage.gather(batch.index, potentials).inner(potentials)
+        assert expected.abs().max() > 0
+        with torch.no_grad():
+            for p, q in zip(other.dual.parameters, training.dual.parameters, strict=True):
+                p.copy_(q)
+        found = other.dual.storage.gather(batch.index, apply_head(other.head, batch)).inner(potentials)
+        assert torch.equal(found, expected)
+
+    def test_a_state_dict_is_a_copy(self):
+        before = self.train(multiclass(2)).dual.storage
+        training = self.train(multiclass(2)).run([[0], [1, 2]])
+        state = training.dual.storage.state_dict()
+        before.load_state_dict(state)
+        frozen = before.state_dict()
+        training.run([[0], [3], [1, 2]])
+        assert_same(before.state_dict(), frozen)
+        assert_same(state, frozen)
+
+    def test_an_empty_storage_has_a_state_too(self):
+        training = self.train(multiclass(2))
+        state = training.dual.storage.state_dict()
+        other = self.train(multiclass(2)).run([[0], [1]])
+        other.dual.storage.load_state_dict(state)
+        assert other.dual.storage.nbytes() == training.dual.storage.nbytes() == 0
+
+    def test_too_little_memory_names_the_other_storage_and_changes_nothing(self):
+        problem = chain(4, n=4, ragged=False)
+        needed = self.expected_bytes(problem)
+        training = self.train(problem, memory_limit=needed - 1)
+        before = training.snapshot()
+        for _ in range(2):
+            with pytest.raises(MemoryError, match=self.alternative):
+                training.backward([0, 1])
+        assert_same(training.snapshot(), before)
+        assert not training.dual.pending
+        assert training.dual.storage.nbytes() == 0
+        enough = self.train(problem.copy(), memory_limit=needed)
+        enough.step([0, 1])
+        assert enough.dual.storage.nbytes() >= needed / 4
+
+    def test_the_estimate_is_what_it_takes(self):
+        problem = chain(4, n=4, ragged=False, states=4, longest=4)
+        training = self.train(problem)
+        potentials = apply_head(training.head, problem.batch([1]))
+        assert training.dual.storage.estimate(potentials) == self.expected_bytes(problem)
+        training.run([[0], [1], [2, 3]])
+        assert self.expected_bytes(problem) <= training.dual.storage.nbytes() <= 1.3 * self.expected_bytes(problem) + 400
+
+    def test_lengths_may_grow_and_shrink(self):
+        """Batches come with the padding of their own longest example, in any order."""
+        for shared in (True, False):
+            problem = chain(5, n=6, longest=4, states=2, shared=shared)
+            problem.lengths = torch.tensor([1, 2, 4, 3, 1, 2])
+            problem.y = problem.y.clamp(min=0).masked_fill(torch.arange(4) >= problem.lengths.unsqueeze(1), -1)
+            rows = [[0], [0, 4], [1, 0], [5], [3, 4], [2], [0], [1, 2, 3], [4], [0, 5], [3], [2, 1]]
+            truth = reference(problem)
+            cropped, wide = self.train(problem.copy()), self.train(problem.copy())
+            for some in rows:
+                if truth.tied(cropped.weights(), some):
+                    continue
+                batch = problem.batch(some)
+                cropped.step(batch)
+                wide.step(batch._replace(x=problem.x[some], y=problem.y[some]))  # always with the full padding
+            assert cropped.dual.steps >= 6
+            torch.testing.assert_close(cropped.weights(), wide.weights(), rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(cropped.dual.loss, wide.dual.loss, rtol=1e-9, atol=1e-11)
+            certificate = certify(cropped.head, cropped.dual, problem.everything(2))
+            assert certificate.gap >= 0
+            assert certificate.drift < 1e-12
+
+    def test_a_storage_belongs_to_one_dual(self):
+        storage = self.make_storage()
+        multiclass(0).train(storage=storage)
+        with pytest.raises(ValueError, match=r"already belongs to another DualState"):
+            multiclass(1).train(storage=storage)
+
+    def test_devices(self, device):
+        problem = chain(6)
+        here = self.train(problem.copy()).run([[0, 1], [2], [1, 3], [4, 0]])
+        there = self.train(problem.copy().to(device))
+        assert here.weights().abs().max() > 0
+        for rows in [[0, 1], [2], [1, 3], [4, 0]]:
+            batch = problem.batch(rows)
+            there.step(type(batch)(*(t.to(device) for t in batch)))
+        torch.testing.assert_close(there.weights().cpu(), here.weights())
+        torch.testing.assert_close(there.dual.loss.cpu(), here.dual.loss)
+
+
+def block(training: Training, i: int) -> object:
+    """psi_i as MeanParts keeps it, without padding."""
+    problem = training.problem
+    batch = problem.batch([i])
+    stored = training.dual.storage.gather(batch.index, apply_head(training.head, batch))
+    return unpadded(stored.psi, 0, None if batch.lengths is None else int(batch.lengths[0]), shared=True)

@@ -1,0 +1,73 @@
+"""Exact passes from inside a Lightning run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from torch import nn
+
+from torchssvm.certificate import Certificate, certify
+from torchssvm.optim import BCFW
+
+
+def find_bcfw(trainer: L.Trainer) -> BCFW:
+    """The optimizer that holds the dual.
+
+    Raises:
+        RuntimeError: The trainer has none (yet).
+    """
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, BCFW):
+            return optimizer
+    raise RuntimeError("the trainer has no BCFW optimizer, so there is no dual: a fit has to begin first")
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every part is in the mode it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def certify_run(trainer: L.Trainer, module: L.LightningModule, loader: Iterable[Any], *, refresh: bool) -> Certificate:
+    """Certify the weights that the module holds, with its features as they stand, in the trainer's precision.
+
+    Args:
+        trainer: The trainer; its progress bar shows the pass.
+        module: Its ``forward`` gives the potentials.
+        loader: Every training example once.
+        refresh: As in :func:`torchssvm.certify`.
+    """
+    dual = find_bcfw(trainer).dual
+    with evaluating(module), trainer.precision_plugin.forward_context():
+        return certify(module, dual, visible(trainer, loader, "Certifying"), refresh=refresh)
+
+
+def visible(trainer: L.Trainer, loader: Iterable[Any], description: str) -> Iterator[Any]:
+    """The batches, with a bar of their own beside the trainer's if it shows one."""
+    bar = trainer.progress_bar_callback
+    total = len(loader) if isinstance(loader, Sized) else None
+    if isinstance(bar, TQDMProgressBar) and bar.is_enabled:
+        from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+
+        yield from Tqdm(loader, desc=description, total=total, leave=False, dynamic_ncols=True, position=1)
+    elif isinstance(bar, RichProgressBar) and bar.is_enabled and bar.progress is not None:
+        task = bar._add_task(total or 0, description)
+        try:
+            for number, batch in enumerate(loader, 1):
+                yield batch
+                bar.progress.update(task, completed=number)
+        finally:
+            bar.progress.remove_task(task)
+            bar.refresh()
+    else:
+        yield from loader

@@ -1,0 +1,88 @@
+"""The training loader as Lightning holds it, and a loader for exact passes over the same examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
+from torch.utils.data import DataLoader
+
+from torchssvm.sampling import GapBatchSampler
+
+
+def take_training_loader(trainer: L.Trainer) -> DataLoader:
+    """The loader that Lightning will train from, before it is first iterated.
+
+    ``configure_optimizers`` must know n, and a ``GapBatchSampler`` must know the dual before worker processes fetch
+    ahead. ``trainer.fit_loop.setup_data`` would start them, so the loader is asked for here, once, and left where
+    Lightning looks for it.
+
+    Raises:
+        TypeError: Training does not come from one DataLoader over a dataset that knows its length.
+        ValueError: The dataset is empty, or loaders are to be made again during the run.
+    """
+    reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+    if reload:
+        raise ValueError(
+            f"reload_dataloaders_every_n_epochs={reload}: the dual has one block for each example of one dataset, so the "
+            "training loader is made once; leave it 0"
+        )
+    loader: Any = trainer.train_dataloader
+    if loader is None:
+        source = trainer.fit_loop._data_source
+        loader = _request_dataloader(source)
+        source.instance = loader
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"StructuredSVM trains from one torch DataLoader, not from a {type(loader).__name__}")
+    return loader
+
+
+def count_examples(loader: DataLoader) -> int:
+    """n, the size of the loader's dataset.
+
+    Raises:
+        TypeError: The dataset does not know its length.
+        ValueError: It is empty.
+    """
+    if not isinstance(loader.dataset, Sized):
+        raise TypeError(
+            f"the training dataset {type(loader.dataset).__name__} has no length: every example needs a dual block, so "
+            "the dataset must be map-style"
+        )
+    n = len(loader.dataset)
+    if n < 1:
+        raise ValueError("the training dataset is empty")
+    return n
+
+
+def gap_sampler(loader: DataLoader) -> GapBatchSampler | None:
+    """The loader's ``GapBatchSampler``, if it has one."""
+    sampler = loader.batch_sampler
+    return sampler if isinstance(sampler, GapBatchSampler) else None
+
+
+def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> DataLoader:
+    """Every training example once, in order; torch's global random state is not used.
+
+    Args:
+        loader: The training loader; dataset, collate function and workers are taken from it.
+        batch_size: Examples of a batch; None is four training batches, at least 64.
+    """
+    if batch_size is None:
+        size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+        batch_size = max(64, 4 * size)
+    return DataLoader(
+        loader.dataset,
+        batch_size=batch_size,
+        shuffle=False,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
+        generator=torch.Generator(),
+        persistent_workers=loader.num_workers > 0,
+    )

@@ -1,0 +1,122 @@
+"""The report of a run, written when it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from torchssvm.batch import Batch, apply_head, to_device
+from torchssvm.lightning.duality_gap import DualityGap, _training_loader
+from torchssvm.lightning.exact_pass import evaluating, find_bcfw
+from torchssvm.lightning.loaders import exact_pass_loader
+from torchssvm.report import RunReport, evaluate
+from torchssvm.structures.base import as_decoding
+
+
+class Report(Callback):
+    """Writes ``report.json`` and ``convergence.png`` when training ends, and a table to the screen.
+
+    Certificates are those of the run's :class:`DualityGap`; without one, only the final weights are certified. Training
+    examples and test examples (of ``test_dataloader``, else of validation) are decoded once. A run that is interrupted
+    from the keyboard leaves a report of what was certified until then.
+
+    Args:
+        folder: Where to.
+        task: What was trained, in a few words; None describes the training dataset.
+        draw_examples: ``(figure, batch, labelings) -> None`` draws a few test examples with their predictions below the
+            curves, such as ``torchssvm.datasets.ocr_drawing.draw_words``.
+
+    Attributes:
+        report: What was written; None before that.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = "runs/report",
+        task: str | None = None,
+        draw_examples: Callable[[Any, Batch, Any], None] | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.task = task
+        self.draw_examples = draw_examples
+        self.report: RunReport | None = None
+        self._own = DualityGap(tolerance=0.0)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock, if no ``DualityGap`` keeps it."""
+        self.report = None
+        self._own.on_fit_start(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Certify, evaluate and write."""
+        gap = self._gap(trainer)
+        gap.finish(trainer, pl_module)
+        structure = find_bcfw(trainer).dual.structure
+        tests = _test_batches(trainer, pl_module)
+        with evaluating(pl_module), trainer.precision_plugin.forward_context():
+            train = exact_pass_loader(_training_loader(trainer, pl_module), gap.batch_size)
+            on_train = evaluate(pl_module, structure, train, pl_module.device)
+            on_test = None if tests is None else evaluate(pl_module, structure, tests, pl_module.device)
+        self._write(trainer, pl_module, gap, train=on_train, test=on_test)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Write what is certain."""
+        gap = self._gap(trainer)
+        if isinstance(exception, KeyboardInterrupt) and gap.history:
+            gap.on_exception(trainer, pl_module, exception)
+            self._write(trainer, pl_module, gap)
+            print(self.report)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the table, below the progress bar."""
+        if self.report is not None:
+            print(f"{self.report}\n{'written to'.ljust(16)}  {self.folder}")
+
+    def _gap(self, trainer: L.Trainer) -> DualityGap:
+        return next((c for c in trainer.callbacks if isinstance(c, DualityGap)), self._own)  # type: ignore[attr-defined]
+
+    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule, gap: DualityGap, **evaluations: Any) -> None:
+        dual = find_bcfw(trainer).dual
+        seed = os.environ.get("PL_GLOBAL_SEED")
+        dataset = _training_loader(trainer, pl_module).dataset
+        self.report = RunReport.from_history(
+            self.task if self.task is not None else str(dataset).partition(" object at")[0].strip("<"),
+            gap.history,
+            num_weights=sum(p.numel() for p in dual.parameters),
+            stopped_because=gap.stopped_because or "not known",
+            seed=None if seed is None else int(seed),
+            device=pl_module.device,
+            extra={"epochs": trainer.current_epoch, "steps": trainer.global_step},
+            **evaluations,
+        )
+        batches = _test_batches(trainer, pl_module) if self.draw_examples is not None and evaluations else None
+        self.report.write(
+            self.folder, None if batches is None else lambda figure: self._draw(pl_module, batches, figure)
+        )
+
+    def _draw(self, pl_module: L.LightningModule, batches: Iterable[Batch], figure: Any) -> None:
+        assert self.draw_examples is not None
+        batch = to_device(next(iter(batches)), pl_module.device)
+        structure = find_bcfw(pl_module.trainer).dual.structure
+        with evaluating(pl_module):
+            labeling = as_decoding(structure.argmax(apply_head(pl_module, batch).detach())).labeling
+        self.draw_examples(figure, batch, labeling)
+
+
+def _test_batches(trainer: L.Trainer, pl_module: L.LightningModule) -> Iterable[Batch] | None:
+    """The batches of the test loaders, else of the validation loaders, else None."""
+    loaders: Any = trainer.val_dataloaders
+    for owner in (trainer.datamodule, pl_module):  # type: ignore[attr-defined]
+        if owner is not None and is_overridden("test_dataloader", owner):
+            loaders = owner.test_dataloader()
+            break
+    if loaders is None:
+        return None
+    return chain.from_iterable(loaders) if isinstance(loaders, list | tuple) else loaders

@@ -1,0 +1,102 @@
+"""Where in a run a checkpoint was taken: sampler and random state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.dual.storage import require
+from torchssvm.sampling import GapBatchSampler
+
+
+class RandomState:
+    """torch's random state on the CPU and on every CUDA device, as it is now."""
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        self.cpu: Tensor = torch.get_rng_state() if state is None else require(state, "cpu", Tensor, "random state")
+        if state is not None:
+            self.cuda: list[Tensor] = require(state, "cuda", list, "random state")
+        else:
+            self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        """Set it again; the state of CUDA devices that are not here is left out."""
+        torch.set_rng_state(self.cpu.cpu())
+        if torch.cuda.is_available():
+            for device, state in zip(range(torch.cuda.device_count()), self.cuda, strict=False):
+                torch.cuda.set_rng_state(state.cpu(), device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As tensors."""
+        return {"cpu": self.cpu, "cuda": self.cuda}
+
+
+@dataclass
+class ResumePoint:
+    """What a checkpoint says of the moment it was taken; kept until the resumed run trains its first batch.
+
+    Attributes:
+        num_examples: n of the run.
+        features_moved: Whether the features have been trained since the weights were last those of the dual.
+        random: Random state.
+        sampler: State of the ``GapBatchSampler``; None if there was none.
+        in_epoch: Whether the epoch under way has batches left.
+    """
+
+    num_examples: int
+    features_moved: bool
+    random: RandomState
+    sampler: dict[str, Any] | None
+    in_epoch: bool
+
+    @classmethod
+    def now(
+        cls, num_examples: int, features_moved: bool, sampler: GapBatchSampler | None, used: int, left: bool
+    ) -> ResumePoint:
+        """The present moment.
+
+        Args:
+            num_examples: n.
+            features_moved: As the attribute.
+            sampler: The training loader's, if it is a ``GapBatchSampler``.
+            used: Batches of this epoch that training has used.
+            left: Whether this epoch has batches left.
+        """
+        state = None
+        if sampler is not None:
+            state = sampler.state_dict(used=used if left else len(sampler))
+        return cls(num_examples, features_moved, RandomState(), state, left and used > 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers only."""
+        return {
+            "num_examples": self.num_examples,
+            "features_moved": self.features_moved,
+            "random": self.random.state_dict(),
+            "sampler": self.sampler,
+            "in_epoch": self.in_epoch,
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
+        """Read what ``state_dict`` gave.
+
+        Raises:
+            ValueError: The state is damaged.
+        """
+        return cls(
+            num_examples=require(state, "num_examples", int, "torchssvm"),
+            features_moved=require(state, "features_moved", bool, "torchssvm"),
+            random=RandomState(require(state, "random", dict, "torchssvm")),
+            sampler=None if state.get("sampler") is None else require(state, "sampler", dict, "torchssvm"),
+            in_epoch=require(state, "in_epoch", bool, "torchssvm"),
+        )
+
+    def rewind(self, sampler: GapBatchSampler | None) -> None:
+        """Bring sampler and random state to that moment."""
+        if sampler is not None and self.sampler is not None:
+            sampler.load_state_dict(self.sampler)
+        self.random.restore()

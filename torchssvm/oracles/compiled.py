@@ -1,0 +1,29 @@
+"""Numba, where it is installed: the same results to the bit, sooner."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+
+@functools.cache
+def numba_available() -> bool:
+    """Whether the extra ``torchssvm[numba]`` is installed; it is imported only when a kernel is first used."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile ``kernel`` at its first call, without fast-math, so that rounding and ties are those of its source."""
+    cell: list[Callable[..., Any]] = []
+
+    @functools.wraps(kernel)
+    def call(*arguments: Any) -> Any:
+        if not cell:
+            import numba
+
+            cell.append(numba.njit(cache=True, nogil=True)(kernel))
+        return cell[0](*arguments)
+
+    return call
