@@ -48,8 +48,8 @@ def apply_head(head: Any, batch: Batch) -> Any:
 
 
 def first_occurrences(index: Tensor) -> Tensor:
-    """Rows that hold an example for the first time, in order: ``[R]`` int64."""
-    _, inverse = index.unique(return_inverse=True)
-    rows = torch.arange(len(index), device=index.device)
-    first = torch.full_like(index, len(index)).scatter_reduce_(0, inverse, rows, "amin")
-    return rows[first[inverse] == rows]
+    """Rows that hold a number for the first time, in order: ``[R]`` int64."""
+    ordered, rows = index.sort(stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return torch.arange(len(index), device=index.device) if bool(first.all()) else rows[first].sort().values

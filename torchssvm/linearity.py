@@ -72,4 +72,5 @@ class _CheckOnce:
 
 def check_at_first_call(head: nn.Module) -> None:
     """Examine ``head`` at its first call with gradients enabled, and raise ValueError if it is not linear."""
-    head.register_forward_hook(_CheckOnce(), with_kwargs=True)
+    if not any(isinstance(hook, _CheckOnce) for hook in head._forward_hooks.values()):
+        head.register_forward_hook(_CheckOnce(), with_kwargs=True)

@@ -81,7 +81,7 @@ class BlockGap(nn.Module):
         if gradients is None and squared_is_zero(dual.parameters):
             reference = adjoint(potentials, weighted, dual.parameters)
 
-        def propose(upstream: Tensor) -> None:
+        def propose(upstream: float) -> None:
             dual.propose(
                 Proposal(
                     index=index,
@@ -159,7 +159,7 @@ class _ProposeInBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, propose: Callable[[Tensor], None], gradients: list[Tensor], *inputs: Tensor
+        ctx: Any, value: Tensor, propose: Callable[[float], None], gradients: list[Tensor], *inputs: Tensor
     ) -> Tensor:
         ctx.propose = propose
         ctx.gradients = gradients
@@ -168,8 +168,10 @@ class _ProposeInBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (factor,) = upstream
-        ctx.propose(factor.detach().to(torch.float64).clone())
-        return (None, None, None, *(gradient * factor.to(gradient.dtype) for gradient in ctx.gradients))
+        scale = float(factor)
+        ctx.propose(scale)
+        gradients = ctx.gradients if scale == 1.0 else [gradient * scale for gradient in ctx.gradients]
+        return (None, None, None, *gradients)
 
 
 def squared_is_zero(tensors: list[nn.Parameter]) -> bool:

@@ -41,7 +41,7 @@ class MeanParts(Storage):
             return _Fresh(self, index, potentials)
         if self._buffers.keys() != potentials.tensors.keys():
             raise ValueError(f"the dual holds blocks for {sorted(self._buffers)}, and the potentials are {potentials}")
-        psi = {}
+        psi, places = {}, {}
         for name, buffer in self._buffers.items():
             view = _row_view(potentials, name)
             rows = _rows(potentials, name)
@@ -51,9 +51,9 @@ class MeanParts(Storage):
                     f"example {example} came with {int(rows[index == example][0])} rows of {name}, and its dual block "
                     f"has {int(buffer.rows[example])}: an index must always name the same example"
                 )
-            found = buffer.read(buffer.locate(index, view.shape[1]), view.shape[2:])
-            psi[name] = found.view(potentials[name].shape)
-        return _StoredParts(self, index, potentials, psi)
+            places[name] = buffer.locate(index, view.shape[1])
+            psi[name] = buffer.read(places[name], view.shape[2:]).view(potentials[name].shape)
+        return _StoredParts(self, index, potentials, psi, places)
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """One backward pass of the head."""
@@ -61,12 +61,14 @@ class MeanParts(Storage):
         weight = 1.0 / (self.lam * self.num_examples)
         return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters)]
 
-    def add(self, index: Tensor, potentials: Potentials, parts: Parts) -> None:
+    def add(self, index: Tensor, potentials: Potentials, parts: Parts, places: Parts | None = None) -> None:
         """``psi_i += parts_i`` for distinct examples; the first call allocates."""
         for name, values in parts.items():
             if name not in self._buffers:
                 self._buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
-            self._buffers[name].add(index, _rows(potentials, name), values.view(_row_view(potentials, name).shape))
+            known = places.get(name) if places else None
+            view = values.view(_row_view(potentials, name).shape)
+            self._buffers[name].add(index, _rows(potentials, name), view, known)
 
     def nbytes(self) -> int:
         """Bytes held now."""
@@ -100,8 +102,11 @@ class MeanParts(Storage):
 
 
 class _StoredParts(Stored):
-    def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials, psi: Parts) -> None:
+    def __init__(
+        self, storage: MeanParts, index: Tensor, potentials: Potentials, psi: Parts, places: Parts | None = None
+    ) -> None:
         self.psi = psi
+        self._places = places
         self._storage = storage
         self._index = index
         self._potentials = potentials.detach()
@@ -116,7 +121,7 @@ class _StoredParts(Stored):
     def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
         change = scale(parts, -coefficients)
         if len(rows) == len(self._index):
-            self._storage.add(self._index, self._potentials, change)
+            self._storage.add(self._index, self._potentials, change, self._places)
         else:
             change = {name: tensor[rows] for name, tensor in change.items()}
             self._storage.add(self._index[rows], self._potentials.select(rows), change)

@@ -21,7 +21,7 @@ class Proposal:
         index: ``[B]`` int64, the examples.
         rows: ``[R]`` int64, the rows of the batch that count: the first of every example.
         gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
-        scale: 0-d, the upstream gradient that reached the loss.
+        scale: The upstream gradient that reached the loss.
         slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``: their weighted sum must equal ``<w, gradient>``.
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
         block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
@@ -36,7 +36,7 @@ class Proposal:
     index: Tensor
     rows: Tensor
     gammas: Tensor
-    scale: Tensor
+    scale: float
     slopes: Tensor
     loss_changes: Tensor
     block_gaps: Tensor

@@ -43,29 +43,36 @@ class RowBuffer:
         found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
         return found if found.shape == shape else _resize(found, shape)
 
-    def add(self, index: Tensor, rows: Tensor | None, values: Tensor) -> None:
-        """Add ``values`` ``[B, longest, *trailing]`` to the ``rows`` (None: 1 each) first rows of distinct examples."""
-        self._reserve(index, rows, values.shape[2:])
-        places = self.locate(index, values.shape[1]).flatten()
+    def add(self, index: Tensor, rows: Tensor | None, values: Tensor, places: Tensor | None = None) -> None:
+        """Add ``values`` ``[B, longest, *trailing]`` to the ``rows`` (None: 1 each) first rows of distinct examples.
+
+        ``places`` may be what ``locate`` said before; once all examples have their rows, it is still right.
+        """
+        if self.examples < len(self.start) or places is None:
+            self._place(index, rows)
+            places = self.locate(index, values.shape[1])
+        self._reserve(values.shape[2:])
         values = values.flatten(0, 1)
         if values.shape[1:] != self.values.shape[1:]:
             values = _resize(values, (len(values), *self.values.shape[1:]))
-        self.values.index_add_(0, places, values)  # padding adds zeros to row 0
+        self.values.index_add_(0, places.flatten(), values)  # padding adds zeros to row 0
 
-    def _reserve(self, index: Tensor, rows: Tensor | None, trailing: Sequence[int]) -> None:
-        if self.examples < len(self.start) and bool((new := self.start[index] == 0).any()):
+    def _place(self, index: Tensor, rows: Tensor | None) -> None:
+        """Give rows to the examples that have none."""
+        new = self.start[index] == 0
+        if bool(new.any()):
             added = torch.ones_like(index[new]) if rows is None else rows[new]
             ends = added.cumsum(0)
             self.start[index[new]] = self.used + ends - added
             self.rows[index[new]] = added
             self.used += int(ends[-1])
             self.examples += len(added)
-        wide = (
-            tuple(max(a, b) for a, b in zip(self.values.shape[1:], trailing, strict=True))
-            if (self.values.ndim > 1)
-            else tuple(trailing)
-        )
-        if self.used > len(self.values) or wide != tuple(self.values.shape[1:]):
+
+    def _reserve(self, trailing: Sequence[int]) -> None:
+        """Make room for all rows in use, each at least ``trailing`` large."""
+        held = tuple(self.values.shape[1:])
+        wide = tuple(max(a, b) for a, b in zip(held, trailing, strict=True)) if held else tuple(trailing)
+        if self.used > len(self.values) or wide != held:
             # Judge the final size by the examples seen; zeros cost no memory until they are written.
             expected = int(self.used / self.examples * len(self.start) * 1.02) + 1
             capacity = max(self.used, expected, len(self.values))

@@ -174,6 +174,8 @@ class DualState:
         if self.loss.device != device:
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
             self.storage.to(device)
+            if self.recomputed is not None:
+                self.recomputed = [tensor.to(device) for tensor in self.recomputed]
 
     def propose(self, proposal: Proposal) -> None:
         """Keep a step until the optimizer takes it; called by the backward pass of ``BlockGap``."""

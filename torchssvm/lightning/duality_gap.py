@@ -89,6 +89,10 @@ class DualityGap(Callback):
         """Certify the final weights."""
         self.finish(trainer, pl_module)
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Certify a run that was resumed with nothing left to train."""
+        self.finish(trainer, pl_module)
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Say that the run was cut off."""
         self.stopped_because = f"interrupted: {type(exception).__name__}" + (f": {exception}" if str(exception) else "")

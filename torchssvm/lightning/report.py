@@ -75,9 +75,10 @@ class Report(Callback):
             print(self.report)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show the table, below the progress bar."""
-        if self.report is not None:
-            print(f"{self.report}\n{'written to'.ljust(16)}  {self.folder}")
+        """Show the table, below the progress bar; a run that was resumed with nothing left to train gets one too."""
+        if self.report is None:
+            self.on_train_end(trainer, pl_module)
+        print(f"{self.report}\n{'written to'.ljust(16)}  {self.folder}")
 
     def _gap(self, trainer: L.Trainer) -> DualityGap:
         return next((c for c in trainer.callbacks if isinstance(c, DualityGap)), self._own)  # type: ignore[attr-defined]

@@ -309,8 +309,8 @@ class StructuredSVM(L.LightningModule):
         resume.rewind(run.sampler)
         if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
             iter(fetcher)
-        if resume.in_epoch:
-            resume.random.restore()
+        if run.sampler is not None:  # a validation loop may yet be passed over, which draws random numbers
+            run.at_first_batch = resume.random if resume.in_epoch else RandomState()
 
     def on_train_epoch_start(self) -> None:
         """Turn to the features or to the head; weights follow the features first."""
@@ -321,12 +321,15 @@ class StructuredSVM(L.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """From here on checkpoints are of this run."""
-        self._run.resume = None
+        if self._run.at_first_batch is not None:
+            self._run.at_first_batch.restore()
+        self._run.resume = self._run.at_first_batch = None
 
     def on_train_epoch_end(self) -> None:
         """A run that was resumed after the last batch of an epoch has not begun the next one."""
         if self._run.resume is not None:
             self._run.resume.rewind(self._run.sampler)
+            self._run.at_first_batch = None
 
     def on_validation_model_zero_grad(self) -> None:
         """Validation leaves the random state as it was: a run resumed after it must find the same."""
@@ -398,6 +401,7 @@ class _Run:
         self.loader: DataLoader | None = None
         self.sampler: GapBatchSampler | None = None
         self.resume: ResumePoint | None = None
+        self.at_first_batch: RandomState | None = None
         self.before_validation: RandomState | None = None
         self.frozen: list[nn.Parameter] = []
         self.features_moved = False
@@ -406,7 +410,7 @@ class _Run:
     def start(self, loader: DataLoader) -> None:
         self.loader, self.sampler = loader, gap_sampler(loader)
         self.features_moved = self.trains_features = False
-        self.before_validation = None
+        self.before_validation = self.at_first_batch = None
 
     @property
     def training_loader(self) -> DataLoader:

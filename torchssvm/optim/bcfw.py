@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -135,20 +136,18 @@ class BCFW(Optimizer):
         """
         dual = self.dual
         for proposal in proposals:
-            if not (bool(torch.isfinite(proposal.scale)) and float(proposal.scale) > 0.0):
-                raise RuntimeError(
-                    f"the loss was multiplied by {float(proposal.scale)}: only positive factors make sense"
-                )
+            if not (math.isfinite(proposal.scale) and proposal.scale > 0.0):
+                raise RuntimeError(f"the loss was multiplied by {proposal.scale}: only positive factors make sense")
         actual = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
         for parameter, gradient in zip(dual.parameters, actual, strict=True):
             if gradient.dtype != parameter.dtype or gradient.is_sparse:
                 raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_ADVICE}")
         gradient, weights = flat(actual), flat(dual.parameters)
-        if not bool(torch.isfinite(gradient).all()):
+        found, length = float(weights @ gradient), float(gradient.norm())
+        if not math.isfinite(length):
             raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")
         eps = torch.finfo(dual.parameters[0].dtype).eps
-        found, length = float(weights @ gradient), float(gradient.norm())
-        expected = sum(float(p.scale * (p.gammas @ p.slopes)) for p in proposals)
+        expected = sum(p.scale * float(p.gammas @ p.slopes) for p in proposals)
         allowed = 1e-4 * abs(expected) + 200 * eps * float(weights.norm()) * length
         if not abs(found - expected) <= allowed:
             # Slopes are sums of larger terms: allow for their rounding before an error is raised.
@@ -161,7 +160,8 @@ class BCFW(Optimizer):
         known = [_known_gradient(proposal, dual.num_examples) for proposal in proposals]
         if any(part is None for part in known):
             return
-        reference = torch.stack([part for part in known if part is not None]).sum(0)
+        reference = sum(part for part in known if part is not None)
+        assert isinstance(reference, Tensor)
         difference, scale = float((gradient - reference).norm()), float(reference.norm())
         if difference > 1e-4 * max(scale, length) + 200 * eps:
             raise RuntimeError(
@@ -198,8 +198,8 @@ _ADVICE = (
 def _known_gradient(proposal: Proposal, num_examples: int) -> Tensor | None:
     """The gradient that the backward pass gave, as one vector, where it can be told without it."""
     if proposal.gradients is not None:
-        return flat(combine(proposal.gradients, proposal.scale * proposal.gammas / num_examples))
-    return None if proposal.reference is None else float(proposal.scale) * flat(proposal.reference)
+        return flat(combine(proposal.gradients, proposal.gammas * (proposal.scale / num_examples)))
+    return None if proposal.reference is None else proposal.scale * flat(proposal.reference)
 
 
 def _size_of_terms(proposal: Proposal, num_examples: int) -> float:

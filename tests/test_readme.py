@@ -1,0 +1,49 @@
+"""The code in the README runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_readme_has_its_examples() -> None:
+    assert len(BLOCKS) == 4
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """All blocks, run one after the other in one namespace."""
+    namespace: dict = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("readme"))
+        for block in BLOCKS:
+            exec(compile(block, str(README), "exec"), namespace)
+    return namespace
+
+
+def test_plain_loop_ends_with_a_certificate(names: dict) -> None:
+    certificate = names["certificate"]
+    assert certificate.exact
+    assert certificate.gap == pytest.approx(certificate.primal - certificate.dual)
+    # The optimum is known to lie between these.
+    assert certificate.dual <= 0.16556
+    assert certificate.primal >= 0.16458
+    assert 0.0 <= certificate.gap < 0.25
+
+
+def test_lightning_stops_on_the_certified_gap(names: dict) -> None:
+    assert names["gap"].certificate.gap <= 0.2
+    assert "0.2" in names["gap"].stopped_because
+
+
+def test_own_structure_reaches_its_optimum(names: dict) -> None:
+    certificate = names["certify"](
+        names["scores"], names["labels"], [names["Batch"](names["x"], names["y"], names["torch"].arange(40))]
+    )
+    assert 0.0 <= certificate.gap < 0.1 * certificate.primal
+    assert names["check"](
+        names["scores"], names["LabelSet"](), names["Batch"](names["x"][:8], names["y"][:8], names["torch"].arange(8))
+    ).ok
