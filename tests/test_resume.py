@@ -22,7 +22,13 @@ from torchssvm import GapBatchSampler, LinearChain, Permutation  # noqa: E402
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
 
-WORDS, BATCH, BATCHES = 30, 3, 10
+WORDS, BATCH = 30, 3
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory"),
+]
 
 
 class Words(L.LightningDataModule):
@@ -194,6 +200,18 @@ CASES = {
     "part of an epoch": {"checkpoint": {"every_n_train_steps": 3}, "trainer": {"limit_train_batches": 6}},
     "a permutation": {"checkpoint": {"every_n_train_steps": 3}, "order": Permutation()},
     "a plain loader that shuffles, ends of epochs": {"checkpoint": {"every_n_epochs": 1}, "shuffle": True},
+    "a limit of steps": {
+        "checkpoint": {"every_n_train_steps": 5, "save_last": True},
+        "trainer": {"max_steps": 27, "max_epochs": -1},
+        "validate": True,
+    },
+    "features that are trained, two workers": {
+        "joint": True,
+        "workers": 2,
+        "checkpoint": {"every_n_train_steps": 10},
+        "validate": True,
+        "every": 3,
+    },
     "features that are trained": {"joint": True, "checkpoint": {"every_n_train_steps": 5}, "epochs": 5, "every": 3},
     "features that are trained, validation": {
         "joint": True,
@@ -212,3 +230,75 @@ def test_a_resumed_run_ends_as_the_run_left_alone(case, tmp_path):
     assert len(checkpoints) > 1
     for number, checkpoint in enumerate(checkpoints):
         same(run(tmp_path / str(number), resume=checkpoint, **case), alone, checkpoint.name)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_ends_as_the_run_left_alone(workers, tmp_path):
+    case = {"checkpoint": {"every_n_train_steps": 3}, "epochs": 3, "workers": workers}
+    script = f"from test_resume import *\nrun(Path({str(tmp_path / 'killed')!r}), slow=True, **{case!r})"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], env=environment)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "killed").glob("*.ckpt")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    wait = float(torch.empty(()).uniform_(0, 0.4, generator=torch.Generator().manual_seed(time.time_ns() % 2**31)))
+    time.sleep(wait)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    last = max((tmp_path / "killed").glob("*.ckpt"))
+    assert last.name < "step=030.ckpt", "the run was over before it was killed"
+    same(run(tmp_path / "resumed", resume=last, **case), run(tmp_path / "alone", **case), f"{last.name} after {wait} s")
+
+
+def test_the_draws_do_not_depend_on_the_workers(tmp_path):
+    same(run(tmp_path, epochs=3, every=1), run(tmp_path, epochs=3, every=1, workers=2))
+
+
+def test_a_checkpoint_holds_tensors_and_numbers_only_and_no_duals_among_the_weights(tmp_path):
+    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1, joint=True)
+    content = torch.load(tmp_path / "step=005.ckpt", weights_only=True)
+    assert {name.partition(".")[0] for name in content["state_dict"]} == {"head", "features"}
+    assert content["torchssvm"]["num_examples"] == WORDS
+    assert content["torchssvm"]["sampler"]["used"] == 5
+    assert content["torchssvm"]["in_epoch"]
+    assert content["optimizer_states"][0]["dual"]["num_examples"] == WORDS
+    assert torch.load(tmp_path / "step=010.ckpt", weights_only=True)["torchssvm"]["sampler"]["epoch"] == 1
+
+
+def test_a_resumed_run_says_nothing_of_weights_that_were_not_zero(tmp_path, recwarn):
+    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1)
+    recwarn.clear()
+    run(tmp_path, resume=tmp_path / "step=005.ckpt", epochs=1)
+    assert [str(w.message) for w in recwarn if "not zero" in str(w.message) or "not resumable" in str(w.message)] == []
+
+
+def test_a_checkpoint_of_another_dataset_is_refused(tmp_path, monkeypatch):
+    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1)
+    monkeypatch.setitem(globals(), "WORDS", 20)
+    with pytest.raises(ValueError, match="trained on 30 examples, and the training dataset has 20"):
+        run(tmp_path, resume=tmp_path / "step=005.ckpt", epochs=1)
+
+
+def test_a_run_that_had_reached_the_tolerance_does_not_go_on(tmp_path):
+    def fit(resume=None):
+        model = StructuredSVM(LinearChain(128, 26), lam=1.0)
+        gap = DualityGap(0.05, every_n_epochs=1)
+        trainer = L.Trainer(
+            max_epochs=50,
+            accelerator="cpu",
+            callbacks=[gap, ModelCheckpoint(tmp_path, save_last=True)],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(model, datamodule=Words(), ckpt_path=resume)
+        return trainer.global_step, gap
+
+    steps, gap = fit()
+    assert "<= tolerance 0.05" in gap.stopped_because
+    again, resumed = fit(tmp_path / "last.ckpt")
+    assert again == steps
+    assert resumed.stopped_because == gap.stopped_because
+    assert resumed.history == gap.history

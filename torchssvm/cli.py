@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 
-def main(args: Any = None) -> Any:
+def main(args: Sequence[str] | None = None) -> None:
     """Run the command line, ``torchssvm fit --config examples/ocr.yaml`` for instance.
 
-    The model is :class:`torchssvm.lightning.StructuredSVM` unless ``--model.class_path`` names another; data is any
-    ``LightningDataModule`` by ``--data``. All options of the ``Trainer`` are options here.
+    The model is :class:`torchssvm.lightning.StructuredSVM`; the data are ``OCRData`` unless ``--data`` names another
+    ``LightningDataModule``; all options of the ``Trainer`` are options here.
 
     Args:
-        args: Arguments in place of those of the process; a list of strings.
+        args: Arguments in place of those of the process.
 
     Raises:
         ImportError: Lightning or jsonargparse is missing.
@@ -20,20 +20,27 @@ def main(args: Any = None) -> Any:
     try:
         import jsonargparse  # noqa: F401
         import lightning as L
-        from lightning.pytorch.cli import LightningCLI
+        from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("lightning", "jsonargparse"):
             raise
         raise ImportError("the command line needs Lightning: pip install 'torchssvm[lightning]'") from error
     from torchssvm.lightning import StructuredSVM
 
-    return LightningCLI(
+    class CLI(LightningCLI):
+        """Lightning's command line with a default dataset."""
+
+        def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            """Train on the words that come with the package if nothing else is said."""
+            parser.set_defaults({"data": {"class_path": "torchssvm.datasets.OCRData"}})
+
+    CLI(
         StructuredSVM,
         L.LightningDataModule,
         subclass_mode_data=True,
-        args=args,
-        save_config_kwargs={"overwrite": True},
         auto_configure_optimizers=False,
+        save_config_kwargs={"overwrite": True},
+        args=None if args is None else list(args),
     )
 
 

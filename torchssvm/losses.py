@@ -57,10 +57,11 @@ class BlockGap(nn.Module):
         index = dual.check_batch(index, potentials)
         target = dual.structure.check_target(target, potentials)
         rows = first_occurrences(index)
-        corner = find_corner(dual.structure, potentials, target)
+        detached = potentials.detach()
+        corner = find_corner(dual.structure, detached, target)
         with torch.no_grad():
-            stored = dual.storage.gather(index, potentials)
-            losses, held = dual.loss[index], stored.inner(potentials)
+            stored = dual.storage.gather(index, detached)
+            losses, held = dual.loss[index], stored.inner(detached)
             # g_i = H_i/n + <p(y_i) - mu_i, theta_i>/n - l_i
             gaps = corner.hinge / dual.num_examples + held - losses
         if not (torch.is_grad_enabled() and potentials.requires_grad):
@@ -69,7 +70,8 @@ class BlockGap(nn.Module):
             direction = self.direction(corner, dual.num_examples)
             decay = direction.decay
             parts, direct = stored.combine(direction.parts, decay)
-            slopes = direction.slopes + (held if decay is None else decay * held)
+            kept = held if decay is None else decay * held
+            slopes = direction.slopes + kept
             changes = direction.loss - (losses if decay is None else decay * losses)
         gradients = self._gradients(potentials, parts, direct)
         gammas = torch.zeros_like(gaps)
@@ -89,12 +91,13 @@ class BlockGap(nn.Module):
                     gammas=gammas,
                     scale=upstream,
                     slopes=slopes,
+                    slope_terms=direction.slopes.abs() + kept.abs(),
                     loss_changes=changes,
                     block_gaps=gaps,
                     parts=parts,
                     gradients=gradients,
                     reference=reference,
-                    potentials=potentials.detach(),
+                    potentials=detached,
                     stored=stored,
                     sweeps=self.sweeps,
                 )

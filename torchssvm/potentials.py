@@ -104,10 +104,14 @@ class Potentials:
 
     def replace(self, tensors: Parts) -> Potentials:
         """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
-        return Potentials(tensors, self.lengths, ragged=self.ragged)
+        other = object.__new__(Potentials)
+        other.tensors, other.lengths, other.ragged, other.adjoint = tensors, self.lengths, self.ragged, None
+        return other
 
     def detach(self) -> Potentials:
         """The same numbers, cut from the graph."""
+        if not self.requires_grad and self.adjoint is None:
+            return self
         return self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
 
     def select(self, rows: Tensor) -> Potentials:

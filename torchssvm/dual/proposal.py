@@ -23,6 +23,7 @@ class Proposal:
         gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
         scale: The upstream gradient that reached the loss.
         slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``: their weighted sum must equal ``<w, gradient>``.
+        slope_terms: ``[B]`` float64, the sum of the magnitudes of the two terms of each slope.
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
         block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
         parts: The direction as ``Stored.combine`` gave it.
@@ -38,6 +39,7 @@ class Proposal:
     gammas: Tensor
     scale: float
     slopes: Tensor
+    slope_terms: Tensor
     loss_changes: Tensor
     block_gaps: Tensor
     parts: Parts

@@ -12,5 +12,6 @@ from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.report import Report
 from torchssvm.lightning.structured_svm import StructuredSVM
+from torchssvm.lightning.write_predictions import WritePredictions
 
-__all__ = ["Alternate", "AveragedWeights", "DualityGap", "Report", "StructuredSVM"]
+__all__ = ["Alternate", "AveragedWeights", "DualityGap", "Report", "StructuredSVM", "WritePredictions"]

@@ -27,8 +27,8 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
     reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if reload:
         raise ValueError(
-            f"reload_dataloaders_every_n_epochs={reload}: the dual has one block for each example of one dataset, so the "
-            "training loader is made once; leave it 0"
+            f"reload_dataloaders_every_n_epochs={reload}: the dual has one block for each example of one dataset, so "
+            "the training loader is made once; leave it 0"
         )
     loader: Any = trainer.train_dataloader
     if loader is None:

@@ -110,6 +110,7 @@ class StructuredSVM(L.LightningModule):
         self.direction = direction
         self.memory_limit = memory_limit
         self._run = _Run()
+        self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
         self.train(self.training)
 
     # What users call
@@ -145,9 +146,13 @@ class StructuredSVM(L.LightningModule):
     def train(self, mode: bool = True) -> StructuredSVM:
         """Set the mode; features that are not being trained stay in evaluation mode."""
         super().train(mode)
-        if self.features is not None and not self._run.trains_features:
-            self.features.eval()
+        if not self._run.trains_features:
+            self._rest()
         return self
+
+    def _rest(self) -> None:
+        if self.features is not None:
+            self.features.eval()
 
     # Steps
 
@@ -299,9 +304,7 @@ class StructuredSVM(L.LightningModule):
         The loader's iterator was made before that; worker processes have fetched ahead already.
         """
         resume, run = self._run.resume, self._run
-        epoch = self.trainer.current_epoch
-        run.trains_features = self.joint is not None and self.joint.trains_features(epoch)
-        self.train()
+        self._turn()
         if resume is None:
             return
         if not resume.in_epoch and not run.trains_features:
@@ -314,10 +317,17 @@ class StructuredSVM(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Turn to the features or to the head; weights follow the features first."""
-        self._run.trains_features = self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)
-        self.train()
+        self._turn()
         if not self._run.trains_features:
             self.follow_features()
+
+    def _turn(self) -> None:
+        """Begin what the schedule has for this epoch; trained features are in the modes that they were given in."""
+        self._run.trains_features = self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)
+        if self.features is None:
+            return
+        for name, part in self.features.named_modules():
+            part.training = self._run.trains_features and self._modes.get(name, True)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """From here on checkpoints are of this run."""
@@ -349,6 +359,7 @@ class StructuredSVM(L.LightningModule):
                 parameter.requires_grad_(True)
             self._run.frozen = []
             self._run.trains_features = False
+            self._rest()
 
     def follow_features(self) -> None:
         """Recompute the weights from the dual if the features have been trained since; else do nothing."""

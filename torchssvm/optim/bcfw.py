@@ -203,11 +203,11 @@ def _known_gradient(proposal: Proposal, num_examples: int) -> Tensor | None:
 
 
 def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
-    """``sum_i scale gamma_i |Delta_i| |theta_i| / n``: how large the terms of the slopes are."""
-    total = 0.0
+    """How large the numbers are that the slopes were summed from: their rounding is relative to it."""
+    total = proposal.scale * float(proposal.gammas @ proposal.slope_terms)
     for name, tensor in proposal.potentials.tensors.items():
         sizes = tensor.flatten(1).norm(dim=1) * proposal.parts[name].flatten(1).norm(dim=1)
-        total += float((proposal.scale * proposal.gammas * sizes).sum()) / num_examples
+        total += proposal.scale * float(proposal.gammas @ sizes.to(torch.float64)) / num_examples
     return total
 
 

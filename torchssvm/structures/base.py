@@ -84,18 +84,26 @@ class Structure(ABC):
             bound=None if found.bound is None else found.bound + constant,
         )
 
+    def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+        """``parts(labeling) - parts(target)``, in the shapes and the dtype of ``potentials``."""
+        parts = conform(self.parts(labeling), potentials, "parts(labeling)")
+        return subtract(parts, conform(self.parts(target), potentials, "parts(target)"))
+
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
         """The target in the form that ``parts`` and ``loss`` take, or an error that says what is wrong with it.
 
-        The default takes any target whose tensors have the batch as first axis.
+        The default takes any target whose tensors have the batch as first axis and whose own loss is zero. A structure
+        with its own check, and a loss that is zero at the target by construction, need not look at the loss.
 
         Raises:
-            ValueError: The target does not fit the potentials.
+            ValueError: The target does not fit the potentials, or its own loss is not zero.
         """
         if isinstance(target, Tensor) and (not target.ndim or target.shape[0] != potentials.batch_size):
             raise ValueError(
                 f"target has shape {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
             )
+        own = _per_example(self.loss(target, target), potentials, "loss(target, target)")
+        _reject(own != 0, "the target's own loss is not zero in rows {rows}: loss(target, target) must be 0")
         return target
 
     def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
@@ -136,28 +144,26 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
     """Loss-augmented decoding with every check that the rest relies on. ``target`` comes from ``check_target``.
 
     Raises:
-        ValueError: Potentials are not finite; the target's own loss is not zero; the oracle returned an output that
-            scores worse than the target, or one that scores more than its own bound.
+        ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
+            the target, or one that scores more than its own bound.
     """
     with full_precision(potentials.device):
         potentials = potentials.detach()
         found = as_decoding(structure.augmented_argmax(potentials, target))
-        target_parts = conform(structure.parts(target), potentials, "parts(target)")
-        parts = subtract(conform(structure.parts(found.labeling), potentials, "parts(labeling)"), target_parts)
+        parts = structure.difference(found.labeling, target, potentials)
         loss = _per_example(structure.loss(found.labeling, target), potentials, "loss(labeling, target)")
-        own = _per_example(structure.loss(target, target), potentials, "loss(target, target)")
         hinge = inner(parts, potentials.tensors) + loss
         if found.exact and found.bound is None:
             bound = hinge
         elif found.bound is None:
             raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
         else:
+            target_parts = conform(structure.parts(target), potentials, "parts(target)")
             score = inner(target_parts, potentials.tensors)
             bound = found.bound.to(torch.float64) - score
             slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
-    if bool((~(hinge >= 0) | (own != 0) | (loss < 0) | torch.isinf(hinge)).any()):  # one look, the details if needed
+    if not (float(torch.minimum(hinge, loss).min()) >= 0.0 and float(hinge.max()) < torch.inf):  # then the details
         _reject(~torch.isfinite(hinge), "the potentials of rows {rows} are not finite: check features and weights")
-        _reject(own != 0, "the target's own loss is not zero in rows {rows}: loss(target, target) must be 0")
         _reject(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
         largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.oracles import viterbi
-from torchssvm.potentials import Potentials
+from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Structure
 from torchssvm.structures.multiclass import check_labels
 
@@ -89,6 +89,22 @@ class Chain(Structure):
         transition = torch.zeros(batch, max(longest - 1, 0), states * states, device=labels.device)
         transition.scatter_(2, pairs.unsqueeze(2), both.unsqueeze(2))
         return {"emission": emission, "transition": transition.view(batch, -1, states, states)}
+
+    def difference(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Parts:
+        """The states and pairs that appear, less those that disappear."""
+        states, found, true = self.num_states, labeling, _labels(target)
+        real = (true >= 0).to(potentials.dtype)
+        parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
+        pairs = real[:, 1:]
+        transition = parts["transition"].flatten(1 if self.shared else 2)
+        for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
+            parts["emission"].scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
+            places = labels[:, :-1] * states + labels[:, 1:]
+            if self.shared:
+                transition.scatter_add_(1, places, sign * pairs)
+            else:
+                transition.scatter_add_(2, places.unsqueeze(2), (sign * pairs).unsqueeze(2))
+        return parts
 
     def loss(self, labeling: Tensor, target: Tensor | WeightedLabels) -> Tensor:
         """Hamming loss, ``[B]`` float64."""

@@ -1,0 +1,440 @@
+"""Orders of visiting the blocks: distributions, epochs, resuming, worker processes."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import Training, assert_same, chain, examples, multiclass, rng
+from scipy import stats
+from torch.utils.data import DataLoader, Dataset
+
+from torchssvm import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform, certify
+
+ORDERS = [Proportional(), Proportional(0.5), LargestGap(), Uniform(), Permutation()]
+
+
+def with_gaps(gaps: list[float], **options) -> GapBatchSampler:
+    training = multiclass(0, n=len(gaps)).train()
+    training.dual.gap_estimates = torch.tensor(gaps, dtype=torch.float64)
+    return GapBatchSampler(training.dual, **options)
+
+
+def draws(sampler: GapBatchSampler, epochs: int) -> list[int]:
+    return [i for _ in range(epochs) for batch in sampler for i in batch]
+
+
+# -- Distributions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5, 2.0, 0.0])
+def test_frequencies_are_proportional_to_powers_of_the_gaps(power):
+    gaps = [0.1, 0.4, 1.0, 2.0, 0.5]
+    found = Counter(draws(with_gaps(gaps, batch_size=1, order=Proportional(power), seed=1), 1000))
+    expected = torch.tensor(gaps, dtype=torch.float64) ** power
+    expected = 5000 * expected / expected.sum()
+    _, p = stats.chisquare([found[i] for i in range(5)], expected.tolist())
+    assert p > 1e-3
+    if power:  # the test has power: other frequencies are told apart
+        assert stats.chisquare([found[i] for i in range(5)], [1000] * 5)[1] < 1e-9
+
+
+def test_the_first_of_a_batch_is_proportional_and_so_is_the_second_given_the_first():
+    gaps = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    batches = Proportional().draw(gaps, 8000, 2, rng(3))
+    pairs = Counter(tuple(batch.tolist()) for batch in batches)
+    keys = [(a, b) for a in range(4) for b in range(4) if a != b]
+    expected = [8000 * float(gaps[a] / 10 * gaps[b] / (10 - gaps[a])) for a, b in keys]
+    assert set(pairs) == set(keys)
+    assert stats.chisquare([pairs[key] for key in keys], expected)[1] > 1e-3
+
+
+def test_uniform_frequencies():
+    sampler = with_gaps([5.0, 0.0, 0.0, 1.0], batch_size=1, order=Uniform(), seed=2)
+    found = Counter(draws(sampler, 1000))
+    assert stats.chisquare([found[i] for i in range(4)])[1] > 1e-3
+    epochs = [sorted(batch[0] for batch in sampler) for _ in range(20)]
+    assert any(epoch != [0, 1, 2, 3] for epoch in epochs)  # with replacement over batches
+
+
+def test_permutation_visits_everything_once_in_changing_order():
+    sampler = with_gaps([5.0, 0.0, 0.0, 1.0, 2.0], batch_size=2, order=Permutation(), seed=2)
+    epochs = [[tuple(batch) for batch in sampler] for _ in range(6)]
+    for batches in epochs:
+        assert [len(batch) for batch in batches] == [2, 2, 1]
+        assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 3, 4]
+    assert len(set(map(tuple, epochs))) > 1
+
+
+def test_largest_gaps_come_first():
+    sampler = with_gaps([0.3, 0.1, 0.9, 0.5, 0.7], batch_size=2, order=LargestGap())
+    assert [sorted(batch) for batch in sampler] == [[2, 4], [0, 3], [1, 2]]  # and again from the start
+
+
+def test_ties_of_the_largest_gap_are_broken_at_random():
+    sampler = with_gaps([1.0] * 6, batch_size=1, order=LargestGap())
+    assert {next(iter(sampler))[0] for _ in range(60)} == set(range(6))
+
+
+@examples(60)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    order=st.sampled_from(ORDERS),
+    n=st.integers(1, 12),
+    batch_size=st.integers(1, 15),
+    zeros=st.booleans(),
+)
+def test_batches_are_distinct_and_of_the_right_size(seed, order, n, batch_size, zeros):
+    gaps = torch.rand(n, generator=rng(seed), dtype=torch.float64)
+    gaps = torch.where(gaps < 0.7, 0.0, gaps) if zeros else gaps
+    sampler = with_gaps(gaps.tolist(), batch_size=batch_size, order=order, seed=seed)
+    size = min(batch_size, n)
+    assert len(sampler) == -(-n // size)
+    for _ in range(3):
+        batches = list(sampler)
+        assert len(batches) == len(sampler)
+        for k, batch in enumerate(batches):
+            assert len(set(batch)) == len(batch)
+            assert all(0 <= i < n for i in batch)
+            last = isinstance(order, Permutation) and k == len(batches) - 1
+            assert len(batch) == (n - size * (len(batches) - 1) if last else size)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_all_gaps_zero_is_no_error(order):
+    found = draws(with_gaps([0.0] * 4, batch_size=2, order=order), 200)
+    assert len(found) == 800
+    assert set(found) == {0, 1, 2, 3}
+
+
+def test_fewer_gaps_than_a_batch_are_filled_with_others():
+    sampler = with_gaps([0.0, 0.0, 3.0, 0.0, 1.0, 0.0], batch_size=4)
+    fill = Counter()
+    for _ in range(150):
+        for batch in sampler:
+            assert {2, 4} <= set(batch)
+            fill.update(set(batch) - {2, 4})
+    assert set(fill) == {0, 1, 3, 5}
+    assert stats.chisquare([fill[i] for i in (0, 1, 3, 5)])[1] > 1e-4
+
+
+def test_tiny_and_huge_gaps_do_not_overflow():
+    found = draws(with_gaps([1e-300, 1e-300, 0.0], batch_size=1), 50)
+    assert set(found) == {0, 1}
+    assert set(draws(with_gaps([1e300, 1e-300, 1e300], batch_size=1), 50)) == {0, 2}
+
+
+# -- Epochs and unknown gaps -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [Proportional(), LargestGap()], ids=repr)
+@pytest.mark.parametrize(("n", "batch_size"), [(10, 3), (9, 3), (4, 1), (3, 7)])
+def test_unknown_gaps_come_first_exactly_once(order, n, batch_size):
+    training = multiclass(1, n=n).train()
+    sampler = GapBatchSampler(training.dual, batch_size=batch_size, order=order)
+    seen = []
+    for batch in sampler:
+        training.step(batch)
+        seen += batch
+    assert sorted(seen) == list(range(n))
+    assert seen != sorted(seen) or n < 5
+    assert bool(torch.isfinite(training.dual.gap_estimates).all())
+
+
+def test_some_unknown_gaps_come_before_all_others():
+    inf = float("inf")
+    sampler = with_gaps([5.0, inf, 1.0, inf, 2.0, inf, 0.5, 1.0], batch_size=2)
+    batches = list(sampler)
+    assert set(batches[0]) <= {1, 3, 5}
+    assert {1, 3, 5} <= set(batches[0] + batches[1])
+    assert len(batches) == 4
+
+
+def test_epochs_are_counted():
+    sampler = with_gaps([1.0, 2.0, 3.0], batch_size=2)
+    assert sampler.epoch == 0
+    for expected in range(3):
+        for _ in sampler:
+            assert sampler.epoch == expected
+
+
+def test_an_epoch_that_is_broken_off_is_followed_by_a_new_one():
+    sampler = with_gaps([1.0, 2.0, 3.0, 4.0], batch_size=1, order=Permutation())
+    for _ in sampler:
+        break
+    assert sorted(draws(sampler, 1)) == [0, 1, 2, 3]
+    assert sampler.epoch == 1
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_seeds(order):
+    gaps = [1.0 + i / 7 for i in range(30)]
+    first, again, other = (draws(with_gaps(gaps, batch_size=4, order=order, seed=seed), 3) for seed in (5, 5, 6))
+    assert first == again
+    if not isinstance(order, LargestGap):
+        assert first != other
+
+
+def test_draws_follow_the_gaps_as_they_change():
+    """A chunk is drawn from the gaps as they were when the chunk before the last one had been used up."""
+    training = multiclass(1, n=64).train()
+    training.dual.gap_estimates.fill_(1.0)
+    sampler = GapBatchSampler(training.dual, batch_size=1, chunk=4)
+    seen = []
+    for batch in sampler:
+        seen += batch
+        training.step(batch)
+        training.dual.gap_estimates.zero_()
+        training.dual.gap_estimates[7] = 1e12
+    assert set(seen[12:]) == {7}
+    assert set(seen[:8]) != {7}
+
+
+def test_draws_do_not_touch_the_global_random_state():
+    state = torch.get_rng_state()
+    draws(with_gaps([1.0, 2.0, 3.0], batch_size=2), 3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# -- Resuming ----------------------------------------------------------------------------------------------
+
+
+def run(training: Training, sampler: GapBatchSampler, steps: int) -> list[list[int]]:
+    """Train for some batches, over epochs, and stop in the middle."""
+    seen: list[list[int]] = []
+    while True:
+        for batch in sampler:
+            training.step(batch)
+            seen.append(batch)
+            if len(seen) == steps:
+                return seen
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+@pytest.mark.parametrize("stop", [1, 3, 7, 10, 11, 19, 20, 33])
+def test_resuming_continues_the_same_draws(order, stop):
+    options = {"batch_size": 2, "order": order, "seed": 4, "chunk": 2}
+    one = multiclass(3, n=20).train()
+    whole = run(one, GapBatchSampler(one.dual, **options), 45)
+
+    first = multiclass(3, n=20).train()
+    sampler = GapBatchSampler(first.dual, **options)
+    before = run(first, sampler, stop)
+    file = io.BytesIO()
+    torch.save({"optim": first.optim.state_dict(), "sampler": sampler.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+
+    second = multiclass(3, n=20).train()
+    other = GapBatchSampler(second.dual, **options)
+    second.optim.load_state_dict(state["optim"])
+    other.load_state_dict(state["sampler"])
+    assert before + run(second, other, 45 - stop) == whole
+    assert_same(second.optim.state_dict(), one.optim.state_dict())
+
+
+def test_the_order_of_loading_does_not_matter():
+    options = {"batch_size": 2, "chunk": 2}
+    first = multiclass(3, n=20).train()
+    sampler = GapBatchSampler(first.dual, **options)
+    run(first, sampler, 13)
+    optim, state = first.optim.state_dict(), sampler.state_dict()
+    rest = []
+    for sampler_first in (True, False):
+        training = multiclass(3, n=20).train()
+        other = GapBatchSampler(training.dual, **options)
+        if sampler_first:
+            other.load_state_dict(state)
+        training.optim.load_state_dict(optim)
+        if not sampler_first:
+            other.load_state_dict(state)
+        rest.append(run(training, other, 20))
+    assert rest[0] == rest[1]
+
+
+def test_a_state_that_was_just_loaded_is_saved_unchanged():
+    first = multiclass(3, n=20).train()
+    sampler = GapBatchSampler(first.dual, batch_size=2, chunk=2)
+    run(first, sampler, 13)
+    optim, state = first.optim.state_dict(), sampler.state_dict()
+    assert state["used"] == 3
+    training = multiclass(3, n=20).train()
+    other = GapBatchSampler(training.dual, batch_size=2, chunk=2)
+    training.optim.load_state_dict(optim)
+    other.load_state_dict(state)
+    assert_same(other.state_dict(), state)
+
+
+def test_a_state_after_the_last_batch_starts_the_next_epoch():
+    training = multiclass(3, n=6).train()
+    sampler = GapBatchSampler(training.dual, batch_size=2)
+    run(training, sampler, 3)
+    state = sampler.state_dict()
+    assert (state["epoch"], state["used"], state["drawn"]) == (1, 0, [])
+
+
+def test_training_that_skips_steps_says_what_it_used():
+    training = multiclass(3, n=8).train()
+    training.dual.gap_estimates.fill_(1.0)
+    sampler = GapBatchSampler(training.dual, batch_size=2, seed=1)
+    iterator = iter(sampler)
+    seen = [next(iterator) for _ in range(4)]
+    other = GapBatchSampler(training.dual, batch_size=2)
+    other.load_state_dict(sampler.state_dict(used=2))
+    assert list(other) == seen[2:]
+
+
+DAMAGE = [
+    ({"num_examples": 9}, "num_examples=9"),
+    ({"batch_size": 3}, "batch_size=3"),
+    ({"epoch": "1"}, r"sampler\['epoch'\]"),
+    ({"used": None}, r"sampler\['used'\]"),
+    ({"used": -1}, "sampler"),
+    ({"used": 99}, "sampler"),
+    ({"generator": None}, r"sampler\['generator'\]"),
+    ({"generator": torch.zeros(3, dtype=torch.uint8)}, "sampler.*generator"),
+    ({"generator": torch.zeros(3)}, "sampler.*generator"),
+    ({"drawn": [torch.tensor([0, 8])]}, r"sampler\['drawn'\]"),
+    ({"drawn": [torch.tensor([-1, 2])]}, r"sampler\['drawn'\]"),
+    ({"drawn": ["batch"]}, r"sampler\['drawn'\]"),
+    ({"drawn": [torch.tensor([0.5, 1.5])]}, r"sampler\['drawn'\]"),
+    ({"snapshots": []}, r"sampler\['snapshots'\]"),
+    ({"snapshots": {"0": torch.zeros(3)}}, r"sampler\['snapshots'\]"),
+    ({"snapshots": {"zero": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
+    ({"snapshots": {"0": torch.full((8,), torch.nan)}}, r"sampler\['snapshots'\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DAMAGE, ids=lambda value: None if isinstance(value, dict) else value)
+def test_states_that_do_not_fit_are_refused_and_change_nothing(change, words):
+    training = multiclass(3, n=8).train()
+    training.dual.gap_estimates.fill_(1.0)
+    sampler = GapBatchSampler(training.dual, batch_size=2, seed=1)
+    run(training, sampler, 2)
+    state = sampler.state_dict()
+    assert state["drawn"]
+    with pytest.raises(ValueError, match=words):
+        sampler.load_state_dict({**state, **change})
+    assert_same(sampler.state_dict(), state)
+    assert run(training, sampler, 2)
+
+
+@pytest.mark.parametrize("name", ["num_examples", "batch_size", "epoch", "used", "generator", "drawn", "snapshots"])
+def test_states_with_something_missing_are_refused(name):
+    training = multiclass(3, n=8).train()
+    sampler = GapBatchSampler(training.dual, batch_size=2)
+    run(training, sampler, 2)
+    state = sampler.state_dict()
+    with pytest.raises(ValueError, match=name):
+        sampler.load_state_dict({key: value for key, value in state.items() if key != name})
+    assert_same(sampler.state_dict(), state)
+
+
+# -- Worker processes --------------------------------------------------------------------------------------
+
+
+class Rows(Dataset):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+def test_worker_processes_do_not_change_the_batches():
+    runs = []
+    for workers in (0, 2):
+        training = multiclass(5, n=60, lam=0.01).train()
+        sampler = GapBatchSampler(training.dual, batch_size=2, seed=3)
+        loader = DataLoader(Rows(60), batch_sampler=sampler, num_workers=workers)
+        seen = []
+        for _ in range(3):
+            for batch in loader:
+                training.step(batch.tolist())
+                seen.append(batch.tolist())
+        runs.append((seen, training.snapshot(), sampler.state_dict()))
+    assert runs[0][0] == runs[1][0]
+    assert_same(runs[0][1], runs[1][1])
+    assert_same(runs[0][2], runs[1][2])
+    assert len(runs[0][0]) == 90
+
+
+def test_resuming_with_worker_processes_loses_no_batch():
+    """What workers had fetched and training had not used is drawn again."""
+
+    def start():
+        training = multiclass(5, n=40, lam=0.01).train()
+        return training, GapBatchSampler(training.dual, batch_size=2, seed=3)
+
+    def train(training, sampler, workers, steps):
+        seen = []
+        while True:
+            for batch in DataLoader(Rows(40), batch_sampler=sampler, num_workers=workers):
+                training.step(batch.tolist())
+                seen.append(batch.tolist())
+                if len(seen) == steps:
+                    return seen, training.optim.state_dict(), sampler.state_dict()
+
+    whole, *_ = train(*start(), 0, 60)
+    before, optim, state = train(*start(), 2, 33)
+    training, sampler = start()
+    training.optim.load_state_dict(optim)
+    sampler.load_state_dict(state)
+    after, *_ = train(training, sampler, 2, 27)
+    assert before + after == whole
+
+
+# -- Errors ------------------------------------------------------------------------------------------------
+
+
+def test_sizes_must_make_sense():
+    dual = multiclass(0).train().dual
+    for options, words in [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": -2}, "batch_size=-2"),
+        ({"batch_size": 2, "chunk": -1}, "chunk=-1"),
+        ({"batch_size": 2, "chunk": 0}, "chunk=0"),
+        ({"batch_size": 2, "num_examples": 7}, "num_examples=7"),
+        ({"batch_size": 2, "num_examples": 0}, "num_examples=0.*empty"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            GapBatchSampler(dual, **options)
+    with pytest.raises(ValueError, match="num_examples=None and dual=None"):
+        GapBatchSampler(batch_size=2)
+    with pytest.raises(ValueError, match="num_examples=0.*dataset is empty"):
+        GapBatchSampler(batch_size=2, num_examples=0)
+    for power in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="power="):
+            Proportional(power)
+
+
+def test_a_sampler_can_be_bound_later():
+    sampler = GapBatchSampler(batch_size=2, num_examples=6)
+    with pytest.raises(RuntimeError, match="no dual yet"):
+        next(iter(sampler))
+    training = multiclass(0).train()
+    with pytest.raises(ValueError, match="num_examples=6.* made for 7"):
+        sampler.bind(multiclass(0, n=7).train().dual)
+    sampler.bind(training.dual)
+    sampler.bind(training.dual)
+    assert sorted(draws(sampler, 1)) == list(range(6))
+
+
+def test_an_exact_pass_refreshes_what_is_drawn():
+    problem = chain(2, n=6)
+    training = problem.train().run([[0], [1], [2], [3], [4], [5]])
+    certify(training.head, training.dual, problem.everything())
+    gaps = training.dual.gap_estimates.clone()
+    found = Counter(draws(GapBatchSampler(training.dual, batch_size=1, seed=1), 500))
+    expected = 3000 * gaps / gaps.sum()
+    keep = [i for i in range(6) if expected[i] > 5]
+    assert len(keep) >= 2
+    for i in keep:
+        assert found[i] == pytest.approx(float(expected[i]), abs=5 * float(expected[i]) ** 0.5)
