@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,6 +50,18 @@ def parse(flags: argparse.ArgumentParser, arguments: Sequence[str] | None = None
     return args
 
 
+def trainer_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """What every ``Trainer`` of the examples is told: where to run, and to leave no files behind."""
+    name, _, number = args.device.partition(":")
+    return {
+        "accelerator": name,
+        "devices": [int(number)] if number else 1,
+        "limit_val_batches": 0,  # the test words wait until the end
+        "logger": False,
+        "enable_checkpointing": False,
+    }
+
+
 def in_order(dataset: PaddedDataset) -> DataLoader:
     """Every example once, in large batches."""
     return DataLoader(dataset, batch_size=512, collate_fn=dataset.collate)
@@ -59,7 +73,7 @@ def show_progress(dual: DualState, gap: float, args: argparse.Namespace) -> None
     share = min(max(share, dual.passes / args.max_passes, 0.0), 1.0)
     bar = "#" * round(20 * share)
     text = f"pass {dual.passes:6.0f}  dual {dual.value():.5f}  gap {gap:.5f} (wanted: {args.gap:g})"
-    print(f"\r[{bar:<20}] {text}", end="", flush=True)
+    print(f"\r[{bar:<20}] {text}", end="", file=sys.stderr, flush=True)
 
 
 def finish(

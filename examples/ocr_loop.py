@@ -20,6 +20,7 @@ EPOCHS = 10  # between exact passes
 
 def main() -> None:
     args = parse(parser(__doc__, report="runs/ocr_loop"))
+    torch.set_num_threads(1)  # a step is too short to be shared between cores
     torch.manual_seed(args.seed)
 
     train, test = OCR("train", args.size), OCR("test", args.size)
@@ -50,7 +51,9 @@ def main() -> None:
             if certificate.gap <= args.gap:
                 stopped_because = f"certified gap {certificate.gap:.6g} <= {args.gap:g}"
             elif dual.passes >= args.max_passes:
-                stopped_because = f"{args.max_passes:g} passes reached, certified gap {certificate.gap:.6g} > {args.gap:g}"
+                stopped_because = (
+                    f"{args.max_passes:g} passes reached, certified gap {certificate.gap:.6g} > {args.gap:g}"
+                )
     except KeyboardInterrupt:
         stopped_because = "interrupted: KeyboardInterrupt"
 

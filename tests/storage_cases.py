@@ -117,11 +117,12 @@ class StorageTestCase(ABC):
                 parts[name][beyond] = 0.0
             decay = torch.rand(len(rows), generator=random, dtype=torch.float64)
             combined, direct = stored.combine(parts, decay)
-            gradients = [g / n for g in potentials.adjoint(combined)]
+            gradients = list(potentials.adjoint(combined))
             if direct is not None:
                 gradients = [g + d for g, d in zip(gradients, direct, strict=True)]
+            found = torch.cat([g.detach().flatten(1) for g in gradients], 1) / n
             expected = torch.cat([(g / n).flatten(1) for g in potentials.adjoint(parts)], 1) + decay[:, None] * held
-            torch.testing.assert_close(torch.cat([g.flatten(1) for g in gradients], 1), expected)
+            torch.testing.assert_close(found, expected.detach())
             c = torch.rand(len(rows), generator=random, dtype=torch.float64)
             keep = torch.arange(len(rows))[: max(1, len(rows) - 1)]
             needed = [g.detach() for g in gradients] if storage.needs_gradients else None

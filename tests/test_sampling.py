@@ -181,17 +181,19 @@ def test_seeds(order):
 
 def test_draws_follow_the_gaps_as_they_change():
     """A chunk is drawn from the gaps as they were when the chunk before the last one had been used up."""
-    training = multiclass(1, n=64).train()
-    training.dual.gap_estimates.fill_(1.0)
-    sampler = GapBatchSampler(training.dual, batch_size=1, chunk=4)
+    dual = multiclass(1, n=64).train().dual
+    dual.gap_estimates.fill_(1.0)
+    sampler = GapBatchSampler(dual, batch_size=1, chunk=4)
     seen = []
-    for batch in sampler:
+    for step, batch in enumerate(sampler):
         seen += batch
-        training.step(batch)
-        training.dual.gap_estimates.zero_()
-        training.dual.gap_estimates[7] = 1e12
-    assert set(seen[12:]) == {7}
-    assert set(seen[:8]) != {7}
+        dual.gap_estimates.zero_()
+        dual.gap_estimates[step // 4] = 1.0  # what a step would do, but known in advance
+        dual.visits += 1
+        dual.notify()
+    assert len(set(seen[:8])) > 2
+    for chunk in range(2, 16):
+        assert set(seen[4 * chunk : 4 * chunk + 4]) == {chunk - 2}
 
 
 def test_draws_do_not_touch_the_global_random_state():

@@ -74,7 +74,7 @@ class RowBuffer:
         wide = tuple(max(a, b) for a, b in zip(held, trailing, strict=True)) if held else tuple(trailing)
         if self.used > len(self.values) or wide != held:
             # Judge the final size by the examples seen; zeros cost no memory until they are written.
-            expected = int(self.used / self.examples * len(self.start) * 1.02) + 1
+            expected = 2 + int((self.used - 1) / self.examples * len(self.start) * 1.02)
             capacity = max(self.used, expected, len(self.values))
             grown = self.values.new_zeros(capacity, *wide)
             if self.values.ndim > 1:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import lightning as L
 import torch
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from torchssvm.batch import Batch, apply_head
 from torchssvm.certificate import recompute_weights
@@ -20,29 +16,20 @@ from torchssvm.directions import DirectionRule
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
-from torchssvm.lightning.exact_pass import evaluating, find_bcfw
-from torchssvm.lightning.loaders import count_examples, exact_pass_loader, gap_sampler, take_training_loader
-from torchssvm.lightning.resume import RandomState, ResumePoint
+from torchssvm.lightning.exact_pass import evaluating
+from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
+from torchssvm.lightning.resumable import Resumable
+from torchssvm.lightning.steps import check_batch, errors
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import BCFW
 from torchssvm.potentials import Potentials, as_potentials
-from torchssvm.report import count_errors
-from torchssvm.sampling import GapBatchSampler
 from torchssvm.structures import Structure
 from torchssvm.structures.base import Labeling, as_decoding
 
-_KEY = "torchssvm"
 _BAR_EVERY = 10
 
-# What Lightning says of situations that are right here, word for word at the start of its messages.
-_MISPLACED_ADVICE = (
-    r"Using ModelCheckpoint with manual optimization and every_n_train_steps",
-    r"Found \d+ module\(s\) in eval mode at the start of training",
-)
-_NOT_RESUMABLE = r"You're resuming from a checkpoint that ended before the epoch ended and your dataloader is"
 
-
-class StructuredSVM(L.LightningModule):
+class StructuredSVM(Resumable):
     """Max-margin training of a head under a ``Trainer``: BCFW, no learning rate, one dual block for each example.
 
     Batches are :class:`torchssvm.Batch`; the training dataset is map-style, and an item knows its index. The dual state
@@ -109,20 +96,10 @@ class StructuredSVM(L.LightningModule):
         self.sweeps = sweeps
         self.direction = direction
         self.memory_limit = memory_limit
-        self._run = _Run()
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
         self.train(self.training)
 
     # What users call
-
-    @property
-    def dual(self) -> DualState:
-        """The dual state of the fit under way, or of the last one.
-
-        Raises:
-            RuntimeError: No fit has begun.
-        """
-        return find_bcfw(self.trainer).dual
 
     def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
         """Input -> potentials, differentiable in the head's weights; the features are not trained through it.
@@ -158,11 +135,11 @@ class StructuredSVM(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step of BCFW on the head, or of the features' optimizer on the hinge."""
-        batch = _check_batch(batch)
+        batch = check_batch(batch)
         if self._run.trains_features:
             self._train_features(batch)
             return
-        optimizer = self._optimizer(BCFW)
+        optimizer = self._optimizer(bcfw=True)
         optimizer.zero_grad()
         loss = BlockGap(self.dual, self.direction, sweeps=self.sweeps)
         self.manual_backward(loss(apply_head(self, batch), batch.y, batch.index))
@@ -171,7 +148,7 @@ class StructuredSVM(L.LightningModule):
 
     def _train_features(self, batch: Batch) -> None:
         assert self.features is not None
-        optimizer = next(o for o in self._optimizers() if not isinstance(o, BCFW))
+        optimizer = self._optimizer(bcfw=False)
         held = [(p, p.requires_grad) for p in self.head.parameters()]
         optimizer.zero_grad()
         try:
@@ -196,24 +173,13 @@ class StructuredSVM(L.LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Labeling:
         """The decoded outputs of the batch."""
-        batch = _check_batch(batch)
+        batch = check_batch(batch)
         return self.decode(batch.x, batch.lengths)
 
-    @torch.no_grad()
     def _evaluate(self, batch: Batch, stage: str) -> None:
-        batch = _check_batch(batch)
-        potentials = apply_head(self, batch)
-        target = self.structure.check_target(batch.y, potentials)
-        labeling = as_decoding(self.structure.argmax(potentials)).labeling
-        size = potentials.batch_size
-        loss = self.structure.loss(labeling, target).mean(dtype=torch.float64)
-        self.log(f"{stage}_loss", loss.float(), prog_bar=True, batch_size=size)
-        counts = count_errors(labeling, target)
-        if counts is not None:
-            wrong, tokens = counts
-            total = max(int(tokens.sum()), 1)
-            self.log(f"{stage}_token_error", wrong.sum() / total, batch_size=total)
-            self.log(f"{stage}_word_error", (wrong / tokens.clamp(min=1)).mean(), batch_size=size)
+        batch = check_batch(batch)
+        for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
+            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.count)
 
     def _extract(self, x: Any) -> Any:
         if self.features is None:
@@ -258,8 +224,8 @@ class StructuredSVM(L.LightningModule):
     def configure_optimizers(self) -> list[Optimizer]:
         """BCFW with a new dual state for the training dataset, and the features' optimizer if there is one."""
         run = self._run
-        run.start(take_training_loader(self.trainer))
-        n = count_examples(run.training_loader)
+        run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
+        n = count_examples(self.training_loader)
         resume = run.resume
         if resume is not None and resume.num_examples != n:
             raise ValueError(
@@ -277,7 +243,6 @@ class StructuredSVM(L.LightningModule):
             with torch.no_grad():
                 for parameter in self.head.parameters():
                     parameter.zero_()
-            run.features_moved = resume.features_moved
         optimizers: list[Optimizer] = [BCFW(self.head.parameters(), dual)]
         if run.sampler is not None:
             run.sampler.bind(dual)
@@ -290,30 +255,12 @@ class StructuredSVM(L.LightningModule):
             self.features.requires_grad_(False)
         return optimizers
 
-    def on_fit_start(self) -> None:
-        """Silence advice that does not apply."""
-        patterns = list(_MISPLACED_ADVICE)
-        if self._run.sampler is not None:
-            patterns.append(_NOT_RESUMABLE)
-        for pattern in patterns:
-            warnings.filterwarnings("ignore", message=pattern)
-
     def on_train_start(self) -> None:
-        """In a resumed run, go back to the moment of the checkpoint: the callbacks may have made up for an exact pass.
-
-        The loader's iterator was made before that; worker processes have fetched ahead already.
-        """
-        resume, run = self._run.resume, self._run
+        """Turn to the features or to the head, and go back to the moment that a resumed run was saved at."""
         self._turn()
-        if resume is None:
-            return
-        if not resume.in_epoch and not run.trains_features:
+        if self._run.resume is not None and not self._run.resume.in_epoch and not self._run.trains_features:
             self.follow_features()
-        resume.rewind(run.sampler)
-        if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
-            iter(fetcher)
-        if run.sampler is not None:  # a validation loop may yet be passed over, which draws random numbers
-            run.at_first_batch = resume.random if resume.in_epoch else RandomState()
+        super().on_train_start()
 
     def on_train_epoch_start(self) -> None:
         """Turn to the features or to the head; weights follow the features first."""
@@ -329,29 +276,6 @@ class StructuredSVM(L.LightningModule):
         for name, part in self.features.named_modules():
             part.training = self._run.trains_features and self._modes.get(name, True)
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """From here on checkpoints are of this run."""
-        if self._run.at_first_batch is not None:
-            self._run.at_first_batch.restore()
-        self._run.resume = self._run.at_first_batch = None
-
-    def on_train_epoch_end(self) -> None:
-        """A run that was resumed after the last batch of an epoch has not begun the next one."""
-        if self._run.resume is not None:
-            self._run.resume.rewind(self._run.sampler)
-            self._run.at_first_batch = None
-
-    def on_validation_model_zero_grad(self) -> None:
-        """Validation leaves the random state as it was: a run resumed after it must find the same."""
-        super().on_validation_model_zero_grad()
-        self._run.before_validation = RandomState()
-
-    def on_validation_epoch_end(self) -> None:
-        """See ``on_validation_model_zero_grad``."""
-        if self._run.before_validation is not None:
-            self._run.before_validation.restore()
-            self._run.before_validation = None
-
     def teardown(self, stage: str) -> None:
         """Give frozen features their gradients back."""
         if stage == "fit":
@@ -366,74 +290,9 @@ class StructuredSVM(L.LightningModule):
         if not self._run.features_moved:
             return
         with evaluating(self), self.trainer.precision_plugin.forward_context():
-            recompute_weights(self, self.dual, exact_pass_loader(self._run.training_loader))
+            recompute_weights(self, self.dual, exact_pass_loader(self.training_loader))
         self._run.features_moved = False
 
-    @property
-    def training_loader(self) -> DataLoader:
-        """The loader of the fit under way, or of the last one."""
-        return self._run.training_loader
-
-    # Checkpoints
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the run is: random state, sampler, and whether the features have moved."""
-        run = self._run
-        if run.loader is None or "optimizer_states" not in checkpoint:
-            return
-        point = run.resume
-        if point is None:
-            used: int = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
-            left = used < self.trainer.num_training_batches
-            point = ResumePoint.now(count_examples(run.loader), run.features_moved, run.sampler, used, left)
-        checkpoint[_KEY] = point.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep where the run was until training continues."""
-        state = checkpoint.get(_KEY)
-        self._run.resume = None if state is None else ResumePoint.from_state_dict(state)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies are of the model, not of the run: the loader's sampler knows the dual."""
-        return {**super().__getstate__(), "_run": _Run()}
-
-    def _optimizers(self) -> list[Any]:
+    def _optimizer(self, *, bcfw: bool) -> Any:
         found = self.optimizers()
-        return found if isinstance(found, list) else [found]
-
-    def _optimizer(self, kind: type[Optimizer]) -> LightningOptimizer | Any:
-        return next(o for o in self._optimizers() if isinstance(o, kind))
-
-
-class _Run:
-    """What belongs to a fit and not to the model."""
-
-    def __init__(self) -> None:
-        self.loader: DataLoader | None = None
-        self.sampler: GapBatchSampler | None = None
-        self.resume: ResumePoint | None = None
-        self.at_first_batch: RandomState | None = None
-        self.before_validation: RandomState | None = None
-        self.frozen: list[nn.Parameter] = []
-        self.features_moved = False
-        self.trains_features = False
-
-    def start(self, loader: DataLoader) -> None:
-        self.loader, self.sampler = loader, gap_sampler(loader)
-        self.features_moved = self.trains_features = False
-        self.before_validation = self.at_first_batch = None
-
-    @property
-    def training_loader(self) -> DataLoader:
-        if self.loader is None:
-            raise RuntimeError("no fit has begun: there is no training loader yet")
-        return self.loader
-
-
-def _check_batch(batch: Any) -> Batch:
-    if not isinstance(batch, Batch):
-        raise TypeError(
-            f"a batch must be a torchssvm.Batch(x, y, index, lengths), not a {type(batch).__name__}: give the "
-            "DataLoader a collate_fn that makes one"
-        )
-    return batch
+        return next(o for o in (found if isinstance(found, list) else [found]) if isinstance(o, BCFW) == bcfw)

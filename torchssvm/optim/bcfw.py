@@ -96,11 +96,13 @@ class BCFW(Optimizer):
         try:
             self._check_gradient(proposals)
             gradients = [p.grad for p in dual.parameters]
-            coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
             if len(proposals) > 1 and all(proposal.gradients is not None for proposal in proposals):
                 coefficients, gradients = _merge(proposals, dual)
-            value = float(sum((c * p.values).sum() for c, p in zip(coefficients, proposals, strict=True)))
-            largest = _largest_step(proposals, coefficients)
+                largest = 1.0
+            else:
+                coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
+                largest = _largest_step(proposals)
+            value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
             gamma = exact_step(value, squared_norm(g for g in gradients if g is not None), dual.lam, largest)
             self._move_weights(gradients, gamma)
             for proposal, coefficient in zip(proposals, coefficients, strict=True):
@@ -233,17 +235,18 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
     return coefficients, list(combine(stacked, gammas / dual.num_examples))
 
 
-def _largest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
-    """The largest step that keeps every block in its simplex: 1 over the largest coefficient of a block."""
+def _largest_step(proposals: list[Proposal]) -> float:
+    """The step that takes some block to the end of its direction, where all batches have the gammas that they chose.
+
+    A batch whose loss was scaled by c moves by c of its direction at step 1. An example in several batches adds up.
+    """
     if len(proposals) == 1:
-        largest = float(coefficients[0].max())
-        return 1.0 / largest if largest > 0.0 else 1.0
-    index = torch.cat([proposal.index for proposal in proposals])
+        return 1.0 / proposals[0].scale
+    scales = [torch.full_like(p.gammas[p.rows], p.scale) for p in proposals]
+    index = torch.cat([p.index[p.rows] for p in proposals])
     _, inverse = index.unique(return_inverse=True)
-    totals = torch.zeros(len(index), dtype=torch.float64, device=index.device)
-    totals.index_add_(0, inverse, torch.cat(coefficients))
-    largest = float(totals.max())
-    return 1.0 / largest if largest > 0.0 else 1.0
+    shares = torch.zeros_like(torch.cat(scales)).index_add_(0, inverse, torch.cat(scales))
+    return 1.0 / float(shares.max())
 
 
 def _refuse_distributed() -> None:

@@ -169,10 +169,12 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
     """The mask of real positions, ``[B, N]`` bool.
 
     Raises:
-        ValueError: A length is less than 1 or more than N.
+        ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
     """
     if lengths is None:
         return torch.ones(batch, longest, dtype=torch.bool, device=device)
+    if lengths.shape != (batch,) or lengths.dtype != torch.int64:
+        raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
     if bool(((lengths < 1) | (lengths > longest)).any()):
         raise ValueError(
             f"lengths must lie between 1 and the padded length {longest}, got {lengths.min()} to {lengths.max()}"

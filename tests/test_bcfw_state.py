@@ -1,0 +1,302 @@
+"""Checkpoints that continue to the bit, and the torch.optim.Optimizer interface."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import torch
+from problems import PROBLEMS, assert_same, chain, flat, multiclass
+
+from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearMulticlass, MeanParts, Weights, certify
+
+STORAGES = {"mean_parts": MeanParts, "weights": Weights}
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class Run:
+    """Training with a sampler and an exact pass now and then, stopped after any number of steps."""
+
+    def __init__(self, kind, storage, dtype, adjoint=True):
+        self.problem = PROBLEMS[kind](11, n=14, lam=0.05, dtype=dtype, adjoint=adjoint)
+        self.training = self.problem.train(storage=STORAGES[storage]())
+        self.sampler = GapBatchSampler(self.training.dual, batch_size=3, seed=2, chunk=2)
+        self.steps = 0
+
+    def forward(self, steps: int) -> Run:
+        stop = self.steps + steps
+        while self.steps < stop:
+            for batch in self.sampler:
+                self.training.step(batch)
+                self.steps += 1
+                if self.steps % 8 == 0:
+                    certify(self.training.head, self.training.dual, self.problem.everything(4))
+                if self.steps == stop:
+                    break
+        return self
+
+    def state(self):
+        return {
+            "optim": self.training.optim.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "head": self.training.head.state_dict(),
+        }
+
+    def load(self, state, steps: int) -> Run:
+        self.training.optim.load_state_dict(state["optim"])
+        self.sampler.load_state_dict(state["sampler"])
+        self.steps = steps
+        return self
+
+
+@pytest.mark.parametrize("stop", [1, 7, 8, 13, 15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("storage", sorted(STORAGES))
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(kind, storage, dtype, stop):
+    """Stops lie in the middle of an epoch, at its end, and right after an exact pass whose weights are not used yet."""
+    whole = Run(kind, storage, dtype).forward(24)
+    state = through_a_file(Run(kind, storage, dtype).forward(stop).state())
+    resumed = Run(kind, storage, dtype).load(state, stop).forward(24 - stop)
+    assert_same(resumed.state(), whole.state())
+    assert whole.training.weights().abs().max() > 0
+
+
+def test_a_head_without_adjoint_resumes_too():
+    whole = Run("chain", "mean_parts", torch.float64, adjoint=False).forward(20)
+    state = through_a_file(Run("chain", "mean_parts", torch.float64, adjoint=False).forward(9).state())
+    assert_same(Run("chain", "mean_parts", torch.float64, adjoint=False).load(state, 9).forward(11).state(), whole.state())
+
+
+@pytest.mark.parametrize("storage", sorted(STORAGES))
+def test_states_are_copies(storage):
+    run = Run("chain", storage, torch.float64).forward(9)
+    state = run.state()
+    frozen = copy.deepcopy(state)
+    other = Run("chain", storage, torch.float64).load(state, 9)
+    run.forward(5)
+    other.forward(5)
+    state["head"] = frozen["head"]  # a module's state_dict is a view, that is torch's way
+    assert_same(state, frozen)
+
+
+def test_an_untrained_state_resumes():
+    state = through_a_file(Run("chain", "mean_parts", torch.float64).state())
+    resumed = Run("chain", "mean_parts", torch.float64).forward(5).load(state, 0)
+    assert_same(resumed.forward(9).state(), Run("chain", "mean_parts", torch.float64).forward(9).state())
+
+
+def test_loading_overwrites_a_run_that_went_elsewhere():
+    state = through_a_file(Run("multiclass", "weights", torch.float64).forward(9).state())
+    resumed = Run("multiclass", "weights", torch.float64).forward(17).load(state, 9).forward(8)
+    assert_same(resumed.state(), Run("multiclass", "weights", torch.float64).forward(17).state())
+
+
+def test_loading_drops_a_proposed_step():
+    training = multiclass(1).train().run([[0], [1]])
+    state = copy.deepcopy(training.optim.state_dict())
+    training.optim.zero_grad()
+    training.backward([2])
+    training.optim.load_state_dict(state)
+    assert not training.dual.pending
+    with pytest.raises(RuntimeError, match="no proposal"):
+        training.optim.step()
+
+
+def test_states_hold_tensors_and_numbers_only():
+    def walk(value):
+        if isinstance(value, dict):
+            assert all(isinstance(key, str | int) for key in value)
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                walk(item)
+        else:
+            assert value is None or isinstance(value, torch.Tensor | int | float | str), type(value)
+            if isinstance(value, torch.Tensor):
+                assert not value.requires_grad
+
+    for storage in STORAGES:
+        run = Run("chain", storage, torch.float32).forward(8)
+        walk(run.training.optim.state_dict())
+        walk(run.sampler.state_dict())
+
+
+def test_checkpoints_move_between_devices(device):
+    source = chain(3)
+    training = source.train().run([[0, 1], [2], [3]])
+    certify(training.head, training.dual, source.everything(2))
+    state = through_a_file(training.optim.state_dict())
+    moved = chain(3).to(device)
+    other = moved.train()
+    other.optim.load_state_dict(state)
+    for rows in ([1, 2], [4], [0, 3]):
+        training.step(rows)
+        batch = source.batch(rows)
+        other.step(type(batch)(*(t.to(device) for t in batch)))
+    torch.testing.assert_close(other.weights().cpu(), training.weights())
+    back = chain(3).train()
+    back.optim.load_state_dict(through_a_file(other.optim.state_dict()))
+    torch.testing.assert_close(back.weights(), training.weights())
+
+
+# -- The optimizer interface -------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_is_published():
+    problem = chain(2)
+    training = problem.train()
+    assert training.optim.param_groups[0]["lr"] == 0.0
+    for rows in ([0], [1, 2], [3], [0]):
+        before = training.weights()
+        training.optim.zero_grad()
+        training.backward(rows[:1])
+        gradient = flat(p.grad for p in training.dual.parameters)
+        training.optim.step()
+        rate = training.optim.param_groups[0]["lr"]
+        assert isinstance(rate, float)
+        assert 0 < rate <= 1 / problem.lam * (1 + 1e-12)
+        torch.testing.assert_close(training.weights(), before - rate * gradient)
+
+
+def test_several_param_groups_are_one_problem():
+    problem = chain(2)
+    one = problem.copy().train()
+    several = problem.copy()
+    dual = DualState.for_head(several.head, several.n, several.lam)
+    groups = [{"params": [p]} for p in reversed(list(several.head.parameters()))]
+    optim, loss = BCFW(groups, dual), BlockGap(dual)
+    for rows in ([0], [1, 2], [3], [0, 4]):
+        one.step(rows)
+        batch = several.batch(rows)
+        optim.zero_grad()
+        loss(several.head(batch.x, batch.lengths), batch.y, batch.index).backward()
+        optim.step()
+    assert torch.equal(flat(several.head.parameters()), flat(one.head.parameters()))
+    assert {group["lr"] for group in optim.param_groups} == {one.optim.param_groups[0]["lr"]}
+    assert len(optim.param_groups) == len(groups)
+
+
+def test_a_closure_computes_the_loss():
+    problem = chain(2)
+    plain, closed = problem.copy().train(), problem.copy().train()
+    for rows in ([0], [1, 2], [3]):
+        expected = plain.step(rows)
+
+        def closure(rows=rows):
+            closed.optim.zero_grad()
+            return closed.backward(rows)
+
+        assert closed.optim.step(closure) == expected
+    assert_same(closed.snapshot(), plain.snapshot())
+    assert plain.optim.zero_grad() is None
+    plain.backward([0])
+    assert plain.optim.step() is None
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad(set_to_none):
+    a, b = chain(2).train(), chain(2).train()
+    for rows in ([0], [1, 2], [3]):
+        a.step(rows)
+        b.optim.zero_grad(set_to_none=set_to_none)
+        for p in b.dual.parameters:
+            assert p.grad is None or p.grad.count_nonzero() == 0
+        b.backward(rows)
+        b.optim.step()
+    assert_same(a.snapshot(), b.snapshot())
+
+
+def test_parameters_may_be_given_as_any_iterable():
+    head = LinearMulticlass(3, 3)
+    for params in (head.parameters(), list(head.parameters()), tuple(head.parameters()), [{"params": head.parameters()}]):
+        optim = BCFW(params, DualState.for_head(head, 4, 0.1))
+        assert len(optim.param_groups[0]["params"]) == 2
+    named = BCFW(head.named_parameters(), DualState.for_head(head, 4, 0.1))
+    assert len(named.param_groups[0]["params"]) == 2
+
+
+def test_weights_that_are_not_zero_are_set_to_zero_with_a_warning():
+    problem = multiclass(0)
+    with torch.no_grad():
+        problem.head.weight.fill_(2.0)
+    with pytest.warns(UserWarning, match="weights were not zero"):
+        training = problem.train()
+    assert training.weights().count_nonzero() == 0
+    training.step([0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BCFW(problem.head.parameters(), training.dual)  # the weights are the dual's now
+    assert training.weights().count_nonzero() > 0
+
+
+def test_repr():
+    training = chain(0, lam=0.25).train().run([[0]])
+    assert repr(training.optim).startswith("BCFW (")
+    text = repr(training.dual)
+    for words in ("num_examples=5", "lam=0.25", "Chain(2", "storage=MeanParts", "steps=1"):
+        assert words in text
+
+
+def test_a_deep_copy_trains_on_its_own():
+    """Head, dual, loss, optimizer and sampler copied together are the same problem again."""
+    run = Run("chain", "mean_parts", torch.float64).forward(9)
+    twin = copy.deepcopy(run)
+    frozen = copy.deepcopy(run.state())
+    twin.forward(6)
+    assert_same(run.state(), frozen)
+    run.forward(6)
+    assert_same(twin.state(), run.state())
+
+
+def test_pickle_keeps_the_dual():
+    training = multiclass(0).train().run([[0], [1, 2]])
+    optim = pickle.loads(pickle.dumps(training.optim))
+    assert_same(optim.state_dict(), training.optim.state_dict())
+
+
+def test_learning_rate_schedulers_do_not_change_the_steps():
+    a, b = chain(2).train(), chain(2).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(b.optim, gamma=0.1)
+    for rows in ([0], [1, 2], [3]):
+        a.step(rows)
+        b.step(rows)
+        scheduler.step()
+    assert torch.equal(a.weights(), b.weights())
+
+
+def test_step_hooks_run():
+    training = chain(2).train()
+    calls = []
+    training.optim.register_step_pre_hook(lambda *_: calls.append("pre"))
+    training.optim.register_step_post_hook(lambda *_: calls.append("post"))
+    training.step([0])
+    assert calls == ["pre", "post"]
+
+
+def test_counters():
+    training = chain(2).train()
+    assert (training.dual.steps, training.dual.oracle_calls, training.dual.visits, training.dual.passes) == (0, 0, 0, 0)
+    assert training.dual.gap_estimate == float("inf")
+    training.step([0, 1])
+    training.optim.zero_grad()
+    training.backward([2])
+    training.backward([3])
+    training.optim.step()
+    assert (training.dual.steps, training.dual.oracle_calls, training.dual.visits) == (2, 4, 3)
+    assert training.dual.passes == 4 / 5
+    training.step([4])
+    assert training.dual.gap_estimate == pytest.approx(float(training.dual.gap_estimates.sum()))
+    assert training.dual.gap_estimate < float("inf")

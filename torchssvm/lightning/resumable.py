@@ -1,0 +1,160 @@
+"""What a module needs for its interrupted runs to go on exactly."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.utils.data import DataLoader
+
+from torchssvm.dual import DualState
+from torchssvm.lightning.exact_pass import find_bcfw
+from torchssvm.lightning.loaders import count_examples, gap_sampler
+from torchssvm.lightning.resume import RandomState, ResumePoint
+from torchssvm.sampling import GapBatchSampler
+
+_KEY = "torchssvm"
+
+# What Lightning says of situations that are right here: the beginnings of its messages.
+_MISPLACED_ADVICE = (
+    r"Using ModelCheckpoint with manual optimization and every_n_train_steps",
+    r"Found \d+ module\(s\) in eval mode at the start of training",
+)
+_NOT_RESUMABLE = r"You're resuming from a checkpoint that ended before the epoch ended and your dataloader is"
+
+
+class Run:
+    """What belongs to a fit and not to the model.
+
+    Attributes:
+        loader: The training loader; None before the first fit.
+        sampler: Its batch sampler, if that is a ``GapBatchSampler``.
+        resume: Where a checkpoint was taken, until the resumed run trains its first batch.
+        at_first_batch: The random state to set before that batch.
+        before_validation: The random state to set after validation.
+        frozen: Parameters whose gradients are switched off during the fit.
+        features_moved: Whether the features have been trained since the weights were last those of the dual.
+        trains_features: Whether this epoch trains the features.
+    """
+
+    def __init__(self) -> None:
+        self.loader: DataLoader | None = None
+        self.sampler: GapBatchSampler | None = None
+        self.resume: ResumePoint | None = None
+        self.at_first_batch: RandomState | None = None
+        self.before_validation: RandomState | None = None
+        self.frozen: list[nn.Parameter] = []
+        self.features_moved = False
+        self.trains_features = False
+
+    def start(self, loader: DataLoader, *, resumed: bool) -> None:
+        """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
+        self.resume = self.resume if resumed else None
+        self.loader, self.sampler = loader, gap_sampler(loader)
+        self.features_moved = self.resume is not None and self.resume.features_moved
+        self.trains_features = False
+        self.at_first_batch = self.before_validation = None
+
+
+class Resumable(L.LightningModule):
+    """Saves sampler and random state with every checkpoint, and goes back to them when a run is resumed.
+
+    A run that was killed and resumed from any of its checkpoints then ends as if it had been left alone, to the bit:
+    anywhere in an epoch with a ``GapBatchSampler``, at the end of an epoch with any loader. What Lightning leaves out
+    on the way (validation, the end of an epoch whose last batch was saved, batches that workers have fetched ahead)
+    is made up for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run = Run()
+
+    @property
+    def dual(self) -> DualState:
+        """The dual state of the fit under way, or of the last one.
+
+        Raises:
+            RuntimeError: No fit has begun.
+        """
+        return find_bcfw(self.trainer).dual
+
+    @property
+    def training_loader(self) -> DataLoader:
+        """The loader of the fit under way, or of the last one.
+
+        Raises:
+            RuntimeError: No fit has begun.
+        """
+        if self._run.loader is None:
+            raise RuntimeError("no fit has begun: there is no training loader yet")
+        return self._run.loader
+
+    def on_fit_start(self) -> None:
+        """Silence advice that does not apply."""
+        patterns = list(_MISPLACED_ADVICE)
+        if self._run.sampler is not None:
+            patterns.append(_NOT_RESUMABLE)
+        for pattern in patterns:
+            warnings.filterwarnings("ignore", message=pattern)
+
+    def on_train_start(self) -> None:
+        """In a resumed run, go back to the moment of the checkpoint: the callbacks may have made up for an exact pass.
+
+        The loader's iterator was made before that, and worker processes have fetched ahead: it is made again.
+        """
+        resume, run = self._run.resume, self._run
+        if resume is None:
+            return
+        resume.rewind(run.sampler)
+        if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
+            iter(fetcher)
+        if run.sampler is not None:  # a validation loop may yet be passed over, which draws random numbers
+            run.at_first_batch = resume.random if resume.in_epoch else RandomState()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """From here on checkpoints are of this run."""
+        if self._run.at_first_batch is not None:
+            self._run.at_first_batch.restore()
+        self._run.resume = self._run.at_first_batch = None
+
+    def on_train_epoch_end(self) -> None:
+        """A run that was resumed after the last batch of an epoch has not begun the next one."""
+        if self._run.resume is not None:
+            self._run.resume.rewind(self._run.sampler)
+            self._run.at_first_batch = None
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Validation leaves the random state as it was: a run resumed after it must find the same."""
+        super().on_validation_model_zero_grad()
+        self._run.before_validation = RandomState()
+
+    def on_validation_epoch_end(self) -> None:
+        """See ``on_validation_model_zero_grad``."""
+        if self._run.before_validation is not None:
+            self._run.before_validation.restore()
+            self._run.before_validation = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add where the run is: random state, sampler, and whether the features have moved."""
+        run = self._run
+        if run.loader is None or "optimizer_states" not in checkpoint:
+            return
+        point = run.resume
+        if point is None:
+            used: int = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+            left = used < self.trainer.num_training_batches
+            point = ResumePoint.now(count_examples(run.loader), run.features_moved, run.sampler, used, left)
+        checkpoint[_KEY] = point.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep where the run was until training continues."""
+        fitting = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        state = checkpoint.get(_KEY) if fitting else None
+        self._run.resume = None if state is None else ResumePoint.from_state_dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are of the model, not of the run: the loader's sampler knows the dual."""
+        return {**super().__getstate__(), "_run": Run()}

@@ -1,0 +1,51 @@
+"""What a step sees of a batch, and what it reports of it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.batch import Batch
+from torchssvm.potentials import Potentials
+from torchssvm.report import count_errors
+from torchssvm.structures import Structure
+from torchssvm.structures.base import as_decoding
+
+
+class Mean(NamedTuple):
+    """A mean over a batch, and over how many things it is taken."""
+
+    value: Tensor
+    count: int
+
+
+def check_batch(batch: Any) -> Batch:
+    """The batch, if it is one.
+
+    Raises:
+        TypeError: It is not a :class:`torchssvm.Batch`.
+    """
+    if not isinstance(batch, Batch):
+        raise TypeError(
+            f"a batch must be a torchssvm.Batch(x, y, index, lengths), not a {type(batch).__name__}: give the "
+            "DataLoader a collate_fn that makes one"
+        )
+    return batch
+
+
+@torch.no_grad()
+def errors(structure: Structure, potentials: Potentials, target: Any) -> dict[str, Mean]:
+    """Task loss of plain decoding; errors by token and by example, where labelings are integers by position."""
+    target = structure.check_target(target, potentials)
+    labeling = as_decoding(structure.argmax(potentials)).labeling
+    size = potentials.batch_size
+    found = {"loss": Mean(structure.loss(labeling, target).mean(dtype=torch.float64).float(), size)}
+    counts = count_errors(labeling, target)
+    if counts is not None:
+        wrong, tokens = counts
+        total = max(int(tokens.sum()), 1)
+        found["token_error"] = Mean(wrong.sum() / total, total)
+        found["word_error"] = Mean((wrong / tokens.clamp(min=1)).mean(), size)
+    return found
