@@ -3,7 +3,9 @@
 python examples/ocr.py --size small --lam 0.01 --gap 0.01
 """
 
+import contextlib
 import math
+import time
 
 import lightning as L
 import torch
@@ -23,13 +25,14 @@ def main() -> None:
     model = StructuredSVM(ocr_chain(), lam=args.lam)
     gap = DualityGap(tolerance=args.gap, every_n_epochs=10, max_passes=args.max_passes)
     trainer = L.Trainer(max_epochs=math.ceil(args.max_passes), callbacks=[gap], **trainer_flags(args))
-    try:
+    start = time.perf_counter()
+    with contextlib.suppress(SystemExit):  # what Lightning makes of Ctrl-C
         trainer.fit(model, data)
-    except SystemExit:  # what Lightning makes of Ctrl-C
-        pass
 
     task = "OCR, chain on pixels"
-    finish(args, task, model.head, model.dual, gap.history, gap.stopped_because, data.train, data.test)
+    finish(
+        args, task, model.head, model.dual, gap.history, gap.stopped_because, start, train=data.train, test=data.test
+    )
 
 
 if __name__ == "__main__":

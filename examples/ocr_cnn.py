@@ -6,7 +6,9 @@ duality gap. With --joint, CNN and chain are first trained together for a while,
 python examples/ocr_cnn.py --size large --lam 0.001 --gap 0.05
 """
 
+import contextlib
 import math
+import time
 
 import lightning as L
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchssvm import GapBatchSampler
-from torchssvm.datasets import OCR, OCRData, PaddedDataset, PrecomputedFeatures
+from torchssvm.datasets import OCR, PaddedDataset, PrecomputedFeatures
 from torchssvm.lightning import Alternate, DualityGap, StructuredSVM
 from torchssvm.models import LetterClassifier, LetterFeatures, ocr_chain
 
@@ -31,12 +33,14 @@ class Pretraining(L.LightningModule):
         self.classifier = LetterClassifier(features)
 
     def training_step(self, batch, batch_idx):
+        """The loss of some letters."""
         letters, labels = batch
         loss = nn.functional.cross_entropy(self.classifier(letters.unsqueeze(1)).squeeze(1), labels)
         self.log("cross_entropy", loss, prog_bar=True)
         return loss
 
     def configure_optimizers(self):
+        """AdamW, with one rise and fall of the learning rate."""
         optimizer = torch.optim.AdamW(self.parameters(), weight_decay=0.01)
         steps = self.trainer.estimated_stepping_batches
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
@@ -83,13 +87,12 @@ def main() -> None:
     model = StructuredSVM(ocr_chain(cnn.width), lam=args.lam)
     gap = DualityGap(tolerance=args.gap, every_n_epochs=10, max_passes=args.max_passes)
     trainer = L.Trainer(max_epochs=math.ceil(args.max_passes), callbacks=[gap], **trainer_flags(args))
-    try:
+    start = time.perf_counter()
+    with contextlib.suppress(SystemExit):  # what Lightning makes of Ctrl-C
         trainer.fit(model, by_gap(train, args.batch_size, args.seed))
-    except SystemExit:  # what Lightning makes of Ctrl-C
-        pass
 
     task = "OCR, chain on a CNN" + (" (trained jointly)" if args.joint else "")
-    finish(args, task, model.head, model.dual, gap.history, gap.stopped_because, train, test)
+    finish(args, task, model.head, model.dual, gap.history, gap.stopped_because, start, train=train, test=test)
 
 
 if __name__ == "__main__":

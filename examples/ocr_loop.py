@@ -57,7 +57,8 @@ def main() -> None:
     except KeyboardInterrupt:
         stopped_because = "interrupted: KeyboardInterrupt"
 
-    finish(args, "OCR, chain on pixels", head, dual, history, stopped_because, train, test)
+    task = "OCR, chain on pixels"
+    finish(args, task, head, dual, history, stopped_because, start, train=train, test=test)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,10 @@ class MeanParts(Storage):
                     f"example {example} came with {int(rows[index == example][0])} rows of {name}, and its dual block "
                     f"has {int(buffer.rows[example])}: an index must always name the same example"
                 )
-            places[name] = buffer.locate(index, view.shape[1])
-            psi[name] = buffer.read(places[name], view.shape[2:]).view(potentials[name].shape)
+            found = buffer.locate(index, view.shape[1])
+            psi[name] = buffer.read(found, view.shape[2:]).view(potentials[name].shape)
+            if buffer.complete:
+                places[name] = found
         return _StoredParts(self, index, potentials, psi, places)
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:

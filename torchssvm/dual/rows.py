@@ -29,6 +29,11 @@ class RowBuffer:
         self.used = 1
         self.examples = 0
 
+    @property
+    def complete(self) -> bool:
+        """Whether all examples have their rows."""
+        return self.examples == len(self.start)
+
     def locate(self, index: Tensor, longest: int) -> Tensor:
         """Where the rows of the examples ``index`` lie: ``[B, longest]``, 0 for padding and for what is not stored."""
         position = torch.arange(longest, device=index.device)
@@ -46,9 +51,9 @@ class RowBuffer:
     def add(self, index: Tensor, rows: Tensor | None, values: Tensor, places: Tensor | None = None) -> None:
         """Add ``values`` ``[B, longest, *trailing]`` to the ``rows`` (None: 1 each) first rows of distinct examples.
 
-        ``places`` may be what ``locate`` said before; once all examples have their rows, it is still right.
+        ``places`` may be what ``locate`` said at a time when the buffer was complete: it is still right.
         """
-        if self.examples < len(self.start) or places is None:
+        if places is None:
             self._place(index, rows)
             places = self.locate(index, values.shape[1])
         self._reserve(values.shape[2:])

@@ -220,4 +220,5 @@ class AveragedWeights(WeightAveraging):
 def _average(mean: Any, value: Any, count: Any) -> Any:
     """``k/(k+2) mean + 2/(k+2) value`` with k = ``count`` values averaged before."""
     k = int(count)
+    value = value.to(mean.dtype) if isinstance(value, Tensor) else value
     return value if k == 0 else mean * (k / (k + 2)) + value * (2 / (k + 2))

@@ -18,7 +18,7 @@ class Mean(NamedTuple):
     """A mean over a batch, and over how many things it is taken."""
 
     value: Tensor
-    count: int
+    weight: int
 
 
 def check_batch(batch: Any) -> Batch:

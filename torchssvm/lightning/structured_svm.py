@@ -179,7 +179,7 @@ class StructuredSVM(Resumable):
     def _evaluate(self, batch: Batch, stage: str) -> None:
         batch = check_batch(batch)
         for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
-            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.count)
+            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight)
 
     def _extract(self, x: Any) -> Any:
         if self.features is None:

@@ -96,7 +96,7 @@ class BCFW(Optimizer):
         try:
             self._check_gradient(proposals)
             gradients = [p.grad for p in dual.parameters]
-            if len(proposals) > 1 and all(proposal.gradients is not None for proposal in proposals):
+            if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
                 coefficients, gradients = _merge(proposals, dual)
                 largest = 1.0
             else:
