@@ -255,7 +255,7 @@ class Reference:
         for row, (start, size) in enumerate(zip(itertools.accumulate([0, *sizes]), sizes, strict=False)):
             equal[row, start : start + size] = 1.0
         found = qpsolvers.solve_qp(
-            P=matrix @ matrix.T / self.lam + 1e-9 * np.eye(sum(sizes)),
+            P=matrix @ matrix.T / self.lam + 1e-8 * np.eye(sum(sizes)),
             q=-np.concatenate(self.losses) / self.n,
             A=equal,
             b=np.ones(self.n),

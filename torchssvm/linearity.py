@@ -32,7 +32,7 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     with torch.no_grad():
         at_zero = evaluate({name: torch.zeros_like(p) for name, p in weights.items()})
         for name, tensor in at_zero.items():
-            if bool((tensor != 0).any()):
+            if bool((tensor.nan_to_num(0.0) != 0).any()):
                 return (
                     f"the potentials {name!r} of {type(head).__name__} are not zero when all its weights are: a "
                     "constant is added that is not trained. Move it into the features, or make it a parameter"
@@ -62,6 +62,8 @@ class _CheckOnce:
     def __call__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.done or not torch.is_grad_enabled():
             return
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in as_potentials(output).tensors.values()):
+            return  # such features tell nothing, and get an error of their own
         self.done = True  # the check calls the head too
         if error := linearity_error(head, args, kwargs):
             self.done = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,8 +48,18 @@ def certify_run(trainer: L.Trainer, module: L.LightningModule, loader: Iterable[
         refresh: As in :func:`torchssvm.certify`.
     """
     dual = find_bcfw(trainer).dual
-    with evaluating(module), trainer.precision_plugin.forward_context():
-        return certify(module, dual, visible(trainer, loader, "Certifying"), refresh=refresh)
+    with evaluating(module):
+        return certify(in_precision(trainer, module), dual, visible(trainer, loader, "Certifying"), refresh=refresh)
+
+
+def in_precision(trainer: L.Trainer, module: L.LightningModule) -> Callable[..., Any]:
+    """The module's forward in the trainer's precision; what is made of the potentials stays out of autocast."""
+
+    def forward(*args: Any) -> Any:
+        with trainer.precision_plugin.forward_context():
+            return module(*args)
+
+    return forward
 
 
 def visible(trainer: L.Trainer, loader: Iterable[Any], description: str) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.lightning.duality_gap import DualityGap, _training_loader
-from torchssvm.lightning.exact_pass import evaluating, find_bcfw
+from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.report import RunReport, evaluate
 from torchssvm.structures.base import as_decoding
@@ -60,10 +60,11 @@ class Report(Callback):
         gap.finish(trainer, pl_module)
         structure = find_bcfw(trainer).dual.structure
         tests = _test_batches(trainer, pl_module)
-        with evaluating(pl_module), trainer.precision_plugin.forward_context():
+        forward = in_precision(trainer, pl_module)
+        with evaluating(pl_module):
             train = exact_pass_loader(_training_loader(trainer, pl_module), gap.batch_size)
-            on_train = evaluate(pl_module, structure, train, pl_module.device)
-            on_test = None if tests is None else evaluate(pl_module, structure, tests, pl_module.device)
+            on_train = evaluate(forward, structure, train, pl_module.device)
+            on_test = None if tests is None else evaluate(forward, structure, tests, pl_module.device)
         self._write(trainer, pl_module, gap, train=on_train, test=on_test)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

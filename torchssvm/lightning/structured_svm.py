@@ -16,13 +16,13 @@ from torchssvm.directions import DirectionRule
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
-from torchssvm.lightning.exact_pass import evaluating
+from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import check_batch, errors
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import BCFW
-from torchssvm.potentials import Potentials, as_potentials
+from torchssvm.potentials import Potentials, as_potentials, full_precision
 from torchssvm.structures import Structure
 from torchssvm.structures.base import Labeling, as_decoding
 
@@ -142,8 +142,11 @@ class StructuredSVM(Resumable):
         optimizer = self._optimizer(bcfw=True)
         optimizer.zero_grad()
         loss = BlockGap(self.dual, self.direction, sweeps=self.sweeps)
-        self.manual_backward(loss(apply_head(self, batch), batch.y, batch.index))
-        optimizer.step()
+        extracted = self._extract(batch.x)
+        with full_precision(self.device):
+            potentials = self._apply_head(extracted, batch.lengths)
+            self.manual_backward(loss(potentials, batch.y, batch.index))
+            optimizer.step()
         self._log_progress(batch_idx)
 
     def _train_features(self, batch: Batch) -> None:
@@ -190,7 +193,7 @@ class StructuredSVM(Resumable):
             return self.features(x)
 
     def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
-        with torch.autocast(self.device.type, enabled=False):
+        with full_precision(self.device):
             return as_potentials(self.head(extracted) if lengths is None else self.head(extracted, lengths))
 
     def _log_progress(self, batch_idx: int) -> None:
@@ -289,8 +292,8 @@ class StructuredSVM(Resumable):
         """Recompute the weights from the dual if the features have been trained since; else do nothing."""
         if not self._run.features_moved:
             return
-        with evaluating(self), self.trainer.precision_plugin.forward_context():
-            recompute_weights(self, self.dual, exact_pass_loader(self.training_loader))
+        with evaluating(self):
+            recompute_weights(in_precision(self.trainer, self), self.dual, exact_pass_loader(self.training_loader))
         self._run.features_moved = False
 
     def _optimizer(self, *, bcfw: bool) -> Any:

@@ -1,0 +1,959 @@
+"""Bad input is refused with an error that quotes it, before anything has changed; and training can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from custom import LabelSets, Scores, label_sets
+from problems import PROBLEMS, Problem, Training, assert_same, chain, flat, multiclass, rng
+from torch import nn
+
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    Decoding,
+    DualState,
+    GapBatchSampler,
+    LinearChain,
+    LinearMulticlass,
+    MeanParts,
+    Multiclass,
+    Potentials,
+    Weights,
+    certify,
+)
+
+STORAGES = [MeanParts, Weights]
+
+
+@contextlib.contextmanager
+def refused(training: Training, kind: type[Exception], words: str) -> Iterator[None]:
+    """The error comes, the state stays to the bit, no step is pending, and the next steps work."""
+    before = training.snapshot()
+    with pytest.raises(kind, match=words):
+        yield
+    assert_same(training.snapshot(), before)
+    assert not training.dual.pending
+    value = training.dual.value()
+    training.step([0, 1])
+    training.step([2])
+    assert training.dual.value() >= value
+    assert certify(training.head, training.dual, training.problem.everything()).drift < 1e-5
+
+
+def started(kind: str = "multiclass", storage: Any = MeanParts, steps: int = 3, **options: Any) -> Training:
+    return PROBLEMS[kind](1, **options).train(storage=storage()).run([[k % 4, k % 3] for k in range(steps)])
+
+
+# -- What comes from the data ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_features_that_are_not_finite(kind, steps, value):
+    training = started(kind, steps=steps)
+    batch = training.problem.batch([0, 2, 3])
+    x = batch.x.clone()
+    x[1, ..., 0] = value
+    with refused(training, ValueError, r"(?s)rows \[1\].*not finite"):
+        training.step(batch._replace(x=x))
+
+
+def test_features_in_the_padding_that_are_not_finite():
+    training = started("chain")
+    short = int((training.problem.lengths < 3).nonzero()[0])
+    batch = training.problem.batch([0, short])
+    x = batch.x.clone()
+    x[1, 2] = torch.nan
+    with refused(training, ValueError, "not finite"):
+        training.step(batch._replace(x=x))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_potentials_that_are_not_finite(value):
+    training = started()
+    batch = training.problem.batch([0, 2])
+    scores = training.head(batch.x).single.clone()
+    scores[1, 1] = value
+    with refused(training, ValueError, r"rows \[1\] are not finite"):
+        training.loss(scores, batch.y, batch.index)
+
+
+def test_weights_that_are_not_finite():
+    training = started()
+    held = [p.detach().clone() for p in training.dual.parameters]
+    with torch.no_grad():
+        training.head.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="not finite: check features and weights"):
+        training.backward([0])
+    with torch.no_grad():
+        for p, value in zip(training.dual.parameters, held, strict=True):
+            p.copy_(value)
+    training.step([0])
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (torch.tensor([0, 6]), "index holds 0 to 6; the dual has num_examples=6"),
+        (torch.tensor([-1, 0]), "index holds -1 to 0"),
+        (torch.tensor([0, 1], dtype=torch.int32), r"index must be int64 \[2\].*int32"),
+        (torch.tensor([0.0, 1.0]), r"index must be int64 \[2\].*float32"),
+        (torch.tensor([True, False]), r"index must be int64 \[2\].*bool"),
+        (torch.tensor([0, 1, 2]), r"index must be int64 \[2\].*\[3\]"),
+        (torch.tensor([[0, 1]]), r"index must be int64 \[2\].*\[1, 2\]"),
+        (torch.tensor(0), r"index must be int64 \[2\]"),
+        ([0, 1], r"index must be int64 \[2\].*list"),
+        (None, r"index must be int64 \[2\].*NoneType"),
+    ],
+)
+def test_indices(storage, index, words):
+    training = started(storage=storage)
+    batch = training.problem.batch([0, 1])
+    with refused(training, ValueError, words):
+        training.step(batch._replace(index=index))
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+@pytest.mark.parametrize("wrong", [3, -1, 100])
+def test_labels_outside_the_states(kind, wrong):
+    training = started(kind)
+    batch = training.problem.batch([0, 2])
+    y = batch.y.clone()
+    y[(1,) if kind == "multiclass" else (1, 0)] = wrong
+    with refused(training, ValueError, f"label {wrong} in row 1"):
+        training.step(batch._replace(y=y))
+
+
+@pytest.mark.parametrize("lengths", [[3, 0], [3, -2], [3, 4], [0, 0]])
+def test_lengths_outside_the_padding(lengths):
+    training = started("chain")
+    batch = training.problem.batch([0, 2])
+    words = f"lengths must lie between 1 and the padded length 3, got {min(lengths)} to {max(lengths)}"
+    with refused(training, ValueError, words):
+        training.step(batch._replace(lengths=torch.tensor(lengths)))
+
+
+@pytest.mark.parametrize("lengths", [torch.tensor([3]), torch.tensor([3, 3, 3]), torch.tensor([3.0, 3.0])])
+def test_lengths_of_a_wrong_kind(lengths):
+    training = started("chain")
+    batch = training.problem.batch([0, 2])
+    with refused(training, ValueError, "lengths"):
+        training.step(batch._replace(lengths=lengths))
+
+
+def test_chains_without_a_position():
+    training = started("chain")
+    batch = training.problem.batch([0, 2])
+    with refused(training, ValueError, "lengths must lie between 1 and the padded length 0"):
+        training.step(batch._replace(x=batch.x[:, :0], y=batch.y[:, :0], lengths=torch.tensor([0, 0])))
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_targets_of_another_shape(storage):
+    training = started("chain", storage)
+    batch = training.problem.batch([0, 2])
+    with refused(training, ValueError, "target must be int64"):
+        training.step(batch._replace(y=batch.y[:, :-1]))
+
+
+@pytest.mark.parametrize("visits", [1, 6])
+def test_an_example_whose_length_changes(visits):
+    training = chain(1).train().run([[k % 5] for k in range(visits)])
+    batch = training.problem.batch([0])
+    assert int(batch.lengths) == 3
+    shorter = batch._replace(lengths=torch.tensor([2]))
+    with refused(training, ValueError, r"example 0 came with 2 rows .* has 3: an index must always name the same"):
+        training.step(shorter)
+
+
+def test_an_example_whose_length_changes_without_lengths():
+    training = chain(1, ragged=False).train().run([[k] for k in range(5)])
+    batch = training.problem.batch([0])
+    with refused(training, ValueError, "example 0|lengths"):
+        training.step(batch._replace(x=batch.x[:, :2], y=batch.y[:, :2]))
+
+
+def test_an_example_whose_length_changes_in_an_accumulated_batch():
+    """Both batches are gathered before the first one is stored."""
+    training = chain(1).train().run([[1]])
+    batch = training.problem.batch([0])
+    training.optim.zero_grad()
+    training.backward(batch)
+    before = training.weights()
+    with pytest.raises(ValueError, match="example 0"):
+        training.backward(batch._replace(lengths=torch.tensor([2])))
+        training.optim.step()
+    assert torch.equal(training.weights(), before)
+
+
+def test_lengths_that_come_and_go():
+    """A batch of full-length examples may leave the lengths out, or is told that it may not."""
+    problem = chain(1, ragged=False, n=4)
+    training = problem.train().run([[0], [1]])
+    batch = problem.batch([2])
+    before = training.snapshot()
+    try:
+        training.step(batch._replace(lengths=torch.tensor([3])))
+    except ValueError as error:
+        assert "lengths" in str(error)  # noqa: PT017
+        assert_same(training.snapshot(), before)
+    training.step([0])
+    assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
+
+
+# -- What comes from a structure ---------------------------------------------------------------------------
+
+
+class CostlyTarget(LabelSets):
+    def loss(self, labeling, target):
+        return super().loss(labeling, target) + 0.25
+
+
+class NegativeLoss(LabelSets):
+    def loss(self, labeling, target):
+        return -super().loss(labeling, target)
+
+
+class NotANumber(LabelSets):
+    def loss(self, labeling, target):
+        return torch.where((labeling == target).all(1), 0.0, torch.nan)
+
+
+class WrongShape(LabelSets):
+    def loss(self, labeling, target):
+        return super().loss(labeling, target).unsqueeze(1)
+
+
+class WrongParts(LabelSets):
+    def parts(self, labeling):
+        return super().parts(labeling)[:, 1:]
+
+
+class WrongNames(LabelSets):
+    def parts(self, labeling):
+        return {"scores": super().parts(labeling), "more": super().parts(labeling)}
+
+
+class Worse(LabelSets):
+    """Returns the worst output."""
+
+    def augmented_argmax(self, potentials, target):
+        return self.argmax(Potentials(-potentials.single - self.loss_potentials(target)[0]))
+
+
+class BoundBelow(LabelSets):
+    def augmented_argmax(self, potentials, target):
+        labeling = self.argmax(potentials)
+        value = (potentials.single * labeling).sum(1) + self.loss(labeling, target)
+        return Decoding(labeling, value, value - 1.0, exact=False)
+
+
+class NoBound(LabelSets):
+    def augmented_argmax(self, potentials, target):
+        return Decoding(self.argmax(potentials), exact=False)
+
+
+@pytest.mark.parametrize("steps", [0, 6])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (CostlyTarget, r"target's own loss is not zero in rows \[0, 1\]"),
+        (NegativeLoss, r"negative in rows"),
+        (NotANumber, "loss|not finite"),
+        (WrongShape, r"must have shape \[2\]"),
+        (WrongParts, r"must be shaped like the potentials"),
+        (WrongNames, r"must be shaped like the potentials"),
+        (Worse, "score worse than the target"),
+        (BoundBelow, "bound is below the score of its own output"),
+        (NoBound, "exact=False must return bound"),
+    ],
+)
+def test_structures(kind, words, steps):
+    head, structure, batch = label_sets(3)
+    dual = DualState.for_head(head, 5, 0.1, structure=structure)
+    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+
+    def step(rows):
+        index = torch.tensor(rows)
+        optim.zero_grad()
+        loss(head(batch.x[index]), batch.y[index], index).backward()
+        optim.step()
+
+    for k in range(steps):
+        step([k % 5])
+    before = copy.deepcopy(optim.state_dict())
+    if not (kind is Worse and steps == 0):  # at w = 0 the worst output is the target itself, and may be returned
+        dual.structure = kind(4, 2)
+        with pytest.raises(ValueError, match=words):
+            step([2, 4])
+        dual.structure = structure
+        assert_same(optim.state_dict(), before)
+    step([2, 4])
+    assert dual.steps == steps + 1
+
+
+def test_only_structures_are_structures():
+    head = Scores(3, 4)
+    with pytest.raises(TypeError, match="structure must be a torchssvm.Structure, not str"):
+        DualState.for_head(head, 5, 0.1, structure="chain")
+    with pytest.raises(ValueError, match="structure=None, and Scores has no attribute `structure`"):
+        DualState.for_head(head, 5, 0.1)
+
+
+# -- Heads that are not linear -----------------------------------------------------------------------------
+
+
+class Hidden(LinearMulticlass):
+    """A head with something between the weights and the potentials."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(3, 3)
+        self.name = name
+        self.frozen = torch.tensor([0.1, 0.0, -0.1])
+
+    def forward(self, x):
+        found = super().forward(x)
+        scores = found.single
+        if self.name == "constant":
+            return Potentials(scores + self.frozen)
+        if self.name == "dropout":
+            return Potentials(nn.functional.dropout(scores, 0.3, self.training))
+        if self.name == "softmax":
+            return Potentials(scores.softmax(1))
+        if self.name == "layer norm":
+            return Potentials(nn.functional.layer_norm(scores, (3,)))
+        return Potentials(getattr(torch, self.name)(scores))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("relu", "not linear in its weights.*activation"),
+        ("tanh", "not linear in its weights"),
+        ("square", "not linear in its weights"),
+        ("abs", "not linear in its weights"),
+        ("dropout", "not linear in its weights.*dropout"),
+        ("layer norm", "not linear in its weights"),
+        ("constant", "not zero when all its weights are.*constant"),
+        ("softmax", "not zero when all its weights are"),
+    ],
+)
+def test_heads_that_are_not_linear_are_caught_at_the_first_call(name, words):
+    torch.manual_seed(0)
+    problem = multiclass(1, dtype=torch.float32)
+    training = Problem(Hidden(name), problem.x, problem.y, None, 0.5).train()
+    before = training.snapshot()
+    for _ in range(2):  # the second call is no way around it
+        with pytest.raises(ValueError, match=f"(?s){words}"):
+            training.backward([0, 1])
+    assert_same(training.snapshot(), before)
+    assert not training.dual.pending
+    with pytest.raises(RuntimeError, match="no proposal"):
+        training.optim.step()
+
+
+def test_a_product_of_two_weights_is_not_linear():
+    class Product(nn.Module):
+        structure = Multiclass(3)
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(2, 3))
+
+        def forward(self, x):
+            return x @ self.a @ self.b
+
+    problem = multiclass(1, dtype=torch.float32)
+    with pytest.raises(ValueError, match="not linear"):
+        Problem(Product(), problem.x, problem.y, None, 0.5).train().backward([0])
+
+
+def test_a_head_that_becomes_non_linear_later_is_caught_by_eulers_identity():
+    problem = multiclass(1, adjoint=False, lam=0.05)
+    training = problem.train().run([[0], [1], [2]])
+    batch = problem.batch([3])
+    training.optim.zero_grad()
+    scores = training.head(batch.x).single
+    training.loss((scores + scores.square()), batch.y, batch.index).backward()
+    with refused(training, RuntimeError, "linear in its weights"):
+        training.optim.step()
+
+
+# -- Parameters and sizes ----------------------------------------------------------------------------------
+
+
+def test_parameters_must_be_the_heads():
+    head, other = LinearMulticlass(3, 3), LinearMulticlass(3, 3)
+    dual = DualState.for_head(head, 6, 0.5)
+    for params, words in [
+        ([head.weight], "1 of them are missing and 0 others are given"),
+        ([*head.parameters(), other.bias], "0 of them are missing and 1 others are given"),
+        (other.parameters(), "2 of them are missing and 2 others are given"),
+        ([{"params": [head.weight]}, {"params": [other.bias]}], "1 of them are missing and 1 others"),
+    ]:
+        with pytest.raises(ValueError, match=f"params must be the head's 2 parameters.*{words}"):
+            BCFW(params, dual)
+    with pytest.raises(ValueError, match="empty"):
+        BCFW([], dual)
+    BCFW(head.parameters(), dual)
+
+
+def test_refused_parameters_keep_their_values():
+    head = LinearMulticlass(3, 3)
+    with torch.no_grad():
+        head.weight.fill_(2.0)
+    dual = DualState.for_head(head, 6, 0.5)
+    with pytest.raises(ValueError, match="missing"):
+        BCFW([head.weight], dual)
+    assert bool((head.weight == 2.0).all())
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"lower": "0"}])
+def test_unknown_options_of_a_group(options):
+    head = LinearMulticlass(3, 3)
+    dual = DualState.for_head(head, 6, 0.5)
+    with pytest.raises(ValueError, match=re.escape(str(sorted(options)[:1])[1:-1])):
+        BCFW([{"params": list(head.parameters()), **options}], dual)
+
+
+def test_parameters_cannot_be_added_later():
+    training = started()
+    extra = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    with refused(training, ValueError, "params"):
+        training.optim.add_param_group({"params": [extra]})
+    assert len(training.optim.param_groups) == 1
+
+
+def test_frozen_parameters():
+    head = LinearChain(2, 2)
+    head.bias.requires_grad_(False)
+    head.first.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"parameters \['bias', 'first'\] of the head do not require a gradient"):
+        DualState.for_head(head, 3, 0.1)
+
+
+@pytest.mark.parametrize("lam", [0.0, -1.0, float("nan"), float("inf"), -0.0])
+def test_lam(lam):
+    with pytest.raises(ValueError, match=f"lam={lam} must be positive and finite"):
+        DualState.for_head(LinearMulticlass(3, 3), 6, lam)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5, True, None])
+def test_num_examples(n):
+    with pytest.raises(ValueError, match=f"num_examples={n} must be a positive number"):
+        DualState.for_head(LinearMulticlass(3, 3), n, 0.1)
+
+
+def test_heads_without_parameters_or_of_other_dtypes():
+    class Nothing(nn.Module):
+        structure = Multiclass(3)
+
+    with pytest.raises(ValueError, match="no parameters"):
+        DualState.for_head(Nothing(), 6, 0.1)
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(TypeError, match=f"weights are {dtype}"):
+            DualState.for_head(LinearMulticlass(3, 3).to(dtype), 6, 0.1)
+    head = LinearMulticlass(3, 3)
+    head.bias = nn.Parameter(head.bias.detach().double())
+    with pytest.raises(TypeError, match="several dtypes"):
+        DualState.for_head(head, 6, 0.1)
+
+
+def test_samplers_of_other_data():
+    dual = multiclass(1).train().dual
+    with pytest.raises(ValueError, match="num_examples=0.*empty"):
+        GapBatchSampler(batch_size=4, num_examples=0)
+    with pytest.raises(ValueError, match="num_examples=5, and the dual was made for 6"):
+        GapBatchSampler(dual, batch_size=4, num_examples=5)
+    with pytest.raises(ValueError, match="num_examples=7"):
+        GapBatchSampler(batch_size=4, num_examples=7).bind(dual)
+
+
+@pytest.mark.parametrize(("storage", "words"), [(MeanParts, r"storage=Weights\(\)"), (Weights, r"storage=MeanParts\(\)")])
+def test_a_dual_that_does_not_fit_into_memory(storage, words):
+    problem = multiclass(1, n=1000)
+    training = problem.train(storage=storage(), memory_limit=1000)
+    before = training.snapshot()
+    with pytest.raises(MemoryError, match=words):
+        training.backward([0, 1])
+    assert_same(training.snapshot(), before)
+    assert not training.dual.pending
+
+
+# -- Gradients that are not what the backward pass left ----------------------------------------------------
+
+
+def clip_norm(training):
+    before = float(flat(p.grad for p in training.dual.parameters).norm())
+    nn.utils.clip_grad_norm_(training.dual.parameters, before / 3)
+
+
+def clip_value(training):
+    largest = max(float(p.grad.abs().max()) for p in training.dual.parameters)
+    nn.utils.clip_grad_value_(training.dual.parameters, largest / 2)
+
+
+def rescale(training):
+    for p in training.dual.parameters:
+        p.grad.mul_(1.01)
+
+
+def zero(training):
+    for p in training.dual.parameters:
+        p.grad.zero_()
+
+
+def drop(training):
+    for p in training.dual.parameters:
+        p.grad = None
+
+
+def add_noise(training):
+    for p in training.dual.parameters:
+        p.grad.add_(0.1 * p.grad.abs().max() * torch.randn(p.shape, generator=rng(0), dtype=p.dtype))
+
+
+def another_loss(training):
+    sum(p.square().sum() + p.sum() for p in training.dual.parameters).backward()
+
+
+def not_finite(training):
+    training.dual.parameters[0].grad[0, 0] = torch.nan
+
+
+def infinite(training):
+    training.dual.parameters[0].grad[0, 0] = torch.inf
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("adjoint", [True, False])
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize(
+    "spoil", [clip_norm, clip_value, rescale, zero, drop, add_noise, another_loss, not_finite, infinite]
+)
+@pytest.mark.parametrize("rows", [[0], [1, 2, 4]])
+def test_gradients_that_were_changed(spoil, steps, adjoint, storage, rows):
+    """With and without per-example gradients of the head; also at the first step, where w = 0 hides everything."""
+    for dtype in (torch.float64, torch.float32):
+        training = started("chain", storage, steps=steps, adjoint=adjoint, dtype=dtype)
+        training.optim.zero_grad()
+        training.backward(rows)
+        spoil(training)
+        with refused(training, RuntimeError, "gradient"):
+            training.optim.step()
+
+
+@pytest.mark.parametrize("adjoint", [True, False])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_small_gradients_that_were_changed(adjoint, steps):
+    """The features are small, or the loss was scaled down: the check is relative."""
+    for dtype in (torch.float64, torch.float32):
+        problem = multiclass(1, adjoint=adjoint, dtype=dtype)
+        problem.x = problem.x * 1e-5
+        problem.lam = 1e-9
+        training = problem.train().run([[k % 4, k % 3] for k in range(steps)])
+        training.optim.zero_grad()
+        training.backward([1, 2, 4])
+        for p in training.dual.parameters:
+            p.grad.mul_(0.5)
+        with refused(training, RuntimeError, "gradient"):
+            training.optim.step()
+        scaled = multiclass(1, adjoint=adjoint, dtype=dtype).train().run([[k % 4, k % 3] for k in range(steps)])
+        scaled.optim.zero_grad()
+        scaled.backward([1, 2, 4], 1e-6)
+        for p in scaled.dual.parameters:
+            p.grad.mul_(0.5)
+        with refused(scaled, RuntimeError, "gradient"):
+            scaled.optim.step()
+
+
+@pytest.mark.parametrize("adjoint", [True, False])
+def test_gradients_of_accumulated_batches_that_were_changed(adjoint):
+    for steps in (0, 3):
+        training = started("chain", steps=steps, adjoint=adjoint)
+        training.optim.zero_grad()
+        training.backward([0])
+        training.backward([1, 2])
+        clip_norm(training)
+        with refused(training, RuntimeError, "gradient"):
+            training.optim.step()
+
+
+@pytest.mark.parametrize("adjoint", [True, False])
+def test_stale_gradients(adjoint):
+    """zero_grad() was forgotten: the old gradient is still in .grad."""
+    training = started("chain", steps=1, adjoint=adjoint)
+    training.backward([1, 2])
+    with refused(training, RuntimeError, "zero_grad"):
+        training.optim.step()
+
+
+@pytest.mark.parametrize("adjoint", [True, False])
+def test_a_forward_pass_from_before_another_step(adjoint):
+    """The directions start from blocks that have moved since."""
+    training = started("chain", steps=2, adjoint=adjoint)
+    training.optim.zero_grad()
+    early = training.forward(training.problem.batch([1, 2]))
+    training.step([1, 2])
+    training.optim.zero_grad()
+    early.backward()
+    with refused(training, RuntimeError, "gradient"):
+        training.optim.step()
+
+
+@pytest.mark.parametrize("adjoint", [True, False])
+def test_a_forward_pass_from_before_the_weights_were_loaded(adjoint):
+    training = started("chain", steps=4, adjoint=adjoint)
+    state = copy.deepcopy(training.optim.state_dict())
+    training.run([[1], [3]])
+    training.optim.zero_grad()
+    early = training.forward(training.problem.batch([1, 2]))
+    training.optim.load_state_dict(state)
+    early.backward()
+    with refused(training, RuntimeError, "gradient"):
+        training.optim.step()
+
+
+def test_gradients_of_low_precision():
+    training = started("chain", dtype=torch.float32)
+    training.optim.zero_grad()
+    training.backward([0, 1])
+    for p in training.dual.parameters:
+        p.grad = p.grad.to(torch.bfloat16).to(torch.float32)
+    with refused(training, RuntimeError, "gradient"):
+        training.optim.step()
+
+
+def test_potentials_of_low_precision():
+    """A head of one's own under autocast."""
+    head, structure, batch = label_sets(dtype=torch.float32)
+    dual = DualState.for_head(head, 5, 0.1, structure=structure)
+    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+    before = copy.deepcopy(optim.state_dict())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = head(batch.x)
+        assert scores.dtype == torch.bfloat16
+        with pytest.raises(TypeError, match=r"potentials are torch\.bfloat16 and the head's weights torch\.float32"):
+            loss(scores, batch.y, batch.index)
+    assert_same(optim.state_dict(), before)
+    with pytest.raises(TypeError, match=r"torch\.float64"):
+        loss(head(batch.x).double(), batch.y, batch.index)
+    loss(head(batch.x), batch.y, batch.index).backward()
+    optim.step()
+
+
+def test_autocast_reaches_neither_our_heads_nor_the_loss():
+    a, b = chain(2, dtype=torch.float32).train(), chain(2, dtype=torch.float32).train()
+    for rows in ([0], [1, 2], [3]):
+        a.step(rows)
+        b.optim.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = b.forward(b.problem.batch(rows))
+        value.backward()
+        b.optim.step()
+    assert torch.equal(a.weights(), b.weights())
+
+
+@pytest.mark.parametrize("adjoint", [True, False])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_scaled_loss_is_fine_and_an_unscaled_gradient_is_not(steps, adjoint):
+    scale = 65536.0
+    a, b = (started("chain", steps=steps, adjoint=adjoint) for _ in range(2))
+    a.step([0, 1])
+    b.step([0, 1], scale)
+    torch.testing.assert_close(a.weights(), b.weights())
+    b.optim.zero_grad()
+    b.backward([2, 3], scale)
+    for p in b.dual.parameters:  # what GradScaler.unscale_ does
+        p.grad.div_(scale)
+    with refused(b, RuntimeError, "gradient"):
+        b.optim.step()
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf"), -1e-3])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_upstream_factors_that_make_no_sense(scale, steps):
+    training = started("chain", steps=steps)
+    training.optim.zero_grad()
+    training.backward([0, 1], scale)
+    with refused(training, RuntimeError, f"loss was multiplied by {scale}: only positive factors"):
+        training.optim.step()
+
+
+def test_a_step_without_a_loss_and_a_step_taken_twice():
+    training = started()
+    training.optim.zero_grad()
+    with refused(training, RuntimeError, r"step\(\) has no proposal"):
+        training.optim.step()
+    training.optim.zero_grad()
+    training.backward([0])
+    training.optim.step()
+    with refused(training, RuntimeError, r"a step takes it only once"):
+        training.optim.step()
+
+
+def test_a_loss_whose_gradient_was_never_computed():
+    training = started()
+    training.optim.zero_grad()
+    training.forward(training.problem.batch([0]))
+    with refused(training, RuntimeError, "no proposal"):
+        training.optim.step()
+
+
+def test_the_gradient_of_an_ordinary_loss():
+    training = started()
+    training.optim.zero_grad()
+    nn.functional.cross_entropy(training.head(training.problem.x).single, training.problem.y).backward()
+    with refused(training, RuntimeError, "no proposal"):
+        training.optim.step()
+
+
+# -- Several processes -------------------------------------------------------------------------------------
+
+
+def test_several_processes_are_refused(monkeypatch):
+    training = started()
+    other = LinearMulticlass(3, 3)
+    dual = DualState.for_head(other, 6, 0.1)
+    training.optim.zero_grad()
+    training.backward([0])
+    before = training.snapshot()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        patch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+        with pytest.raises(ValueError, match="world size 2"):
+            BCFW(other.parameters(), dual)
+        with pytest.raises(ValueError, match="world size 2"):
+            training.optim.step()
+        assert_same(training.snapshot(), before)
+        patch.setattr(torch.distributed, "get_world_size", lambda *_: 1)
+        training.optim.step()
+    assert training.dual.steps == 4
+
+
+# -- Checkpoints -------------------------------------------------------------------------------------------
+
+
+def saved(**options: Any) -> dict[str, Any]:
+    training = started(**options)
+    certify(training.head, training.dual, training.problem.everything())
+    return copy.deepcopy(training.optim.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n": 7}, "num_examples is 7 there and 6 here"),
+        ({"lam": 0.25}, r"lam is 0\.25 there and 0\.5 here"),
+        ({"classes": 4}, "structure is Multiclass.4.* there and Multiclass.3"),
+        ({"features": 4}, "weights is"),
+        ({"bias": False}, "weights is|parameter group"),
+        ({"dtype": torch.float32}, "weights is"),
+        ({"storage": Weights}, r"holds storage 'weights', and the dual was made with MeanParts\(\)"),
+        ({"kind": "chain", "n": 6}, "structure is Chain|parameter group"),
+        ({"cost": torch.tensor([[0.0, 1, 2], [1, 0, 1], [5, 1, 0]])}, "structure"),
+    ],
+)
+def test_checkpoints_of_another_problem(options, words):
+    training = started()
+    state = saved(**options)
+    with refused(training, ValueError, words):
+        training.optim.load_state_dict(state)
+
+
+def test_checkpoints_of_mean_parts_for_weights():
+    training = started(storage=Weights)
+    with refused(training, ValueError, r"holds storage 'mean_parts', and the dual was made with Weights\(\)"):
+        training.optim.load_state_dict(saved())
+
+
+def test_checkpoints_of_another_optimizer():
+    training = started()
+    state = torch.optim.SGD(multiclass(1).head.parameters(), lr=0.1).state_dict()
+    with refused(training, ValueError, "no 'dual'"):
+        training.optim.load_state_dict(state)
+    with refused(training, ValueError, "no 'dual'"):
+        training.optim.load_state_dict({})
+
+
+@pytest.mark.parametrize("name", sorted(saved()["dual"]))
+@pytest.mark.parametrize("what", ["missing", "wrong type"])
+def test_checkpoints_with_damaged_entries(name, what):
+    training = started()
+    state = saved()
+    if what == "missing":
+        del state["dual"][name]
+    else:
+        state["dual"][name] = {"what": "ever"} if name != "storage" else "what ever"
+    with refused(training, ValueError, name):
+        training.optim.load_state_dict(state)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_checkpoints_with_a_damaged_storage(storage):
+    state = saved(storage=storage)
+
+    def entries(value, path=()):
+        if isinstance(value, dict | list):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from entries(item, (*path, key))
+        if path:
+            yield path
+
+    paths = list(entries(state["dual"]["storage"]))
+    assert len(paths) > 2
+    for path in paths:
+        damaged = copy.deepcopy(state)
+        place = damaged["dual"]["storage"]
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = "damaged"
+        training = started(storage=storage)
+        with refused(training, ValueError, "damaged|storage"):
+            training.optim.load_state_dict(damaged)
+
+
+def spoiled(state: dict[str, Any], where: str) -> dict[str, Any]:
+    dual = state["dual"]
+    if where == "NaN weights":
+        dual["weights"][0][0, 0] = torch.nan
+    elif where == "infinite weights":
+        dual["weights"][0][0, 0] = torch.inf
+    elif where == "NaN loss":
+        dual["loss"][0] = torch.nan
+    elif where == "infinite loss":
+        dual["loss"][0] = torch.inf
+    elif where == "NaN gaps":
+        dual["gap_estimates"][0] = torch.nan
+    elif where == "negative gaps":
+        dual["gap_estimates"][0] = -1.0
+    elif where == "float32 loss":
+        dual["loss"] = dual["loss"].float()
+    elif where == "short loss":
+        dual["loss"] = dual["loss"][:-1]
+    elif where == "NaN recomputed":
+        dual["recomputed"][0][0, 0] = torch.nan
+    elif where == "recomputed of another shape":
+        dual["recomputed"][0] = dual["recomputed"][0][:1]
+    elif where == "recomputed of another type":
+        dual["recomputed"] = ["a", "b"]
+    elif where == "recomputed too short":
+        dual["recomputed"] = dual["recomputed"][:1]
+    elif where == "negative steps":
+        dual["steps"] = -1
+    elif where == "another format":
+        dual["format"] = 99
+    elif where == "no param_groups":
+        del state["param_groups"]
+    elif where == "param_groups without parameters":
+        state["param_groups"] = []
+    elif where == "no state":
+        del state["state"]
+    elif where == "dual of another type":
+        state["dual"] = [1, 2]
+    else:
+        raise AssertionError(where)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("NaN weights", "weights"),
+        ("infinite weights", "weights"),
+        ("NaN loss", "loss"),
+        ("infinite loss", "loss"),
+        ("NaN gaps", "gap_estimates"),
+        ("negative gaps", "gap_estimates"),
+        ("float32 loss", "loss"),
+        ("short loss", "loss"),
+        ("NaN recomputed", "recomputed"),
+        ("recomputed of another shape", "recomputed"),
+        ("recomputed of another type", "recomputed"),
+        ("recomputed too short", "recomputed"),
+        ("negative steps", "steps"),
+        ("another format", "format 99"),
+        ("no param_groups", "param_groups"),
+        ("param_groups without parameters", "group"),
+        ("no state", "state"),
+        ("dual of another type", "dual"),
+    ],
+)
+def test_checkpoints_with_wrong_numbers(where, words):
+    training = started()
+    with refused(training, ValueError, words):
+        training.optim.load_state_dict(spoiled(saved(), where))
+
+
+def damage_buffer(entry: dict[str, Any], what: str) -> None:
+    if what == "NaN values":
+        entry["values"][1] = torch.nan
+    elif what == "values of another dtype":
+        entry["values"] = entry["values"].float()
+    elif what == "values of another width":
+        entry["values"] = entry["values"][:, :2]
+    elif what == "no values":
+        entry["values"] = entry["values"][:0]
+    elif what == "outside":
+        entry["start"][0] = 10**6
+    elif what == "negative":
+        entry["start"][0] = -5
+    elif what == "starts of another dtype":
+        entry["start"] = entry["start"].double()
+    elif what == "too few":
+        entry["rows"] = entry["rows"][:-1]
+    elif what == "padding that is not zero":
+        entry["values"][0] = 7.0
+    elif what == "overlapping":
+        entry["start"][:] = 1
+    else:
+        raise AssertionError(what)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "NaN values",
+        "values of another dtype",
+        "values of another width",
+        "no values",
+        "outside",
+        "negative",
+        "starts of another dtype",
+        "too few",
+        "padding that is not zero",
+        "overlapping",
+    ],
+)
+def test_checkpoints_with_damaged_mean_parts(what):
+    training = started(steps=6)
+    state = copy.deepcopy(training.optim.state_dict())
+    (entry,) = state["dual"]["storage"]["buffers"].values()
+    damage_buffer(entry, what)
+    fresh = started()
+    with refused(fresh, ValueError, "damaged|storage"):
+        fresh.optim.load_state_dict(state)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9])
+def test_truncated_files(keep):
+    training = started()
+    file = io.BytesIO()
+    torch.save(training.optim.state_dict(), file)
+    content = file.getvalue()
+    before = training.snapshot()
+    with pytest.raises((RuntimeError, EOFError)):
+        training.optim.load_state_dict(torch.load(io.BytesIO(content[: int(len(content) * keep)]), weights_only=True))
+    assert_same(training.snapshot(), before)
+    training.optim.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
+    training.step([0])
