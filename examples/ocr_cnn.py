@@ -22,7 +22,7 @@ from torchssvm.lightning import Alternate, DualityGap, StructuredSVM
 from torchssvm.models import LetterClassifier, LetterFeatures, ocr_chain
 
 PRETRAINING_EPOCHS = {"small": 20, "large": 5}
-ROUNDS = 4  # of joint training
+ALTERNATE = Alternate(features=1, head=4)  # epochs of a round of joint training
 
 
 class Pretraining(L.LightningModule):
@@ -63,6 +63,7 @@ def main() -> None:
     flags = parser(__doc__, report="runs/ocr_cnn")
     flags.add_argument("--joint", action="store_true", help="train CNN and chain together before the CNN is frozen")
     flags.add_argument("--pretraining", type=count, metavar="EPOCHS", help="default: 20, or 5 with --size large")
+    flags.add_argument("--rounds", type=count, default=4, help="of joint training (default: %(default)s)")
     args = parse(flags)
     L.seed_everything(args.seed)
     train, test = OCR("train", args.size), OCR("test", args.size)
@@ -77,9 +78,10 @@ def main() -> None:
             lam=args.lam,
             features=cnn,
             features_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.01),
-            joint=Alternate(features=1, head=4),
+            joint=ALTERNATE,
         )
-        L.Trainer(max_epochs=5 * ROUNDS, **trainer_flags(args)).fit(together, by_gap(train, args.batch_size, args.seed))
+        epochs = args.rounds * (ALTERNATE.features + ALTERNATE.head)
+        L.Trainer(max_epochs=epochs, **trainer_flags(args)).fit(together, by_gap(train, args.batch_size, args.seed))
 
     cnn.to(args.device)
     train, test = PrecomputedFeatures(train, cnn), PrecomputedFeatures(test, cnn)

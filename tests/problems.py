@@ -1,4 +1,4 @@
-"""Small training problems whose outputs can all be listed, and a reference that knows nothing of the package's duals."""
+"""Small training problems whose outputs can all be listed, and a reference that knows nothing of the dual's code."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class Problem:
 class Training:
     """The plain torch loop around a problem."""
 
-    def __init__(self, problem: Problem, *, storage: Any = None, sweeps: int | None = None, memory_limit: int | None = None):
+    def __init__(
+        self, problem: Problem, *, storage: Any = None, sweeps: int | None = None, memory_limit: int | None = None
+    ) -> None:
         self.problem = problem
         self.head = problem.head
-        self.dual = DualState.for_head(
-            problem.head, problem.n, problem.lam, storage=storage, memory_limit=memory_limit
-        )
+        self.dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=storage, memory_limit=memory_limit)
         self.loss = BlockGap(self.dual) if sweeps is None else BlockGap(self.dual, sweeps=sweeps)
         self.optim = BCFW(problem.head.parameters(), self.dual)
 

@@ -192,7 +192,8 @@ class StorageTestCase(ABC):
         potentials = apply_head(training.head, problem.batch([1]))
         assert training.dual.storage.estimate(potentials) == self.expected_bytes(problem)
         training.run([[0], [1], [2, 3]])
-        assert self.expected_bytes(problem) <= training.dual.storage.nbytes() <= 1.3 * self.expected_bytes(problem) + 400
+        expected = self.expected_bytes(problem)
+        assert expected <= training.dual.storage.nbytes() <= 1.3 * expected + 400
 
     def test_lengths_may_grow_and_shrink(self):
         """Batches come with the padding of their own longest example, in any order."""

@@ -1,4 +1,4 @@
-"""What every structure must do: inherit ``StructureTestCase``, say how to make potentials and targets, get the tests."""
+"""What every structure must do: inherit ``StructureTestCase``, say how to make its inputs, get the tests."""
 
 from __future__ import annotations
 
@@ -76,8 +76,10 @@ class StructureTestCase(ABC):
         random = rng(seed)
         structure = self.make_structure()
         potentials = self.make_potentials(random, batch, integers, dtype)
-        return structure, potentials, structure.check_target(
-            self.random_target(structure, potentials, random), potentials
+        return (
+            structure,
+            potentials,
+            structure.check_target(self.random_target(structure, potentials, random), potentials),
         )
 
     def score(self, structure: Structure, potentials: Potentials, labeling: Any) -> Tensor:

@@ -74,7 +74,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(kind, storage, dtype,
 def test_a_head_without_adjoint_resumes_too():
     whole = Run("chain", "mean_parts", torch.float64, adjoint=False).forward(20)
     state = through_a_file(Run("chain", "mean_parts", torch.float64, adjoint=False).forward(9).state())
-    assert_same(Run("chain", "mean_parts", torch.float64, adjoint=False).load(state, 9).forward(11).state(), whole.state())
+    resumed = Run("chain", "mean_parts", torch.float64, adjoint=False).load(state, 9).forward(11)
+    assert_same(resumed.state(), whole.state())
 
 
 @pytest.mark.parametrize("storage", sorted(STORAGES))
@@ -219,7 +220,8 @@ def test_zero_grad(set_to_none):
 
 def test_parameters_may_be_given_as_any_iterable():
     head = LinearMulticlass(3, 3)
-    for params in (head.parameters(), list(head.parameters()), tuple(head.parameters()), [{"params": head.parameters()}]):
+    groups = [{"params": head.parameters()}]
+    for params in (head.parameters(), list(head.parameters()), tuple(head.parameters()), groups):
         optim = BCFW(params, DualState.for_head(head, 4, 0.1))
         assert len(optim.param_groups[0]["params"]) == 2
     named = BCFW(head.named_parameters(), DualState.for_head(head, 4, 0.1))

@@ -13,6 +13,7 @@ from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, r
 
 from torchssvm import BCFW, BlockGap, DualState, MeanParts, Weights, certify, recompute_weights
 from torchssvm.batch import apply_head
+from torchssvm.potentials import as_potentials
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -231,7 +232,8 @@ def test_bounds_make_the_certificate_of_an_approximate_oracle_valid():
             assert not found.exact
             assert "upper bound: approximate oracle" in str(found)
             scores = batch.x @ head.weight.detach().T
-            listed = torch.stack([structure.loss(y, batch.y) + (scores * (y - batch.y)).sum(1) for y in every(head, batch)])
+            outputs = every(head, batch)
+            listed = torch.stack([structure.loss(y, batch.y) + (scores * (y - batch.y)).sum(1) for y in outputs])
             primal = 0.1 * float(head.weight.detach().square().sum()) + float(listed.max(0).values.mean())
             assert found.primal == pytest.approx(primal + structure.slack, abs=1e-10)
             assert found.gap == pytest.approx(found.primal - dual.value(), abs=1e-10)
@@ -241,8 +243,6 @@ def test_bounds_make_the_certificate_of_an_approximate_oracle_valid():
 
 
 def every(head, batch):
-    from torchssvm.potentials import as_potentials
-
     return list(LabelSets(4, 2).enumerate(as_potentials(head(batch.x))))
 
 
@@ -325,6 +325,18 @@ def test_the_dual_does_not_fall_after_a_certificate_of_moved_features():
         except RuntimeError:
             continue  # refusing is right too
         assert certify(training.head, training.dual, problem.everything()).dual >= before - 1e-10
+
+
+def test_recomputing_replaces_what_an_earlier_certificate_kept_for_the_next_step():
+    problem = chain(3)
+    training = problem.train().run(ROWS)
+    certify(training.head, training.dual, problem.everything(2))
+    problem.x = problem.x + torch.randn(problem.x.shape, generator=rng(9), dtype=torch.float64)
+    recompute_weights(training.head, training.dual, problem.everything(2))
+    start = training.weights()
+    training.step([2, 3])
+    gradient = flat(p.grad for p in training.dual.parameters)
+    torch.testing.assert_close(training.weights(), start - training.optim.param_groups[0]["lr"] * gradient)
 
 
 def test_weights_of_old_features_cannot_be_recomputed():

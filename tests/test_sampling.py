@@ -53,6 +53,14 @@ def test_the_first_of_a_batch_is_proportional_and_so_is_the_second_given_the_fir
     assert stats.chisquare([pairs[key] for key in keys], expected)[1] > 1e-3
 
 
+def test_the_rest_of_a_batch_is_proportional_too_where_one_gap_dominates():
+    gaps = torch.tensor([1.0, 1e-9, 2e-9, 4e-9], dtype=torch.float64)
+    batches = Proportional().draw(gaps, 7000, 2, rng(4))
+    assert all(int(batch[0]) == 0 for batch in batches)
+    second = Counter(int(batch[1]) for batch in batches)
+    assert stats.chisquare([second[i] for i in (1, 2, 3)], [1000, 2000, 4000])[1] > 1e-3
+
+
 def test_uniform_frequencies():
     sampler = with_gaps([5.0, 0.0, 0.0, 1.0], batch_size=1, order=Uniform(), seed=2)
     found = Counter(draws(sampler, 1000))
@@ -410,7 +418,7 @@ def test_sizes_must_make_sense():
             GapBatchSampler(dual, **options)
     with pytest.raises(ValueError, match="num_examples=None and dual=None"):
         GapBatchSampler(batch_size=2)
-    with pytest.raises(ValueError, match="num_examples=0.*dataset is empty"):
+    with pytest.raises(ValueError, match=r"num_examples=0.*dataset is empty"):
         GapBatchSampler(batch_size=2, num_examples=0)
     for power in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="power="):
@@ -422,7 +430,7 @@ def test_a_sampler_can_be_bound_later():
     with pytest.raises(RuntimeError, match="no dual yet"):
         next(iter(sampler))
     training = multiclass(0).train()
-    with pytest.raises(ValueError, match="num_examples=6.* made for 7"):
+    with pytest.raises(ValueError, match=r"num_examples=6.* made for 7"):
         sampler.bind(multiclass(0, n=7).train().dual)
     sampler.bind(training.dual)
     sampler.bind(training.dual)

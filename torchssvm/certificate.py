@@ -13,7 +13,7 @@ from torch import Tensor
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
-from torchssvm.potentials import as_potentials
+from torchssvm.potentials import as_potentials, full_precision
 from torchssvm.structures import find_corner
 
 
@@ -92,12 +92,12 @@ def certify(
         target = dual.structure.check_target(batch.y, potentials)
         corner = find_corner(dual.structure, potentials, target)
         stored = dual.storage.gather(index, potentials)
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(potentials.device):
             hinges += float(corner.bound.sum())
             exact &= corner.exact
             gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
-        for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
-            total += part.detach()
+            for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
+                total += part
     if not bool(seen.all()):
         missing = (~seen).nonzero().flatten().tolist()
         raise ValueError(
@@ -153,7 +153,8 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
             potentials = as_potentials(apply_head(head, batch))
         index = dual.check_batch(batch.index, potentials)
         _mark(seen, index)
-        parts = dual.storage.contribution(dual.storage.gather(index, potentials), potentials)
+        with full_precision(potentials.device):
+            parts = dual.storage.contribution(dual.storage.gather(index, potentials), potentials)
         for total, part in zip(weights, parts, strict=True):
             total += part
     if not bool(seen.all()):

@@ -12,7 +12,16 @@ from torchssvm.batch import first_occurrences
 from torchssvm.directions import DirectionRule, FrankWolfe
 from torchssvm.dual import DualState, Proposal
 from torchssvm.optim.box_qp import gram, solve_box_qp
-from torchssvm.potentials import Parts, Potentials, adjoint, as_potentials, combine, per_example_adjoint, scale
+from torchssvm.potentials import (
+    Parts,
+    Potentials,
+    adjoint,
+    as_potentials,
+    combine,
+    full_precision,
+    per_example_adjoint,
+    scale,
+)
 from torchssvm.structures import Structure, find_corner
 
 
@@ -53,6 +62,10 @@ class BlockGap(nn.Module):
             MemoryError: The dual blocks of all examples would not fit.
         """
         potentials = as_potentials(potentials)
+        with full_precision(potentials.device):
+            return self._value(potentials, target, index)
+
+    def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
         dual = self.dual
         index = dual.check_batch(index, potentials)
         target = dual.structure.check_target(target, potentials)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -152,13 +152,20 @@ class GapBatchSampler(Sampler[list[int]]):
         self._first = 0  # position in the epoch of _drawn[0]: 0 unless resumed
         self._snapshots: dict[int, Tensor] = {}  # batches used -> gaps at that moment
         self._visits = 0  # the dual's visits at position _first
-        self._started = False  # whether the epoch that _drawn belongs to has begun
+        self._started = False  # whether an epoch has begun here
+        self._continues = False  # whether the next iteration goes on with an epoch that was loaded
+        self._by_permutation: Callable[[], bool] | None = None
         self._dual: DualState | None = None
         if dual is not None:
             self.bind(dual)
 
-    def bind(self, dual: DualState) -> None:
+    def bind(self, dual: DualState, by_permutation: Callable[[], bool] | None = None) -> None:
         """Use the gaps of ``dual``.
+
+        Args:
+            dual: The dual of the dataset that the batches are for.
+            by_permutation: Says of the epoch under way that every example is to come once in it, whatever the order is:
+                for epochs that train something else than the blocks.
 
         Raises:
             ValueError: It is of a dataset of another size.
@@ -167,6 +174,7 @@ class GapBatchSampler(Sampler[list[int]]):
             raise ValueError(
                 f"the sampler has num_examples={self.num_examples}, and the dual was made for {dual.num_examples}"
             )
+        self._by_permutation = by_permutation
         if dual is self._dual:
             return
         self._dual = dual
@@ -180,11 +188,12 @@ class GapBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of one epoch, or the rest of the one that a loaded state was in."""
         dual = self._bound()
-        if self._started or not self._first:  # a new epoch; otherwise the rest of the one that was loaded
+        if not self._continues:
             self.epoch += self._started
             self._first = 0
             self._snapshots = {0: self._gaps()}
             self._drawn = self._unseen(self._snapshots[0])
+        self._continues = False
         self._started = True
         self._visits = dual.visits
         position = self._first
@@ -207,17 +216,18 @@ class GapBatchSampler(Sampler[list[int]]):
                 steps says it here.
         """
         used = self.used if used is None else used
-        epoch, pending = self.epoch, self._drawn[used - self._first :]
+        epoch, under_way = self.epoch, self._started or self._continues
         if used >= len(self):
-            epoch, used, pending = epoch + 1, 0, []
+            epoch, used, under_way = epoch + 1, 0, False
         return {
             "num_examples": self.num_examples,
             "batch_size": self.batch_size,
             "epoch": epoch,
             "used": used,
+            "under_way": under_way,
             "generator": self._generator.get_state(),
-            "drawn": [batch.clone() for batch in pending] if used else [],
-            "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if used else {},
+            "drawn": [batch.clone() for batch in self._drawn[used - self._first :]] if under_way else [],
+            "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if under_way else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -232,6 +242,7 @@ class GapBatchSampler(Sampler[list[int]]):
                     f"the checkpoint's sampler has {name}={state[name]}, and this one {name}={getattr(self, name)}"
                 )
         epoch, used = require(state, "epoch", int, "sampler"), require(state, "used", int, "sampler")
+        under_way = require(state, "under_way", bool, "sampler")
         generator = require(state, "generator", Tensor, "sampler")
         drawn, snapshots = require(state, "drawn", list, "sampler"), require(state, "snapshots", dict, "sampler")
         if any(bool(((batch < 0) | (batch >= self.num_examples)).any()) for batch in drawn):
@@ -240,26 +251,31 @@ class GapBatchSampler(Sampler[list[int]]):
         self.epoch, self._first = epoch, used
         self._drawn = [batch.cpu() for batch in drawn]
         self._snapshots = {int(at): gaps.cpu() for at, gaps in snapshots.items()}
-        self._started = False
+        self._started, self._continues = False, under_way
 
     def _bound(self) -> DualState:
         if self._dual is None:
             raise RuntimeError("the sampler has no dual yet: call bind(dual), or train with StructuredSVM, which does")
         return self._dual
 
+    @property
+    def _order(self) -> Order:
+        """The order of this epoch."""
+        return Permutation() if self._by_permutation and self._by_permutation() else self.order
+
     def _gaps(self) -> Tensor:
         return self._bound().gap_estimates.detach().to("cpu", copy=True)
 
     def _after_step(self) -> None:
         at = self.used // self.chunk * self.chunk
-        if self.order.needs_gaps and at not in self._snapshots:
+        if self._order.needs_gaps and at not in self._snapshots:
             self._snapshots[at] = self._gaps()
             self._snapshots.pop(at - 3 * self.chunk, None)
 
     def _unseen(self, gaps: Tensor) -> list[Tensor]:
         """Examples with unknown gaps, in random order and full batches; the last one is filled up with others."""
         unknown = torch.isinf(gaps).nonzero().flatten()
-        if not self.order.needs_gaps or not len(unknown):
+        if not self._order.needs_gaps or not len(unknown):
             return []
         unknown = unknown[torch.randperm(len(unknown), generator=self._generator)]
         batches = list(unknown.split(self.batch_size))
@@ -272,8 +288,8 @@ class GapBatchSampler(Sampler[list[int]]):
 
     def _extend(self, position: int) -> None:
         """Draw up to the end of the chunk that ``position`` lies in, or of the epoch."""
-        if not self.order.needs_gaps:
-            self._drawn += self.order.draw(
+        if not self._order.needs_gaps:
+            self._drawn += self._order.draw(
                 torch.zeros(self.num_examples), len(self) - position, self.batch_size, self._generator
             )
             return

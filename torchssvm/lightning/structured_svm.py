@@ -65,7 +65,7 @@ class StructuredSVM(Resumable):
         joint: Alternate | None = None,
         structure: Structure | None = None,
         storage: Storage | None = None,
-        sweeps: int = 10,
+        sweeps: int = 5,
         direction: DirectionRule | None = None,
         memory_limit: int | None = None,
     ) -> None:
@@ -204,8 +204,7 @@ class StructuredSVM(Resumable):
         dual = self.dual
         self.log("dual", dual.value(), prog_bar=True)
         self.log("oracle_calls", float(dual.oracle_calls), prog_bar=True)
-        estimate = dual.gap_estimate
-        if estimate < float("inf"):  # every block has been seen
+        if (estimate := dual.gap_estimate) < float("inf"):  # every block has been seen
             self.log("gap_estimate", estimate, prog_bar=True)
 
     # The run
@@ -228,8 +227,7 @@ class StructuredSVM(Resumable):
         """BCFW with a new dual state for the training dataset, and the features' optimizer if there is one."""
         run = self._run
         run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
-        n = count_examples(self.training_loader)
-        resume = run.resume
+        n, resume = count_examples(self.training_loader), run.resume
         if resume is not None and resume.num_examples != n:
             raise ValueError(
                 f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
@@ -248,7 +246,7 @@ class StructuredSVM(Resumable):
                     parameter.zero_()
         optimizers: list[Optimizer] = [BCFW(self.head.parameters(), dual)]
         if run.sampler is not None:
-            run.sampler.bind(dual)
+            run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
             resume.rewind(run.sampler)
         if self.features is not None and self.features_optimizer is not None:
@@ -271,9 +269,12 @@ class StructuredSVM(Resumable):
         if not self._run.trains_features:
             self.follow_features()
 
+    def _features_turn(self) -> bool:
+        return self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)
+
     def _turn(self) -> None:
         """Begin what the schedule has for this epoch; trained features are in the modes that they were given in."""
-        self._run.trains_features = self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)
+        self._run.trains_features = self._features_turn()
         if self.features is None:
             return
         for name, part in self.features.named_modules():

@@ -15,7 +15,7 @@ from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.state import flat, squared_norm
 from torchssvm.optim.box_qp import gram, solve_box_qp
 from torchssvm.optim.line_search import exact_step
-from torchssvm.potentials import combine
+from torchssvm.potentials import combine, full_precision
 
 
 class BCFW(Optimizer):
@@ -85,6 +85,11 @@ class BCFW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
+        with full_precision(self.dual.parameters[0].device):
+            self._take_step()
+        return result
+
+    def _take_step(self) -> None:
         _refuse_distributed()
         dual = self.dual
         proposals = dual.take()
@@ -115,7 +120,6 @@ class BCFW(Optimizer):
             dual.steps += 1
         finally:
             dual.notify()
-        return result
 
     def _move_weights(self, gradients: list[Tensor | None], gamma: float) -> None:
         """``w -= (gamma/lam) d``, from the weights that the last exact pass recomputed if there are such."""

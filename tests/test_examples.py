@@ -1,0 +1,145 @@
+"""The examples, as users run them: each in a process of its own, on few passes."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+KEYS = set(
+    [
+        "task",
+        "n",
+        "num_weights",
+        "lam",
+        "primal",
+        "dual",
+        "gap",
+        "oracle_calls",
+        "passes",
+        "seconds",
+        "train_loss",
+        "test_loss",
+        "stopped_because",
+        "seed",
+        "device",
+        "versions",
+        "letter_error",
+        "word_error",
+        "history",
+    ]
+)
+
+pytest.importorskip("lightning")
+pytest.importorskip("matplotlib")
+
+
+def start(script, *flags):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    command = [sys.executable, str(EXAMPLES / f"{script}.py"), *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def run(script, folder, *flags):
+    """The report of a run, after the checks that every report must pass."""
+    done = start(script, "--report", str(folder), *flags)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert report.keys() >= KEYS
+    for name in ("primal", "dual", "gap", "seconds", "train_loss", "test_loss", "letter_error", "word_error"):
+        assert math.isfinite(report[name]), name
+    assert report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
+    assert report["passes"] == pytest.approx(report["oracle_calls"] / report["n"])
+    assert report["n"] == 626
+    assert report["device"] == "cpu"
+    last = report["history"][-1]
+    assert all(last[name] == report[name] for name in ("primal", "dual", "gap", "passes"))
+    assert report["word_error"] == pytest.approx(
+        report["test_loss"], abs=1e-6
+    )  # the loss is each word's share of errors
+    assert (folder / "convergence.png").stat().st_size > 10_000
+    for name in ("gap", "stopped because", "letter error"):  # the table
+        assert f"\n{name} " in done.stdout
+    assert report["stopped_because"] in done.stdout
+    return report
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ocr_loop") / "new" / "folder"
+    return run("ocr_loop", folder, "--lam", "0.01", "--gap", "0.3", "--seed", "5")
+
+
+def test_the_loop_stops_on_the_certified_gap(loop):
+    assert loop["gap"] <= 0.3
+    assert all(entry["gap"] > 0.3 for entry in loop["history"][:-1])
+    assert loop["stopped_because"].startswith("certified gap")
+    assert loop["num_weights"] == 4082
+    assert (loop["lam"], loop["seed"]) == (0.01, 5)
+    assert loop["letter_error"] < 0.5
+
+
+def test_lightning_proves_the_same_optimum(loop, tmp_path):
+    other = run("ocr", tmp_path, "--lam", "0.01", "--gap", "0.3", "--seed", "6", "--batch-size", "16")
+    assert other["gap"] <= 0.3
+    assert other["stopped_because"].startswith("certified gap")
+    assert other["batch_size"] == 16
+    assert max(loop["dual"], other["dual"]) <= min(loop["primal"], other["primal"])
+
+
+def test_the_loop_is_repeatable_and_says_that_passes_ran_out(tmp_path):
+    flags = ("--max-passes", "2", "--gap", "0.001")
+    first, second = run("ocr_loop", tmp_path / "1", *flags), run("ocr_loop", tmp_path / "2", *flags)
+    assert first["gap"] > 0.001
+    assert first["stopped_because"].startswith("2 passes")
+    assert 2 <= first["passes"] < 4
+    assert first["lam"] == 1 / 626
+    assert [first[k] for k in ("primal", "dual", "test_loss")] == [second[k] for k in ("primal", "dual", "test_loss")]
+    different = run("ocr_loop", tmp_path / "3", *flags, "--seed", "1")
+    assert different["dual"] != first["dual"]
+
+
+@pytest.mark.parametrize("joint", [(), ("--joint", "--rounds", "1")])
+def test_chain_on_a_cnn(joint, tmp_path):
+    report = run("ocr_cnn", tmp_path, "--pretraining", "2", "--max-passes", "3", "--gap", "1e-5", *joint)
+    assert report["stopped_because"].startswith("max_passes=3 reached")
+    assert report["num_weights"] == 64 * 26 + 26 * 26 + 3 * 26
+    assert report["letter_error"] < 0.5
+    assert ("jointly" in report["task"]) == bool(joint)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--lam", "0"), "--lam: must be positive and finite, not 0"),
+        (("--lam", "nan"), "--lam: must be positive"),
+        (("--gap", "-1"), "--gap: must be positive"),
+        (("--max-passes", "inf"), "--max-passes: must be positive and finite"),
+        (("--batch-size", "0"), "--batch-size: must be at least 1"),
+        (("--batch-size", "2.5"), "--batch-size: invalid count value"),
+        (("--seed", "-1"), "--seed: must lie between"),
+        (("--device", "gpu"), "--device: must be cpu, cuda"),
+        (("--device", "cuda:99"), "CUDA devices, so no cuda:99"),
+        (("--size", "medium"), "--size: invalid choice"),
+        (("--report", __file__), "is not a folder"),
+    ],
+)
+def test_bad_flags_are_refused(flags, message, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import common
+
+    with pytest.raises(SystemExit) as stop:
+        common.parse(common.parser("", report="runs/test"), list(flags))
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_scripts_refuse_bad_flags():
+    done = start("ocr_loop", "--gap", "0")
+    assert done.returncode == 2
+    assert "--gap: must be positive" in done.stderr
+    assert "Traceback" not in done.stderr
