@@ -62,11 +62,12 @@ class Proportional:
         distinct = distinct[weights[distinct] > 0.0]
         if len(distinct) >= batch_size:
             return distinct[:batch_size]
-        # Few weights dominate: draw all n at once, in the order of exponential variables with these rates (compared in
-        # logarithms); a weight of 0 comes after all others.
+        # Few weights dominate: the others follow in the order of exponential variables with their weights as rates
+        # (compared in logarithms); a weight of 0 comes after all others.
         noise = torch.empty_like(weights).exponential_(generator=generator)
         keys = torch.where(weights > 0.0, noise.log() - weights.log(), 1e6 + noise)
-        return keys.topk(batch_size, largest=False).indices
+        keys[distinct] = torch.inf
+        return torch.cat([distinct, keys.topk(batch_size - len(distinct), largest=False).indices])
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,10 @@ class GapBatchSampler(Sampler[list[int]]):
             if dual is None:
                 raise ValueError("num_examples=None and dual=None: give the dual, or the size of the dataset")
             num_examples = dual.num_examples
-        for name, value in (("batch_size", batch_size), ("num_examples", num_examples), ("chunk", chunk or 1)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1" + (": the dataset is empty" if not value else ""))
+        for name, value in (("batch_size", batch_size), ("num_examples", num_examples), ("chunk", chunk)):
+            if value is not None and value < 1:
+                empty = ": the dataset is empty" if name == "num_examples" else ""
+                raise ValueError(f"{name}={value} must be at least 1{empty}")
         self.num_examples = num_examples
         self.batch_size = min(batch_size, num_examples)
         self.order: Order = order if order is not None else Proportional()
@@ -206,6 +208,8 @@ class GapBatchSampler(Sampler[list[int]]):
     @property
     def used(self) -> int:
         """Batches of this epoch that training has used, as the dual counted them."""
+        if not self._started:
+            return self._first
         return min(self._first + self._bound().visits - self._visits, self._first + len(self._drawn))
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
@@ -245,13 +249,38 @@ class GapBatchSampler(Sampler[list[int]]):
         under_way = require(state, "under_way", bool, "sampler")
         generator = require(state, "generator", Tensor, "sampler")
         drawn, snapshots = require(state, "drawn", list, "sampler"), require(state, "snapshots", dict, "sampler")
-        if any(bool(((batch < 0) | (batch >= self.num_examples)).any()) for batch in drawn):
-            raise ValueError("the checkpoint is damaged: sampler['drawn'] holds examples that do not exist")
+        if epoch < 0 or not 0 <= used < len(self):
+            raise ValueError(f"the checkpoint is damaged: the sampler was in epoch {epoch}, after {used} batches")
+        try:
+            torch.Generator().set_state(generator.cpu())
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"the checkpoint is damaged: sampler['generator'] is no random state: {error}") from error
+        if not all(self._is_batch(batch) for batch in drawn):
+            raise ValueError("the checkpoint is damaged: sampler['drawn'] does not hold batches of existing examples")
+        for at, gaps in snapshots.items():
+            if not (
+                isinstance(at, str)
+                and at.isdigit()
+                and isinstance(gaps, Tensor)
+                and gaps.shape == (self.num_examples,)
+                and gaps.dtype == torch.float64
+                and bool((gaps >= 0.0).all())
+            ):
+                raise ValueError("the checkpoint is damaged: sampler['snapshots'] does not hold gaps by batch number")
         self._generator.set_state(generator.cpu())
         self.epoch, self._first = epoch, used
         self._drawn = [batch.cpu() for batch in drawn]
         self._snapshots = {int(at): gaps.cpu() for at, gaps in snapshots.items()}
         self._started, self._continues = False, under_way
+
+    def _is_batch(self, batch: Any) -> bool:
+        return (
+            isinstance(batch, Tensor)
+            and batch.dtype == torch.int64
+            and batch.ndim == 1
+            and 0 < len(batch) <= self.batch_size
+            and bool(((batch >= 0) & (batch < self.num_examples)).all())
+        )
 
     def _bound(self) -> DualState:
         if self._dual is None:

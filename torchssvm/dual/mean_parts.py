@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,12 @@ class MeanParts(Storage):
         psi, places = {}, {}
         for name, buffer in self._buffers.items():
             view = _row_view(potentials, name)
+            held = buffer.values.shape[1:]
+            if held != view.shape[2:] and (potentials.lengths is None or len(held) != view.ndim - 2):
+                raise ValueError(
+                    f"the blocks of {name} hold {list(held)} numbers a row, and example {int(index[0])} came with "
+                    f"{list(view.shape[2:])}: examples of different sizes need lengths, in every batch"
+                )
             rows = _rows(potentials, name)
             if rows is not None and bool((wrong := (buffer.rows[index] != rows) & (buffer.start[index] > 0)).any()):
                 example = int(index[wrong][0])
@@ -56,6 +63,20 @@ class MeanParts(Storage):
             if buffer.complete:
                 places[name] = found
         return _StoredParts(self, index, potentials, psi, places)
+
+    def check_together(self, batches: Sequence[Stored]) -> None:
+        """Raise ValueError if an example is in two batches with different numbers of rows."""
+        pairs: dict[tuple[str, int], int] = {}
+        for batch in batches:
+            assert isinstance(batch, _StoredParts)
+            for name in batch.psi:
+                rows = _rows(batch.potentials, name)
+                for example, count in zip(batch.index.tolist(), [] if rows is None else rows.tolist(), strict=False):
+                    if pairs.setdefault((name, example), count) != count:
+                        raise ValueError(
+                            f"example {example} came with {count} rows of {name} and with {pairs[name, example]} "
+                            "before it: an index must always name the same example"
+                        )
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """One backward pass of the head."""
@@ -96,9 +117,9 @@ class MeanParts(Storage):
     def _parse(self, state: dict[str, Any]) -> dict[str, RowBuffer]:
         if require(state, "kind", str, "storage") != "mean_parts":
             raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with MeanParts()")
-        device = self.parameters[0].device
+        device, dtype = self.parameters[0].device, self.parameters[0].dtype
         return {
-            name: RowBuffer.from_state_dict(entry, self.num_examples, device, f"storage[{name!r}]")
+            name: RowBuffer.from_state_dict(entry, self.num_examples, dtype, device, f"storage[{name!r}]")
             for name, entry in require(state, "buffers", dict, "storage").items()
         }
 
@@ -110,8 +131,8 @@ class _StoredParts(Stored):
         self.psi = psi
         self._places = places
         self._storage = storage
-        self._index = index
-        self._potentials = potentials.detach()
+        self.index = index
+        self.potentials = potentials.detach()
 
     def inner(self, potentials: Potentials) -> Tensor:
         return inner(self.psi, potentials.detach().tensors) / self._storage.num_examples
@@ -122,11 +143,11 @@ class _StoredParts(Stored):
 
     def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
         change = scale(parts, -coefficients)
-        if len(rows) == len(self._index):
-            self._storage.add(self._index, self._potentials, change, self._places)
+        if len(rows) == len(self.index):
+            self._storage.add(self.index, self.potentials, change, self._places)
         else:
             change = {name: tensor[rows] for name, tensor in change.items()}
-            self._storage.add(self._index[rows], self._potentials.select(rows), change)
+            self._storage.add(self.index[rows], self.potentials.select(rows), change)
 
 
 class _Fresh(_StoredParts):

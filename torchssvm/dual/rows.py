@@ -104,7 +104,9 @@ class RowBuffer:
         }
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any], num_examples: int, device: torch.device, where: str) -> RowBuffer:
+    def from_state_dict(
+        cls, state: dict[str, Any], num_examples: int, dtype: torch.dtype, device: torch.device, where: str
+    ) -> RowBuffer:
         """Rebuild a buffer, to the bit.
 
         Raises:
@@ -114,10 +116,20 @@ class RowBuffer:
         examples = require(state, "examples", int, where)
         if start.shape != (num_examples,) or rows.shape != (num_examples,):
             raise ValueError(f"the checkpoint is damaged: {where} does not hold {num_examples} examples")
-        if bool(((start < 0) | (rows < 0) | (start + rows > max(len(values), 1))).any()) or not len(values):
+        if start.dtype != torch.int64 or rows.dtype != torch.int64 or values.dtype != dtype or not values.ndim:
+            raise ValueError(
+                f"the checkpoint is damaged: {where} has dtypes {start.dtype}, {rows.dtype}, {values.dtype}"
+            )
+        if bool(((start < 0) | (rows < 0) | (start + rows > len(values))).any()) or not len(values):
             raise ValueError(f"the checkpoint is damaged: {where} points outside its rows")
-        if not bool(torch.isfinite(values).all()):
-            raise ValueError(f"the checkpoint is damaged: {where} holds numbers that are not finite")
+        first, order = start[start > 0].sort(stable=True)
+        ends = first + rows[start > 0][order]
+        if bool((ends[:-1] > first[1:]).any()) or examples != len(first):
+            raise ValueError(f"the checkpoint is damaged: {where} gives rows to several examples")
+        if not bool(torch.isfinite(values).all()) or bool(values[0].any()):
+            raise ValueError(
+                f"the checkpoint is damaged: {where} holds numbers that are not finite, or no zero padding"
+            )
         buffer = cls(num_examples, values.dtype, device)
         buffer.start, buffer.rows = start.to(device, copy=True), rows.to(device, copy=True)
         buffer.values, buffer.used, buffer.examples = values.to(device, copy=True), len(values), examples

@@ -236,17 +236,34 @@ class DualState:
         for name, (here, there) in expected.items():
             if here != there:
                 raise ValueError(f"the checkpoint is of another problem: {name} is {there} there and {here} here")
-        for name in ("loss", "gap_estimates"):
+        for name, allowed in (("loss", math.nextafter(math.inf, 0.0)), ("gap_estimates", math.inf)):
             values = require(state, name, Tensor, "dual")
-            if values.shape != (self.num_examples,) or values.dtype != torch.float64 or bool(values.isnan().any()):
+            if (
+                values.shape != (self.num_examples,)
+                or values.dtype != torch.float64
+                or not bool((values.abs() <= allowed).all())
+                or (name == "gap_estimates" and bool((values < 0.0).any()))
+            ):
                 raise ValueError(
-                    f"the checkpoint is damaged: dual[{name!r}] is not {self.num_examples} float64 numbers"
+                    f"the checkpoint is damaged: dual[{name!r}] does not hold {self.num_examples} valid float64 numbers"
                 )
         for name in ("steps", "oracle_calls", "visits"):
-            require(state, name, int, "dual")
-        if state.get("recomputed") is not None and len(require(state, "recomputed", list, "dual")) != len(weights):
-            raise ValueError("the checkpoint is damaged: dual['recomputed'] does not fit the weights")
+            if require(state, name, int, "dual") < 0:
+                raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
+        for name in ("weights", "recomputed"):
+            if name not in state:
+                raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is missing")
+            if state[name] is not None and not self._fit(require(state, name, list, "dual")):
+                raise ValueError(
+                    f"the checkpoint is damaged: dual[{name!r}] does not hold finite numbers for each weight"
+                )
         self.storage.check_state(require(state, "storage", dict, "dual"))
+
+    def _fit(self, tensors: list[Any]) -> bool:
+        return len(tensors) == len(self.parameters) and all(
+            isinstance(t, Tensor) and t.shape == p.shape and t.dtype == p.dtype and bool(torch.isfinite(t).all())
+            for t, p in zip(tensors, self.parameters, strict=True)
+        )
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -85,6 +85,10 @@ class Storage(ABC):
         """
 
     @abstractmethod
+    def check_together(self, batches: Sequence[Stored]) -> None:
+        """Raise ValueError if batches that are to be stored in one step contradict each other; changes nothing."""
+
+    @abstractmethod
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """``(1/(lam n)) sum_i Phi_i^T psi_i`` of a batch, float64, for every parameter."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ class Weights(Storage):
         else:
             blocks = [block[index] for block in self._blocks]
         return _StoredWeights(self, index, blocks)
+
+    def check_together(self, batches: Sequence[Stored]) -> None:
+        """Weight vectors always fit each other."""
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """The sum of the blocks."""

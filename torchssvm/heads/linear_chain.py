@@ -70,7 +70,9 @@ class LinearChain(nn.Module):
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         real = check_lengths(lengths, batch, longest, x.device)
-        last = (real.sum(1) - 1) if lengths is None else lengths - 1
+        if lengths is None:
+            lengths = torch.full((batch,), longest, device=x.device)
+        last = lengths - 1
         with full_precision(x.device):
             x = x.to(self.emission.dtype)
             emission = x @ self.emission
@@ -95,7 +97,7 @@ class LinearChain(nn.Module):
         return Potentials(
             {"emission": emission, "transition": transition},
             lengths,
-            ragged=ragged if lengths is not None else None,
+            ragged=ragged,
             adjoint=adjoint,
         )
 

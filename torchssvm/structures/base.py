@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -112,6 +113,11 @@ class Structure(ABC):
         Every example must meet each of its own outputs at least once. Used by tests and by ``torchssvm.check``.
         """
         return None
+
+
+def digest(values: Tensor) -> str:
+    """A short name of a tensor's contents, for the ``repr`` by which checkpoints tell structures apart."""
+    return f"<{list(values.shape)} crc32 {zlib.crc32(values.detach().cpu().contiguous().numpy().tobytes()):08x}>"
 
 
 def as_decoding(found: Decoding | Labeling) -> Decoding:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchssvm.oracles import viterbi
 from torchssvm.potentials import Parts, Potentials
-from torchssvm.structures.base import Decoding, Structure
+from torchssvm.structures.base import Decoding, Structure, digest
 from torchssvm.structures.multiclass import check_labels
 
 
@@ -162,7 +162,8 @@ class Chain(Structure):
         return costs, labels
 
     def __repr__(self) -> str:
-        return f"Chain({self.num_states}, shared={self.shared}, normalize={self.normalize})"
+        weighted = "" if self.class_weight is None else f", class_weight={digest(self.class_weight)}"
+        return f"Chain({self.num_states}, shared={self.shared}, normalize={self.normalize}{weighted})"
 
 
 def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.potentials import Potentials
-from torchssvm.structures.base import Decoding, Structure
+from torchssvm.structures.base import Decoding, Structure, digest
 
 
 class Multiclass(Structure):
@@ -73,7 +73,8 @@ class Multiclass(Structure):
         return self.cost
 
     def __repr__(self) -> str:
-        return f"Multiclass({self.num_classes})"
+        zero_one = torch.equal(self.cost.cpu(), 1.0 - torch.eye(self.num_classes, dtype=torch.float64))
+        return f"Multiclass({self.num_classes}{'' if zero_one else f', cost={digest(self.cost)}'})"
 
 
 def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -> None:
