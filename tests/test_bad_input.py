@@ -396,10 +396,10 @@ def test_parameters_must_be_the_heads():
     head, other = LinearMulticlass(3, 3), LinearMulticlass(3, 3)
     dual = DualState.for_head(head, 6, 0.5)
     for params, words in [
-        ([head.weight], "1 of them are missing and 0 others are given"),
-        ([*head.parameters(), other.bias], "0 of them are missing and 1 others are given"),
-        (other.parameters(), "2 of them are missing and 2 others are given"),
-        ([{"params": [head.weight]}, {"params": [other.bias]}], "1 of them are missing and 1 others"),
+        ([head.weight], "1 of them are missing, .* and 0 others are given"),
+        ([*head.parameters(), other.bias], "0 of them are missing.* and 1 others are given"),
+        (other.parameters(), "2 of them are missing.* and 2 others are given"),
+        ([{"params": [head.weight]}, {"params": [other.bias]}], "1 of them are missing.* and 1 others"),
     ]:
         with pytest.raises(ValueError, match=f"params must be the head's 2 parameters.*{words}"):
             BCFW(params, dual)
@@ -609,7 +609,7 @@ def test_a_forward_pass_from_before_another_step(adjoint):
     training.step([1, 2])
     training.optim.zero_grad()
     early.backward()
-    with refused(training, RuntimeError, "gradient"):
+    with refused(training, RuntimeError, "earlier state of the dual"):
         training.optim.step()
 
 
@@ -622,7 +622,7 @@ def test_a_forward_pass_from_before_the_weights_were_loaded(adjoint):
     early = training.forward(training.problem.batch([1, 2]))
     training.optim.load_state_dict(state)
     early.backward()
-    with refused(training, RuntimeError, "gradient"):
+    with refused(training, RuntimeError, "earlier state of the dual"):
         training.optim.step()
 
 

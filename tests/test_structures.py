@@ -176,9 +176,8 @@ class TestChain(StructureTestCase):
         structure, potentials, target = self.setting(2, 3)
         lengths = torch.full((3,), potentials["emission"].shape[1])
         lengths[1] = length
-        wrong = Potentials(potentials.tensors, lengths, ragged=potentials.ragged)
         with pytest.raises(ValueError, match=f"lengths must lie between 1 and .*{length}"):
-            structure.check_target(target, wrong)
+            structure.check_target(target, Potentials(potentials.tensors, lengths, ragged=potentials.ragged))
 
     def test_options_must_make_sense(self):
         with pytest.raises(ValueError, match="num_states=0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,7 @@ def certify(
 
     Raises:
         ValueError: An example is missing or came twice, or a batch is not valid.
+        RuntimeError: The gap is negative by more than rounding: the dual is not one of these examples.
     """
     start = time.perf_counter()
     hinges = 0.0
@@ -104,12 +106,26 @@ def certify(
             f"batches left out {len(missing)} of {dual.num_examples} examples, {missing[:5]} among them: a certificate "
             "needs every training example once (no drop_last, no sampling)"
         )
-    dual.gap_estimates = gaps.clamp(min=0.0)
-    dual.oracle_calls += dual.num_examples
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
     recomputed = squared_norm(weights)
     value = float(dual.loss.sum()) - dual.lam / 2 * recomputed
     difference = squared_norm(p.detach().to(torch.float64) - w for p, w in zip(dual.parameters, weights, strict=True))
+    drift = (difference / recomputed) ** 0.5 if recomputed > 0.0 else difference**0.5
+    rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
+    if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * recomputed):
+        raise RuntimeError(
+            f"the gap is negative, {primal - value:.6g}: the dual is not one of these examples. Was an index used for "
+            "several examples, or did targets or lengths change?"
+        )
+    if drift > 100 * rounding:
+        warnings.warn(
+            f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: the "
+            "certificate holds, but have the features moved (see recompute_weights), or was an index used for several "
+            "examples?",
+            stacklevel=2,
+        )
+    dual.gap_estimates = gaps.clamp(min=0.0)
+    dual.oracle_calls += dual.num_examples
     if refresh:
         dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
     return Certificate(
@@ -117,7 +133,7 @@ def certify(
         dual=value,
         gap=primal - value,
         exact=exact,
-        drift=(difference / recomputed) ** 0.5 if recomputed > 0.0 else difference**0.5,
+        drift=drift,
         oracle_calls=dual.oracle_calls,
         passes=dual.passes,
         seconds=time.perf_counter() - start,
@@ -164,6 +180,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     for parameter, total in zip(dual.parameters, weights, strict=True):
         parameter.copy_(total)
     dual.recomputed = None
+    dual.remember_weights()
     dual.gap_estimates.fill_(torch.inf)
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
 

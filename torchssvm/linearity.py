@@ -26,10 +26,11 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         }
 
     def evaluate(values: dict[str, Tensor]) -> Parts:
-        return as_potentials(functional_call(head, values, args, kwargs)).tensors
+        buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
+        return as_potentials(functional_call(head, {**buffers, **values}, args, kwargs)).tensors
 
     u, v = random_weights(), random_weights()
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng():
         at_zero = evaluate({name: torch.zeros_like(p) for name, p in weights.items()})
         for name, tensor in at_zero.items():
             if bool((tensor.nan_to_num(0.0) != 0).any()):

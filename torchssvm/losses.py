@@ -93,12 +93,15 @@ class BlockGap(nn.Module):
         weighted = scale(parts, share)
         to_weights = None if direct is None else combine(direct, share)
         reference = None
-        if gradients is None and squared_is_zero(dual.parameters):
+        if gradients is None and some_are_zero(dual.parameters):
             reference = adjoint(potentials, weighted, dual.parameters)
+
+        version = dual.version
 
         def propose(upstream: float) -> None:
             dual.propose(
                 Proposal(
+                    version=version,
                     index=index,
                     rows=rows,
                     gammas=gammas,
@@ -190,6 +193,6 @@ class _ProposeInBackward(torch.autograd.Function):
         return (None, None, None, *gradients)
 
 
-def squared_is_zero(tensors: list[nn.Parameter]) -> bool:
-    """Whether all weights are zero."""
-    return not any(bool(t.detach().any()) for t in tensors)
+def some_are_zero(tensors: list[nn.Parameter]) -> bool:
+    """Whether some weight is zero: Euler's identity does not see its gradient."""
+    return not all(bool(t.detach().all()) for t in tensors)

@@ -36,7 +36,7 @@ class Potentials:
             gives it gets a step size for every block of a batch (the box QP) instead of one for all.
 
     Raises:
-        TypeError: ``tensors`` is neither a tensor nor a mapping of tensors.
+        TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
     """
 
@@ -57,13 +57,24 @@ class Potentials:
         sizes = {name: tensor.shape[0] if tensor.ndim else None for name, tensor in self.tensors.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
+        if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
+            raise TypeError(
+                f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
+            )
         if unknown := set(self.ragged) - set(self.tensors):
             raise ValueError(f"ragged names {sorted(unknown)}, but the tensors are {sorted(self.tensors)}")
         if lengths is not None:
+            if not isinstance(lengths, Tensor):
+                raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
             if lengths.shape != (self.batch_size,) or lengths.dtype != torch.int64:
                 raise ValueError(
                     f"lengths must be int64 of shape [{self.batch_size}], one per example; "
                     f"got {lengths.dtype} of shape {list(lengths.shape)}"
+                )
+            longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
+            if bool((lengths < 1).any()) or (longest is not None and bool((lengths > longest).any())):
+                raise ValueError(
+                    f"lengths must lie between 1 and the padded length {longest or ''}, got {lengths.tolist()}"
                 )
         elif self.ragged:
             raise ValueError(f"ragged={self.ragged} needs lengths, and lengths is None")

@@ -179,9 +179,11 @@ class GapBatchSampler(Sampler[list[int]]):
         self._by_permutation = by_permutation
         if dual is self._dual:
             return
+        if self._dual is not None:
+            self._dual.forget(self)
         self._dual = dual
         self._visits = dual.visits
-        dual.observe(self._after_step)
+        dual.observe(self)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -226,6 +228,8 @@ class GapBatchSampler(Sampler[list[int]]):
         return {
             "num_examples": self.num_examples,
             "batch_size": self.batch_size,
+            "chunk": self.chunk,
+            "order": repr(self.order),
             "epoch": epoch,
             "used": used,
             "under_way": under_way,
@@ -240,11 +244,10 @@ class GapBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: The state is of another sampler, or damaged; nothing has changed then.
         """
-        for name in ("num_examples", "batch_size"):
-            if require(state, name, int, "sampler") != getattr(self, name):
-                raise ValueError(
-                    f"the checkpoint's sampler has {name}={state[name]}, and this one {name}={getattr(self, name)}"
-                )
+        for name in ("num_examples", "batch_size", "chunk", "order"):
+            here: int | str = repr(self.order) if name == "order" else getattr(self, name)
+            if require(state, name, type(here), "sampler") != here:
+                raise ValueError(f"the checkpoint's sampler has {name}={state[name]}, and this one {name}={here}")
         epoch, used = require(state, "epoch", int, "sampler"), require(state, "used", int, "sampler")
         under_way = require(state, "under_way", bool, "sampler")
         generator = require(state, "generator", Tensor, "sampler")
@@ -295,7 +298,8 @@ class GapBatchSampler(Sampler[list[int]]):
     def _gaps(self) -> Tensor:
         return self._bound().gap_estimates.detach().to("cpu", copy=True)
 
-    def _after_step(self) -> None:
+    def after_step(self) -> None:
+        """Keep the gaps of this moment if a chunk has just been used up; the dual calls this."""
         at = self.used // self.chunk * self.chunk
         if self._order.needs_gaps and at not in self._snapshots:
             self._snapshots[at] = self._gaps()

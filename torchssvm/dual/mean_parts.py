@@ -56,7 +56,7 @@ class MeanParts(Storage):
                 example = int(index[wrong][0])
                 raise ValueError(
                     f"example {example} came with {int(rows[index == example][0])} rows of {name}, and its dual block "
-                    f"has {int(buffer.rows[example])}: an index must always name the same example"
+                    f"has {int(buffer.rows[example])}: an index must always name the same example, at the same length"
                 )
             found = buffer.locate(index, view.shape[1])
             psi[name] = buffer.read(found, view.shape[2:]).view(potentials[name].shape)
@@ -75,7 +75,7 @@ class MeanParts(Storage):
                     if pairs.setdefault((name, example), count) != count:
                         raise ValueError(
                             f"example {example} came with {count} rows of {name} and with {pairs[name, example]} "
-                            "before it: an index must always name the same example"
+                            "before it: an index must always name the same example, at the same length"
                         )
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
@@ -138,6 +138,12 @@ class _StoredParts(Stored):
         return inner(self.psi, potentials.detach().tensors) / self._storage.num_examples
 
     def combine(self, parts: Parts, decay: Tensor | None) -> tuple[Parts, None]:
+        for name, tensor in parts.items():
+            rows = _rows(self.potentials, name)
+            if rows is not None and tensor.shape[1]:
+                padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
+                if bool(tensor[padding].any()):
+                    raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
         psi = self.psi if decay is None else scale(self.psi, decay)
         return {name: tensor + psi[name] for name, tensor in parts.items()}, None
 

@@ -18,6 +18,7 @@ class Proposal:
     ``scale * sum_i gamma_i d_i`` with ``d_i = (1/n) Phi_i^T Delta_i``.
 
     Attributes:
+        version: ``DualState.version`` when the directions were computed.
         index: ``[B]`` int64, the examples.
         rows: ``[R]`` int64, the rows of the batch that count: the first of every example.
         gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
@@ -34,6 +35,7 @@ class Proposal:
         sweeps: Sweeps of the box QP; 0 where all blocks take one common step.
     """
 
+    version: int
     index: Tensor
     rows: Tensor
     gammas: Tensor

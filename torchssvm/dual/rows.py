@@ -122,9 +122,9 @@ class RowBuffer:
             )
         if bool(((start < 0) | (rows < 0) | (start + rows > len(values))).any()) or not len(values):
             raise ValueError(f"the checkpoint is damaged: {where} points outside its rows")
-        first, order = start[start > 0].sort(stable=True)
-        ends = first + rows[start > 0][order]
-        if bool((ends[:-1] > first[1:]).any()) or examples != len(first):
+        first, order = start[rows > 0].sort(stable=True)
+        ends = first + rows[rows > 0][order]
+        if bool((ends[:-1] > first[1:]).any()) or examples != int((start > 0).sum()):
             raise ValueError(f"the checkpoint is damaged: {where} gives rows to several examples")
         if not bool(torch.isfinite(values).all()) or bool(values[0].any()):
             raise ValueError(

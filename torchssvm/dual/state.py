@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,14 @@ from torchssvm.potentials import Potentials
 from torchssvm.structures import Structure
 
 _FORMAT = 1
+
+
+class Observer(Protocol):
+    """Wants to know of steps."""
+
+    def after_step(self) -> None:
+        """A step was taken or discarded."""
+        ...
 
 
 class DualState:
@@ -40,6 +49,9 @@ class DualState:
         steps: Steps taken.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
         visits: Training batches seen.
+        recomputed: Weights that the next step starts from, if an exact pass has recomputed them.
+        held_norm: Norm of the weights as the last step left them.
+        version: Counts changes of blocks or weights: directions computed before one are void after it.
 
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
@@ -58,7 +70,7 @@ class DualState:
     ) -> None:
         if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
             raise ValueError(f"num_examples={num_examples} must be a positive number: is the dataset empty?")
-        if not (lam > 0 and math.isfinite(lam)):
+        if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
             raise ValueError(f"lam={lam} must be positive and finite")
         if not isinstance(structure, Structure):
             raise TypeError(f"structure must be a torchssvm.Structure, not {type(structure).__name__}")
@@ -84,8 +96,10 @@ class DualState:
         self.oracle_calls = 0
         self.visits = 0
         self.recomputed: list[Tensor] | None = None
+        self.held_norm = 0.0
+        self.version = 0
         self._pending: list[Proposal] = []
-        self._observers: list[Callable[[], None]] = []
+        self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
     @classmethod
     def for_head(
@@ -157,7 +171,9 @@ class DualState:
         if not isinstance(index, Tensor) or index.shape != (size,) or index.dtype != torch.int64:
             found = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
             raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
-        if size and bool(((index < 0) | (index >= self.num_examples)).any()):
+        if not size:
+            raise ValueError("the batch is empty: index holds no example")
+        if bool(((index < 0) | (index >= self.num_examples)).any()):
             raise ValueError(
                 f"index holds {int(index.min())} to {int(index.max())}; the dual has num_examples={self.num_examples}"
             )
@@ -177,6 +193,11 @@ class DualState:
             if self.recomputed is not None:
                 self.recomputed = [tensor.to(device) for tensor in self.recomputed]
 
+    def remember_weights(self) -> None:
+        """Note the weights as those of the dual; ``BCFW.step`` refuses others, and directions computed before."""
+        self.version += 1
+        self.held_norm = math.sqrt(squared_norm(self.parameters))
+
     def propose(self, proposal: Proposal) -> None:
         """Keep a step until the optimizer takes it; called by the backward pass of ``BlockGap``."""
         self._pending.append(proposal)
@@ -193,14 +214,18 @@ class DualState:
             self._pending = []
             self.notify()
 
-    def observe(self, observer: Callable[[], None]) -> None:
-        """Call ``observer()`` whenever a step was taken or discarded."""
-        self._observers.append(observer)
+    def observe(self, observer: Observer) -> None:
+        """Call ``observer.after_step()`` whenever a step was taken or discarded, as long as it lives."""
+        self._observers.add(observer)
+
+    def forget(self, observer: Observer) -> None:
+        """Call it no more."""
+        self._observers.discard(observer)
 
     def notify(self) -> None:
         """Tell the observers that a step was taken or discarded."""
-        for observer in self._observers:
-            observer()
+        for observer in list(self._observers):
+            observer.after_step()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
@@ -258,6 +283,8 @@ class DualState:
                     f"the checkpoint is damaged: dual[{name!r}] does not hold finite numbers for each weight"
                 )
         self.storage.check_state(require(state, "storage", dict, "dual"))
+        if state["steps"] and not (state["storage"].get("buffers") or state["storage"].get("blocks")):
+            raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
 
     def _fit(self, tensors: list[Any]) -> bool:
         return len(tensors) == len(self.parameters) and all(
@@ -283,6 +310,7 @@ class DualState:
         self.steps, self.oracle_calls, self.visits = state["steps"], state["oracle_calls"], state["visits"]
         self.storage.load_state_dict(state["storage"])
         self._pending = []
+        self.remember_weights()
 
     def __repr__(self) -> str:
         return (

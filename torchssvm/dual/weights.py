@@ -72,7 +72,11 @@ class Weights(Storage):
             raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with Weights()")
         blocks = require(state, "blocks", list, "storage")
         shapes = [[self.num_examples, *p.shape] for p in self.parameters]
-        if blocks and (not all(isinstance(b, Tensor) for b in blocks) or [list(b.shape) for b in blocks] != shapes):
+        if blocks and (
+            not all(isinstance(b, Tensor) for b in blocks)
+            or [list(b.shape) for b in blocks] != shapes
+            or any(b.dtype != self.parameters[0].dtype for b in blocks)
+        ):
             raise ValueError(f"the checkpoint is damaged: storage['blocks'] should have shapes {shapes}")
         if not all(bool(torch.isfinite(block).all()) for block in blocks):
             raise ValueError("the checkpoint is damaged: storage['blocks'] holds numbers that are not finite")

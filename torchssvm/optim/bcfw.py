@@ -44,12 +44,18 @@ class BCFW(Optimizer):
         for group in self.param_groups:
             if unknown := set(group) - {"params", "param_names", "lr"}:
                 raise ValueError(f"params has a group with unknown options {sorted(unknown)}")
+            if group["lr"] != 0.0:
+                raise ValueError(
+                    f"params has a group with lr={group['lr']}: BCFW has no learning rate, it finds the step"
+                )
         given = {id(p) for group in self.param_groups for p in group["params"]}
         owned = {id(p) for p in dual.parameters}
         if given != owned:
+            missing = [list(p.shape) for p in dual.parameters if id(p) not in given]
             raise ValueError(
-                f"params must be the head's {len(owned)} parameters, those that the dual was made for: "
-                f"{len(owned - given)} of them are missing and {len(given - owned)} others are given"
+                f"params must be the head's {len(owned)} parameters, those that the dual was made for: pass "
+                f"head.parameters(). {len(missing)} of them are missing, of shapes {missing}, and "
+                f"{len(given - owned)} others are given"
             )
         self.dual = dual
         if dual.steps == 0 and any(bool(p.detach().any()) for p in dual.parameters):
@@ -131,8 +137,9 @@ class BCFW(Optimizer):
         dual, rate = self.dual, gamma / self.dual.lam
         start = dual.parameters if dual.recomputed is None else dual.recomputed
         for parameter, base, gradient in zip(dual.parameters, start, gradients, strict=True):
-            torch.add(base, gradient, alpha=-rate, out=parameter.data)
+            parameter.copy_(torch.add(base, gradient, alpha=-rate))
         dual.recomputed = None
+        dual.remember_weights()
         for group in self.param_groups:
             group["lr"] = rate
 
@@ -144,6 +151,11 @@ class BCFW(Optimizer):
         """
         dual = self.dual
         for proposal in proposals:
+            if proposal.version != dual.version:
+                raise RuntimeError(
+                    "the directions of this backward pass are of an earlier state of the dual: call the head and "
+                    "BlockGap again after every step (no retain_graph), and after loading or recomputing weights"
+                )
             if not (math.isfinite(proposal.scale) and proposal.scale > 0.0):
                 raise RuntimeError(f"the loss was multiplied by {proposal.scale}: only positive factors make sense")
         actual = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
@@ -151,12 +163,18 @@ class BCFW(Optimizer):
             if gradient.dtype != parameter.dtype or gradient.is_sparse:
                 raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_ADVICE}")
         gradient, weights = flat(actual), flat(dual.parameters)
-        found, length = float(weights @ gradient), float(gradient.norm())
+        found, length, size = float(weights @ gradient), float(gradient.norm()), float(weights.norm())
+        if dual.recomputed is None and abs(size - dual.held_norm) > 1e-5 * max(size, dual.held_norm):
+            raise RuntimeError(
+                f"the head's weights have changed since BCFW set them (their norm was {dual.held_norm:.6g} and is "
+                f"{size:.6g}): they are a function of the dual. Load the optimizer's state too, or make BCFW after "
+                "initialising the head"
+            )
         if not math.isfinite(length):
             raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")
         eps = torch.finfo(dual.parameters[0].dtype).eps
         expected = sum(p.scale * float(p.gammas @ p.slopes) for p in proposals)
-        allowed = 1e-4 * abs(expected) + 200 * eps * float(weights.norm()) * length
+        allowed = 1e-4 * abs(expected) + 200 * eps * size * length
         if not abs(found - expected) <= allowed:
             # Slopes are sums of larger terms: allow for their rounding before an error is raised.
             allowed += 200 * eps * sum(_size_of_terms(p, dual.num_examples) for p in proposals)
@@ -174,7 +192,7 @@ class BCFW(Optimizer):
         allowed = 1e-4 * max(scale, length)
         if not difference <= allowed:  # terms that cancel leave their rounding, and that of the blocks they came from
             terms = sum(_length_of_terms(p, dual.num_examples) for p in proposals)
-            allowed += 200 * eps * (terms + dual.lam * float(weights.norm()))
+            allowed += 200 * eps * (terms + dual.lam * size)
         if not difference <= allowed:
             raise RuntimeError(
                 f"the gradient differs from the one that the backward pass gave by {difference:.3g} (its length is "
@@ -215,9 +233,9 @@ class BCFW(Optimizer):
 
 
 _ADVICE = (
-    "BCFW needs the gradient of BlockGap as backward() left it. Look for gradient clipping or scaling, mixed "
-    "precision, another loss or a stale gradient (call optimizer.zero_grad() before backward()), a head that is not "
-    "linear, and see torchssvm.check(head, structure, batch)"
+    "BCFW needs the gradient of BlockGap as backward() left it. Call optimizer.zero_grad() before every forward pass; "
+    "remove gradient clipping and scaling, mixed precision and other losses on the head's weights; if the head is your "
+    "own, see torchssvm.check(head, structure, batch)"
 )
 
 

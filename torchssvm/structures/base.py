@@ -114,6 +114,16 @@ class Structure(ABC):
         """
         return None
 
+    def __repr__(self) -> str:
+        """The class and its simple attributes: checkpoints tell structures apart by it."""
+        shown = []
+        for name, value in sorted(vars(self).items()):
+            if isinstance(value, Tensor):
+                shown.append(f"{name}={digest(value)}")
+            elif value is None or isinstance(value, bool | int | float | str):
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
 
 def digest(values: Tensor) -> str:
     """A short name of a tensor's contents, for the ``repr`` by which checkpoints tell structures apart."""

@@ -86,4 +86,5 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
         row = int(wrong.nonzero()[0, 0])
         raise ValueError(
             f"target has label {int(target[wrong][0])} in row {row} of the batch; labels are 0 to {num_states - 1}"
+            + ("; -1 marks padding: did the head get the lengths?" if int(target[wrong][0]) == -1 else "")
         )
