@@ -312,6 +312,14 @@ class DualState:
         self._pending = []
         self.remember_weights()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles; observers that are copied along observe the copy."""
+        return {**vars(self), "_observers": list(self._observers)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._observers = weakref.WeakSet(state["_observers"])
+
     def __repr__(self) -> str:
         return (
             f"DualState(num_examples={self.num_examples}, lam={self.lam:g}, structure={self.structure}, "

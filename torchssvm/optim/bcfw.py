@@ -174,7 +174,7 @@ class BCFW(Optimizer):
             raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")
         eps = torch.finfo(dual.parameters[0].dtype).eps
         expected = sum(p.scale * float(p.gammas @ p.slopes) for p in proposals)
-        allowed = 1e-4 * abs(expected) + 200 * eps * size * length
+        allowed = 1e-4 * abs(expected) + 200 * eps * size * length + 1e-30  # the last for products that underflow
         if not abs(found - expected) <= allowed:
             # Slopes are sums of larger terms: allow for their rounding before an error is raised.
             allowed += 200 * eps * sum(_size_of_terms(p, dual.num_examples) for p in proposals)
