@@ -47,6 +47,10 @@ class PaddedDataset(Dataset[Example]):
         self.lengths = lengths
         self.index = index
         self._index: list[int] = index.tolist()
+        # Whole numbers, such as pixels, are fetched from a copy of a quarter of the size: a fetch waits for memory.
+        self._bytes: Tensor | None = None
+        if x.dtype == torch.float32 and bool((x == (small := x.to(torch.uint8))).all()):
+            self._bytes = small
         # The same numbers again, on the CPU: the length of a batch must not wait for a device.
         self._cut: list[int] | None = None if lengths is None else lengths.tolist()
 
@@ -77,12 +81,12 @@ class PaddedDataset(Dataset[Example]):
         if low < 0:
             indices = [i % n for i in indices]
         rows = torch.tensor(indices, device=self.x.device)
-        x, y = self.x, self.y
+        x, y = self.x if self._bytes is None else self._bytes, self.y
         if self._cut is not None:
             longest = max(self._cut[i] for i in indices)
             x, y = x[:, :longest], y[:, :longest]
         return Batch(
-            x=x.index_select(0, rows),
+            x=x.index_select(0, rows).to(self.x.dtype),
             y=y.index_select(0, rows),
             index=self.index.index_select(0, rows),
             lengths=None if self.lengths is None else self.lengths.index_select(0, rows),

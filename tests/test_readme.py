@@ -10,7 +10,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 def test_readme_has_its_examples() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
+    assert "SPEED_RATIO" not in README.read_text()
 
 
 @pytest.fixture(scope="module")

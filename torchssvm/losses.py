@@ -88,7 +88,8 @@ class BlockGap(nn.Module):
             changes = direction.loss - (losses if decay is None else decay * losses)
         gradients = self._gradients(potentials, parts, direct)
         gammas = torch.zeros_like(gaps)
-        gammas[rows] = self._steps(gradients, slopes + changes, rows)
+        gammas[rows], curvature = self._steps(gradients, slopes + changes, rows)
+        squared = None if curvature is None else self.dual.lam * float(gammas[rows] @ curvature @ gammas[rows])
         share = gammas / dual.num_examples
         weighted = scale(parts, share)
         to_weights = None if direct is None else combine(direct, share)
@@ -114,6 +115,7 @@ class BlockGap(nn.Module):
                     gradients=gradients,
                     reference=reference,
                     potentials=detached,
+                    squared_norm=squared,
                     stored=stored,
                     sweeps=self.sweeps,
                 )
@@ -135,12 +137,12 @@ class BlockGap(nn.Module):
         with torch.no_grad():
             return found if direct is None else [g + d for g, d in zip(found, direct, strict=True)]
 
-    def _steps(self, gradients: list[Tensor] | None, values: Tensor, rows: Tensor) -> Tensor:
-        """Gamma for each of ``rows``."""
+    def _steps(self, gradients: list[Tensor] | None, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The gamma of each of ``rows``, and the matrix G of the box QP if it was made."""
         if gradients is None or self.sweeps == 0 or len(rows) < 2:
-            return torch.ones_like(values[rows])
+            return torch.ones_like(values[rows]), None
         curvature = gram(gradients, rows) / (self.dual.lam * self.dual.num_examples**2)
-        return solve_box_qp(curvature, values[rows], self.sweeps)
+        return solve_box_qp(curvature, values[rows], self.sweeps), curvature
 
 
 class StructuredHinge(nn.Module):

@@ -31,6 +31,7 @@ class Proposal:
         gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
         reference: ``sum_i gamma_i d_i`` for each parameter, kept only where nothing else could tell a changed gradient.
         potentials: theta_i, detached.
+        squared_norm: ``|sum_i gamma_i d_i|^2``, where the box QP has told it; else None.
         stored: The blocks that the direction starts from.
         sweeps: Sweeps of the box QP; 0 where all blocks take one common step.
     """
@@ -48,6 +49,7 @@ class Proposal:
     gradients: list[Tensor] | None
     reference: list[Tensor] | None
     potentials: Potentials
+    squared_norm: float | None
     stored: Stored
     sweeps: int
 

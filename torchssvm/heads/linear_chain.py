@@ -69,18 +69,23 @@ class LinearChain(nn.Module):
         batch, longest, _ = x.shape
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
-        real = check_lengths(lengths, batch, longest, x.device)
         if lengths is None:
             lengths = torch.full((batch,), longest, device=x.device)
+        else:
+            check_lengths(lengths, batch, longest, x.device)
         last = lengths - 1
         with full_precision(x.device):
             x = x.to(self.emission.dtype)
             emission = x @ self.emission
-            if self.bias is not None:
-                emission = emission + self.bias
+            everywhere: Tensor | None = self.bias
             if self.first is not None and self.last is not None:
-                at_first, at_last = _boundary(real, last, emission.dtype)
-                emission = emission + at_first * self.first + at_last * self.last
+                at_first, at_last = _boundary(longest, last, emission.dtype)
+                everywhere = (
+                    at_first * self.first if self.bias is None else torch.addcmul(self.bias, at_first, self.first)
+                )
+                emission = torch.addcmul(emission, at_last, self.last)
+            if everywhere is not None:
+                emission = emission + everywhere
             transition = self.transition if self.positions is None else self.transition[: longest - 1]
             transition = transition.expand(batch, *transition.shape)
 
@@ -110,7 +115,7 @@ class LinearChain(nn.Module):
         return padded
 
 
-def _boundary(real: Tensor, last: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _boundary(longest: int, last: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Indicators of the first and of the last position, ``[1, N, 1]`` and ``[B, N, 1]``."""
-    position = torch.arange(real.shape[1], device=real.device)
+    position = torch.arange(longest, device=last.device)
     return (position == 0).to(dtype).view(1, -1, 1), (position == last.unsqueeze(1)).to(dtype).unsqueeze(2)

@@ -183,6 +183,12 @@ class BCFW(Optimizer):
                 f"<w, gradient> is {found:.9g} and should be {expected:.9g}, as for every head that is linear in its "
                 f"weights: {_ADVICE}"
             )
+        if len(proposals) == 1 and proposals[0].squared_norm is not None:
+            # The length tells almost every change, and is known already: only if it is not to the last digits what it
+            # should be, the gradient itself is compared.
+            told = proposals[0].scale ** 2 * proposals[0].squared_norm
+            if abs(length**2 - told) <= 30 * eps * told:
+                return
         known = [_known_gradient(proposal, dual.num_examples) for proposal in proposals]
         if any(part is None for part in known):
             return
