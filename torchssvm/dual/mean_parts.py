@@ -58,7 +58,7 @@ class MeanParts(Storage):
                     f"example {example} came with {int(rows[index == example][0])} rows of {name}, and its dual block "
                     f"has {int(buffer.rows[example])}: an index must always name the same example, at the same length"
                 )
-            found = buffer.locate(index, view.shape[1])
+            found = buffer.start[index].unsqueeze(1) if rows is None else buffer.locate(index, view.shape[1])
             psi[name] = buffer.read(found, view.shape[2:]).view(potentials[name].shape)
             if buffer.complete:
                 places[name] = found
