@@ -588,17 +588,16 @@ def test_potentials_of_a_wrong_shape_are_refused(name, shape, message):
         ("LinearChainCRF", (2, 3, 2, 2), 1, "between 2 and 4.*got 1 to 3"),
         ("LinearChainCRF", (2, 3, 2, 2), 5, "between 2 and 4.*got 3 to 5"),
         ("SemiMarkovCRF", (2, 3, 2, 2, 2), 1, "between 2 and 4"),
-        ("DependencyCRF", (2, 3, 3), 0, "between 1 and 3"),
+        ("DependencyCRF", (2, 3, 3), 0, "lengths must be at least 1"),
         ("TreeCRF", (2, 3, 3, 2), 4, "between 1 and 3"),
     ],
 )
 def test_lengths_out_of_range_are_refused(name, shape, bad, message):
-    potentials = Potentials(torch.zeros(shape), torch.tensor([3, bad]))
     structure = TorchStruct(getattr(torch_struct, name))
     with pytest.raises(ValueError, match=message):
-        decode(structure, potentials)
+        decode(structure, Potentials(torch.zeros(shape), torch.tensor([3, bad])))
     with pytest.raises(ValueError, match=message):
-        structure.check_target(torch.zeros(shape), potentials)
+        structure.check_target(torch.zeros(shape), Potentials(torch.zeros(shape), torch.tensor([3, bad])))
 
 
 def test_potentials_that_are_not_finite_or_not_floating_are_refused():

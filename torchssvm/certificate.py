@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
-from torchssvm.potentials import as_potentials, full_precision
+from torchssvm.potentials import Potentials, as_potentials, full_precision
 from torchssvm.structures import find_corner
 
 
@@ -82,15 +82,9 @@ def certify(
     start = time.perf_counter()
     hinges = 0.0
     exact = True
-    seen = torch.zeros(dual.num_examples, dtype=torch.bool)
     gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch in batches:
-        batch = to_device(batch, dual.parameters[0].device)
-        with torch.enable_grad():
-            potentials = as_potentials(apply_head(head, batch))
-        index = dual.check_batch(batch.index, potentials)
-        _mark(seen, index)
+    for batch, potentials, index in _every_example(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
         corner = find_corner(dual.structure, potentials, target)
         stored = dual.storage.gather(index, potentials)
@@ -100,12 +94,6 @@ def certify(
             gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
             for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
                 total += part
-    if not bool(seen.all()):
-        missing = (~seen).nonzero().flatten().tolist()
-        raise ValueError(
-            f"batches left out {len(missing)} of {dual.num_examples} examples, {missing[:5]} among them: a certificate "
-            "needs every training example once (no drop_last, no sampling)"
-        )
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
     recomputed = squared_norm(weights)
     value = float(dual.loss.sum()) - dual.lam / 2 * recomputed
@@ -161,20 +149,12 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     """
     if dual.storage.needs_gradients:
         raise ValueError(f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts()")
-    seen = torch.zeros(dual.num_examples, dtype=torch.bool)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch in batches:
-        batch = to_device(batch, dual.parameters[0].device)
-        with torch.enable_grad():
-            potentials = as_potentials(apply_head(head, batch))
-        index = dual.check_batch(batch.index, potentials)
-        _mark(seen, index)
+    for _, potentials, index in _every_example(head, dual, batches):
         with full_precision(potentials.device):
             parts = dual.storage.contribution(dual.storage.gather(index, potentials), potentials)
         for total, part in zip(weights, parts, strict=True):
             total += part
-    if not bool(seen.all()):
-        raise ValueError(f"batches left out {int((~seen).sum())} of {dual.num_examples} examples")
     before = squared_norm(dual.parameters)
     change = squared_norm(p - w for p, w in zip(dual.parameters, weights, strict=True))
     for parameter, total in zip(dual.parameters, weights, strict=True):
@@ -185,8 +165,24 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
 
 
-def _mark(seen: Tensor, index: Tensor) -> None:
-    index = index.cpu()
-    if bool(seen[index].any()) or len(index.unique()) < len(index):
-        raise ValueError("batches gave an example twice: a pass needs every training example exactly once")
-    seen[index] = True
+def _every_example(
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Potentials, Tensor]]:
+    """The batches with their potentials and checked index; raises ValueError unless every example comes once."""
+    seen = torch.zeros(dual.num_examples, dtype=torch.bool)
+    for batch in batches:
+        batch = to_device(batch, dual.parameters[0].device)
+        with torch.enable_grad():
+            potentials = as_potentials(apply_head(head, batch))
+        index = dual.check_batch(batch.index, potentials)
+        places = index.cpu()
+        if bool(seen[places].any()) or len(places.unique()) < len(places):
+            raise ValueError("batches gave an example twice: a pass needs every training example exactly once")
+        seen[places] = True
+        yield batch, potentials, index
+    if not bool(seen.all()):
+        missing = (~seen).nonzero().flatten().tolist()
+        raise ValueError(
+            f"batches left out {len(missing)} of {dual.num_examples} examples, {missing[:5]} among them: a pass needs "
+            "every training example once (no drop_last, no sampling)"
+        )

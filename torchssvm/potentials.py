@@ -73,9 +73,8 @@ class Potentials:
                 )
             longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
             if bool((lengths < 1).any()) or (longest is not None and bool((lengths > longest).any())):
-                raise ValueError(
-                    f"lengths must lie between 1 and the padded length {longest or ''}, got {lengths.tolist()}"
-                )
+                allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
+                raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
         elif self.ragged:
             raise ValueError(f"ragged={self.ragged} needs lengths, and lengths is None")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -150,7 +151,10 @@ class AveragedWeights(WeightAveraging):
         estimates, recomputed = dual.gap_estimates.clone(), dual.recomputed
         loader = exact_pass_loader(_training_loader(trainer, pl_module))
         try:
-            with self.applied(pl_module):
+            with self.applied(pl_module), warnings.catch_warnings():
+                warnings.filterwarnings(
+                    "ignore", message="the weights differ from those of the dual"
+                )  # they are meant to
                 found = certify_run(trainer, pl_module, loader, refresh=False)
         finally:
             dual.gap_estimates, dual.recomputed = estimates, recomputed
