@@ -11,7 +11,7 @@ class FrankWolfe:
 
     def __call__(self, corner: Corner, num_examples: int) -> Direction:
         """The directions, given what the max oracle found."""
-        return Direction(corner.parts, (corner.hinge - corner.loss) / num_examples, corner.loss / num_examples)
+        return Direction(corner.parts, corner.score / num_examples, corner.loss / num_examples)
 
     def __repr__(self) -> str:
         return "FrankWolfe()"

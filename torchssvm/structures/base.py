@@ -141,6 +141,7 @@ class Corner(NamedTuple):
     Attributes:
         labeling: The outputs s_i.
         parts: ``p(s_i) - p(y_i)``.
+        score: ``<p(s_i) - p(y_i), theta_i>``, ``[B]`` float64.
         loss: ``L_i(s_i)``, ``[B]`` float64.
         hinge: ``L_i(s_i) + <p(s_i) - p(y_i), theta_i>``, ``[B]`` float64: the structured hinge H_i of an exact oracle.
         bound: ``[B]`` float64, an upper bound of H_i; equal to ``hinge`` where the oracle is exact.
@@ -149,6 +150,7 @@ class Corner(NamedTuple):
 
     labeling: Labeling
     parts: Parts
+    score: Tensor
     loss: Tensor
     hinge: Tensor
     bound: Tensor
@@ -168,7 +170,8 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         found = as_decoding(structure.augmented_argmax(potentials, target))
         parts = structure.difference(found.labeling, target, potentials)
         loss = _per_example(structure.loss(found.labeling, target), potentials, "loss(labeling, target)")
-        hinge = inner(parts, potentials.tensors) + loss
+        gain = inner(parts, potentials.tensors)
+        hinge = gain + loss
         if found.exact and found.bound is None:
             bound = hinge
         elif found.bound is None:
@@ -191,7 +194,7 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
     if bound is not hinge:
         _reject(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")
         bound = torch.maximum(bound, hinge)
-    return Corner(found.labeling, parts, loss, hinge, bound, found.exact)
+    return Corner(found.labeling, parts, gain, loss, hinge, bound, found.exact)
 
 
 def _tolerance(potentials: Potentials) -> float:
