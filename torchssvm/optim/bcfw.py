@@ -113,7 +113,8 @@ class BCFW(Optimizer):
             else:
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
                 largest = _largest_step(proposals)
-            dual.storage.check_together([proposal.stored for proposal in proposals])
+            if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
+                dual.storage.check_together([proposal.stored for proposal in proposals])
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
             if dual.recomputed is not None:
                 # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
