@@ -7,10 +7,10 @@ from torchssvm.directions import FrankWolfe
 from torchssvm.dual import DualState, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
-from torchssvm.optim import BCFW
+from torchssvm.optim import BCFW, CuttingPlane, ExponentiatedGradient, NSlack, OneSlack
 from torchssvm.potentials import Potentials
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
-from torchssvm.structures import Chain, Decoding, Multiclass, Structure, TorchStruct, WeightedLabels
+from torchssvm.structures import Chain, Decoding, Marginals, Multiclass, Structure, TorchStruct, WeightedLabels
 
 __version__ = "0.1.0"
 
@@ -21,15 +21,20 @@ __all__ = [
     "Certificate",
     "Chain",
     "CheckReport",
+    "CuttingPlane",
     "Decoding",
     "DualState",
+    "ExponentiatedGradient",
     "FrankWolfe",
     "GapBatchSampler",
     "LargestGap",
     "LinearChain",
     "LinearMulticlass",
+    "Marginals",
     "MeanParts",
     "Multiclass",
+    "NSlack",
+    "OneSlack",
     "Permutation",
     "Potentials",
     "Proportional",

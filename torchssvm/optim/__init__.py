@@ -1,6 +1,10 @@
-"""BCFW and what it is made of."""
+"""BCFW and what it is made of; cutting planes and exponentiated gradient, to compare with."""
 
 from torchssvm.optim.bcfw import BCFW
 from torchssvm.optim.box_qp import solve_box_qp
+from torchssvm.optim.cutting_plane import CuttingPlane
+from torchssvm.optim.exponentiated_gradient import ExponentiatedGradient
+from torchssvm.optim.n_slack import NSlack
+from torchssvm.optim.one_slack import OneSlack
 
-__all__ = ["BCFW", "solve_box_qp"]
+__all__ = ["BCFW", "CuttingPlane", "ExponentiatedGradient", "NSlack", "OneSlack", "solve_box_qp"]
