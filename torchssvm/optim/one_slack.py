@@ -16,7 +16,7 @@ from torchssvm.optim.slack import Restricted, Slack, check_keep, check_tensor
 from torchssvm.potentials import Potentials, adjoint
 from torchssvm.structures import Corner
 
-_INACTIVE = 1e-9  # an interior-point solver leaves a trace of mass on every constraint
+_INACTIVE = 1e-8  # share of the largest: an interior-point solver leaves a trace of mass on every constraint
 
 
 class OneSlack(Slack):
@@ -97,8 +97,14 @@ class OneSlack(Slack):
     def _solve_qp(self, gram: Tensor, costs: Tensor) -> Tensor:
         """The alpha of the restricted dual, feasible: ``[C]``."""
         size = len(costs)
-        matrix = gram.numpy() / self.lam
-        scale = max(float(np.abs(matrix).max()), float(costs.abs().max()), 1e-300)
+        matrix, linear = gram.numpy() / self.lam, costs.numpy()
+        # Solvers stop at absolute accuracies. With the best single plane, unit * e_c of value `value`, as the unit of
+        # alpha and of the objective, both are about 1, whatever lam and the features are.
+        units = np.minimum(1.0, linear / np.maximum(matrix.diagonal(), 1e-300))
+        values = units * linear - units**2 * matrix.diagonal() / 2
+        unit, value = float(units[values.argmax()]), float(values.max())
+        if value <= 0.0:  # no output costs anything
+            return torch.zeros(size, dtype=torch.float64)
         constraints = np.concatenate([np.ones((1, size)), -np.eye(size)])
         package = _qpsolvers()
         if self.solver not in package.dense_solvers:
@@ -106,16 +112,16 @@ class OneSlack(Slack):
         else:
             convert = np.asarray
         found = package.solve_qp(
-            P=convert(matrix / scale),
-            q=-costs.numpy() / scale,
+            P=convert(matrix * (unit**2 / value)),
+            q=-linear * (unit / value),
             G=convert(constraints),
-            h=np.concatenate([np.ones(1), np.zeros(size)]),
+            h=np.concatenate([[1.0 / unit], np.zeros(size)]),
             solver=self.solver,
         )
         if found is None or not np.isfinite(found).all():
             raise RuntimeError(f"solver={self.solver!r} found no solution of a QP with {size} planes: try another one")
-        alpha = torch.from_numpy(np.array(found, dtype=np.float64))
-        alpha = torch.where(alpha > _INACTIVE, alpha, 0.0)
+        alpha = torch.from_numpy(np.array(found, dtype=np.float64)) * unit
+        alpha = torch.where(alpha > _INACTIVE * float(alpha.max()), alpha, 0.0)
         return alpha / max(1.0, float(alpha.sum()))
 
     def state_dict(self) -> dict[str, Any]:
