@@ -17,6 +17,7 @@ from torchssvm.potentials import Potentials, per_example_adjoint
 from torchssvm.structures import Corner
 
 _SKIP = 0.1  # a block whose gap is below this share of the mean allowed gap is not worth a step
+_CHUNK = 1024  # planes in float64 at a time
 
 
 class NSlack(Slack):
@@ -96,7 +97,7 @@ class NSlack(Slack):
         idle = torch.cat([self.idle, torch.zeros(new, dtype=torch.int64)])[order]
         self.owner = owner
         self.discard()
-        weights = self._ascend(self.accuracy * max(gap, 0.0))
+        weights = self._ascend(self.accuracy * max(gap, 0.0) * self.num_examples)
         self.idle = torch.where(self.alpha > 0.0, 0, idle + 1)
         if bool((self.idle >= self.keep).any()):
             rows = (self.idle < self.keep).nonzero().flatten()
@@ -106,38 +107,44 @@ class NSlack(Slack):
         return Restricted(torch.from_numpy(weights), dual - self.lam / 2 * float(weights @ weights))
 
     def _ascend(self, allowed: float) -> Any:
-        """Sweep over the blocks until the restricted gap is at most ``allowed``; the weights, ``[d]`` float64."""
-        n, rate = self.num_examples, 1.0 / (self.lam * self.num_examples)
-        planes, costs, alpha = self.planes.numpy(), self.costs.numpy(), self.alpha.numpy()
-        examples, counts = np.unique(self.owner.numpy(), return_counts=True)
-        ends = np.cumsum(counts)
-        blocks = [slice(int(end - count), int(end)) for end, count in zip(ends, counts, strict=True)]
-        weights = np.zeros(self.size)
-        for block in blocks:
-            if alpha[block].any():
-                weights += rate * (alpha[block] @ planes[block])
-        grams = [np.asarray(planes[b] @ planes[b].T, dtype=np.float64) for b in blocks]
-        for _ in range(self.max_sweeps):
-            total = 0.0
-            held = weights.astype(planes.dtype)
-            for block, gram in zip(blocks, grams, strict=True):
-                rows = planes[block]
-                slopes = costs[block] - rows @ held
-                before = alpha[block].copy()
-                block_gap = max(0.0, float(slopes.max())) - float(before @ slopes)
-                total += block_gap / n
-                if block_gap <= _SKIP * allowed:
-                    continue
-                alpha[block] = ascend_simplex(slopes, before, gram * rate)
-                weights += rate * ((alpha[block] - before) @ rows)
-                held = weights.astype(planes.dtype)
-            if total <= allowed:
+        """Sweep over the blocks until their gaps sum up to at most ``allowed``; the weights, ``[d]`` float64.
+
+        Most planes are inactive at any time. So after each sweep over all of them, the active ones, few enough to stay
+        in the cache, are swept until their own gap is allowed.
+        """
+        n = self.num_examples
+        rate = 1.0 / (self.lam * n)
+        weights = self._weights()
+        every = _Blocks(self.planes.numpy(), self.costs.numpy(), self.owner.numpy(), rate, n)
+        alpha = self.alpha.numpy()
+        sweeps = 0
+        while sweeps < self.max_sweeps:
+            sweeps += 1
+            if every.sweep(alpha, weights, allowed) <= allowed:
                 break
-        held = weights.astype(planes.dtype)
+            active = alpha.nonzero()[0]
+            some = _Blocks(every.planes[active], every.costs[active], every.owner[active], rate, n)
+            part = alpha[active]
+            while sweeps < self.max_sweeps:
+                sweeps += 1
+                if some.sweep(part, weights, allowed) <= allowed:
+                    break
+            alpha[active] = part
+        weights = self._weights()
         self.hinges.zero_()
-        for example, block in zip(examples, blocks, strict=True):
-            self.hinges[example] = max(0.0, float((costs[block] - planes[block] @ held).max()))
+        held = weights.astype(every.planes.dtype)
+        for block in every.blocks:
+            slopes = every.costs[block] - every.planes[block] @ held
+            self.hinges[every.owner[block.start]] = max(0.0, float(slopes.max()))
         return weights
+
+    def _weights(self) -> Any:
+        """``w(alpha) = (1/(lam n)) sum alpha plane``, ``[d]`` float64."""
+        active = self.alpha.nonzero().flatten()
+        total = torch.zeros(self.size, dtype=torch.float64)
+        for rows in active.split(_CHUNK):
+            total += self.alpha[rows] @ self.planes[rows].to(torch.float64)
+        return (total / (self.lam * self.num_examples)).numpy()
 
     def state_dict(self) -> dict[str, Any]:
         """The working set."""
@@ -168,3 +175,42 @@ class NSlack(Slack):
         for name in ("planes", "costs", "owner", "alpha", "idle", "hinges"):
             setattr(self, name, state[name].to("cpu", copy=True))
         self.discard()
+
+
+class _Blocks:
+    """Planes grouped by their example, and ascent over them.
+
+    Args:
+        planes: ``[C, d]``, the weights' dtype.
+        costs: ``[C]`` float64.
+        owner: ``[C]`` int64, the example of each plane, in rising order.
+        rate: ``1/(lam n)``.
+        num_examples: n.
+    """
+
+    def __init__(self, planes: Any, costs: Any, owner: Any, rate: float, num_examples: int) -> None:
+        self.planes, self.costs, self.owner, self.rate = planes, costs, owner, rate
+        self.num_examples = num_examples
+        starts = np.flatnonzero(np.diff(owner, prepend=-1)).tolist()
+        self.blocks = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(owner)], strict=True)]
+        self.curvature = [np.asarray(planes[b] @ planes[b].T, dtype=np.float64) * rate for b in self.blocks]
+
+    def sweep(self, alpha: Any, weights: Any, allowed: float) -> float:
+        """Solve each block's own QP, one after another; changes ``alpha`` and ``weights``.
+
+        Returns:
+            The sum of the block gaps, each as it was before its block moved.
+        """
+        total, skip = 0.0, _SKIP * allowed / self.num_examples
+        held = weights.astype(self.planes.dtype)  # products of mixed dtypes would copy the planes
+        for block, curvature in zip(self.blocks, self.curvature, strict=True):
+            slopes = self.costs[block] - self.planes[block] @ held
+            before = alpha[block]
+            gap = max(0.0, float(slopes.max())) - float(before @ slopes)
+            total += gap
+            if gap > skip:
+                after = ascend_simplex(slopes, before, curvature)
+                weights += self.rate * ((after - before).astype(self.planes.dtype) @ self.planes[block])
+                held[:] = weights
+                alpha[block] = after
+        return total
