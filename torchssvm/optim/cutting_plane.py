@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -78,6 +79,10 @@ class CuttingPlane:
         self.iterations = 0
         self._next = torch.zeros(slack.size, dtype=torch.float64)  # weights of the restricted problem
         self._best = torch.zeros_like(self._next)  # those that the head holds between calls
+        if any(bool(p.detach().any()) for p in self._problem.parameters):
+            warnings.warn(
+                "the head's weights were not zero, and cutting planes start from zero: they are now zero", stacklevel=2
+            )
         self._hold(self._best)
 
     @property
@@ -222,7 +227,9 @@ class CuttingPlane:
         here = {"num_examples": problem.num_examples, "lam": problem.lam, "structure": repr(problem.structure)}
         for name, value in here.items():
             if require(state, name, type(value), where) != value:
-                raise ValueError(f"the checkpoint is of another problem: {name} is {state[name]} there and {value} here")
+                raise ValueError(
+                    f"the checkpoint is of another problem: {name} is {state[name]} there and {value} here"
+                )
         for name in ("next", "best"):
             values = require(state, name, Tensor, where)
             if values.shape != self._next.shape or values.dtype != torch.float64 or not values.isfinite().all():

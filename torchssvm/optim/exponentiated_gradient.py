@@ -11,23 +11,10 @@ from torch import Tensor, nn
 
 from torchssvm.batch import Batch, apply_head, first_occurrences, to_device
 from torchssvm.certificate import Certificate, _every_example, certify
-from torchssvm.dual import DualState, MeanParts, Stored
-from torchssvm.dual.mean_parts import _StoredParts
-from torchssvm.dual.state import flat
+from torchssvm.dual import DualState, MeanParts
 from torchssvm.dual.storage import require
-from torchssvm.optim.box_qp import gram
-from torchssvm.potentials import (
-    Parts,
-    Potentials,
-    as_potentials,
-    combine,
-    conform,
-    full_precision,
-    inner,
-    per_example_adjoint,
-    scale,
-    subtract,
-)
+from torchssvm.optim.exponentiated_search import Search, loss_potentials, mean_parts
+from torchssvm.potentials import Potentials, as_potentials, conform, full_precision, inner, subtract
 from torchssvm.structures import Structure
 
 _FORMAT = 1
@@ -128,9 +115,9 @@ class ExponentiatedGradient:
         for batch, potentials, index in _every_example(self.head, dual, batches):
             target = dual.structure.check_target(batch.y, potentials)
             with torch.no_grad(), full_precision(potentials.device):
-                delta, constant = _loss_potentials(dual.structure, target, potentials)
+                delta, constant = loss_potentials(dual.structure, target, potentials)
                 uniform = potentials.replace({n: torch.zeros_like(t) for n, t in potentials.tensors.items()})
-                mean = self._mean(uniform)
+                mean = mean_parts(dual.structure, uniform)
                 storage.gather(index, potentials)  # checks the memory before anything is allocated
                 psi = subtract(conform(dual.structure.parts(target), potentials, "parts(target)"), mean)
                 storage.add(index, potentials, psi)
@@ -189,8 +176,8 @@ class ExponentiatedGradient:
 
     def _search(self, potentials: Potentials, target: Any, index: Tensor) -> float:
         """Try, halve, accept; then store what was accepted."""
-        dual, n = self.dual, self.dual.num_examples
-        search = _Search(self, potentials, target, index)
+        dual = self.dual
+        search = Search(dual, self._logs, potentials, target, index)
         open_rows = first_occurrences(index)
         first = ~self._visited[index.cpu()].to(index.device)
         etas = self.step_sizes[index.cpu()].to(index.device)
@@ -204,10 +191,10 @@ class ExponentiatedGradient:
                 etas[open_rows] /= 2.0
             calls += len(open_rows)
             open_rows = search.attempt(open_rows, etas)
-        search.store(dual.storage, self._logs)
+        search.store()
         with torch.no_grad():
             for parameter, change in zip(dual.parameters, search.change, strict=True):
-                parameter -= change / (dual.lam * n)
+                parameter.sub_(change / (dual.lam * dual.num_examples))
         rows = first_occurrences(index)
         self.step_sizes[index[rows].cpu()] = (etas[rows] * self.growth).clamp(*_RANGE).cpu()
         self._visited[index.cpu()] = True
@@ -216,9 +203,6 @@ class ExponentiatedGradient:
         dual.steps += 1
         dual.remember_weights()
         return search.increase
-
-    def _mean(self, logs: Potentials) -> Parts:
-        return conform(self.dual.structure.marginals(logs).parts, logs, "marginals(potentials).parts")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, exactly; tensors, numbers and strings only."""
@@ -256,129 +240,3 @@ class ExponentiatedGradient:
         self.step_sizes = sizes.to("cpu", copy=True)
         self._visited = visited.to("cpu", copy=True)
         self.started = started
-
-
-class _Search:
-    """The step sizes of one batch: what is tried, and what has been accepted so far.
-
-    Attributes:
-        increase: What the accepted steps add to the dual.
-        change: ``sum_i Phi_i^T (mu_i after - mu_i before)`` of the accepted steps, for every parameter.
-    """
-
-    def __init__(self, owner: ExponentiatedGradient, potentials: Potentials, target: Any, index: Tensor) -> None:
-        dual = owner.dual
-        self.owner, self.dual, self.index = owner, dual, index
-        self.potentials, self.detached = potentials, potentials.detach()
-        with torch.no_grad():
-            self.delta, self.constant = _loss_potentials(dual.structure, target, self.detached)
-            self.target = conform(dual.structure.parts(target), self.detached, "parts(target)")
-            self.psi = _array(dual.storage.gather(index, self.detached))
-            self.logs = _array(owner._logs.gather(index, self.detached))
-            self.ascent = {name: _without_padding(self.detached, name, self.delta[name]) for name in self.delta}
-        self.loss = dual.loss[index]
-        self.new_psi = {name: tensor.clone() for name, tensor in self.psi.items()}
-        self.new_logs = {name: tensor.clone() for name, tensor in self.logs.items()}
-        self.new_loss = self.loss.clone()
-        self.accepted = torch.zeros_like(index, dtype=torch.bool)
-        self.change = [torch.zeros_like(p) for p in dual.parameters]
-        self.increase = 0.0
-
-    def attempt(self, rows: Tensor, etas: Tensor) -> Tensor:
-        """Try ``rows`` with their step sizes, accept those that do not lower the dual; return the others."""
-        dual, n = self.dual, self.dual.num_examples
-        with torch.no_grad():
-            step = scale(self.ascent, etas)
-            trial = self.detached.replace({name: tensor + step[name] for name, tensor in self.logs.items()})
-            mean = self.owner._mean(trial.select(rows))
-            moved = {name: torch.zeros_like(tensor) for name, tensor in self.psi.items()}  # mu_i after - before
-            psi = {}
-            for name, tensor in moved.items():
-                psi[name] = self.target[name][rows] - mean[name]
-                tensor[rows] = self.psi[name][rows] - psi[name]
-            loss = (inner(mean, {name: t[rows] for name, t in self.delta.items()}) + self.constant[rows]) / n
-            slopes = inner(moved, self.detached.tensors)[rows] / n + loss - self.loss[rows]
-        gradients = per_example_adjoint(self.potentials, moved, dual.parameters)
-        with torch.no_grad():
-            curvature = gram(gradients, rows) / (dual.lam * n**2)
-            bent = _products(gradients, self.change)[rows] / (dual.lam * n**2)
-            chosen, increase = _accept(slopes - bent, curvature)
-            self.increase += increase
-            taken = rows[chosen]
-            factors = torch.zeros(len(self.index), dtype=torch.float64, device=rows.device)
-            factors[taken] = 1.0
-            for total, part in zip(self.change, combine(gradients, factors), strict=True):
-                total += part
-            for name in self.psi:
-                self.new_psi[name][taken] = psi[name][chosen]
-                self.new_logs[name][taken] = trial[name][taken]
-            self.new_loss[taken] = loss[chosen]
-            self.accepted[taken] = True
-        return rows[~chosen]
-
-    def store(self, storage: Any, logs: MeanParts) -> None:
-        """Write the accepted blocks."""
-        rows = self.accepted.nonzero().flatten()
-        if not len(rows):
-            return
-        index, potentials = self.index[rows], self.detached.select(rows)
-        for place, new, old in ((storage, self.new_psi, self.psi), (logs, self.new_logs, self.logs)):
-            place.add(index, potentials, {name: (new[name] - old[name])[rows] for name in old})
-        self.dual.loss[index] = self.new_loss[rows]
-
-
-def _accept(slopes: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
-    """Which steps to take, one after another, none of which lowers the dual; and what they add to it.
-
-    Args:
-        slopes: ``[R]``, derivative of the dual along each step.
-        curvature: ``[R, R]``; steps S together change the dual by ``sum_S slopes - 1/2 sum_SxS curvature``.
-    """
-    slope, matrix = slopes.cpu().clone(), curvature.cpu()
-    chosen = torch.zeros(len(slope), dtype=torch.bool)
-    increase = 0.0
-    for row in range(len(slope)):
-        change = float(slope[row] - matrix[row, row] / 2)
-        if change >= 0.0:
-            chosen[row] = True
-            increase += change
-            slope -= matrix[row]
-    return chosen.to(slopes.device), increase
-
-
-def _products(gradients: list[Tensor], change: list[Tensor]) -> Tensor:
-    """``<gradient_i, change>``, ``[B]`` float64."""
-    pairs = zip(gradients, change, strict=True)
-    return torch.stack([g.flatten(1).to(torch.float64) @ flat([c]) for g, c in pairs]).sum(0)
-
-
-def _loss_potentials(structure: Structure, target: Any, potentials: Potentials) -> tuple[Parts, Tensor]:
-    """The loss as potentials of every name, in their dtype, and its constant, ``[B]`` float64."""
-    delta, constant = structure.loss_potentials(target)
-    if isinstance(delta, Tensor):
-        delta = {next(iter(potentials.tensors)): delta}
-    full = {name: delta.get(name, torch.zeros_like(tensor)) for name, tensor in potentials.tensors.items()}
-    return conform(full, potentials, "loss_potentials(target)"), constant.to(torch.float64)
-
-
-def _without_padding(potentials: Potentials, name: str, delta: Tensor) -> Tensor:
-    """``theta + delta``, zero in the rows that no example owns.
-
-    Raises:
-        ValueError: A potential is not finite.
-    """
-    augmented = potentials[name] + delta
-    if potentials.lengths is not None and name in potentials.ragged:
-        rows = potentials.lengths + potentials.ragged[name]
-        padding = torch.arange(augmented.shape[1], device=augmented.device) >= rows.unsqueeze(1)
-        augmented = augmented.masked_fill(padding.view(*padding.shape, *[1] * (augmented.ndim - 2)), 0.0)
-    if bool((wrong := ~torch.isfinite(augmented.flatten(1)).all(1)).any()):
-        raise ValueError(
-            f"the potentials of rows {wrong.nonzero().flatten().tolist()[:8]} are not finite: check features and weights"
-        )
-    return augmented
-
-
-def _array(stored: Stored) -> Parts:
-    assert isinstance(stored, _StoredParts)
-    return stored.psi

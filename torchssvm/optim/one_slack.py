@@ -22,27 +22,30 @@ _INACTIVE = 1e-8  # share of the largest: an interior-point solver leaves a trac
 class OneSlack(Slack):
     """One slack for all examples (Joachims, Finley, Yu 2009, Algorithm 3).
 
-    A pass gives one plane under the mean hinge: ``xi >= cost_c - <plane_c, w>`` with ``cost = (1/n) sum_i L_i(s_i)`` and
-    ``plane = (1/n) sum_i Phi_i^T (p(y_i) - p(s_i))``. The restricted dual, ``max_alpha <cost, alpha> - |sum alpha_c
-    plane_c|^2 / (2 lam)`` with ``alpha >= 0`` and ``sum alpha <= 1`` (the rest stands for the targets), has one variable
-    for each plane and goes to a QP solver of the package qpsolvers. A plane takes d float64 numbers of host memory.
+    A pass gives one plane under the mean hinge: ``xi >= cost_c - <plane_c, w>`` with ``cost = (1/n) sum_i L_i(s_i)``
+    and ``plane = (1/n) sum_i Phi_i^T (p(y_i) - p(s_i))``. The restricted dual, ``max_alpha <cost, alpha> - |sum alpha_c
+    plane_c|^2 / (2 lam)`` with ``alpha >= 0`` and ``sum alpha <= 1`` (the rest stands for the targets), has one
+    variable for each plane and goes to a QP solver of the package qpsolvers. A plane takes d float64 numbers of host
+    memory.
 
     Args:
         keep: Iterations that a plane is kept after it was last active.
         solver: A solver of qpsolvers that is installed; the problem is dense and may be singular.
+        memory_limit: Bytes that the planes may take; None is what the host has left when one is added.
 
     Raises:
         ValueError: ``keep`` is less than 1, or ``solver`` is not installed.
         ImportError: The extra ``torchssvm[qp]`` is not installed.
     """
 
-    def __init__(self, keep: int = 50, *, solver: str = "clarabel") -> None:
+    def __init__(self, keep: int = 50, *, solver: str = "clarabel", memory_limit: int | None = None) -> None:
         self.keep = check_keep(keep)
         available = _qpsolvers().available_solvers
         if solver not in available:
             advice = " (clarabel comes with the extra torchssvm[qp])" if solver == "clarabel" else ""
             raise ValueError(f"solver={solver!r} is not installed{advice}; qpsolvers finds {available}")
         self.solver = solver
+        self.memory_limit = memory_limit
 
     def bind(self, num_examples: int, lam: float, parameters: Sequence[nn.Parameter]) -> None:
         """Tell the slack its problem."""
@@ -74,9 +77,9 @@ class OneSlack(Slack):
             RuntimeError: The solver found nothing; the working set is as it was.
             MemoryError: The planes would not fit.
         """
-        check_memory(
-            8 * self.size, self.planes.device, None, f"one more plane than {len(self)}", "use a smaller `keep`"
-        )
+        needed = 8 * self.size * (2 * len(self) + 1)  # held, and a copy with the new one
+        advice = f"keep={self.keep} could be smaller"
+        check_memory(needed, self.planes.device, self.memory_limit, "slack=OneSlack()", advice)
         products = self.planes @ self._plane
         corner = torch.cat([products, (self._plane @ self._plane).view(1)])
         gram = torch.cat([torch.cat([self.gram, products.view(1, -1)]), corner.view(-1, 1)], 1)

@@ -106,8 +106,8 @@ class Structure(ABC):
             NotImplementedError: The structure has none.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train with "
-            "BCFW or CuttingPlane, which need a max oracle only"
+            f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train "
+            "with BCFW or CuttingPlane, which need a max oracle only"
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
