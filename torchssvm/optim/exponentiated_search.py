@@ -1,4 +1,4 @@
-"""The step sizes of a batch of exponentiated-gradient steps: try, accept what does not lower the dual, halve the rest."""
+"""The step sizes of exponentiated-gradient steps: try a batch, accept what does not lower the dual, halve the rest."""
 
 from __future__ import annotations
 

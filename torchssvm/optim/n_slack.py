@@ -61,7 +61,9 @@ class NSlack(Slack):
         self.hinges = torch.zeros(num_examples, dtype=torch.float64)  # xi_i of the restricted problem
         self.discard()
 
-    def __len__(self) -> int:
+    @property
+    def num_constraints(self) -> int:
+        """Size of the working set."""
         return len(self.costs)
 
     def collect(self, index: Tensor, potentials: Potentials, corner: Corner) -> None:
@@ -72,7 +74,7 @@ class NSlack(Slack):
         rows = (hinge > self.hinges[index] + rounding).nonzero().flatten()
         if not len(rows):
             return
-        count = len(self) + sum(map(len, self._owners)) + len(rows)
+        count = self.num_constraints + sum(map(len, self._owners)) + len(rows)
         needed = 2 * count * self.size * self.planes.element_size()  # held, and once more while they are sorted
         advice = "slack=OneSlack() keeps one plane for each pass"
         check_memory(needed, self.planes.device, self.memory_limit, "slack=NSlack()", advice)
@@ -91,7 +93,7 @@ class NSlack(Slack):
         """Add the planes and ascend the restricted dual, block by block."""
         n = self.num_examples
         owner, order = torch.cat([self.owner, *self._owners]).sort(stable=True)
-        new = len(order) - len(self)
+        new = len(order) - self.num_constraints
         planes = torch.cat([self.planes, *self._planes])[order]
         costs = torch.cat([self.costs, *self._costs])[order]
         alpha = torch.cat([self.alpha, torch.zeros(new, dtype=torch.float64)])[order]

@@ -57,7 +57,9 @@ class OneSlack(Slack):
         self.gram = torch.zeros(0, 0, dtype=torch.float64)
         self.discard()
 
-    def __len__(self) -> int:
+    @property
+    def num_constraints(self) -> int:
+        """Size of the working set."""
         return len(self.costs)
 
     def collect(self, index: Tensor, potentials: Potentials, corner: Corner) -> None:
@@ -77,7 +79,7 @@ class OneSlack(Slack):
             RuntimeError: The solver found nothing; the working set is as it was.
             MemoryError: The planes would not fit.
         """
-        needed = 8 * self.size * (2 * len(self) + 1)  # held, and a copy with the new one
+        needed = 8 * self.size * (2 * self.num_constraints + 1)  # held, and a copy with the new one
         advice = f"keep={self.keep} could be smaller"
         check_memory(needed, self.planes.device, self.memory_limit, "slack=OneSlack()", advice)
         products = self.planes @ self._plane

@@ -51,8 +51,9 @@ class Slack(ABC):
         self.parameters = list(parameters)
         self.size = sum(p.numel() for p in self.parameters)
 
+    @property
     @abstractmethod
-    def __len__(self) -> int:
+    def num_constraints(self) -> int:
         """Number of constraints in the working set."""
 
     @abstractmethod
