@@ -1,10 +1,11 @@
 """torchssvm: max-margin structured training for PyTorch, with a certified duality gap."""
 
 from torchssvm.batch import Batch
+from torchssvm.caching import CacheOracle, MaxOracle
 from torchssvm.certificate import Certificate, certify, recompute_weights
 from torchssvm.checks import CheckReport, check
-from torchssvm.directions import FrankWolfe
-from torchssvm.dual import DualState, MeanParts, Weights
+from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
+from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import BCFW
@@ -16,20 +17,27 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BCFW",
+    "Away",
     "Batch",
     "BlockGap",
+    "CacheOracle",
     "Certificate",
     "Chain",
     "CheckReport",
+    "Corrective",
     "Decoding",
     "DualState",
     "FrankWolfe",
     "GapBatchSampler",
+    "Hybrid",
+    "Labelings",
     "LargestGap",
     "LinearChain",
     "LinearMulticlass",
+    "MaxOracle",
     "MeanParts",
     "Multiclass",
+    "Pairwise",
     "Permutation",
     "Potentials",
     "Proportional",

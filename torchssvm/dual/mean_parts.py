@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual.rows import RowBuffer
-from torchssvm.dual.storage import Storage, Stored, require
+from torchssvm.dual.storage import Found, Storage, Stored, require
 from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
+from torchssvm.structures.base import Labeling
 
 
 class MeanParts(Storage):
@@ -33,7 +34,7 @@ class MeanParts(Storage):
             total += share * tensor[:1].numel() * tensor.element_size()
         return int(total * self.num_examples)
 
-    def gather(self, index: Tensor, potentials: Potentials) -> Stored:
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
         """The blocks of a batch."""
         if not self._buffers:
             self.check_memory(
@@ -64,7 +65,7 @@ class MeanParts(Storage):
                 places[name] = found
         return _StoredParts(self, index, potentials, psi, places)
 
-    def check_together(self, batches: Sequence[Stored]) -> None:
+    def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Raise ValueError if an example is in two batches with different numbers of rows."""
         pairs: dict[tuple[str, int], int] = {}
         for batch in batches:
@@ -134,26 +135,33 @@ class _StoredParts(Stored):
         self.index = index
         self.potentials = potentials.detach()
 
-    def inner(self, potentials: Potentials) -> Tensor:
-        return inner(self.psi, potentials.detach().tensors) / self._storage.num_examples
+        self.num_examples = storage.num_examples
 
-    def combine(self, parts: Parts, decay: Tensor | None) -> tuple[Parts, None]:
+    def inner(self, potentials: Potentials) -> Tensor:
+        return inner(self.psi, potentials.detach().tensors) / self.num_examples
+
+    def combine(self, change: Tensor, found: Found) -> tuple[Parts, None]:
+        assert found.parts is not None
+        parts, psi = found.parts, self.psi
         for name, tensor in parts.items():
             rows = _rows(self.potentials, name)
             if rows is not None and tensor.shape[1]:
                 padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
                 if bool(tensor[padding].any()):
                     raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
-        psi = self.psi if decay is None else scale(self.psi, decay)
+        if not bool((change[:, 1] == 1.0).all()):
+            parts, psi = scale(parts, change[:, 1]), scale(psi, -change[:, 0])
         return {name: tensor + psi[name] for name, tensor in parts.items()}, None
 
-    def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
-        change = scale(parts, -coefficients)
+    def move(
+        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+    ) -> None:
+        moved = scale(parts, -coefficients)
         if len(rows) == len(self.index):
-            self._storage.add(self.index, self.potentials, change, self._places)
+            self._storage.add(self.index, self.potentials, moved, self._places)
         else:
-            change = {name: tensor[rows] for name, tensor in change.items()}
-            self._storage.add(self.index[rows], self.potentials.select(rows), change)
+            moved = {name: tensor[rows] for name, tensor in moved.items()}
+            self._storage.add(self.index[rows], self.potentials.select(rows), moved)
 
 
 class _Fresh(_StoredParts):

@@ -17,7 +17,7 @@ from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import Potentials
 from torchssvm.structures import Structure
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Observer(Protocol):
@@ -46,7 +46,10 @@ class DualState:
     Attributes:
         loss: ``[n]`` float64, l_i = (1/n) times the mean loss of the block.
         gap_estimates: ``[n]`` float64, each block's gap when it was last seen; infinite before that.
+        oracle_gaps: ``[n]`` float64, each block's gap when the max oracle last saw it; infinite before that.
+        certified_gap: The gap of the last exact pass; infinite before that.
         steps: Steps taken.
+        cache_hits: Examples that went to a cached labeling instead of being decoded.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
         visits: Training batches seen.
         recomputed: Weights that the next step starts from, if an exact pass has recomputed them.
@@ -89,10 +92,13 @@ class DualState:
         self.lam = float(lam)
         self.structure = structure
         self.storage = storage if storage is not None else MeanParts()
-        self.storage.bind(num_examples, self.lam, self.parameters, memory_limit)
+        self.storage.bind(num_examples, self.lam, structure, self.parameters, memory_limit)
         self.loss = torch.zeros(num_examples, dtype=torch.float64)
         self.gap_estimates = torch.full((num_examples,), math.inf, dtype=torch.float64)
+        self.oracle_gaps = self.gap_estimates.clone()
+        self.certified_gap = math.inf
         self.steps = 0
+        self.cache_hits = 0
         self.oracle_calls = 0
         self.visits = 0
         self.recomputed: list[Tensor] | None = None
@@ -189,6 +195,7 @@ class DualState:
         """Move what is stored."""
         if self.loss.device != device:
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
+            self.oracle_gaps = self.oracle_gaps.to(device)
             self.storage.to(device)
             if self.recomputed is not None:
                 self.recomputed = [tensor.to(device) for tensor in self.recomputed]
@@ -238,6 +245,9 @@ class DualState:
             "recomputed": None if self.recomputed is None else [tensor.clone() for tensor in self.recomputed],
             "loss": self.loss.clone(),
             "gap_estimates": self.gap_estimates.clone(),
+            "oracle_gaps": self.oracle_gaps.clone(),
+            "certified_gap": self.certified_gap,
+            "cache_hits": self.cache_hits,
             "steps": self.steps,
             "oracle_calls": self.oracle_calls,
             "visits": self.visits,
@@ -261,18 +271,24 @@ class DualState:
         for name, (here, there) in expected.items():
             if here != there:
                 raise ValueError(f"the checkpoint is of another problem: {name} is {there} there and {here} here")
-        for name, allowed in (("loss", math.nextafter(math.inf, 0.0)), ("gap_estimates", math.inf)):
+        for name, allowed in (
+            ("loss", math.nextafter(math.inf, 0.0)),
+            ("gap_estimates", math.inf),
+            ("oracle_gaps", math.inf),
+        ):
             values = require(state, name, Tensor, "dual")
             if (
                 values.shape != (self.num_examples,)
                 or values.dtype != torch.float64
                 or not bool((values.abs() <= allowed).all())
-                or (name == "gap_estimates" and bool((values < 0.0).any()))
+                or (name != "loss" and bool((values < 0.0).any()))
             ):
                 raise ValueError(
                     f"the checkpoint is damaged: dual[{name!r}] does not hold {self.num_examples} valid float64 numbers"
                 )
-        for name in ("steps", "oracle_calls", "visits"):
+        if not require(state, "certified_gap", float, "dual") >= 0.0:
+            raise ValueError(f"the checkpoint is damaged: dual['certified_gap'] is {state['certified_gap']}")
+        for name in ("steps", "oracle_calls", "cache_hits", "visits"):
             if require(state, name, int, "dual") < 0:
                 raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
         for name in ("weights", "recomputed"):
@@ -283,7 +299,7 @@ class DualState:
                     f"the checkpoint is damaged: dual[{name!r}] does not hold finite numbers for each weight"
                 )
         self.storage.check_state(require(state, "storage", dict, "dual"))
-        if state["steps"] and not (state["storage"].get("buffers") or state["storage"].get("blocks")):
+        if state["steps"] and not any(state["storage"].get(name) for name in ("buffers", "blocks", "sets")):
             raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
 
     def _fit(self, tensors: list[Any]) -> bool:
@@ -307,7 +323,10 @@ class DualState:
         self.recomputed = None if recomputed is None else [tensor.to(device, copy=True) for tensor in recomputed]
         self.loss = state["loss"].to(device, copy=True)
         self.gap_estimates = state["gap_estimates"].to(device, copy=True)
+        self.oracle_gaps = state["oracle_gaps"].to(device, copy=True)
+        self.certified_gap = state["certified_gap"]
         self.steps, self.oracle_calls, self.visits = state["steps"], state["oracle_calls"], state["visits"]
+        self.cache_hits = state["cache_hits"]
         self.storage.load_state_dict(state["storage"])
         self._pending = []
         self.remember_weights()

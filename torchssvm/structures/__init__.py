@@ -1,8 +1,18 @@
 """What an output is: parts, loss and decoding, one structure a file."""
 
-from torchssvm.structures.base import Corner, Decoding, Structure, find_corner
+from torchssvm.structures.base import Corner, Decoding, Structure, as_decoding, find_corner
 from torchssvm.structures.chain import Chain, WeightedLabels
 from torchssvm.structures.multiclass import Multiclass
 from torchssvm.structures.torch_struct import TorchStruct
 
-__all__ = ["Chain", "Corner", "Decoding", "Multiclass", "Structure", "TorchStruct", "WeightedLabels", "find_corner"]
+__all__ = [
+    "Chain",
+    "Corner",
+    "Decoding",
+    "Multiclass",
+    "Structure",
+    "TorchStruct",
+    "WeightedLabels",
+    "as_decoding",
+    "find_corner",
+]

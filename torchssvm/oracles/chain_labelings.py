@@ -1,0 +1,61 @@
+"""Scores and parts of given chain labelings, many for each example: what cached labelings cost instead of decoding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor:
+    """``sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` of C sequences for every example.
+
+    Args:
+        labels: ``[B, C, N]`` int64, -1 beyond the length.
+        emission: ``[B, N, K]``.
+        transition: ``[B, K, K]`` for each chain (or one matrix seen B times), or ``[B, N-1, K, K]``.
+
+    Returns:
+        ``[B, C]`` float64.
+    """
+    batch, count, longest = labels.shape
+    places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
+    found = emission.flatten(1).gather(1, places.view(batch, -1)).view(batch, count, longest)
+    score = (found * real).sum(2, dtype=torch.float64)
+    if transition.ndim == 3 and transition.stride(0) == 0:
+        found = transition[0].flatten()[pairs]
+    else:
+        found = transition.flatten(1).gather(1, pairs.view(batch, -1)).view(pairs.shape)
+    return score + (found * real[:, :, 1:]).sum(2, dtype=torch.float64)
+
+
+def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of C sequences for every example, weighted by their mass and summed.
+
+    Args:
+        labels: ``[B, C, N]`` int64, -1 beyond the length.
+        mass: ``[B, C]``.
+        emission: ``[B, N, K]``, for its shape and dtype.
+        transition: ``[B, K, K]`` or ``[B, N-1, K, K]``, for its shape.
+
+    Returns:
+        Parts in the shapes and the dtype of ``emission`` and ``transition``.
+    """
+    batch = len(labels)
+    places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
+    shares = mass.to(emission.dtype).unsqueeze(2) * real
+    states = emission.new_zeros(batch, emission[0].numel())
+    states.scatter_add_(1, places.view(batch, -1), shares.view(batch, -1))
+    moves = emission.new_zeros(batch, transition[0].numel())
+    moves.scatter_add_(1, pairs.view(batch, -1), shares[:, :, 1:].reshape(batch, -1))
+    return states.view(emission.shape), moves.view(transition.shape)
+
+
+def _places(labels: Tensor, states: int, by_position: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the states and pairs of each sequence lie in the flattened potentials, and which positions are real."""
+    real = labels >= 0
+    known = labels.clamp(min=0)
+    position = torch.arange(labels.shape[2], device=labels.device)
+    pairs = known[:, :, :-1] * states + known[:, :, 1:]
+    if by_position:
+        pairs = pairs + position[:-1] * states**2
+    return known + position * states, pairs, real
