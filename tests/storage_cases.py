@@ -105,7 +105,7 @@ class StorageTestCase(ABC):
             rows = torch.randperm(n, generator=random)[: int(torch.randint(1, n + 1, (), generator=random))]
             batch = problem.batch(rows.tolist())
             potentials = apply_head(training.head, batch)
-            stored = storage.gather(batch.index, potentials)
+            stored = storage.gather(batch.index, potentials, batch.y)
             held = torch.stack([blocks[i] for i in rows])  # (1/n) Phi_i^T psi_i
             torch.testing.assert_close(stored.inner(potentials), held @ flat(parameters))
             torch.testing.assert_close(flat(storage.contribution(stored, potentials)), held.sum(0) / lam)
@@ -146,12 +146,12 @@ class StorageTestCase(ABC):
         assert_same(other.dual.storage.state_dict(), training.dual.storage.state_dict())
         batch = problem.batch(range(problem.n))
         potentials = apply_head(training.head, batch)
-        expected = training.dual.storage.gather(batch.index, potentials).inner(potentials)
+        expected = training.dual.storage.gather(batch.index, potentials, batch.y).inner(potentials)
         assert expected.abs().max() > 0
         with torch.no_grad():
             for p, q in zip(other.dual.parameters, training.dual.parameters, strict=True):
                 p.copy_(q)
-        found = other.dual.storage.gather(batch.index, apply_head(other.head, batch)).inner(potentials)
+        found = other.dual.storage.gather(batch.index, apply_head(other.head, batch), batch.y).inner(potentials)
         assert torch.equal(found, expected)
 
     def test_a_state_dict_is_a_copy(self):
@@ -239,5 +239,5 @@ def block(training: Training, i: int) -> object:
     """psi_i as MeanParts keeps it, without padding."""
     problem = training.problem
     batch = problem.batch([i])
-    stored = training.dual.storage.gather(batch.index, apply_head(training.head, batch))
+    stored = training.dual.storage.gather(batch.index, apply_head(training.head, batch), batch.y)
     return unpadded(stored.psi, 0, None if batch.lengths is None else int(batch.lengths[0]), shared=True)

@@ -20,7 +20,7 @@ class Away:
     needs_curvature = False
 
     def __call__(self, blocks: Blocks) -> Tensor:
-        """The one of the two directions with the larger slope, compared before they are scaled to a largest step of 1."""
+        """The direction with the larger slope, compared before they are scaled to a largest step of 1."""
         mean = (blocks.mass * blocks.hinges).sum(1)
         away = blocks.away_corner()
         forward = blocks.hinges.gather(1, blocks.corner.unsqueeze(1)).squeeze(1) - mean

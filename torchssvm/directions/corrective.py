@@ -17,9 +17,8 @@ class Corrective:
 
     The dual restricted to one block is a small quadratic on a simplex. It is climbed by exact pairwise steps, each from
     the active labeling with the smallest hinge to the labeling with the largest, until these differ by less than
-    ``tolerance`` of what they differed by at the start, or ``steps`` have been made. Every step costs O(M): no decoding,
-    no weights. The line search over the batch then starts from a direction for which 1 is the exact step of a block
-    alone.
+    ``tolerance`` of what they differed by at the start, or ``steps`` have been made. Every step costs O(M): no decoding
+    and no weights. The line search over the batch then starts from a direction whose exact step is 1 for a block alone.
 
     Args:
         steps: Most pairwise steps for each block.

@@ -8,7 +8,7 @@ from torchssvm.directions.base import Blocks
 
 
 class Pairwise:
-    """From the away corner to the corner: ``alpha_a -= gamma alpha_a``, ``alpha_s += gamma alpha_a`` ([G16] Algorithm 3).
+    """From the away corner to the corner: ``alpha_a -= gamma alpha_a``, ``alpha_s += gamma alpha_a`` ([G16] Alg. 3).
 
     A step of 1 drops the away corner.
     """

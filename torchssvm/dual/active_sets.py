@@ -48,7 +48,7 @@ class ActiveSets:
         return 8 + capacity * (numbers + 3 * 8 + 1 + capacity * gram_bytes)
 
     def read(self, index: Tensor, columns: int, template: Labeling) -> Labeling:
-        """The first ``columns`` labelings of the examples ``index``: ``[B, columns, ...]``, in the template's dtypes."""
+        """The first ``columns`` labelings of the examples: ``[B, columns, ...]``, in the template's dtypes."""
         dtypes = [t.dtype for t in tree_tensors(template)]
         found = [t[index, :columns].to(dtype) for t, dtype in zip(self.labelings, dtypes, strict=True)]
         return tree_replace(template, found)

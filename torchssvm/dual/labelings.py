@@ -116,7 +116,7 @@ class Labelings(Storage):
         sets = self.sets
         sets.mass *= factor
         self.rest_loss *= factor
-        self.rest.rescale(factor)
+        self.rest.rescale(factor)  # type: ignore[attr-defined]
         self.rest_mass = factor * self.rest_mass + (1.0 - factor)
 
     def support(self) -> Tensor:
@@ -334,13 +334,13 @@ class _StoredLabelings(Stored):
             gram[own, 1:, at] = row[has]
             unknown[rows, pick] = False
         if self._rest is not None:
-            answer = respond(self._rest.psi)
+            change = respond(self._rest.psi)
             share = torch.where(self._mixed & (self._rest_mass > 0.0), 1.0 / self._rest_mass.clamp(min=1e-300), 0.0)
-            row = structure.relative_scores(everything, self.target, self.potentials.replace(answer))
+            row = structure.relative_scores(everything, self.target, self.potentials.replace(change))
             row = -share.unsqueeze(1) * row
             gram[:, 0, 1:] = row
             gram[:, 1:, 0] = row
-            gram[:, 0, 0] = share.square() * inner(self._rest.psi, answer)
+            gram[:, 0, 0] = share.square() * inner(self._rest.psi, change)
         self._gram = gram
         return gram
 

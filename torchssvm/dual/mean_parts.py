@@ -34,7 +34,7 @@ class MeanParts(Storage):
             total += share * tensor[:1].numel() * tensor.element_size()
         return int(total * self.num_examples)
 
-    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> StoredParts:
         """The blocks of a batch."""
         if not self._buffers:
             self.check_memory(
@@ -63,16 +63,18 @@ class MeanParts(Storage):
             psi[name] = buffer.read(found, view.shape[2:]).view(potentials[name].shape)
             if buffer.complete:
                 places[name] = found
-        return _StoredParts(self, index, potentials, psi, places)
+        return StoredParts(self, index, potentials, psi, places)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Raise ValueError if an example is in two batches with different numbers of rows."""
         pairs: dict[tuple[str, int], int] = {}
         for batch in batches:
-            assert isinstance(batch, _StoredParts)
+            assert isinstance(batch, StoredParts)
             for name in batch.psi:
-                rows = _rows(batch.potentials, name)
-                for example, count in zip(batch.index.tolist(), [] if rows is None else rows.tolist(), strict=False):
+                counts = _rows(batch.potentials, name)
+                for example, count in zip(
+                    batch.index.tolist(), [] if counts is None else counts.tolist(), strict=False
+                ):
                     if pairs.setdefault((name, example), count) != count:
                         raise ValueError(
                             f"example {example} came with {count} rows of {name} and with {pairs[name, example]} "
@@ -81,7 +83,7 @@ class MeanParts(Storage):
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """One backward pass of the head."""
-        assert isinstance(stored, _StoredParts)
+        assert isinstance(stored, StoredParts)
         weight = 1.0 / (self.lam * self.num_examples)
         return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters)]
 
@@ -125,7 +127,9 @@ class MeanParts(Storage):
         }
 
 
-class _StoredParts(Stored):
+class StoredParts(Stored):
+    """Blocks as ``psi``, in the shapes of the potentials."""
+
     def __init__(
         self, storage: MeanParts, index: Tensor, potentials: Potentials, psi: Parts, places: Parts | None = None
     ) -> None:
@@ -138,9 +142,11 @@ class _StoredParts(Stored):
         self.num_examples = storage.num_examples
 
     def inner(self, potentials: Potentials) -> Tensor:
+        """``<psi_i, theta_i> / n``."""
         return inner(self.psi, potentials.detach().tensors) / self.num_examples
 
     def combine(self, change: Tensor, found: Found) -> tuple[Parts, None]:
+        """Corner and block, weighted."""
         assert found.parts is not None
         parts, psi = found.parts, self.psi
         for name, tensor in parts.items():
@@ -156,6 +162,7 @@ class _StoredParts(Stored):
     def move(
         self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
     ) -> None:
+        """``psi_i -= coefficients_i Delta_i``."""
         moved = scale(parts, -coefficients)
         if len(rows) == len(self.index):
             self._storage.add(self.index, self.potentials, moved, self._places)
@@ -164,7 +171,7 @@ class _StoredParts(Stored):
             self._storage.add(self.index[rows], self.potentials.select(rows), moved)
 
 
-class _Fresh(_StoredParts):
+class _Fresh(StoredParts):
     """Blocks of a dual that has not moved: all zero, and not allocated."""
 
     def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials) -> None:

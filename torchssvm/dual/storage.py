@@ -52,7 +52,7 @@ class Stored(ABC):
         """``<psi_i, theta_i> / n``, ``[B]`` float64."""
 
     def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mass, score and loss of what the blocks consist of, and which there are: ``[B, A]``; see ``directions.Blocks``.
+        """Mass, score, loss and validity of what the blocks consist of, ``[B, A]``; see ``directions.Blocks``.
 
         Args:
             potentials: The batch.

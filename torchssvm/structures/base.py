@@ -184,7 +184,9 @@ def fit(tensor: Tensor, trailing: Sequence[int], padding: int) -> Tensor:
     first = tensor.ndim - len(trailing)
     if list(tensor.shape[first:]) == list(trailing):
         return tensor
-    cropped = tensor[(..., *(slice(0, size) for size in trailing))]
+    cropped = tensor
+    for axis, size in enumerate(trailing, first):
+        cropped = cropped.narrow(axis, 0, min(size, cropped.shape[axis]))
     missing = [size - have for size, have in zip(trailing, cropped.shape[first:], strict=True)]
     if not any(missing):
         return cropped

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.oracles import viterbi
+from torchssvm.oracles import chain_parts, chain_scores, viterbi
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Structure, digest
 from torchssvm.structures.multiclass import check_labels
@@ -105,6 +105,25 @@ class Chain(Structure):
             else:
                 transition.scatter_add_(2, places.unsqueeze(2), (sign * pairs).unsqueeze(2))
         return parts
+
+    def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
+        """Looked up in the potentials, ``[B, C]`` float64: a labeling of length T costs 2 T - 1 reads."""
+        everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
+        scores = chain_scores(everything, potentials["emission"], potentials["transition"])
+        return scores[:, :-1] - scores[:, -1:]
+
+    def mean_difference(
+        self, labelings: Tensor, mass: Tensor, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Parts:
+        """The mass of each state and pair, less all of it at the target's."""
+        everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
+        emission, transition = chain_parts(everything, mass, potentials["emission"], potentials["transition"])
+        return {"emission": emission, "transition": transition}
+
+    def resize(self, labelings: Tensor, target: Tensor | WeightedLabels) -> Tensor:
+        """Cropped or padded to the length of this batch."""
+        return super().resize(labelings, _labels(target))
 
     def loss(self, labeling: Tensor, target: Tensor | WeightedLabels) -> Tensor:
         """Hamming loss, ``[B]`` float64."""
