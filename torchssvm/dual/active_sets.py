@@ -62,7 +62,7 @@ class ActiveSets:
 
     def write(self, index: Tensor, slots: Tensor, labeling: Labeling, loss: Tensor) -> None:
         """Put one labeling of each example ``index`` into its slot, without mass."""
-        self._reserve(labeling)
+        self.reserve(labeling)
         first = self.count[index] == 0
         for buffer, values in zip(self.labelings, tree_tensors(labeling), strict=True):
             values = fit(values, buffer.shape[2:], self.padding).to(buffer.dtype)
@@ -79,7 +79,7 @@ class ActiveSets:
         if self.gram is None:
             self.gram = torch.zeros(*self.mass.shape, self.capacity, dtype=dtype, device=self.mass.device)
 
-    def _reserve(self, labeling: Labeling) -> None:
+    def reserve(self, labeling: Labeling) -> None:
         """Make room, in size and in dtype, for the labelings ``[R, ...]``."""
         tensors = tree_tensors(labeling)
         if not self.labelings:

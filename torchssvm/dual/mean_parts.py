@@ -22,7 +22,7 @@ class MeanParts(Storage):
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, RowBuffer] = {}
+        self.buffers: dict[str, RowBuffer] = {}
 
     def estimate(self, potentials: Potentials) -> int:
         """Bytes for all examples, if their mean length is that of this batch."""
@@ -36,15 +36,15 @@ class MeanParts(Storage):
 
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> StoredParts:
         """The blocks of a batch."""
-        if not self._buffers:
+        if not self.buffers:
             self.check_memory(
                 potentials, "storage=Weights() takes num_examples times the number of weights, which may be less"
             )
             return _Fresh(self, index, potentials)
-        if self._buffers.keys() != potentials.tensors.keys():
-            raise ValueError(f"the dual holds blocks for {sorted(self._buffers)}, and the potentials are {potentials}")
+        if self.buffers.keys() != potentials.tensors.keys():
+            raise ValueError(f"the dual holds blocks for {sorted(self.buffers)}, and the potentials are {potentials}")
         psi, places = {}, {}
-        for name, buffer in self._buffers.items():
+        for name, buffer in self.buffers.items():
             view = _row_view(potentials, name)
             held = buffer.values.shape[1:]
             if held != view.shape[2:] and (potentials.lengths is None or len(held) != view.ndim - 2):
@@ -90,24 +90,24 @@ class MeanParts(Storage):
     def add(self, index: Tensor, potentials: Potentials, parts: Parts, places: Parts | None = None) -> None:
         """``psi_i += parts_i`` for distinct examples; the first call allocates."""
         for name, values in parts.items():
-            if name not in self._buffers:
-                self._buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
+            if name not in self.buffers:
+                self.buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
             known = places.get(name) if places else None
             view = values.view(_row_view(potentials, name).shape)
-            self._buffers[name].add(index, _rows(potentials, name), view, known)
+            self.buffers[name].add(index, _rows(potentials, name), view, known)
 
     def nbytes(self) -> int:
         """Bytes held now."""
-        return sum(buffer.nbytes() for buffer in self._buffers.values())
+        return sum(buffer.nbytes() for buffer in self.buffers.values())
 
     def to(self, device: torch.device) -> None:
         """Move the blocks."""
-        for buffer in self._buffers.values():
+        for buffer in self.buffers.values():
             buffer.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """The buffers by name."""
-        return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self._buffers.items()}}
+        return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self.buffers.items()}}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError if ``state`` is another storage's or damaged."""
@@ -115,7 +115,7 @@ class MeanParts(Storage):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the blocks to the bit."""
-        self._buffers = self._parse(state)
+        self.buffers = self._parse(state)
 
     def _parse(self, state: dict[str, Any]) -> dict[str, RowBuffer]:
         if require(state, "kind", str, "storage") != "mean_parts":

@@ -65,7 +65,7 @@ class Chain(Structure):
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
         """Viterbi with the Hamming loss added to the emissions."""
-        costs, labels = self._costs(target)
+        costs, labels = self.costs(target)
         emission = potentials["emission"]
         costs = costs.to(emission.dtype).unsqueeze(2)
         # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
@@ -127,12 +127,12 @@ class Chain(Structure):
 
     def loss(self, labeling: Tensor, target: Tensor | WeightedLabels) -> Tensor:
         """Hamming loss, ``[B]`` float64."""
-        costs, labels = self._costs(target)
+        costs, labels = self.costs(target)
         return (costs * (_labels(labeling) != labels)).sum(1)
 
     def loss_potentials(self, target: Tensor | WeightedLabels) -> tuple[dict[str, Tensor], Tensor]:
         """Emissions that cost a wrong state, ``[B, N, K]``; transitions cost nothing; the constant is zero."""
-        costs, labels = self._costs(target)
+        costs, labels = self.costs(target)
         delta = costs.unsqueeze(2).repeat(1, 1, self.num_states).scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)
         return {"emission": delta}, delta.new_zeros(len(delta))
 
@@ -165,7 +165,7 @@ class Chain(Structure):
         for states_of in itertools.product(range(states), repeat=longest):
             yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
 
-    def _costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
+    def costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
         """What a wrong label costs at every token (``[B, N]`` float64, zero in the padding), and the true labels."""
         labels = _labels(target)
         real = labels >= 0
