@@ -199,7 +199,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
 
 @njit(cache=True, nogil=True)
 def rest_views(blocks, i, length):
-    """psi of the rest of block i: emissions and pairs."""
+    """Psi of the rest of block i: emissions and pairs."""
     start = blocks.rest_emission_start[i]
     return blocks.rest_emission[start : start + length], blocks.rest_transition[blocks.rest_transition_start[i]]
 
