@@ -8,6 +8,7 @@ from torchssvm.dual import DualState, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import BCFW
+from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.potentials import Potentials
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
 from torchssvm.structures import Chain, Decoding, Multiclass, Structure, TorchStruct, WeightedLabels
@@ -33,6 +34,7 @@ __all__ = [
     "Permutation",
     "Potentials",
     "Proportional",
+    "RegularizationPath",
     "Structure",
     "StructuredHinge",
     "TorchStruct",
@@ -41,5 +43,7 @@ __all__ = [
     "Weights",
     "certify",
     "check",
+    "grid_search",
     "recompute_weights",
+    "regularization_path",
 ]

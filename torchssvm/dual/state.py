@@ -156,25 +156,22 @@ class DualState:
         return float(self.loss.sum()) - self.lam / 2 * squared_norm(self.parameters)
 
     @torch.no_grad()
-    def rescale(self, factor: float, products: Tensor | None = None) -> None:
+    def rescale(self, factor: float) -> None:
         """Go from ``lam`` to ``factor * lam`` with the weights as they are ([G16] Proposition 1).
 
         ``alpha_i(y) *= factor`` for ``y != y_i`` and the target takes the rest, so ``psi_i`` and l_i are multiplied by
-        ``factor``. Gaps known at this moment become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. Where the products are
-        not known, each estimate takes the n-th part of the change of the sum, which is known.
+        ``factor``. Gaps known at this moment become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. Where the storage
+        cannot tell the products, each estimate takes the n-th part of the change of their sum, which is known.
 
         Args:
             factor: rho in (0, 1].
-            products: ``lam <w, w_i>``, ``[n]`` float64; None is what the storage can tell.
 
         Raises:
-            ValueError: ``factor`` is out of range, or would bring ``lam`` to 0, or ``products`` has another shape.
+            ValueError: ``factor`` is out of range, or would bring ``lam`` to 0.
         """
         if not (0.0 < factor <= 1.0 and self.lam * factor > 0.0):
             raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
-        if products is not None and products.shape != self.loss.shape:
-            raise ValueError(f"products must be [{self.num_examples}], got {list(products.shape)}")
-        products = products if products is not None else self.storage.products()
+        products = self.storage.products()
         if products is None:
             slopes = (self.loss.sum() - self.lam * squared_norm(self.parameters)) / self.num_examples
         else:

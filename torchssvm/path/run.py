@@ -28,8 +28,8 @@ MakeLoss = Callable[[DualState], BlockGap]
 class PathRun:
     """A regularisation path being followed, one breakpoint at a time, from the largest lambda to the smallest.
 
-    ``for _ in run`` would be the whole of it; :func:`regularization_path` is that loop. Between two breakpoints
-    ``state_dict`` holds all that the rest of the run depends on.
+    :func:`regularization_path` calls ``advance`` until it says no. Between two calls ``state_dict`` holds all that the
+    rest of the run depends on.
 
     Args:
         head: The head; its weights are replaced.
@@ -114,11 +114,16 @@ class PathRun:
 
         Returns:
             Whether there was one to find; if not, the run is over.
+
+        Raises:
+            ValueError: No weights change any score.
+            RuntimeError: The oracle is not exact where the path starts, at zero weights.
         """
         if self._stopped or self._lowest <= self.lam_min:
             return False
         start, dual, training = time.perf_counter(), self.dual, self._training
         tolerance = self.rule.kappa * self.epsilon
+        bound = 0.0
         if not self._points:
             bound = start_at_largest_lam(
                 training.head, dual, training.dataset, tolerance=tolerance, collate_fn=training.collate_fn
@@ -130,6 +135,11 @@ class PathRun:
             accuracy = self.rule.next(training, tolerance)
         self._seconds += time.perf_counter() - start
         if not accuracy.gap <= self.epsilon:  # out of passes: the last breakpoint serves down to here
+            if not self._points:
+                raise RuntimeError(
+                    f"the gap at the largest lambda is {accuracy.gap:.6g}, more than its bound {bound:.6g}: is the "
+                    "oracle exact when all weights are zero? The path starts from there"
+                )
             self._stopped = True
             return False
         self._keep(accuracy)
@@ -229,6 +239,7 @@ def regularization_path(
 
     Raises:
         ValueError: An argument is out of range, ``resume`` does not fit, or no weights change any score.
+        RuntimeError: The oracle is not exact where the path starts, at zero weights.
     """
     run = PathRun(
         head,
