@@ -9,6 +9,7 @@ from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import BCFW
+from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.potentials import Potentials
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
 from torchssvm.structures import Chain, Decoding, Multiclass, Structure, TorchStruct, WeightedLabels
@@ -41,6 +42,7 @@ __all__ = [
     "Permutation",
     "Potentials",
     "Proportional",
+    "RegularizationPath",
     "Structure",
     "StructuredHinge",
     "TorchStruct",
@@ -49,5 +51,7 @@ __all__ = [
     "Weights",
     "certify",
     "check",
+    "grid_search",
     "recompute_weights",
+    "regularization_path",
 ]

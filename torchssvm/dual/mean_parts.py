@@ -96,6 +96,11 @@ class MeanParts(Storage):
             view = values.view(_row_view(potentials, name).shape)
             self.buffers[name].add(index, _rows(potentials, name), view, known)
 
+    def rescale(self, factor: float) -> None:
+        """``psi_i *= factor``."""
+        for buffer in self._buffers.values():
+            buffer.values *= factor
+
     def nbytes(self) -> int:
         """Bytes held now."""
         return sum(buffer.nbytes() for buffer in self.buffers.values())

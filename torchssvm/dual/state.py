@@ -161,6 +161,56 @@ class DualState:
         """The dual objective at the weights held now, ``sum_i l_i - lam/2 |w|^2``."""
         return float(self.loss.sum()) - self.lam / 2 * squared_norm(self.parameters)
 
+    @torch.no_grad()
+    def rescale(self, factor: float) -> None:
+        """Go from ``lam`` to ``factor * lam`` with the weights as they are ([G16] Proposition 1).
+
+        ``alpha_i(y) *= factor`` for ``y != y_i`` and the target takes the rest, so ``psi_i`` and l_i are multiplied by
+        ``factor``. Gaps known at this moment become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. Where the storage
+        cannot tell the products, each estimate takes the n-th part of the change of their sum, which is known.
+
+        Args:
+            factor: rho in (0, 1].
+
+        Raises:
+            ValueError: ``factor`` is out of range, or would bring ``lam`` to 0.
+        """
+        if not (0.0 < factor <= 1.0 and self.lam * factor > 0.0):
+            raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
+        products = self.storage.products()
+        if products is None:
+            slopes = (self.loss.sum() - self.lam * squared_norm(self.parameters)) / self.num_examples
+        else:
+            slopes = self.loss - products
+        self.gap_estimates = (self.gap_estimates + (1.0 - factor) * slopes).clamp_(min=0.0)
+        self.storage.rescale(factor)
+        self.loss = self.loss * factor
+        self._set_lam(self.lam * factor)
+
+    @torch.no_grad()
+    def change_lam(self, lam: float) -> None:
+        """Go to another ``lam`` with the dual as it is; the weights are multiplied by the old ``lam`` over the new one.
+
+        Gap estimates become unknown.
+
+        Args:
+            lam: The new regularisation; positive.
+
+        Raises:
+            ValueError: ``lam`` is not positive and finite.
+        """
+        if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
+            raise ValueError(f"lam={lam} must be positive and finite")
+        for tensor in [*self.parameters, *(self.recomputed or [])]:
+            tensor *= self.lam / lam
+        self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
+        self.storage.change_lam(float(lam))
+        self._set_lam(float(lam))
+
+    def _set_lam(self, lam: float) -> None:
+        self.lam = self.storage.lam = lam
+        self.remember_weights()
+
     @property
     def pending(self) -> bool:
         """Whether a backward pass has proposed a step that is not taken yet."""

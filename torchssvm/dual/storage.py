@@ -177,6 +177,22 @@ class Storage(ABC):
         """``(1/(lam n)) sum_i Phi_i^T psi_i`` of a batch, float64, for every parameter."""
 
     @abstractmethod
+    def rescale(self, factor: float) -> None:
+        """``psi_i *= factor`` in every block, as ``lam`` is multiplied by it too, so that no weight changes.
+
+        In terms of the dual variables ``alpha_i(y) *= factor`` for ``y != y_i``; the target takes the rest. The caller
+        sets :attr:`lam`, after this.
+        """
+
+    def change_lam(self, lam: float) -> None:
+        """Another ``lam`` for the same psi_i; what depends on it changes. The caller sets :attr:`lam`, after this."""
+        return
+
+    def products(self) -> Tensor | None:
+        """``lam <w, w_i>`` of every block, ``[n]`` float64, where that follows from the blocks alone."""
+        return None
+
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes held now."""
 

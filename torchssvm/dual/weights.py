@@ -54,6 +54,23 @@ class Weights(Storage):
         for held, change in zip(self._blocks, blocks, strict=True):
             held.index_add_(0, index, change)
 
+    def rescale(self, factor: float) -> None:
+        """Nothing to do: ``w_i = psi_i / (lam n)`` up to the head's adjoint, and both are multiplied by ``factor``."""
+
+    def change_lam(self, lam: float) -> None:
+        """``w_i`` is inverse to ``lam``."""
+        for block in self._blocks or []:
+            block *= self.lam / lam
+
+    def products(self) -> Tensor | None:
+        """The inner products with the weights."""
+        if self._blocks is None:
+            return None
+        total = torch.zeros(self.num_examples, dtype=torch.float64, device=self._blocks[0].device)
+        for block, parameter in zip(self._blocks, self.parameters, strict=True):
+            total += block.flatten(1).to(torch.float64) @ parameter.detach().flatten().to(torch.float64)
+        return self.lam * total
+
     def nbytes(self) -> int:
         """Bytes held now."""
         return sum(block.numel() * block.element_size() for block in self._blocks or [])
