@@ -10,7 +10,20 @@ from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import BCFW
 from torchssvm.potentials import Potentials
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
-from torchssvm.structures import Chain, Decoding, Multiclass, Structure, TorchStruct, WeightedLabels
+from torchssvm.structures import (
+    Chain,
+    Decoding,
+    EveryClass,
+    EveryLossLevel,
+    EveryOutput,
+    LossScaleSearch,
+    Multiclass,
+    SlackOracle,
+    SlackRescaling,
+    Structure,
+    TorchStruct,
+    WeightedLabels,
+)
 
 __version__ = "0.1.0"
 
@@ -23,16 +36,22 @@ __all__ = [
     "CheckReport",
     "Decoding",
     "DualState",
+    "EveryClass",
+    "EveryLossLevel",
+    "EveryOutput",
     "FrankWolfe",
     "GapBatchSampler",
     "LargestGap",
     "LinearChain",
     "LinearMulticlass",
+    "LossScaleSearch",
     "MeanParts",
     "Multiclass",
     "Permutation",
     "Potentials",
     "Proportional",
+    "SlackOracle",
+    "SlackRescaling",
     "Structure",
     "StructuredHinge",
     "TorchStruct",
