@@ -204,15 +204,17 @@ def _oracle(structure: Structure, potentials: Potentials, target: Any, samples: 
 
 
 def _compare(structure: Structure, potentials: Potentials, target: Any, samples: list[Any]) -> str | None:
-    own = None if target is None else conform(structure.parts(target), potentials, "parts(target)")
+    def score(labeling: Any) -> Tensor:
+        return inner(conform(structure.parts(labeling), potentials, "parts(labeling)"), potentials.tensors)
+
+    own = None if target is None else score(target)
 
     def value(labeling: Any) -> Tensor:
-        parts = conform(structure.parts(labeling), potentials, "parts(labeling)")
         if own is None:
-            return inner(parts, potentials.tensors)
+            return score(labeling)
         # Training maximises what `difference` says, and a structure may define it in its own way (slack rescaling).
         gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
-        return inner(own, potentials.tensors) + gain + structure.loss(labeling, target)
+        return own + gain + structure.loss(labeling, target)
 
     found = as_decoding(
         structure.argmax(potentials) if target is None else structure.augmented_argmax(potentials, target)
