@@ -14,7 +14,7 @@ class ByLevel(NamedTuple):
     Attributes:
         scores: ``[B, M + 1]``, the best score of a sequence of each level; ``-inf`` where no sequence has that level.
         final: ``[B, M + 1, K]``, the same by the state of the last position.
-        pointers: For positions 1 to N - 1, ``[B, M + 1, K]``: the best state before, by the level before.
+        pointers: For positions 1 to N - 1: the best state before, by the level before, as far as it can be by then.
         levels: ``[B, N, K]``, as given.
         real: ``[B, N]`` bool, which positions are not padding.
     """
@@ -34,8 +34,9 @@ class ByLevel(NamedTuple):
             inside = self.real[:, t]
             labels[:, t] = torch.where(inside, state, -1)
             if t > 0:
-                before = (level - self.levels[rows, t, state]).clamp(min=0)
-                previous = self.pointers[t - 1][rows, before, state].to(torch.int64)
+                pointers = self.pointers[t - 1]
+                before = (level - self.levels[rows, t, state]).clamp(0, pointers.shape[1] - 1)
+                previous = pointers[rows, before, state].to(torch.int64)
                 level = torch.where(inside, before, level)
                 state = torch.where(inside, previous, state)
         return labels
@@ -55,22 +56,24 @@ def viterbi_by_level(emission: Tensor, transition: Tensor, levels: Tensor, real:
     """
     batch, longest, states = emission.shape
     levels = levels.masked_fill(~real.unsqueeze(2), 0)
-    top = int(levels.amax(2).sum(1).max()) if batch else 0
-    ladder = torch.arange(top + 1, device=emission.device).view(1, -1, 1)
-    best = emission.new_full((batch, top + 1, states), -torch.inf)
-    best[:, 0] = 0.0
-    best = _climb(best, ladder - levels[:, :1]) + emission[:, :1]
+    # The levels that can be reached by each position: fewer at the beginning of the chains.
+    sizes = (levels.amax(2).cumsum(1).amax(0) + 1).tolist()
+    ladder = torch.arange(sizes[-1], device=emission.device).view(1, -1, 1)
+    best = _climb(emission.new_zeros(batch, 1, states), ladder[:, : sizes[0]] - levels[:, :1]) + emission[:, :1]
     pointers = []
     for t in range(1, longest):
         pair = transition if transition.ndim == 3 else transition[:, t - 1]
-        # [previous, B, M + 1, next]: reducing over the leading axis is the fastest maximum on a CPU
+        # [previous, B, level, next]: reducing over the leading axis is the fastest maximum on a CPU
         into, previous = (best.movedim(2, 0).unsqueeze(3) + pair.movedim(1, 0).unsqueeze(2)).max(0)
         pointers.append(previous.to(torch.int32))
-        moved = _climb(into, ladder - levels[:, t : t + 1]) + emission[:, t : t + 1]
-        best = torch.where(real[:, t].view(-1, 1, 1), moved, best)
+        source = ladder[:, : sizes[t]] - levels[:, t : t + 1]
+        moved = _climb(into, source) + emission[:, t : t + 1]
+        kept = torch.nn.functional.pad(best, (0, 0, 0, sizes[t] - sizes[t - 1]), value=-torch.inf)
+        best = torch.where(real[:, t].view(-1, 1, 1), moved, kept)
     return ByLevel(best.amax(2), best, pointers, levels, real)
 
 
 def _climb(best: Tensor, source: Tensor) -> Tensor:
-    """Scores by level after a position, from those before it: ``best[b, source[b, m, k], k]``."""
-    return best.gather(1, source.clamp(min=0)).masked_fill(source < 0, -torch.inf)
+    """Scores by level after a position, from those before it: ``best[b, source[b, m, k], k]``, where there are such."""
+    last = best.shape[1] - 1
+    return best.gather(1, source.clamp(0, last)).masked_fill((source < 0) | (source > last), -torch.inf)
