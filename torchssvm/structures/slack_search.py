@@ -23,10 +23,12 @@ class LossScaleSearch(SlackOracle):
     a concave problem in one variable, solved exactly. Its solution lies above the chord between two outputs met before
     (g, h), and the next scale to ask is the chord's slope: the answer is an output above it, or the proof that there is
     none. So the bound falls to the largest product on the convex hull of all (g, h). Of the outputs inside the hull,
-    one of which may be best, no such oracle knows: the labeling is the best one met.
+    one of which may be best, no such oracle knows: the labeling is the best one met. Where an exact oracle exists, it
+    is better, if not always faster.
 
     Args:
-        calls: Most decodings of a batch, at least 3; fewer where the hull is reached before.
+        calls: Most decodings of a batch, at least 3; fewer where the hull is reached before. ``oracle_calls`` counts
+            them as one.
     """
 
     def __init__(self, calls: int = 10) -> None:
