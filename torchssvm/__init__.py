@@ -12,7 +12,20 @@ from torchssvm.optim import BCFW
 from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.potentials import Potentials
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
-from torchssvm.structures import Chain, Decoding, Multiclass, Structure, TorchStruct, WeightedLabels
+from torchssvm.structures import (
+    Chain,
+    Decoding,
+    EveryClass,
+    EveryLossLevel,
+    EveryOutput,
+    LossScaleSearch,
+    Multiclass,
+    SlackOracle,
+    SlackRescaling,
+    Structure,
+    TorchStruct,
+    WeightedLabels,
+)
 
 __version__ = "0.1.0"
 
@@ -28,6 +41,9 @@ __all__ = [
     "Corrective",
     "Decoding",
     "DualState",
+    "EveryClass",
+    "EveryLossLevel",
+    "EveryOutput",
     "FrankWolfe",
     "GapBatchSampler",
     "Hybrid",
@@ -35,6 +51,7 @@ __all__ = [
     "LargestGap",
     "LinearChain",
     "LinearMulticlass",
+    "LossScaleSearch",
     "MaxOracle",
     "MeanParts",
     "Multiclass",
@@ -43,6 +60,8 @@ __all__ = [
     "Potentials",
     "Proportional",
     "RegularizationPath",
+    "SlackOracle",
+    "SlackRescaling",
     "Structure",
     "StructuredHinge",
     "TorchStruct",

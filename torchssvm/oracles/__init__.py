@@ -2,5 +2,6 @@
 
 from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
 from torchssvm.oracles.viterbi import viterbi
+from torchssvm.oracles.viterbi_by_level import ByLevel, viterbi_by_level
 
-__all__ = ["chain_parts", "chain_scores", "viterbi"]
+__all__ = ["ByLevel", "chain_parts", "chain_scores", "viterbi", "viterbi_by_level"]

@@ -90,9 +90,11 @@ class Chain(Structure):
         transition.scatter_(2, pairs.unsqueeze(2), both.unsqueeze(2))
         return {"emission": emission, "transition": transition.view(batch, -1, states, states)}
 
-    def difference(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Parts:
+    def difference(
+        self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Parts:
         """The states and pairs that appear, less those that disappear."""
-        states, found, true = self.num_states, labeling, _labels(target)
+        states, found, true = self.num_states, _labels(labeling), _labels(target)
         real = (true >= 0).to(potentials.dtype)
         parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
         pairs = real[:, 1:]
