@@ -7,7 +7,7 @@ from torchssvm.directions import FrankWolfe
 from torchssvm.dual import DualState, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
-from torchssvm.optim import BCFW
+from torchssvm.optim import BCFW, ExactSearch, PredefinedStep, ShortStep
 from torchssvm.potentials import Potentials
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
 from torchssvm.structures import Chain, Decoding, Multiclass, Structure, TorchStruct, WeightedLabels
@@ -23,6 +23,7 @@ __all__ = [
     "CheckReport",
     "Decoding",
     "DualState",
+    "ExactSearch",
     "FrankWolfe",
     "GapBatchSampler",
     "LargestGap",
@@ -32,7 +33,9 @@ __all__ = [
     "Multiclass",
     "Permutation",
     "Potentials",
+    "PredefinedStep",
     "Proportional",
+    "ShortStep",
     "Structure",
     "StructuredHinge",
     "TorchStruct",
