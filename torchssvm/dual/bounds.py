@@ -158,7 +158,7 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
     if not real and (isinstance(bound, bool) or not isinstance(bound, int | float)):
         kind = bound.dtype if isinstance(bound, Tensor) else type(bound).__name__
         raise TypeError(f"{name} must be a number or a real tensor, not {kind}")
-    tensor = torch.as_tensor(bound).detach().to(parameter.device, parameter.dtype, copy=True)
+    tensor = torch.as_tensor(bound, dtype=parameter.dtype, device=parameter.device).detach().clone()
     if bool(tensor.isnan().any()):
         raise ValueError(f"{name}={bound} must not be NaN; leave it out, or give an infinite one, for no bound")
     try:

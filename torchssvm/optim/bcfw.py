@@ -132,6 +132,8 @@ class BCFW(Optimizer):
             else:
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
                 largest = _largest_step(proposals)
+            if dual.box:  # the box QP is a model below the dual: the best step may lie beyond its own
+                largest = _farthest_step(proposals, coefficients)
             if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
                 dual.storage.check_together([proposal.stored for proposal in proposals])
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
@@ -371,6 +373,15 @@ def _largest_step(proposals: list[Proposal]) -> float:
     _, inverse = index.unique(return_inverse=True)
     shares = torch.zeros_like(torch.cat(scales)).index_add_(0, inverse, torch.cat(scales))
     return 1.0 / float(shares.max())
+
+
+def _farthest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
+    """The step that takes some block to the end of its direction, where blocks move by ``coefficients`` at step 1."""
+    index = torch.cat([p.index[p.rows] for p in proposals])
+    moves = torch.cat([c[p.rows] for p, c in zip(proposals, coefficients, strict=True)])
+    _, inverse = index.unique(return_inverse=True)
+    most = float(torch.zeros_like(moves).index_add_(0, inverse, moves).max())
+    return 1.0 / most if most > 0.0 else 1.0
 
 
 def _refuse_distributed() -> None:
