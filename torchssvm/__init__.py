@@ -8,7 +8,7 @@ from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
-from torchssvm.optim import BCFW
+from torchssvm.optim import BCFW, ExactSearch, PredefinedStep, ShortStep
 from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.potentials import Potentials
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
@@ -44,6 +44,7 @@ __all__ = [
     "EveryClass",
     "EveryLossLevel",
     "EveryOutput",
+    "ExactSearch",
     "FrankWolfe",
     "GapBatchSampler",
     "Hybrid",
@@ -58,8 +59,10 @@ __all__ = [
     "Pairwise",
     "Permutation",
     "Potentials",
+    "PredefinedStep",
     "Proportional",
     "RegularizationPath",
+    "ShortStep",
     "SlackOracle",
     "SlackRescaling",
     "Structure",

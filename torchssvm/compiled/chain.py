@@ -67,6 +67,8 @@ class CompiledChain:
             raise TypeError(f"head is on {head.emission.device}; the compiled loop runs on the CPU")
         if not isinstance(dual.storage, Labelings):
             raise TypeError(f"the dual's storage is {type(dual.storage).__name__}(); make it with storage=Labelings()")
+        if dual.box:
+            raise TypeError("the head's weights have bounds, which are not compiled; use BlockGap and BCFW")
         if type(self.direction) not in _DIRECTIONS:
             raise TypeError(f"direction={self.direction} is not compiled; use BlockGap and BCFW")
         if type(self.oracle) not in (MaxOracle, CacheOracle):
@@ -135,6 +137,7 @@ class CompiledChain:
             dual.cache_hits += hits
             dual.steps += made
             dual.visits += made
+            dual.moved += made
             done += made
             if len(order):
                 self._waiting = order[made:]

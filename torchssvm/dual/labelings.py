@@ -116,7 +116,7 @@ class Labelings(Storage):
         sets = self.sets
         sets.mass *= factor
         self.rest_loss *= factor
-        self.rest.rescale(factor)  # type: ignore[attr-defined]
+        self.rest.rescale(factor)
         self.rest_mass = factor * self.rest_mass + (1.0 - factor)
 
     def support(self) -> Tensor:

@@ -98,7 +98,7 @@ class MeanParts(Storage):
 
     def rescale(self, factor: float) -> None:
         """``psi_i *= factor``."""
-        for buffer in self._buffers.values():
+        for buffer in self.buffers.values():
             buffer.values *= factor
 
     def nbytes(self) -> int:
