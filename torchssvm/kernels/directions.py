@@ -32,7 +32,7 @@ class Blocks(NamedTuple):
         num_examples: n.
     """
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # it hides tuple.index
     target: Any
     potentials: Potentials
     psi: Parts

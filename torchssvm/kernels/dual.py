@@ -16,7 +16,7 @@ class TokenParts(MeanParts):
     """Mean parts whose unary rows can be read token by token: they are the coefficients of the kernel expansion."""
 
     def table(self, name: str, counts: Tensor, like: Tensor) -> Tensor:
-        """psi of every training token, example after example: ``[N, K]``.
+        """The psi of every training token, example after example: ``[N, K]``.
 
         Args:
             name: The unary potentials.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,13 +67,13 @@ class KernelHead(nn.Module):
         """Floating dtype of weights, features and kernel values."""
         return self.coefficients.dtype
 
-    def explicit(self, shape: torch.Size, lengths: Tensor | None) -> Potentials:
+    def explicit(self, shape: Sequence[int], lengths: Tensor | None) -> Potentials:
         """Potentials of the explicit weights for features of ``shape`` ``[B, ..., F]``."""
         empty = self.coefficients.new_zeros(*shape[:-1], 0)
         return as_potentials(apply_head(self.linear, Batch(empty, None, empty, lengths)))
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
-        """Features ``[B, N, F]`` or ``[B, F]`` -> potentials.
+        """Features ``[B, N, F]`` or ``[B, F]`` -> potentials; the padding of ``x`` is not read.
 
         Raises:
             ValueError: ``x`` has another width, or a length does not fit.
@@ -80,13 +81,14 @@ class KernelHead(nn.Module):
         check_features(x, self.in_features)
         with full_precision(x.device):
             potentials = self.explicit(x.shape, lengths)
-            tokens = x.to(self.dtype).reshape(-1, self.in_features)
+            real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+            if lengths is not None:
+                real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
+            tokens = x[real].to(self.dtype)
             size = max(1, _CHUNK // max(1, len(self.support) * self.support.element_size()))
-            pieces = [self._expand(piece) for piece in tokens.split(size)]
-            unary = potentials[self.unary] + torch.cat(pieces).view(*x.shape[:-1], self.num_states)
-        return Potentials(
-            {**potentials.tensors, self.unary: unary}, potentials.lengths, ragged=potentials.ragged
-        )
+            scores = torch.cat([self._expand(piece) for piece in tokens.split(size)])
+            unary = potentials[self.unary].masked_scatter(real.unsqueeze(-1), potentials[self.unary][real] + scores)
+        return Potentials({**potentials.tensors, self.unary: unary}, potentials.lengths, ragged=potentials.ragged)
 
     def _expand(self, tokens: Tensor) -> Tensor:
         if not len(self.support) or not len(tokens):

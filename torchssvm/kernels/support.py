@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,34 @@ from torchssvm.memory import check_memory
 
 MERGED = -1
 """Stands for the merged mass where a slot is meant."""
+
+
+@dataclass(frozen=True)
+class SupportCounts:
+    """How large the support is.
+
+    Attributes:
+        examples: Examples whose block is not at its target.
+        labelings: Labelings other than targets with positive mass: the support vectors of [B13].
+        merged: Examples with mass that is kept as mean parts only, because their labelings were more than the capacity.
+        tokens: Tokens with coefficients that are not zero: what prediction evaluates the kernel at.
+        num_examples: n.
+        num_tokens: N.
+    """
+
+    examples: int
+    labelings: int
+    merged: int
+    tokens: int
+    num_examples: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        merged = f", {self.merged} examples with merged mass" if self.merged else ""
+        return (
+            f"{self.labelings} support labelings of {self.examples}/{self.num_examples} examples{merged}, "
+            f"{self.tokens}/{self.num_tokens} support tokens"
+        )
 
 
 class SupportLabelings:
@@ -47,7 +76,7 @@ class SupportLabelings:
         self.merged = torch.zeros(n, dtype=torch.float64, device=target.device)  # [n]
 
     def listed(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """All labelings with mass of the examples ``index`` ``[B]``: their rows of the batch and slots, ``[P]`` each."""
+        """Labelings with mass of the examples ``index`` ``[B]``: their rows of the batch and slots, ``[P]`` each."""
         found = (self.mass[index] > 0.0).nonzero()
         return found[:, 0], found[:, 1]
 
@@ -111,6 +140,18 @@ class SupportLabelings:
         self.mass = torch.cat([self.mass, self.mass.new_zeros(n, slots)], 1)
         self.loss = torch.cat([self.loss, self.loss.new_zeros(n, slots)], 1)
 
+    def counts(self, tokens: int, num_tokens: int) -> SupportCounts:
+        """How large the support is; the tokens are counted by the caller."""
+        others, merged = self.mass[:, 1:] > 0.0, self.merged > 0.0
+        return SupportCounts(
+            examples=int((others.any(1) | merged).sum()),
+            labelings=int(others.sum()),
+            merged=int(merged.sum()),
+            tokens=tokens,
+            num_examples=len(self.mass),
+            num_tokens=num_tokens,
+        )
+
     def nbytes(self) -> int:
         """Bytes held now."""
         return sum(t.numel() * t.element_size() for t in (self.labels, self.mass, self.loss, self.merged))
@@ -129,7 +170,9 @@ class SupportLabelings:
         """Raise ValueError if ``state`` does not fit or is damaged; changes nothing."""
         if require(state, "capacity", int, "support") != self.capacity:
             raise ValueError(f"the checkpoint has capacity={state['capacity']}, and this model {self.capacity}")
-        labels, mass, loss, merged = (require(state, k, Tensor, "support") for k in ("labels", "mass", "loss", "merged"))
+        labels, mass, loss, merged = (
+            require(state, k, Tensor, "support") for k in ("labels", "mass", "loss", "merged")
+        )
         n = len(self.mass)
         slots = mass.shape[1] if mass.ndim == 2 else 0
         fits = (
