@@ -1,4 +1,4 @@
-"""OCR-small with kernels on the letters, beside the linear head: test error, CPU seconds and support at one certified gap.
+"""OCR-small with kernels on the letters, beside the linear head: test error, CPU seconds and support at one gap.
 
 python benchmarks/kernel.py [--gap 0.02] [--json FILE]
 

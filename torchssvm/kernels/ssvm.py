@@ -173,7 +173,7 @@ class KernelSSVM:
         """Step through ``sampler`` until the certified gap is at most ``tolerance``.
 
         Args:
-            sampler: Gives the batches of one epoch whenever it is iterated, as ``GapBatchSampler(svm.dual, batch_size=16)``.
+            sampler: Batches of one epoch for each iteration, such as ``GapBatchSampler(svm.dual, batch_size=16)``.
             tolerance: Positive.
             max_passes: Effective passes after which to stop in any case.
             epochs: Epochs between exact passes.
