@@ -8,7 +8,16 @@ from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
-from torchssvm.optim import BCFW, ExactSearch, PredefinedStep, ShortStep
+from torchssvm.optim import (
+    BCFW,
+    CuttingPlane,
+    ExactSearch,
+    ExponentiatedGradient,
+    NSlack,
+    OneSlack,
+    PredefinedStep,
+    ShortStep,
+)
 from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.potentials import Potentials
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
@@ -19,6 +28,7 @@ from torchssvm.structures import (
     EveryLossLevel,
     EveryOutput,
     LossScaleSearch,
+    Marginals,
     Multiclass,
     SlackOracle,
     SlackRescaling,
@@ -39,12 +49,14 @@ __all__ = [
     "Chain",
     "CheckReport",
     "Corrective",
+    "CuttingPlane",
     "Decoding",
     "DualState",
     "EveryClass",
     "EveryLossLevel",
     "EveryOutput",
     "ExactSearch",
+    "ExponentiatedGradient",
     "FrankWolfe",
     "GapBatchSampler",
     "Hybrid",
@@ -53,9 +65,12 @@ __all__ = [
     "LinearChain",
     "LinearMulticlass",
     "LossScaleSearch",
+    "Marginals",
     "MaxOracle",
     "MeanParts",
     "Multiclass",
+    "NSlack",
+    "OneSlack",
     "Pairwise",
     "Permutation",
     "Potentials",
