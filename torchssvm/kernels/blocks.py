@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual.state import squared_norm
-from torchssvm.dual.storage import Stored
+from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.kernels.data import TrainingSet
 from torchssvm.kernels.directions import Blocks, KernelDirection, Move
 from torchssvm.kernels.dual import KernelDual, TokenParts
@@ -19,7 +19,7 @@ from torchssvm.kernels.head import KernelHead
 from torchssvm.kernels.support import SupportLabelings
 from torchssvm.optim.box_qp import gram, solve_box_qp
 from torchssvm.optim.line_search import exact_step
-from torchssvm.potentials import Parts, Potentials, combine, inner, per_example_adjoint
+from torchssvm.potentials import Parts, Potentials, combine, inner, per_example_adjoint, scale
 from torchssvm.structures import Corner, find_corner
 
 
@@ -33,7 +33,7 @@ class BlockBatch(NamedTuple):
     kernel: Tensor  # [B, N, K] or [B, K]: what the kernel adds to the unary potentials
     potentials: Potentials  # of all weights
     corner: Corner
-    stored: Stored
+    stored: StoredParts
     gaps: Tensor  # [B] float64
 
 
@@ -86,7 +86,8 @@ class KernelBlocks:
             kernel = self.data.scatter(rows @ table / (dual.lam * n), tensors[unary], index)
             potentials = explicit.replace({**tensors, unary: tensors[unary] + kernel})
             corner = find_corner(dual.structure, potentials, target)
-            stored = dual.storage.gather(index, potentials)
+            stored = dual.storage.gather(index, potentials, target)
+            assert isinstance(stored, StoredParts)
             gaps = corner.hinge / n + stored.inner(potentials) - dual.loss[index]
         return BlockBatch(index, rows, target, explicit, kernel, potentials, corner, stored, gaps)
 
@@ -103,7 +104,8 @@ class KernelBlocks:
                 batch.index, batch.target, batch.potentials, psi_of(batch), losses, dual.structure, self.support, n
             )
             move = direction(batch.corner, blocks)
-            parts, _ = batch.stored.combine(move.direction.parts, move.decay)
+            block = scale(batch.stored.psi, move.decay)
+            parts = {name: tensor + block[name] for name, tensor in move.direction.parts.items()}
             changes = move.direction.loss - move.decay * losses
             values = move.direction.slopes + move.decay * batch.stored.inner(batch.potentials) + changes
         gradients = per_example_adjoint(batch.explicit, parts, dual.parameters)
@@ -143,7 +145,8 @@ class KernelBlocks:
         dual.kernel_squared_norm = max(norm, 0.0)
         for parameter, change in zip(dual.parameters, combine(step.gradients, scaled), strict=True):
             parameter.sub_(change)
-        batch.stored.subtract(sizes, torch.arange(len(index), device=index.device), step.parts, None)
+        everyone = torch.arange(len(index), device=index.device)
+        batch.stored.move(sizes, everyone, torch.empty(0), step.parts, None)
         dual.loss.index_add_(0, index, sizes * step.losses)
         dual.gap_estimates[index] = batch.gaps.clamp(min=0.0)
         moved = sizes > 0.0
@@ -176,7 +179,7 @@ class KernelBlocks:
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
         for index in torch.arange(dual.num_examples, device=self.data.device).split(1024):
             explicit = self.data.explicit(index)
-            stored = dual.storage.gather(index, explicit)
+            stored = dual.storage.gather(index, explicit, self.data.targets(index))
             for total, part in zip(totals, dual.storage.contribution(stored, explicit), strict=True):
                 total += part
         size = squared_norm(totals)
@@ -189,5 +192,4 @@ class KernelBlocks:
 
 def psi_of(batch: BlockBatch) -> Parts:
     """The blocks p(y_i) - mu_i of a batch."""
-    zero = {name: torch.zeros_like(tensor) for name, tensor in batch.potentials.tensors.items()}
-    return batch.stored.combine(zero, None)[0]
+    return batch.stored.psi

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from torchssvm.batch import tree_map
-from torchssvm.directions import Direction
-from torchssvm.directions import FrankWolfe as FrankWolfeParts
 from torchssvm.kernels.support import MERGED, SupportLabelings
 from torchssvm.potentials import Parts, Potentials, inner, scale, subtract
 from torchssvm.structures import Corner, Structure
@@ -42,6 +40,20 @@ class Blocks(NamedTuple):
     num_examples: int
 
 
+class Direction(NamedTuple):
+    """``Delta_i = parts_i + decay_i psi_i``, feasible up to step 1.
+
+    Attributes:
+        parts: What does not depend on the block, relative to the target's parts; ``[B, ...]``.
+        slopes: ``[B]`` float64, ``<parts_i, theta_i> / n``.
+        loss: ``[B]`` float64, already divided by n.
+    """
+
+    parts: Parts
+    slopes: Tensor
+    loss: Tensor
+
+
 class Move(NamedTuple):
     """A direction, and how its full step moves masses: all shrink by ``decay``, then ``mass`` goes to the corner.
 
@@ -72,7 +84,8 @@ class FrankWolfe:
     def __call__(self, corner: Corner, blocks: Blocks) -> Move:
         """The directions, given what the max oracle found."""
         one = torch.ones_like(blocks.loss)
-        return Move(FrankWolfeParts()(corner, blocks.num_examples), one, one, None)
+        n = blocks.num_examples
+        return Move(Direction(corner.parts, corner.score / n, corner.loss / n), one, one, None)
 
     def __repr__(self) -> str:
         return "FrankWolfe()"
@@ -118,7 +131,6 @@ class Pairwise:
             parts=subtract(scale(corner.parts, amount), leaving),
             slopes=(amount * corner.score - score_leaving) / n,
             loss=(amount * corner.loss - loss_leaving) / n,
-            decay=torch.zeros_like(amount),
         )
         return Move(direction, torch.zeros_like(amount), amount, away)
 

@@ -23,7 +23,7 @@ class TokenParts(MeanParts):
             counts: ``[n]`` int64, tokens of each example.
             like: ``[..., K]``, tells dtype and K while nothing is stored.
         """
-        buffer = self._buffers.get(name)
+        buffer = self.buffers.get(name)
         if buffer is None:
             return like.new_zeros(int(counts.sum()), like.shape[-1])
         longest = int(counts.max())

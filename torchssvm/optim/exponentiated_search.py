@@ -36,8 +36,8 @@ class Search:
         with torch.no_grad():
             self.delta, self.constant = loss_potentials(dual.structure, target, self.detached)
             self.target = conform(dual.structure.parts(target), self.detached, "parts(target)")
-            self.psi = _array(dual.storage.gather(index, self.detached))
-            self.logs = _array(logs.gather(index, self.detached))
+            self.psi = _array(dual.storage.gather(index, self.detached, target))
+            self.logs = _array(logs.gather(index, self.detached, target))
             self.ascent = {name: _without_padding(self.detached, name, self.delta[name]) for name in self.delta}
         self.loss = dual.loss[index]
         self.new_psi = {name: tensor.clone() for name, tensor in self.psi.items()}
