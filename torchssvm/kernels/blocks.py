@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.dual.state import squared_norm
 from torchssvm.dual.mean_parts import StoredParts
+from torchssvm.dual.state import squared_norm
 from torchssvm.kernels.data import TrainingSet
 from torchssvm.kernels.directions import Blocks, KernelDirection, Move
 from torchssvm.kernels.dual import KernelDual, TokenParts

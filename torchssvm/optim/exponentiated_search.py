@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual import DualState, MeanParts, Stored
-from torchssvm.dual.mean_parts import _StoredParts
+from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.dual.state import flat
 from torchssvm.optim.box_qp import gram
 from torchssvm.potentials import Parts, Potentials, combine, conform, inner, per_example_adjoint, scale
@@ -155,5 +155,5 @@ def _parts_storage(dual: DualState) -> MeanParts:
 
 
 def _array(stored: Stored) -> Parts:
-    assert isinstance(stored, _StoredParts)
+    assert isinstance(stored, StoredParts)
     return stored.psi
