@@ -28,6 +28,8 @@ class AveragedWeights(WeightAveraging):
     The dual's blocks averaged with the same weights would give these weights and ``sum_i l_i = l_avg``, hence the dual
     value ``l_avg - lam/2 |w_avg|^2`` and a certificate, without keeping the blocks. Averages are float64; they are
     rounded to the weights' dtype where the head takes them. When the features are trained, the average begins anew.
+    Where weights have bounds, it is v that is averaged, and the averaged weights are ``clip(v_avg)``, those of the
+    averaged blocks.
 
     Unlike Lightning's own averages, this one changes nothing unasked: checkpoints and exports hold the trained weights,
     validation uses them, and they stay in the head when training ends. ``with average.applied(module):`` puts the
@@ -63,6 +65,13 @@ class AveragedWeights(WeightAveraging):
         """
         if self._average_model is None or not self.count:
             raise RuntimeError("there is no average yet: no step has been taken since training began")
+        assert self._dual is not None
+        return self._dual.box.clip(self._means)
+
+    @property
+    def _means(self) -> list[Tensor]:
+        """The average of v, which is w where there are no bounds."""
+        assert self._average_model is not None
         return [p.detach() for p in self._average_model.module.parameters()]
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -158,7 +167,7 @@ class AveragedWeights(WeightAveraging):
                 found = certify_run(trainer, pl_module, loader, refresh=False)
         finally:
             dual.gap_estimates, dual.recomputed = estimates, recomputed
-        value = self.loss - dual.lam / 2 * squared_norm(means)
+        value = dual.objective(self.loss, self._means)
         rounding = squared_norm(m - m.to(p.dtype).to(m.dtype) for m, p in zip(means, dual.parameters, strict=True))
         length = squared_norm(means)
         return dataclasses.replace(
@@ -196,14 +205,14 @@ class AveragedWeights(WeightAveraging):
 
     def _begin(self) -> None:
         assert self._dual is not None
-        self._average_model = AveragedModel(nn.ParameterList(self._dual.parameters), avg_fn=_average).double()
+        self._average_model = AveragedModel(nn.ParameterList(self._dual.unclipped), avg_fn=_average).double()
         self.loss, self._steps = 0.0, self._dual.steps
 
     def _update(self) -> None:
         assert self._dual is not None
         assert self._average_model is not None
         self.loss = _average(self.loss, float(self._dual.loss.sum()), self.count)
-        self._average_model.update_parameters(nn.ParameterList(self._dual.parameters))
+        self._average_model.update_parameters(nn.ParameterList(self._dual.unclipped))
 
     @torch.no_grad()
     def _put(self) -> list[Tensor]:

@@ -94,7 +94,8 @@ class ExponentiatedGradient:
 
     def _empty(self) -> MeanParts:
         storage = MeanParts()
-        storage.bind(self.dual.num_examples, self.dual.lam, self.dual.parameters, self.dual.storage.memory_limit)
+        dual = self.dual
+        storage.bind(dual.num_examples, dual.lam, dual.structure, dual.parameters, dual.storage.memory_limit)
         return storage
 
     def start(self, batches: Iterable[Batch]) -> None:
@@ -118,12 +119,12 @@ class ExponentiatedGradient:
                 delta, constant = loss_potentials(dual.structure, target, potentials)
                 uniform = potentials.replace({n: torch.zeros_like(t) for n, t in potentials.tensors.items()})
                 mean = mean_parts(dual.structure, uniform)
-                storage.gather(index, potentials)  # checks the memory before anything is allocated
+                storage.gather(index, potentials, target)  # checks the memory before anything is allocated
                 psi = subtract(conform(dual.structure.parts(target), potentials, "parts(target)"), mean)
                 storage.add(index, potentials, psi)
                 losses = losses.to(index.device)
                 losses[index] = (inner(mean, delta) + constant) / dual.num_examples
-                parts = storage.contribution(storage.gather(index, potentials), potentials)
+                parts = storage.contribution(storage.gather(index, potentials, target), potentials)
             for total, part in zip(weights, parts, strict=True):
                 total += part
         with torch.no_grad():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual import DualState, MeanParts, Stored
-from torchssvm.dual.mean_parts import _StoredParts
+from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.dual.state import flat
 from torchssvm.optim.box_qp import gram
 from torchssvm.potentials import Parts, Potentials, combine, conform, inner, per_example_adjoint, scale
@@ -36,8 +36,8 @@ class Search:
         with torch.no_grad():
             self.delta, self.constant = loss_potentials(dual.structure, target, self.detached)
             self.target = conform(dual.structure.parts(target), self.detached, "parts(target)")
-            self.psi = _array(dual.storage.gather(index, self.detached))
-            self.logs = _array(logs.gather(index, self.detached))
+            self.psi = _array(dual.storage.gather(index, self.detached, target))
+            self.logs = _array(logs.gather(index, self.detached, target))
             self.ascent = {name: _without_padding(self.detached, name, self.delta[name]) for name in self.delta}
         self.loss = dual.loss[index]
         self.new_psi = {name: tensor.clone() for name, tensor in self.psi.items()}
@@ -155,5 +155,5 @@ def _parts_storage(dual: DualState) -> MeanParts:
 
 
 def _array(stored: Stored) -> Parts:
-    assert isinstance(stored, _StoredParts)
+    assert isinstance(stored, StoredParts)
     return stored.psi
