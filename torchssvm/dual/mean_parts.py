@@ -34,7 +34,7 @@ class MeanParts(Storage):
             total += share * tensor[:1].numel() * tensor.element_size()
         return int(total * self.num_examples)
 
-    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> StoredParts:
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> StoredParts:
         """The blocks of a batch."""
         if not self.buffers:
             self.check_memory(
