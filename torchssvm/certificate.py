@@ -6,15 +6,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchssvm.batch import Batch, apply_head, to_device
+from torchssvm.batch import Batch
 from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
-from torchssvm.potentials import Potentials, as_potentials, full_precision
+from torchssvm.potentials import Potentials, full_precision
+from torchssvm.primal import every_example
 from torchssvm.structures import find_corner
 
 
@@ -80,20 +81,7 @@ def certify(
         RuntimeError: The gap is negative by more than rounding: the dual is not one of these examples.
     """
     start = time.perf_counter()
-    hinges = 0.0
-    exact = True
-    gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
-    weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch, potentials, index in _every_example(head, dual, batches):
-        target = dual.structure.check_target(batch.y, potentials)
-        corner = find_corner(dual.structure, potentials, target)
-        stored = dual.storage.gather(index, potentials)
-        with torch.no_grad(), full_precision(potentials.device):
-            hinges += float(corner.bound.sum())
-            exact &= corner.exact
-            gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
-            for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
-                total += part
+    hinges, exact, gaps, weights = exact_pass(head, dual, batches)
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
     recomputed = squared_norm(weights)
     value = float(dual.loss.sum()) - dual.lam / 2 * recomputed
@@ -116,6 +104,8 @@ def certify(
     dual.oracle_calls += dual.num_examples
     if refresh:
         dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
+        if features_moved(dual, weights):
+            dual.version += 1  # the next step starts elsewhere: averages of the weights so far begin anew
     return Certificate(
         primal=primal,
         dual=value,
@@ -128,6 +118,47 @@ def certify(
         num_examples=dual.num_examples,
         lam=dual.lam,
     )
+
+
+class ExactPass(NamedTuple):
+    """What one pass over all examples finds, decoding at the weights that the head holds.
+
+    Attributes:
+        hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
+        exact: Whether the oracle was exact for every example.
+        gaps: ``[n]`` float64, the block gaps at the held weights.
+        weights: w(alpha), those of the dual for the features as they stand, float64, one tensor for each parameter.
+    """
+
+    hinges: float
+    exact: bool
+    gaps: Tensor
+    weights: list[Tensor]
+
+
+def exact_pass(head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> ExactPass:
+    """Decode every example once; changes nothing. Arguments and errors as in :func:`certify`."""
+    hinges = 0.0
+    exact = True
+    gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
+    weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+    for batch, potentials, index in _every_example(head, dual, batches):
+        target = dual.structure.check_target(batch.y, potentials)
+        corner = find_corner(dual.structure, potentials, target)
+        stored = dual.storage.gather(index, potentials)
+        with torch.no_grad(), full_precision(potentials.device):
+            hinges += float(corner.bound.sum())
+            exact &= corner.exact
+            gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
+            for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
+                total += part
+    return ExactPass(hinges, exact, gaps, weights)
+
+
+def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
+    """Whether w(alpha) is longer or shorter than the weights that the last step left, by more than rounding."""
+    length = squared_norm(weights) ** 0.5
+    return abs(length - dual.held_norm) > 1e5 * torch.finfo(dual.parameters[0].dtype).eps * max(length, dual.held_norm)
 
 
 @torch.no_grad()
@@ -169,20 +200,4 @@ def _every_example(
     head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """The batches with their potentials and checked index; raises ValueError unless every example comes once."""
-    seen = torch.zeros(dual.num_examples, dtype=torch.bool)
-    for batch in batches:
-        batch = to_device(batch, dual.parameters[0].device)
-        with torch.enable_grad():
-            potentials = as_potentials(apply_head(head, batch))
-        index = dual.check_batch(batch.index, potentials)
-        places = index.cpu()
-        if bool(seen[places].any()) or len(places.unique()) < len(places):
-            raise ValueError("batches gave an example twice: a pass needs every training example exactly once")
-        seen[places] = True
-        yield batch, potentials, index
-    if not bool(seen.all()):
-        missing = (~seen).nonzero().flatten().tolist()
-        raise ValueError(
-            f"batches left out {len(missing)} of {dual.num_examples} examples, {missing[:5]} among them: a pass needs "
-            "every training example once (no drop_last, no sampling)"
-        )
+    return every_example(head, batches, dual.parameters[0].device, dual.check_batch, dual.num_examples)

@@ -1,6 +1,16 @@
-"""BCFW and what it is made of."""
+"""BCFW and what it is made of, averages of the iterates, and the subgradient baseline."""
 
+from torchssvm.optim.averages import Average, SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.optim.bcfw import BCFW
 from torchssvm.optim.box_qp import solve_box_qp
+from torchssvm.optim.subgradient import Subgradient
 
-__all__ = ["BCFW", "solve_box_qp"]
+__all__ = [
+    "BCFW",
+    "Average",
+    "Subgradient",
+    "SuffixAverage",
+    "UniformAverage",
+    "WeightedAverage",
+    "solve_box_qp",
+]
