@@ -174,7 +174,9 @@ class Average(ABC):
         """Primal, dual and gap of the average, by one exact pass; training goes on as if it had not been.
 
         The oracle calls are counted; weights, blocks and gap estimates stay as they are. ``primal`` is that of the
-        average as the head would hold it, rounded to the weights' dtype; ``drift`` is the size of that rounding.
+        average as the head would hold it, rounded to the weights' dtype; ``drift`` is the size of that rounding. Any
+        dual value bounds the one optimum: that of the trained weights is usually larger than that of the average, and
+        the primal of the average smaller, so their difference is the tightest gap to report.
 
         Args:
             head: As in :func:`torchssvm.certify`.
