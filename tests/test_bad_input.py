@@ -418,7 +418,7 @@ def test_refused_parameters_keep_their_values():
     assert bool((head.weight == 2.0).all())
 
 
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"lower": "0"}])
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"bounds": "0"}])
 def test_unknown_options_of_a_group(options):
     head = LinearMulticlass(3, 3)
     dual = DualState.for_head(head, 6, 0.5)

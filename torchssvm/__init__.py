@@ -1,41 +1,83 @@
 """torchssvm: max-margin structured training for PyTorch, with a certified duality gap."""
 
 from torchssvm.batch import Batch
+from torchssvm.caching import CacheOracle, MaxOracle
 from torchssvm.certificate import Certificate, certify, recompute_weights
 from torchssvm.checks import CheckReport, check
-from torchssvm.directions import FrankWolfe
-from torchssvm.dual import DualState, MeanParts, Weights
+from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
+from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
-from torchssvm.optim import BCFW, Average, Subgradient, SuffixAverage, UniformAverage, WeightedAverage
+from torchssvm.optim import (
+    BCFW,
+    Average,
+    ExactSearch,
+    PredefinedStep,
+    ShortStep,
+    Subgradient,
+    SuffixAverage,
+    UniformAverage,
+    WeightedAverage,
+)
+from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.potentials import Potentials
 from torchssvm.primal import Objective, primal
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
-from torchssvm.structures import Chain, Decoding, Multiclass, Structure, TorchStruct, WeightedLabels
+from torchssvm.structures import (
+    Chain,
+    Decoding,
+    EveryClass,
+    EveryLossLevel,
+    EveryOutput,
+    LossScaleSearch,
+    Multiclass,
+    SlackOracle,
+    SlackRescaling,
+    Structure,
+    TorchStruct,
+    WeightedLabels,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BCFW",
     "Average",
+    "Away",
     "Batch",
     "BlockGap",
+    "CacheOracle",
     "Certificate",
     "Chain",
     "CheckReport",
+    "Corrective",
     "Decoding",
     "DualState",
+    "EveryClass",
+    "EveryLossLevel",
+    "EveryOutput",
+    "ExactSearch",
     "FrankWolfe",
     "GapBatchSampler",
+    "Hybrid",
+    "Labelings",
     "LargestGap",
     "LinearChain",
     "LinearMulticlass",
+    "LossScaleSearch",
+    "MaxOracle",
     "MeanParts",
     "Multiclass",
     "Objective",
+    "Pairwise",
     "Permutation",
     "Potentials",
+    "PredefinedStep",
     "Proportional",
+    "RegularizationPath",
+    "ShortStep",
+    "SlackOracle",
+    "SlackRescaling",
     "Structure",
     "StructuredHinge",
     "Subgradient",
@@ -48,6 +90,8 @@ __all__ = [
     "Weights",
     "certify",
     "check",
+    "grid_search",
     "primal",
     "recompute_weights",
+    "regularization_path",
 ]

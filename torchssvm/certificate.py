@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,10 +26,12 @@ class Certificate:
     Attributes:
         primal: ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` at the weights that the head holds; with an approximate oracle, an
             upper bound of it.
-        dual: ``sum_i l_i - lam/2 |w(alpha)|^2``, with w(alpha) recomputed from the dual blocks.
+        dual: ``sum_i l_i - lam/2 |w(alpha)|^2``, with w(alpha) recomputed from the dual blocks; under bounds, the
+            formula of :class:`torchssvm.DualState`.
         gap: ``primal - dual``.
         exact: Whether the oracle was exact for every example, so that ``primal`` is the objective itself.
-        drift: ``|w - w(alpha)| / |w(alpha)|``: rounding, unless the features or the weights were moved by others.
+        drift: ``|w - w(alpha)| / |w(alpha)|``: rounding, unless the features or the weights were moved by others. Under
+            bounds, the larger of ``|v - v(alpha)|`` and ``|w - w(alpha)|``, over ``|v(alpha)|``.
         oracle_calls: Examples decoded since the start, this pass included.
         passes: ``oracle_calls / n``.
         seconds: Duration of this pass.
@@ -78,17 +80,25 @@ def certify(
 
     Raises:
         ValueError: An example is missing or came twice, or a batch is not valid.
-        RuntimeError: The gap is negative by more than rounding: the dual is not one of these examples.
+        RuntimeError: The gap is negative by more than rounding: the dual is not one of these examples. Or the held
+            weights are out of their bounds, where no primal value bounds the optimum.
     """
     start = time.perf_counter()
-    hinges, exact, gaps, weights = exact_pass(head, dual, batches)
+    dual.to(dual.parameters[0].device)
+    if not dual.box.holds([p.detach() for p in dual.parameters]):
+        raise RuntimeError(
+            "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
+        )
+    hinges, exact, gaps, weights = exact_pass(head, dual, batches, remember=True)
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
-    recomputed = squared_norm(weights)
-    value = float(dual.loss.sum()) - dual.lam / 2 * recomputed
-    difference = squared_norm(p.detach().to(torch.float64) - w for p, w in zip(dual.parameters, weights, strict=True))
-    drift = (difference / recomputed) ** 0.5 if recomputed > 0.0 else difference**0.5
+    length = squared_norm(weights)
+    value = dual.objective(float(dual.loss.sum()), weights)
+    difference = _squared_distance(dual.unclipped, weights)
+    if dual.box:
+        difference = max(difference, _squared_distance(dual.parameters, dual.box.clip(weights)))
+    drift = (difference / length) ** 0.5 if length > 0.0 else difference**0.5
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * recomputed):
+    if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * length):
         raise RuntimeError(
             f"the gap is negative, {primal - value:.6g}: the dual is not one of these examples. Was an index used for "
             "several examples, or did targets or lengths change?"
@@ -101,11 +111,13 @@ def certify(
             stacklevel=2,
         )
     dual.gap_estimates = gaps.clamp(min=0.0)
+    dual.oracle_gaps = dual.gap_estimates.clone()
+    dual.certified_gap = max(primal - value, 0.0)
     dual.oracle_calls += dual.num_examples
     if refresh:
         dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
         if features_moved(dual, weights):
-            dual.version += 1  # the next step starts elsewhere: averages of the weights so far begin anew
+            dual.restarts += 1  # the next step starts elsewhere
     return Certificate(
         primal=primal,
         dual=value,
@@ -127,7 +139,8 @@ class ExactPass(NamedTuple):
         hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
         exact: Whether the oracle was exact for every example.
         gaps: ``[n]`` float64, the block gaps at the held weights.
-        weights: w(alpha), those of the dual for the features as they stand, float64, one tensor for each parameter.
+        weights: w(alpha), those of the dual for the features as they stand, float64, one tensor for each parameter;
+            under bounds, v.
     """
 
     hinges: float
@@ -136,34 +149,50 @@ class ExactPass(NamedTuple):
     weights: list[Tensor]
 
 
-def exact_pass(head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> ExactPass:
-    """Decode every example once; changes nothing. Arguments and errors as in :func:`certify`."""
+def exact_pass(
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *, remember: bool = False
+) -> ExactPass:
+    """Decode every example once; arguments and errors as in :func:`certify`.
+
+    With ``remember`` a storage that keeps labelings may keep those that were found; nothing else changes.
+    """
     hinges = 0.0
-    exact = True
+    exact, remembered = True, False
     gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for batch, potentials, index in _every_example(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
         corner = find_corner(dual.structure, potentials, target)
-        stored = dual.storage.gather(index, potentials)
+        stored = dual.storage.gather(index, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):
             hinges += float(corner.bound.sum())
             exact &= corner.exact
             gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
             for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
                 total += part
+            if remember:
+                remembered |= dual.storage.remember(stored, corner)
+    if remembered:
+        dual.version += 1  # slots may hold other labelings now
     return ExactPass(hinges, exact, gaps, weights)
 
 
 def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
-    """Whether w(alpha) is longer or shorter than the weights that the last step left, by more than rounding."""
-    length = squared_norm(weights) ** 0.5
+    """Whether w(alpha) is longer or shorter than the weights that the last step left, by more than rounding.
+
+    Args:
+        dual: The dual state.
+        weights: w(alpha) for the features as they stand; under bounds, v.
+    """
+    length = squared_norm(dual.box.clip(weights)) ** 0.5
     return abs(length - dual.held_norm) > 1e5 * torch.finfo(dual.parameters[0].dtype).eps * max(length, dual.held_norm)
 
 
 @torch.no_grad()
 def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> float:
     """Set the weights to w(alpha) at once, by a pass without decoding: needed when the features have moved.
+
+    Under bounds v is recomputed, and the weights are ``clip(v)``.
 
     Block gaps are gaps only at w(alpha) of the features as they stand; gap estimates become unknown (infinite).
 
@@ -173,7 +202,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
         batches: Every training example exactly once.
 
     Returns:
-        The relative change of the weights.
+        The relative change of the weights; under bounds, that of v.
 
     Raises:
         ValueError: An example is missing or came twice, or the storage keeps weights.
@@ -181,19 +210,25 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     if dual.storage.needs_gradients:
         raise ValueError(f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts()")
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for _, potentials, index in _every_example(head, dual, batches):
+    for batch, potentials, index in _every_example(head, dual, batches):
+        target = dual.structure.check_target(batch.y, potentials)
         with full_precision(potentials.device):
-            parts = dual.storage.contribution(dual.storage.gather(index, potentials), potentials)
+            parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
         for total, part in zip(weights, parts, strict=True):
             total += part
-    before = squared_norm(dual.parameters)
-    change = squared_norm(p - w for p, w in zip(dual.parameters, weights, strict=True))
-    for parameter, total in zip(dual.parameters, weights, strict=True):
-        parameter.copy_(total)
-    dual.recomputed = None
-    dual.remember_weights()
+    before = squared_norm(dual.unclipped)
+    change = _squared_distance(dual.unclipped, weights)
+    dual.set_weights(weights)
+    dual.restarts += 1
+    dual.storage.forget_features()
     dual.gap_estimates.fill_(torch.inf)
+    dual.oracle_gaps.fill_(torch.inf)
+    dual.certified_gap = torch.inf
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
+
+
+def _squared_distance(held: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
+    return squared_norm(p.detach().to(torch.float64) - w for p, w in zip(held, weights, strict=True))
 
 
 def _every_example(

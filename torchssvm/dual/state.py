@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from torchssvm.dual.bounds import Box
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.proposal import Proposal
 from torchssvm.dual.storage import Storage, require
@@ -17,7 +18,7 @@ from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import Potentials
 from torchssvm.structures import Structure
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Observer(Protocol):
@@ -35,6 +36,9 @@ class DualState:
     ``D = sum_i l_i - lam/2 |w|^2``, with ``l_i`` = :attr:`loss`. Scalars are float64; blocks have the weights' dtype.
     ``BCFW`` carries this state in its ``state_dict``.
 
+    Where weights have bounds ([G16] appendix H), that formula gives v, the head holds ``w = clip(v)``, and
+    ``D = sum_i l_i - lam <v, w> + lam/2 |w|^2``. The block gaps at w still add up to primal minus dual.
+
     Args:
         num_examples: n, the size of the training set.
         lam: Regularisation, the lambda of ``lam/2 |w|^2``; positive.
@@ -46,12 +50,20 @@ class DualState:
     Attributes:
         loss: ``[n]`` float64, l_i = (1/n) times the mean loss of the block.
         gap_estimates: ``[n]`` float64, each block's gap when it was last seen; infinite before that.
+        oracle_gaps: ``[n]`` float64, each block's gap when the max oracle last saw it; infinite before that.
+        certified_gap: The gap of the last exact pass; infinite before that.
         steps: Steps taken.
+        cache_hits: Examples that went to a cached labeling instead of being decoded.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
         visits: Training batches seen.
-        recomputed: Weights that the next step starts from, if an exact pass has recomputed them.
+        moved: Blocks moved by all steps; a step of B blocks adds B.
+        box: Bounds of the weights; the optimizer sets them.
+        unclipped: v, for each parameter; the parameter itself where it has no bounds.
+        recomputed: The v that the next step starts from, if an exact pass has recomputed it.
         held_norm: Norm of the weights as the last step left them.
         version: Counts changes of blocks or weights: directions computed before one are void after it.
+        restarts: Counts changes of the weights that no step made: recomputed after the features moved, another ``lam``,
+            a loaded state. An average of the weights across one would be that of no dual.
 
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
@@ -89,15 +101,22 @@ class DualState:
         self.lam = float(lam)
         self.structure = structure
         self.storage = storage if storage is not None else MeanParts()
-        self.storage.bind(num_examples, self.lam, self.parameters, memory_limit)
+        self.storage.bind(num_examples, self.lam, structure, self.parameters, memory_limit)
         self.loss = torch.zeros(num_examples, dtype=torch.float64)
         self.gap_estimates = torch.full((num_examples,), math.inf, dtype=torch.float64)
+        self.oracle_gaps = self.gap_estimates.clone()
+        self.certified_gap = math.inf
         self.steps = 0
+        self.cache_hits = 0
         self.oracle_calls = 0
         self.visits = 0
+        self.moved = 0
+        self.box = Box(self.parameters)
+        self.unclipped: list[Tensor] = list(self.parameters)
         self.recomputed: list[Tensor] | None = None
         self.held_norm = 0.0
         self.version = 0
+        self.restarts = 0
         self._pending: list[Proposal] = []
         self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
@@ -152,8 +171,77 @@ class DualState:
 
     @torch.no_grad()
     def value(self) -> float:
-        """The dual objective at the weights held now, ``sum_i l_i - lam/2 |w|^2``."""
-        return float(self.loss.sum()) - self.lam / 2 * squared_norm(self.parameters)
+        """The dual objective at the weights held now, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
+        self.to(self.parameters[0].device)
+        return self.objective(float(self.loss.sum()), self.unclipped)
+
+    def objective(self, loss: float, unclipped: Sequence[Tensor]) -> float:
+        """The dual objective of any blocks.
+
+        Args:
+            loss: ``sum_i l_i``.
+            unclipped: v, for each parameter; without bounds ``v = w``, and the objective is ``loss - lam/2 |w|^2``.
+        """
+        if not self.box:
+            return loss - self.lam / 2 * squared_norm(unclipped)
+        v, w = flat(unclipped), flat(self.box.clip(unclipped))
+        return loss - self.lam * float(w @ (v - w / 2))
+
+    @torch.no_grad()
+    def rescale(self, factor: float) -> None:
+        """Go from ``lam`` to ``factor * lam`` with the weights as they are ([G16] Proposition 1).
+
+        ``alpha_i(y) *= factor`` for ``y != y_i`` and the target takes the rest, so ``psi_i`` and l_i are multiplied by
+        ``factor``. Gaps known at this moment become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. Where the storage
+        cannot tell the products, each estimate takes the n-th part of the change of their sum, which is known.
+
+        Args:
+            factor: rho in (0, 1].
+
+        Raises:
+            ValueError: ``factor`` is out of range, or would bring ``lam`` to 0.
+        """
+        if not (0.0 < factor <= 1.0 and self.lam * factor > 0.0):
+            raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
+        products = self.storage.products()
+        if products is None:
+            inner = float(flat(self.parameters) @ flat(self.unclipped))
+            slopes = (self.loss.sum() - self.lam * inner) / self.num_examples
+        else:
+            slopes = self.loss - products
+        self.gap_estimates = (self.gap_estimates + (1.0 - factor) * slopes).clamp_(min=0.0)
+        self.oracle_gaps = (self.oracle_gaps + (1.0 - factor) * slopes).clamp_(min=0.0)
+        self.certified_gap = math.inf
+        self.storage.rescale(factor)
+        self.loss = self.loss * factor
+        self._set_lam(self.lam * factor)
+
+    @torch.no_grad()
+    def change_lam(self, lam: float) -> None:
+        """Go to another ``lam`` with the dual as it is; the weights are multiplied by the old ``lam`` over the new one.
+
+        Gap estimates become unknown.
+
+        Args:
+            lam: The new regularisation; positive.
+
+        Raises:
+            ValueError: ``lam`` is not positive and finite.
+        """
+        if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
+            raise ValueError(f"lam={lam} must be positive and finite")
+        held = self.unclipped if self.recomputed is None else self.recomputed
+        self.set_weights([tensor * (self.lam / lam) for tensor in held])
+        self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
+        self.oracle_gaps = self.gap_estimates.clone()
+        self.certified_gap = math.inf
+        self.storage.change_lam(float(lam))
+        self._set_lam(float(lam))
+
+    def _set_lam(self, lam: float) -> None:
+        self.lam = self.storage.lam = lam
+        self.restarts += 1
+        self.remember_weights()
 
     @property
     def pending(self) -> bool:
@@ -189,9 +277,48 @@ class DualState:
         """Move what is stored."""
         if self.loss.device != device:
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
+            self.oracle_gaps = self.oracle_gaps.to(device)
             self.storage.to(device)
+            self.box.to(device)
+            self.unclipped = self.box.separate([v.to(device) for v in self.unclipped], self.parameters)
             if self.recomputed is not None:
                 self.recomputed = [tensor.to(device) for tensor in self.recomputed]
+
+    @torch.no_grad()
+    def begin(self, box: Box) -> bool:
+        """Set the bounds; if the dual is new, v = 0 and the weights become those within the bounds nearest to zero.
+
+        Returns:
+            Whether weights that were not zero have been overwritten.
+
+        Raises:
+            ValueError: The dual has been trained within other bounds.
+        """
+        if self.steps and not box.same_as(self.box):
+            raise ValueError(
+                f"params has other bounds than those within which the dual has taken {self.steps} steps, and the dual "
+                "value depends on them: give the same lower and upper, or make a new DualState"
+            )
+        if self.steps:
+            return False
+        zeros = [torch.zeros_like(p) for p in self.parameters]
+        self.box, self.unclipped = box, box.separate(zeros, self.parameters)
+        changed = [p.clone() for p, w in zip(self.parameters, box.clip(zeros), strict=True) if not torch.equal(p, w)]
+        if changed:
+            self.set_weights(zeros)
+        return any(bool(p.any()) for p in changed)
+
+    @torch.no_grad()
+    def set_weights(self, unclipped: Iterable[Tensor]) -> None:
+        """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``: they are now those of the dual."""
+        for held, value in zip(self.unclipped, unclipped, strict=True):
+            held.copy_(value)
+        if self.box:
+            for parameter, weights in zip(self.parameters, self.box.clip(self.unclipped), strict=True):
+                if parameter is not weights:
+                    parameter.copy_(weights)
+        self.recomputed = None
+        self.remember_weights()
 
     def remember_weights(self) -> None:
         """Note the weights as those of the dual; ``BCFW.step`` refuses others, and directions computed before."""
@@ -235,12 +362,17 @@ class DualState:
             "lam": self.lam,
             "structure": repr(self.structure),
             "weights": [parameter.detach().clone() for parameter in self.parameters],
+            "box": self.box.state_dict(self.unclipped) if self.box else None,
             "recomputed": None if self.recomputed is None else [tensor.clone() for tensor in self.recomputed],
             "loss": self.loss.clone(),
             "gap_estimates": self.gap_estimates.clone(),
+            "oracle_gaps": self.oracle_gaps.clone(),
+            "certified_gap": self.certified_gap,
+            "cache_hits": self.cache_hits,
             "steps": self.steps,
             "oracle_calls": self.oracle_calls,
             "visits": self.visits,
+            "moved": self.moved,
             "storage": self.storage.state_dict(),
         }
 
@@ -261,18 +393,24 @@ class DualState:
         for name, (here, there) in expected.items():
             if here != there:
                 raise ValueError(f"the checkpoint is of another problem: {name} is {there} there and {here} here")
-        for name, allowed in (("loss", math.nextafter(math.inf, 0.0)), ("gap_estimates", math.inf)):
+        for name, allowed in (
+            ("loss", math.nextafter(math.inf, 0.0)),
+            ("gap_estimates", math.inf),
+            ("oracle_gaps", math.inf),
+        ):
             values = require(state, name, Tensor, "dual")
             if (
                 values.shape != (self.num_examples,)
                 or values.dtype != torch.float64
                 or not bool((values.abs() <= allowed).all())
-                or (name == "gap_estimates" and bool((values < 0.0).any()))
+                or (name != "loss" and bool((values < 0.0).any()))
             ):
                 raise ValueError(
                     f"the checkpoint is damaged: dual[{name!r}] does not hold {self.num_examples} valid float64 numbers"
                 )
-        for name in ("steps", "oracle_calls", "visits"):
+        if not require(state, "certified_gap", float, "dual") >= 0.0:
+            raise ValueError(f"the checkpoint is damaged: dual['certified_gap'] is {state['certified_gap']}")
+        for name in ("steps", "oracle_calls", "cache_hits", "visits", "moved"):
             if require(state, name, int, "dual") < 0:
                 raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
         for name in ("weights", "recomputed"):
@@ -282,8 +420,9 @@ class DualState:
                 raise ValueError(
                     f"the checkpoint is damaged: dual[{name!r}] does not hold finite numbers for each weight"
                 )
+        self.box.parse(state, self.parameters)
         self.storage.check_state(require(state, "storage", dict, "dual"))
-        if state["steps"] and not (state["storage"].get("buffers") or state["storage"].get("blocks")):
+        if state["steps"] and not any(state["storage"].get(name) for name in ("buffers", "blocks", "sets")):
             raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
 
     def _fit(self, tensors: list[Any]) -> bool:
@@ -303,13 +442,19 @@ class DualState:
         device = self.parameters[0].device
         for parameter, weights in zip(self.parameters, state["weights"], strict=True):
             parameter.copy_(weights)
+        self.box.to(device)
+        self.unclipped = self.box.parse(state, self.parameters)
         recomputed = state["recomputed"]
         self.recomputed = None if recomputed is None else [tensor.to(device, copy=True) for tensor in recomputed]
         self.loss = state["loss"].to(device, copy=True)
         self.gap_estimates = state["gap_estimates"].to(device, copy=True)
+        self.oracle_gaps = state["oracle_gaps"].to(device, copy=True)
+        self.certified_gap = state["certified_gap"]
         self.steps, self.oracle_calls, self.visits = state["steps"], state["oracle_calls"], state["visits"]
+        self.cache_hits, self.moved = state["cache_hits"], state["moved"]
         self.storage.load_state_dict(state["storage"])
         self._pending = []
+        self.restarts += 1
         self.remember_weights()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torchssvm.batch import Batch, apply_head
 from torchssvm.certificate import recompute_weights
 from torchssvm.directions import DirectionRule
 from torchssvm.dual import DualState
+from torchssvm.dual.bounds import Bound, Box
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.exact_pass import evaluating, in_precision
@@ -21,7 +22,7 @@ from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import check_batch, errors
 from torchssvm.losses import BlockGap, StructuredHinge
-from torchssvm.optim import BCFW
+from torchssvm.optim import BCFW, LineSearch
 from torchssvm.potentials import Potentials, as_potentials, full_precision
 from torchssvm.structures import Structure
 from torchssvm.structures.base import Labeling, as_decoding
@@ -51,9 +52,13 @@ class StructuredSVM(Resumable):
         sweeps: Sweeps of the box QP over a batch's blocks; see :class:`torchssvm.BlockGap`.
         direction: Which direction to take; None is ``FrankWolfe()``.
         memory_limit: Bytes that the dual blocks may take; None is what the device has left.
+        bounds: ``(lower, upper)`` by the name of a parameter of the head, such as ``{"transition": (0.0, None)}``; see
+            :class:`torchssvm.BCFW`.
+        line_search: How far a step goes; None is ``ExactSearch()``.
 
     Raises:
-        ValueError: Arguments contradict each other.
+        ValueError: Arguments contradict each other, or bounds do not fit the head.
+        TypeError: A bound is neither a number nor a tensor.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class StructuredSVM(Resumable):
         sweeps: int = 5,
         direction: DirectionRule | None = None,
         memory_limit: int | None = None,
+        bounds: dict[str, tuple[Bound | None, Bound | None]] | None = None,
+        line_search: LineSearch | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -85,7 +92,9 @@ class StructuredSVM(Resumable):
             raise ValueError(
                 f"structure=None, and {type(head).__name__} has no attribute `structure`: pass one of them"
             )
-        self.save_hyperparameters("lam", "sweeps", "memory_limit")
+        self.save_hyperparameters("lam", "sweeps", "memory_limit", "bounds")
+        self.bounds = dict(bounds or {})
+        _check_bounds(head, self.bounds)
         self.head = head
         self.features = features
         self.lam = lam
@@ -96,6 +105,7 @@ class StructuredSVM(Resumable):
         self.sweeps = sweeps
         self.direction = direction
         self.memory_limit = memory_limit
+        self.line_search = line_search
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
         self.train(self.training)
 
@@ -244,7 +254,7 @@ class StructuredSVM(Resumable):
             with torch.no_grad():
                 for parameter in self.head.parameters():
                     parameter.zero_()
-        optimizers: list[Optimizer] = [BCFW(self.head.parameters(), dual)]
+        optimizers: list[Optimizer] = [BCFW(self._groups(), dual, line_search=self.line_search)]
         if run.sampler is not None:
             run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
@@ -255,6 +265,14 @@ class StructuredSVM(Resumable):
             run.frozen = [p for p in self.features.parameters() if p.requires_grad]
             self.features.requires_grad_(False)
         return optimizers
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The head's parameters, those with bounds in groups of their own."""
+        named = dict(self.head.named_parameters())
+        free = [p for name, p in named.items() if name not in self.bounds]
+        pairs = self.bounds.items()
+        bounded = [{"params": [named[name]], "lower": lower, "upper": upper} for name, (lower, upper) in pairs]
+        return [{"params": free}, *bounded] if free else bounded
 
     def on_train_start(self) -> None:
         """Turn to the features or to the head, and go back to the moment that a resumed run was saved at."""
@@ -300,3 +318,14 @@ class StructuredSVM(Resumable):
     def _optimizer(self, *, bcfw: bool) -> Any:
         found = self.optimizers()
         return next(o for o in (found if isinstance(found, list) else [found]) if isinstance(o, BCFW) == bcfw)
+
+
+def _check_bounds(head: nn.Module, bounds: dict[str, tuple[Bound | None, Bound | None]]) -> None:
+    """Raise unless ``bounds`` are pairs that fit the parameters they name."""
+    named = dict(head.named_parameters())
+    for name, pair in bounds.items():
+        if name not in named:
+            raise ValueError(f"bounds names {name!r}, and the parameters of the head are {sorted(named)}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"bounds[{name!r}]={pair} must be a pair (lower, upper), None for no bound")
+        Box([named[name]], [(pair[0], pair[1])])

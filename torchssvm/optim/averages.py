@@ -35,8 +35,9 @@ class Average(ABC):
     too. The weights are linear in the dual variables, so wbar = w(alphabar) and lbar is the loss term of alphabar, the
     average of the dual variables with the same c_k. That is feasible, and gives the average a certificate of its own
     without being kept: ``D(alphabar) = lbar - lam/2 |wbar|^2``, up to the rounding of the trained weights, which
-    every exact pass takes away. Where the features have moved and the weights were recomputed, wbar is w(alphabar)
-    no more: the average begins anew. It does so too when another state is loaded into the dual.
+    every exact pass takes away. Where weights have bounds it is v that is averaged, as it is linear too, and
+    ``wbar = clip(vbar)``. Where the weights were recomputed for features that moved, ``lam`` was changed or a state
+    was loaded, wbar is w(alphabar) no more: the average begins anew.
 
     Args:
         params: The weights to average, such as ``head.parameters()``.
@@ -71,7 +72,9 @@ class Average(ABC):
     def following(cls, dual: DualState) -> Self:
         """An average of the weights and losses of ``dual`` that the dual tells of every step.
 
-        The dual does not keep it alive: hold it as long as it is needed.
+        The dual does not keep it alive: hold it as long as it is needed. A solver that takes many steps in one call
+        tells of the last one; one that does not tell (``ExponentiatedGradient``) needs ``update()``, with ``cls(params,
+        dual)``.
         """
         average = cls(dual.parameters, dual)
         average._told = True
@@ -114,7 +117,8 @@ class Average(ABC):
     def _add(self) -> None:
         self.count += 1
         share = self.coefficient(self.count)
-        values = [p.detach().to(torch.float64) for p in self.parameters]
+        held = self.parameters if self.dual is None else self.dual.unclipped
+        values = [p.detach().to(torch.float64) for p in held]
         if share == 1.0:
             self._means = [value.clone() for value in values]
         else:
@@ -137,7 +141,8 @@ class Average(ABC):
                 "there is no average yet: no step has been taken since the start, or since the weights were recomputed "
                 "or loaded"
             )
-        return [mean.clone() for mean in self._means]
+        means = [mean.clone() for mean in self._means]
+        return means if self.dual is None else self.dual.box.clip(means)
 
     @contextmanager
     def apply(self) -> Iterator[None]:
@@ -204,7 +209,7 @@ class Average(ABC):
         dual.oracle_calls += dual.num_examples
         assert self.loss is not None
         length = squared_norm(means)
-        value = self.loss - dual.lam / 2 * length
+        value = dual.objective(self.loss, self._means)
         allowed = 1e3 * torch.finfo(self.parameters[0].dtype).eps * (1.0 + abs(primal) + dual.lam * length)
         if features_moved(dual, own) or primal - value < -allowed:
             raise RuntimeError(
@@ -225,13 +230,12 @@ class Average(ABC):
         )
 
     def _remember(self) -> None:
-        """Where the dual stands: a step counts the same in ``steps`` and ``version``, all else only in ``version``."""
-        self._steps = 0 if self.dual is None else self.dual.steps
-        self._others = 0 if self.dual is None else self.dual.version - self.dual.steps
+        """Where the dual stands."""
+        self._steps, self._restarts = (0, 0) if self.dual is None else (self.dual.steps, self.dual.restarts)
 
     def _check_followed(self) -> None:
         """Begin anew if the dual's weights were recomputed or loaded since the last step."""
-        if self.dual is not None and self.dual.version - self.dual.steps != self._others:
+        if self.dual is not None and self.dual.restarts != self._restarts:
             self.reset()
 
     def state_dict(self) -> dict[str, Any]:
@@ -240,7 +244,7 @@ class Average(ABC):
         return {
             "kind": type(self).__name__,
             "count": self.count,
-            "weights": [mean.clone() for mean in self._means],
+            "weights": [mean.clone() for mean in self._means],  # under bounds, v
             "loss": self.loss,
             "steps": None if self.dual is None else self.dual.steps,
         }

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchssvm.dual import DualState, Proposal
-from torchssvm.dual.state import flat, squared_norm
+from torchssvm.dual.bounds import Box
+from torchssvm.dual.state import flat
 from torchssvm.optim.box_qp import gram, solve_box_qp
-from torchssvm.optim.line_search import exact_step
+from torchssvm.optim.line_search import ExactSearch, Line, LineSearch
 from torchssvm.potentials import combine, full_precision
 
 
@@ -22,27 +23,43 @@ class BCFW(Optimizer):
     """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, minibatches and all orders of [G16]): no learning rate.
 
     A step takes what the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d`` with ``d = grad`` and the gamma
-    that maximises the dual exactly; the blocks follow. ``gamma/lam`` is published as ``group["lr"]``. Gradients of
-    several batches may be accumulated before a step; where the head gives per-example gradients, the box QP is then
-    solved for all of them together, as if they had been one batch.
+    of the line search; the blocks follow. ``gamma/lam`` is published as ``group["lr"]``. Gradients of several batches
+    may be accumulated before a step; where the head gives per-example gradients, the box QP is then solved for all of
+    them together, as if they had been one batch.
 
     The weights are a function of the dual, and a new dual stands for zero weights: weights that are not zero are set to
     zero, with a warning. ``state_dict`` carries the dual state and the weights, exactly.
 
+    Weights may have bounds ([G16] Algorithm 9), as options of their group: ``{"params": [head.transition], "lower":
+    0.0}``, also ``upper``; a number, or a tensor that broadcasts to each parameter of the group. The optimizer then
+    moves ``v = A alpha``, kept in ``dual.unclipped``, and the head holds ``w = clip(v, lower, upper)``, which is also
+    where it starts, at v = 0. Bounds are copied here, and cannot be changed later.
+
     Args:
-        params: All parameters of the head, and nothing else.
+        params: All parameters of the head, and nothing else; or groups of them.
         dual: The head's dual state.
+        line_search: Chooses gamma; None is :class:`ExactSearch`, which maximises the dual.
 
     Raises:
-        ValueError: The parameters are not those of the dual, a group has an option that BCFW does not know, or the
-            process group has more than one member.
+        ValueError: The parameters are not those of the dual, a group has an option that BCFW does not know, bounds are
+            empty or fit neither the weights nor what the dual was trained with, or the process group has more than one
+            member.
+        TypeError: A bound is neither a number nor a tensor, or ``line_search`` cannot be called.
     """
 
-    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], dual: DualState) -> None:
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        dual: DualState,
+        *,
+        line_search: LineSearch | None = None,
+    ) -> None:
         _refuse_distributed()
+        if line_search is not None and not callable(line_search):
+            raise TypeError(f"line_search={line_search} must be an object such as ExactSearch()")
         super().__init__(params, {"lr": 0.0})
         for group in self.param_groups:
-            if unknown := set(group) - {"params", "param_names", "lr"}:
+            if unknown := set(group) - {"params", "param_names", "lr", "lower", "upper"}:
                 raise ValueError(f"params has a group with unknown options {sorted(unknown)}")
             if group["lr"] != 0.0:
                 raise ValueError(
@@ -57,15 +74,16 @@ class BCFW(Optimizer):
                 f"head.parameters(). {len(missing)} of them are missing, of shapes {missing}, and "
                 f"{len(given - owned)} others are given"
             )
+        self._bounds = _bounds(self.param_groups)
+        overwritten = dual.begin(_box(self.param_groups, dual))
         self.dual = dual
-        if dual.steps == 0 and any(bool(p.detach().any()) for p in dual.parameters):
+        self.line_search: LineSearch = line_search if line_search is not None else ExactSearch()
+        if overwritten:
             warnings.warn(
-                "the head's weights were not zero, and BCFW starts from those of its dual: they are now zero",
+                "the head's weights were not zero, and BCFW starts from those of its dual: they are now "
+                + ("zero" if not dual.box else "those nearest to zero within their bounds"),
                 stacklevel=2,
             )
-            with torch.no_grad():
-                for parameter in dual.parameters:
-                    parameter.zero_()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the steps that they belong to."""
@@ -105,44 +123,72 @@ class BCFW(Optimizer):
                 "(zero_grad() after backward() drops it, and a step takes it only once)"
             )
         try:
+            self._check_bounds()
             self._check_gradient(proposals)
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
-                coefficients, gradients = _merge(proposals, dual)
+                coefficients, gradients, moving = _merge(proposals, dual)
                 largest = 1.0
             else:
+                moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
                 largest = _largest_step(proposals)
+            if dual.box:  # the box QP is a model below the dual: the best step may lie beyond its own
+                largest = _farthest_step(proposals, coefficients)
             if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
-                dual.storage.check_together([proposal.stored for proposal in proposals])
+                dual.storage.check_together([proposal.stored for proposal in proposals], moving)
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
             if dual.recomputed is not None:
                 # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
-                moved = flat(dual.recomputed) - flat(dual.parameters)
+                moved = flat(dual.box.clip(dual.recomputed)) - flat(dual.parameters)
                 value += float(moved @ flat(gradients))
-            gamma = exact_step(value, squared_norm(gradients), dual.lam, largest)
-            self._move_weights(gradients, gamma)
-            for proposal, coefficient in zip(proposals, coefficients, strict=True):
-                rows, index = proposal.rows, proposal.index[proposal.rows]
-                move = gamma * coefficient
-                proposal.stored.subtract(move, rows, proposal.parts, proposal.gradients)
+            gamma = self._move_weights(value, gradients, largest)
+            for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
+                index, decoded = proposal.index[rows], proposal.decoded[rows]
+                move, gaps = gamma * coefficient, proposal.block_gaps[rows].clamp(min=0.0)
+                proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
                 dual.loss.index_add_(0, index, (move * proposal.loss_changes)[rows])
-                dual.gap_estimates[index] = proposal.block_gaps[rows].clamp(min=0.0)
-                dual.oracle_calls += len(proposal.index)
+                dual.gap_estimates[index] = gaps
+                dual.oracle_gaps[index] = torch.where(decoded, gaps, dual.oracle_gaps[index])
+                calls = int(proposal.decoded.sum())
+                dual.oracle_calls += calls
+                dual.cache_hits += len(proposal.index) - calls
+                dual.moved += len(rows)
             dual.steps += 1
         finally:
             dual.notify()
 
-    def _move_weights(self, gradients: list[Tensor], gamma: float) -> None:
-        """``w -= (gamma/lam) d``, from the weights that the last exact pass recomputed if there are such."""
-        dual, rate = self.dual, gamma / self.dual.lam
-        start = dual.parameters if dual.recomputed is None else dual.recomputed
-        for parameter, base, gradient in zip(dual.parameters, start, gradients, strict=True):
-            parameter.copy_(torch.add(base, gradient, alpha=-rate))
-        dual.recomputed = None
-        dual.remember_weights()
+    def _move_weights(self, value: float, gradients: list[Tensor], largest: float) -> float:
+        """``v -= (gamma/lam) d`` and ``w = clip(v)``, from the v that the last exact pass recomputed if there is one.
+
+        Args:
+            value: Derivative of the dual where the step starts.
+            gradients: d, for each parameter.
+            largest: Largest feasible gamma.
+
+        Returns:
+            The gamma that the line search found.
+        """
+        dual = self.dual
+        start = dual.unclipped if dual.recomputed is None else dual.recomputed
+        line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples)
+        gamma = self.line_search(line)
+        if not 0.0 <= gamma <= largest:
+            raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
+        rate = gamma / dual.lam
+        dual.set_weights(torch.add(v, d, alpha=-rate) for v, d in zip(start, gradients, strict=True))
         for group in self.param_groups:
             group["lr"] = rate
+        return gamma
+
+    def _check_bounds(self) -> None:
+        """Groups are dictionaries that anybody can write to, and the dual keeps to the bounds that it began with."""
+        for group, (lower, upper) in zip(self.param_groups, self._bounds, strict=True):
+            if not (_same(group.get("lower"), lower) and _same(group.get("upper"), upper)):
+                raise RuntimeError(
+                    "the bounds of a parameter group were changed after BCFW was made, and the dual value depends on "
+                    "them: make a new DualState and BCFW"
+                )
 
     def _check_gradient(self, proposals: list[Proposal]) -> None:
         """Whether the gradients are those of the proposals; Euler's identity is the main witness.
@@ -199,7 +245,7 @@ class BCFW(Optimizer):
         allowed = 1e-4 * max(scale, length)
         if not difference <= allowed:  # terms that cancel leave their rounding, and that of the blocks they came from
             terms = sum(_length_of_terms(p, dual.num_examples) for p in proposals)
-            allowed += 200 * eps * (terms + dual.lam * size)
+            allowed += 200 * eps * (terms + dual.lam * float(flat(dual.unclipped).norm()))
         if not difference <= allowed:
             raise RuntimeError(
                 f"the gradient differs from the one that the backward pass gave by {difference:.3g} (its length is "
@@ -217,7 +263,12 @@ class BCFW(Optimizer):
         super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "dual": self.dual}
+        return {
+            **super().__getstate__(),
+            "dual": self.dual,
+            "line_search": self.line_search,
+            "_bounds": self._bounds,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state with the dual state, in tensors and numbers only."""
@@ -237,6 +288,12 @@ class BCFW(Optimizer):
         self.dual.check_state(dual)
         super().load_state_dict(state)
         self.dual.load_state_dict(dual)
+        for group, bounds in zip(self.param_groups, self._bounds, strict=True):
+            # They are equal, weight by weight; groups may have been given in another order.
+            for name, bound in zip(("lower", "upper"), bounds, strict=True):
+                group.pop(name, None)
+                if bound is not None:
+                    group[name] = bound
 
 
 _ADVICE = (
@@ -244,6 +301,21 @@ _ADVICE = (
     "remove gradient clipping and scaling, mixed precision and other losses on the head's weights; if the head is your "
     "own, see torchssvm.check(head, structure, batch)"
 )
+
+
+def _bounds(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    """Lower and upper bounds of each group, as they were given."""
+    return [(group.get("lower"), group.get("upper")) for group in groups]
+
+
+def _box(groups: list[dict[str, Any]], dual: DualState) -> Box:
+    """The bounds of each of the head's parameters."""
+    of = {id(p): bounds for group, bounds in zip(groups, _bounds(groups), strict=True) for p in group["params"]}
+    return Box(dual.parameters, [of[id(p)] for p in dual.parameters])
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
 def _known_gradient(proposal: Proposal, num_examples: int) -> Tensor | None:
@@ -271,8 +343,12 @@ def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
     return proposal.scale / num_examples * float(proposal.gammas @ squares.sqrt())
 
 
-def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor]]:
-    """Solve the box QP of all accumulated batches together, as for one batch; examples drawn again do not count."""
+def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Solve the box QP of all accumulated batches together, as for one batch; examples drawn again do not count.
+
+    Returns:
+        The coefficient of every row, the gradient, and the rows that count.
+    """
     seen: set[int] = set()
     keep: list[Tensor] = []
     for proposal in proposals:
@@ -290,7 +366,7 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
         torch.zeros_like(proposal.gammas).index_put_((rows,), part)
         for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)
     ]
-    return coefficients, combine(stacked, gammas / dual.num_examples)
+    return coefficients, combine(stacked, gammas / dual.num_examples), keep
 
 
 def _largest_step(proposals: list[Proposal]) -> float:
@@ -305,6 +381,15 @@ def _largest_step(proposals: list[Proposal]) -> float:
     _, inverse = index.unique(return_inverse=True)
     shares = torch.zeros_like(torch.cat(scales)).index_add_(0, inverse, torch.cat(scales))
     return 1.0 / float(shares.max())
+
+
+def _farthest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
+    """The step that takes some block to the end of its direction, where blocks move by ``coefficients`` at step 1."""
+    index = torch.cat([p.index[p.rows] for p in proposals])
+    moves = torch.cat([c[p.rows] for p, c in zip(proposals, coefficients, strict=True)])
+    _, inverse = index.unique(return_inverse=True)
+    most = float(torch.zeros_like(moves).index_add_(0, inverse, moves).max())
+    return 1.0 / most if most > 0.0 else 1.0
 
 
 def _refuse_distributed() -> None:

@@ -115,6 +115,8 @@ class TorchStruct(Structure):
             of the loss is wrong.
     """
 
+    padding = 0
+
     def __init__(
         self,
         distribution: type[Any],
