@@ -214,7 +214,9 @@ def main() -> None:
     if set(results) == set(PARTS):
         path = RegularizationPath.load(args.out / "path.pt")
         head, test = LinearChain(in_features=128, num_states=26), OCR("test", "small")
-        lams = path.breakpoints[:: max(1, len(path.points) // 25)].tolist()
+        lams = sorted(
+            {*path.breakpoints[:: max(1, len(path.points) // 25)].tolist(), path.points[-1].lam}, reverse=True
+        )
         errors = path.scores(head, lambda: letter_error(head, test), lams)
         draw(results, path, errors, args)
         best = min(errors, key=lambda lam: errors[lam])

@@ -118,6 +118,27 @@ class StructureTestCase(ABC):
 
     # -- The tests -----------------------------------------------------------------------------------------
 
+    @examples(15)
+    @given(seed=SEEDS, batch=BATCHES, dtype=st.sampled_from([torch.float32, torch.float64]))
+    def test_marginals_are_means_over_all_outputs(self, seed, batch, dtype):
+        structure, potentials, _ = self.setting(seed, batch, dtype=dtype)
+        if type(structure).marginals is Structure.marginals:
+            with pytest.raises(NotImplementedError, match="marginals"):
+                structure.marginals(potentials)
+            return
+        found = structure.marginals(potentials)
+        together = potentials.replace(found.parts)
+        for row in range(batch):
+            alone, mean = self.cropped(potentials, row), self.cropped(together, row)
+            outputs = [conform(structure.parts(y), alone, "parts") for y in structure.enumerate(alone)]
+            scores = torch.cat([inner(parts, alone.tensors) for parts in outputs])
+            for name, tensor in mean.tensors.items():
+                pairs = zip(scores.softmax(0), outputs, strict=True)
+                expected = sum(weight * parts[name].double() for weight, parts in pairs)
+                torch.testing.assert_close(tensor.double(), expected, atol=1e-5, rtol=0)
+                assert not found.parts[name][row].sum() > tensor.sum() + 1e-4  # nothing in the padding
+            torch.testing.assert_close(found.log_partition[row], scores.logsumexp(0), atol=1e-4, rtol=1e-6)
+
     @examples(25)
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
     def test_argmax_is_the_best_of_all_outputs(self, seed, batch, integers):

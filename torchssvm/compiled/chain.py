@@ -15,6 +15,7 @@ from torchssvm.certificate import Certificate, certify
 from torchssvm.compiled.state import Blocks, Examples, Model, Options, Scalars, Scratch
 from torchssvm.directions import Away, Corrective, DirectionRule, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings
+from torchssvm.dual.storage import require
 from torchssvm.heads import LinearChain
 from torchssvm.oracles.compiled import numba_available
 from torchssvm.sampling import Order, Permutation, Proportional, Uniform
@@ -238,18 +239,13 @@ class CompiledChain:
         Raises:
             ValueError: The state is damaged.
         """
-        waiting, generator = state.get("waiting"), state.get("generator")
-        if (
-            not isinstance(waiting, Tensor)
-            or waiting.dtype != torch.int64
-            or bool(((waiting < 0) | (waiting >= self.dual.num_examples)).any())
-        ):
+        waiting, generator = (require(state, name, Tensor, "state") for name in ("waiting", "generator"))
+        if waiting.dtype != torch.int64 or bool(((waiting < 0) | (waiting >= self.dual.num_examples)).any()):
             raise ValueError("the checkpoint is damaged: state['waiting'] does not hold examples")
         try:
             torch.Generator().set_state(generator)
         except (TypeError, RuntimeError) as error:
             raise ValueError(f"the checkpoint is damaged: state['generator'] is no random state: {error}") from error
-        assert isinstance(generator, Tensor)
         self.generator.set_state(generator)
         self._waiting = waiting.clone()
 
@@ -284,7 +280,7 @@ def _pack(head: LinearChain, dual: DualState, batches: list[Batch]) -> Examples:
     if len(found) < n:
         missing = [i for i, piece in enumerate(pieces) if piece is None]
         raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them")
-    lengths = torch.tensor([len(labels) for _, labels, _ in found])
+    sizes = torch.tensor([len(labels) for _, labels, _ in found])
     zero = torch.zeros(1, dtype=torch.int64)
     inner = []
     for x, _, _ in found:
@@ -296,7 +292,7 @@ def _pack(head: LinearChain, dual: DualState, batches: list[Batch]) -> Examples:
         y=torch.cat([labels for _, labels, _ in found]),
         cost=cost,
         added=cost.to(dtype),
-        start=torch.cat([zero, lengths.cumsum(0)]),
+        start=torch.cat([zero, sizes.cumsum(0)]),
         inner=torch.cat(inner),
-        inner_start=torch.cat([zero, (lengths**2).cumsum(0)[:-1]]),
+        inner_start=torch.cat([zero, (sizes**2).cumsum(0)[:-1]]),
     )

@@ -64,7 +64,7 @@ def start_at_largest_lam(
                 else:
                     best = inner(dual.structure.difference(found.labeling, target, potentials), potentials.tensors)
                 thetas[index] = best.clamp(min=0.0)
-                products[index] = dual.storage.gather(index, potentials).inner(potentials)
+                products[index] = dual.storage.gather(index, potentials, target).inner(potentials)
     dual.oracle_calls += n
     scale = squared_norm(dual.parameters) + float(thetas.mean())
     lam = scale / tolerance

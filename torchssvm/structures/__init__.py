@@ -1,6 +1,6 @@
 """What an output is: parts, loss and decoding, one structure a file."""
 
-from torchssvm.structures.base import Corner, Decoding, Structure, as_decoding, find_corner
+from torchssvm.structures.base import Corner, Decoding, Marginals, Structure, as_decoding, find_corner
 from torchssvm.structures.chain import Chain, WeightedLabels
 from torchssvm.structures.multiclass import Multiclass
 from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
@@ -16,6 +16,7 @@ __all__ = [
     "EveryLossLevel",
     "EveryOutput",
     "LossScaleSearch",
+    "Marginals",
     "Multiclass",
     "SlackOracle",
     "SlackRescaling",

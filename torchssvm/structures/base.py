@@ -33,6 +33,18 @@ class Decoding(NamedTuple):
     exact: bool = True
 
 
+class Marginals(NamedTuple):
+    """The mean parts of the distribution ``P(y) = exp(score(y)) / Z``, for every example of a batch.
+
+    Attributes:
+        parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded.
+        log_partition: ``log Z``, ``[B]`` float64.
+    """
+
+    parts: Parts
+    log_partition: Tensor
+
+
 class Structure(ABC):
     """What an output is: its parts, its loss, and how the best one is found.
 
@@ -87,6 +99,19 @@ class Structure(ABC):
         return found._replace(
             value=None if found.value is None else found.value + constant,
             bound=None if found.bound is None else found.bound + constant,
+        )
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of exponentiated gradient.
+
+        Optional; nothing else needs it.
+
+        Raises:
+            NotImplementedError: The structure has none.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train "
+            "with BCFW or CuttingPlane, which need a max oracle only"
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:

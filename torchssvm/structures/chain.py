@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.oracles import chain_parts, chain_scores, viterbi
+from torchssvm.oracles import chain_parts, chain_scores, sum_product, viterbi
 from torchssvm.potentials import Parts, Potentials
-from torchssvm.structures.base import Decoding, Structure, digest
+from torchssvm.structures.base import Decoding, Marginals, Structure, digest
 from torchssvm.structures.multiclass import check_labels
 
 
@@ -72,6 +72,12 @@ class Chain(Structure):
         # so the cost is written where the label is wrong.
         augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
         return self.argmax(potentials.replace({"emission": augmented, "transition": potentials["transition"]}))
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """Sum-product (forward-backward)."""
+        lengths = potentials.lengths
+        emission, transition, log_partition = sum_product(potentials["emission"], potentials["transition"], lengths)
+        return Marginals({"emission": emission, "transition": transition}, log_partition)
 
     def parts(self, labeling: Tensor | WeightedLabels) -> dict[str, Tensor]:
         """Indicators of the states ``[B, N, K]``, and counts (or indicators) of the pairs."""

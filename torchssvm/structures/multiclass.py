@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.potentials import Parts, Potentials
-from torchssvm.structures.base import Decoding, Structure, digest
+from torchssvm.structures.base import Decoding, Marginals, Structure, digest
 
 
 class Multiclass(Structure):
@@ -38,6 +38,12 @@ class Multiclass(Structure):
         """The class with the highest potential; ties go to the smallest class."""
         value, labels = potentials.single.max(1)
         return Decoding(labels, value)
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """Softmax."""
+        scores = potentials.single.detach()
+        (name,) = potentials.tensors
+        return Marginals({name: scores.softmax(1)}, scores.to(torch.float64).logsumexp(1))
 
     def parts(self, labeling: Tensor) -> Tensor:
         """Indicator of the class, ``[B, K]``."""
