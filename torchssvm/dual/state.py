@@ -62,6 +62,8 @@ class DualState:
         recomputed: The v that the next step starts from, if an exact pass has recomputed it.
         held_norm: Norm of the weights as the last step left them.
         version: Counts changes of blocks or weights: directions computed before one are void after it.
+        restarts: Counts changes of the weights that no step made: recomputed after the features moved, another ``lam``,
+            a loaded state. An average of the weights across one would be that of no dual.
 
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
@@ -114,6 +116,7 @@ class DualState:
         self.recomputed: list[Tensor] | None = None
         self.held_norm = 0.0
         self.version = 0
+        self.restarts = 0
         self._pending: list[Proposal] = []
         self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
@@ -237,6 +240,7 @@ class DualState:
 
     def _set_lam(self, lam: float) -> None:
         self.lam = self.storage.lam = lam
+        self.restarts += 1
         self.remember_weights()
 
     @property
@@ -453,6 +457,7 @@ class DualState:
         self.cache_hits, self.moved = state["cache_hits"], state["moved"]
         self.storage.load_state_dict(state["storage"])
         self._pending = []
+        self.restarts += 1
         self.remember_weights()
 
     def __getstate__(self) -> dict[str, Any]:
