@@ -11,7 +11,6 @@ from torchssvm.batch import tree_replace, tree_tensors
 from torchssvm.dual.storage import require
 from torchssvm.structures.base import Labeling, fit
 
-
 _FIELDS = ("count", "length", "mass", "loss", "used", "known")
 
 

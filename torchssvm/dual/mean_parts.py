@@ -104,7 +104,7 @@ class MeanParts(Storage):
     def write(self, index: Tensor, potentials: Potentials, parts: Parts) -> None:
         """``psi_i = parts_i`` for distinct examples that were added to before."""
         for name, values in parts.items():
-            self._buffers[name].write(index, values.view(_row_view(potentials, name).shape))
+            self.buffers[name].write(index, values.view(_row_view(potentials, name).shape))
 
     def nbytes(self) -> int:
         """Bytes held now."""
