@@ -298,7 +298,7 @@ class _StoredLabelings(Stored):
         if not self._columns:
             return torch.zeros_like(self.index)
         for held, wanted in zip(tree_tensors(self._labelings), tree_tensors(labeling), strict=True):
-            same = same & (held == wanted.unsqueeze(1)).flatten(2).all(2)
+            same = same & (held == wanted.unsqueeze(1)).view(*same.shape, -1).all(2)
         return torch.where(same.any(1), same.to(torch.int8).argmax(1) + 1, 0)
 
     def cached(self, columns: Tensor) -> Labeling:
