@@ -104,7 +104,10 @@ def test_corrective_solves_the_block(seed):
             lb=np.zeros(size),
             solver="quadprog",
         )
-        value = lambda m, r=rates, g=matrix, s=start: (m - s) @ r - (m - s) @ g @ (m - s) / 2
+
+        def value(m, r=rates, g=matrix, s=start):
+            return (m - s) @ r - (m - s) @ g @ (m - s) / 2
+
         assert value(mass[b].numpy()[here]) == pytest.approx(value(found), abs=1e-8)
 
 
