@@ -116,7 +116,7 @@ class StorageTestCase(ABC):
                 beyond = torch.arange(parts[name].shape[1]) >= (batch.lengths + rows_of).unsqueeze(1)
                 parts[name][beyond] = 0.0
             decay = torch.rand(len(rows), generator=random, dtype=torch.float64)
-            change = torch.stack([-decay, torch.ones_like(decay)], 1)
+            change = torch.stack([-decay, decay], 1)  # rows of masses sum to zero
             nothing = torch.zeros_like(decay)
             found = Found(None, parts, nothing, nothing, nothing, nothing)
             combined, direct = stored.combine(change, found)
@@ -124,7 +124,8 @@ class StorageTestCase(ABC):
             if direct is not None:
                 gradients = [g + d for g, d in zip(gradients, direct, strict=True)]
             found = torch.cat([g.detach().flatten(1) for g in gradients], 1) / n
-            expected = torch.cat([(g / n).flatten(1) for g in potentials.adjoint(parts)], 1) + decay[:, None] * held
+            corners = torch.cat([(g / n).flatten(1) for g in potentials.adjoint(parts)], 1)
+            expected = decay[:, None] * (corners + held)
             torch.testing.assert_close(found, expected.detach())
             c = torch.rand(len(rows), generator=random, dtype=torch.float64)
             keep = torch.arange(len(rows))[: max(1, len(rows) - 1)]
