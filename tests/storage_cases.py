@@ -105,7 +105,7 @@ class StorageTestCase(ABC):
             rows = torch.randperm(n, generator=random)[: int(torch.randint(1, n + 1, (), generator=random))]
             batch = problem.batch(rows.tolist())
             potentials = apply_head(training.head, batch)
-            stored = storage.gather(batch.index, potentials)
+            stored = storage.gather(batch.index, potentials, batch.y)
             held = torch.stack([blocks[i] for i in rows])  # (1/n) Phi_i^T psi_i
             torch.testing.assert_close(stored.inner(potentials), held @ flat(parameters))
             torch.testing.assert_close(flat(storage.contribution(stored, potentials)), held.sum(0) / lam)
@@ -130,6 +130,35 @@ class StorageTestCase(ABC):
             for row in keep.tolist():
                 blocks[int(rows[row])] = blocks[int(rows[row])] - c[row] * expected[row].detach()
 
+    @examples(8)
+    @given(seed=SEEDS, kind=KINDS, factor=st.floats(0.01, 1.0))
+    def test_rescaled_blocks_stand_for_the_same_weights(self, seed, kind, factor):
+        """psi_i and lam are multiplied by the factor: w = (1/(lam n)) sum_i Phi_i^T psi_i stays."""
+        problem = PROBLEMS[kind](seed)
+        training = self.train(problem).run(self.schedule(problem, seed, 6))
+        weights, held = training.weights().clone(), self.inner(training)
+        training.dual.rescale(factor)
+        assert torch.equal(training.weights(), weights)
+        torch.testing.assert_close(self.inner(training), factor * held)
+        assert certify(training.head, training.dual, problem.everything(2)).drift < 1e-11
+
+    @examples(8)
+    @given(seed=SEEDS, kind=KINDS, lam=st.floats(0.01, 100.0))
+    def test_another_lam_for_the_same_blocks(self, seed, kind, lam):
+        problem = PROBLEMS[kind](seed)
+        training = self.train(problem).run(self.schedule(problem, seed, 6))
+        weights, held, factor = training.weights().clone(), self.inner(training), training.dual.lam / lam
+        training.dual.change_lam(lam)
+        torch.testing.assert_close(training.weights(), factor * weights)
+        torch.testing.assert_close(self.inner(training), factor * held)  # the potentials are those of the new weights
+        assert certify(training.head, training.dual, problem.everything(2)).drift < 1e-11
+
+    def inner(self, training: Training) -> torch.Tensor:
+        """``<psi_i, theta_i> / n`` of every block at the present weights."""
+        batch = training.problem.batch(range(training.problem.n))
+        potentials = apply_head(training.head, batch)
+        return training.dual.storage.gather(batch.index, potentials).inner(potentials)
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("kind", sorted(PROBLEMS))
     def test_state_dict_round_trip_to_the_bit(self, kind, dtype):
@@ -146,12 +175,12 @@ class StorageTestCase(ABC):
         assert_same(other.dual.storage.state_dict(), training.dual.storage.state_dict())
         batch = problem.batch(range(problem.n))
         potentials = apply_head(training.head, batch)
-        expected = training.dual.storage.gather(batch.index, potentials).inner(potentials)
+        expected = training.dual.storage.gather(batch.index, potentials, batch.y).inner(potentials)
         assert expected.abs().max() > 0
         with torch.no_grad():
             for p, q in zip(other.dual.parameters, training.dual.parameters, strict=True):
                 p.copy_(q)
-        found = other.dual.storage.gather(batch.index, apply_head(other.head, batch)).inner(potentials)
+        found = other.dual.storage.gather(batch.index, apply_head(other.head, batch), batch.y).inner(potentials)
         assert torch.equal(found, expected)
 
     def test_a_state_dict_is_a_copy(self):
@@ -239,5 +268,5 @@ def block(training: Training, i: int) -> object:
     """psi_i as MeanParts keeps it, without padding."""
     problem = training.problem
     batch = problem.batch([i])
-    stored = training.dual.storage.gather(batch.index, apply_head(training.head, batch))
+    stored = training.dual.storage.gather(batch.index, apply_head(training.head, batch), batch.y)
     return unpadded(stored.psi, 0, None if batch.lengths is None else int(batch.lengths[0]), shared=True)

@@ -99,11 +99,45 @@ class StructureTestCase(ABC):
         """The maximum over all outputs."""
         best = torch.full((potentials.batch_size,), -torch.inf, dtype=torch.float64)
         for labeling in structure.enumerate(potentials):
-            value = self.score(structure, potentials, labeling)
-            best = torch.maximum(best, value if target is None else value + structure.loss(labeling, target))
+            if target is None:
+                value = self.score(structure, potentials, labeling)
+            else:
+                value = self.augmented_score(structure, potentials, labeling, target)
+            best = torch.maximum(best, value)
         return best
 
+    def augmented_score(self, structure: Structure, potentials: Potentials, labeling: Any, target: Any) -> Tensor:
+        """What the max oracle of training maximises."""
+        return self.score(structure, potentials, labeling) + structure.loss(labeling, target)
+
+    def difference(self, structure: Structure, potentials: Potentials, labeling: Any, target: Any) -> Parts:
+        """The parts of a corner."""
+        own = conform(structure.parts(labeling), potentials, "parts")
+        truth = conform(structure.parts(target), potentials, "parts")
+        return {name: own[name] - truth[name] for name in own}
+
     # -- The tests -----------------------------------------------------------------------------------------
+
+    @examples(15)
+    @given(seed=SEEDS, batch=BATCHES, dtype=st.sampled_from([torch.float32, torch.float64]))
+    def test_marginals_are_means_over_all_outputs(self, seed, batch, dtype):
+        structure, potentials, _ = self.setting(seed, batch, dtype=dtype)
+        if type(structure).marginals is Structure.marginals:
+            with pytest.raises(NotImplementedError, match="marginals"):
+                structure.marginals(potentials)
+            return
+        found = structure.marginals(potentials)
+        together = potentials.replace(found.parts)
+        for row in range(batch):
+            alone, mean = self.cropped(potentials, row), self.cropped(together, row)
+            outputs = [conform(structure.parts(y), alone, "parts") for y in structure.enumerate(alone)]
+            scores = torch.cat([inner(parts, alone.tensors) for parts in outputs])
+            for name, tensor in mean.tensors.items():
+                pairs = zip(scores.softmax(0), outputs, strict=True)
+                expected = sum(weight * parts[name].double() for weight, parts in pairs)
+                torch.testing.assert_close(tensor.double(), expected, atol=1e-5, rtol=0)
+                assert not found.parts[name][row].sum() > tensor.sum() + 1e-4  # nothing in the padding
+            torch.testing.assert_close(found.log_partition[row], scores.logsumexp(0), atol=1e-4, rtol=1e-6)
 
     @examples(25)
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
@@ -122,7 +156,7 @@ class StructureTestCase(ABC):
         structure, potentials, target = self.setting(seed, batch, integers)
         found = as_decoding(structure.augmented_argmax(potentials, target))
         best = self.best(structure, potentials, target)
-        value = self.score(structure, potentials, found.labeling) + structure.loss(found.labeling, target)
+        value = self.augmented_score(structure, potentials, found.labeling, target)
         torch.testing.assert_close(value, best)
         if found.value is not None:
             torch.testing.assert_close(found.value.double(), best)
@@ -179,11 +213,10 @@ class StructureTestCase(ABC):
         assert bool((corner.hinge >= -1e-12).all())
         assert torch.equal(corner.bound, corner.hinge)
         assert corner.exact
-        own = conform(structure.parts(corner.labeling), potentials, "parts")
-        truth = conform(structure.parts(target), potentials, "parts")
+        expected = self.difference(structure, potentials, corner.labeling, target)
         for name, parts in corner.parts.items():
             assert parts.shape == potentials[name].shape
-            assert torch.equal(parts, own[name] - truth[name])
+            assert torch.equal(parts, expected[name])
         assert torch.equal(corner.loss, structure.loss(corner.labeling, target).double())
 
     @examples(25)

@@ -267,7 +267,7 @@ def test_recomputed_weights_are_those_of_the_dual_for_the_new_features(seed, kin
     for i in range(problem.n):
         batch = problem.batch([i])
         potentials = apply_head(training.head, batch)
-        stored = training.dual.storage.gather(batch.index, potentials)
+        stored = training.dual.storage.gather(batch.index, potentials, batch.y)
         own = torch.autograd.grad(
             list(potentials.tensors.values()),
             training.dual.parameters,

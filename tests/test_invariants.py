@@ -36,7 +36,7 @@ def recomputed(training: Training) -> tuple[torch.Tensor, float]:
     batch = training.problem.batch(range(training.problem.n))
     potentials = apply_head(training.head, batch)
     storage = training.dual.storage
-    w = flat(storage.contribution(storage.gather(batch.index, potentials), potentials))
+    w = flat(storage.contribution(storage.gather(batch.index, potentials, batch.y), potentials))
     return w, float(training.dual.loss.sum()) - training.dual.lam / 2 * float(w @ w)
 
 

@@ -41,7 +41,7 @@ def test_the_value_is_the_sum_of_the_block_gaps(seed, kind, storage):
     for i in range(problem.n):
         batch = problem.batch([i])
         potentials = apply_head(training.head, batch)
-        own = flat(dual.storage.contribution(dual.storage.gather(batch.index, potentials), potentials))
+        own = flat(dual.storage.contribution(dual.storage.gather(batch.index, potentials, batch.y), potentials))
         gaps.append(hinges[i] / problem.n - float(dual.loss[i]) + problem.lam * float(own @ training.weights()))
         assert float(training.loss(potentials, batch.y, batch.index).detach()) == pytest.approx(gaps[i], abs=1e-12)
         assert gaps[i] >= -1e-12
@@ -113,7 +113,9 @@ def test_the_gradient_of_one_block_is_that_of_its_gap(seed, kind, storage):
     best = (losses + changes @ w).argmax()
     batch = problem.batch([i])
     potentials = apply_head(training.head, batch)
-    own = flat(training.dual.storage.contribution(training.dual.storage.gather(batch.index, potentials), potentials))
+    own = flat(
+        training.dual.storage.contribution(training.dual.storage.gather(batch.index, potentials, batch.y), potentials)
+    )
     expected = torch.from_numpy(changes[best]) / problem.n + problem.lam * own
     torch.testing.assert_close(gradient(training), expected)
 

@@ -14,7 +14,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED_AS = {"torchssvm": "torchssvm", "models": "torchssvm.models", "datasets": "torchssvm.datasets"}
-OPTIONAL = ["lightning", "matplotlib", "maxflow", "numba", "scipy", "skimage", "sklearn", "torch_struct"]
+OPTIONAL = [
+    "clarabel",
+    "lightning",
+    "matplotlib",
+    "maxflow",
+    "numba",
+    "qpsolvers",
+    "scipy",
+    "skimage",
+    "sklearn",
+    "torch_struct",
+]
 
 
 def sources() -> dict[str, Path]:

@@ -242,6 +242,31 @@ def test_argmax_is_the_best_of_all_outputs(case, seed, kind, dtype):
 
 
 @all_cases
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS, junk=st.sampled_from([0.0, float("nan")]), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_marginals_are_means_over_all_outputs(case, seed, junk, dtype):
+    potentials = case.draw(seed, dtype=dtype)
+    scores = potentials.single.clone()
+    for row, length in enumerate(potentials.lengths.tolist()):
+        real = case.embed(torch.ones(1, *case.shape(length)), scores)[0]
+        scores[row] = torch.where(real > 0, scores[row], junk)
+    found = case.structure.marginals(Potentials({"y": scores}, potentials.lengths))
+    assert found.parts["y"].dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    for row in range(len(scores)):
+        outputs = case.all_outputs(potentials, row)
+        values = scores_of(outputs, potentials.single[row])
+        mean = torch.einsum("o,o...->...", values.softmax(0), outputs.double())
+        torch.testing.assert_close(found.parts["y"][row].double(), mean, atol=tolerance, rtol=0)
+        torch.testing.assert_close(found.log_partition[row], values.logsumexp(0), atol=tolerance, rtol=1e-6)
+
+
+def test_marginals_of_potentials_that_reach_the_sentinels_are_refused():
+    with pytest.raises(ValueError, match=r"potentials reach 2e\+04, too much for marginals"):
+        TorchStruct(torch_struct.LinearChainCRF).marginals(Potentials(torch.full((1, 3, 2, 2), 2e4)))
+
+
+@all_cases
 @EXAMPLES
 @given(
     seed=SEEDS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,19 @@ def tree_map(function: Any, tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: tree_map(function, item) for key, item in tree.items()}
     return tree
+
+
+def tree_tensors(tree: Any) -> list[Tensor]:
+    """The tensors of nested tuples, lists and dicts, in order."""
+    found: list[Tensor] = []
+    tree_map(found.append, tree)
+    return found
+
+
+def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """``tree`` with other tensors, given in the order of :func:`tree_tensors`."""
+    remaining = iter(tensors)
+    return tree_map(lambda _: next(remaining), tree)
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:

@@ -89,19 +89,22 @@ def certify(
             "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
         )
     hinges = 0.0
-    exact = True
+    exact, remembered = True, False
     gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for batch, potentials, index in _every_example(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
         corner = find_corner(dual.structure, potentials, target)
-        stored = dual.storage.gather(index, potentials)
+        stored = dual.storage.gather(index, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):
             hinges += float(corner.bound.sum())
             exact &= corner.exact
             gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
             for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
                 total += part
+            remembered |= dual.storage.remember(stored, corner)
+    if remembered:
+        dual.version += 1  # slots may hold other labelings now
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
     length = squared_norm(weights)
     value = dual.objective(float(dual.loss.sum()), weights)
@@ -123,6 +126,8 @@ def certify(
             stacklevel=2,
         )
     dual.gap_estimates = gaps.clamp(min=0.0)
+    dual.oracle_gaps = dual.gap_estimates.clone()
+    dual.certified_gap = max(primal - value, 0.0)
     dual.oracle_calls += dual.num_examples
     if refresh:
         dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
@@ -162,15 +167,19 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     if dual.storage.needs_gradients:
         raise ValueError(f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts()")
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for _, potentials, index in _every_example(head, dual, batches):
+    for batch, potentials, index in _every_example(head, dual, batches):
+        target = dual.structure.check_target(batch.y, potentials)
         with full_precision(potentials.device):
-            parts = dual.storage.contribution(dual.storage.gather(index, potentials), potentials)
+            parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
         for total, part in zip(weights, parts, strict=True):
             total += part
     before = squared_norm(dual.unclipped)
     change = _squared_distance(dual.unclipped, weights)
     dual.set_weights(weights)
+    dual.storage.forget_features()
     dual.gap_estimates.fill_(torch.inf)
+    dual.oracle_gaps.fill_(torch.inf)
+    dual.certified_gap = torch.inf
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.batch import first_occurrences
-from torchssvm.directions import DirectionRule, FrankWolfe
-from torchssvm.dual import DualState, Proposal
+from torchssvm.batch import first_occurrences, tree_map, tree_replace, tree_tensors
+from torchssvm.caching import MaxOracle, OracleRule
+from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
+from torchssvm.dual import DualState, Found, Proposal, Stored
 from torchssvm.optim.box_qp import gram, solve_box_qp
 from torchssvm.potentials import (
     Parts,
@@ -20,6 +21,7 @@ from torchssvm.potentials import (
     combine,
     full_precision,
     per_example_adjoint,
+    response,
     scale,
 )
 from torchssvm.structures import Structure, find_corner
@@ -37,16 +39,36 @@ class BlockGap(nn.Module):
     Args:
         dual: The dual state.
         direction: Which direction to take; None is ``FrankWolfe()``.
+        oracle: When to decode, and when to go to a cached labeling; None is ``MaxOracle()``, always decode.
         sweeps: Sweeps of coordinate ascent over the batch's box QP; 0 takes one common step for all blocks.
+
+    Raises:
+        ValueError: ``sweeps`` is negative, or ``direction`` or ``oracle`` needs the dual to keep labelings.
     """
 
-    def __init__(self, dual: DualState, direction: DirectionRule | None = None, *, sweeps: int = 5) -> None:
+    def __init__(
+        self,
+        dual: DualState,
+        direction: DirectionRule | None = None,
+        *,
+        oracle: OracleRule | None = None,
+        sweeps: int = 5,
+    ) -> None:
         super().__init__()
         if sweeps < 0:
             raise ValueError(f"sweeps={sweeps} must be at least 0")
         self.dual = dual
         self.direction = direction if direction is not None else FrankWolfe()
+        self.oracle = oracle if oracle is not None else MaxOracle()
         self.sweeps = sweeps
+        for name, rule in (("direction", self.direction), ("oracle", self.oracle)):
+            if rule.needs_labelings and not dual.storage.keeps_labelings:
+                raise ValueError(
+                    f"{name}={rule} moves between single labelings, and storage={type(dual.storage).__name__}() does "
+                    "not keep them: make the dual with storage=Labelings()"
+                )
+        if self.direction.needs_curvature:
+            dual.storage.keep_curvature()
 
     def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any, index: Tensor) -> Tensor:
         """The sum of the batch's block gaps, a float64 scalar.
@@ -71,21 +93,20 @@ class BlockGap(nn.Module):
         target = dual.structure.check_target(target, potentials)
         rows = first_occurrences(index)
         detached = potentials.detach()
-        corner = find_corner(dual.structure, detached, target)
         with torch.no_grad():
-            stored = dual.storage.gather(index, detached)
-            losses, held = dual.loss[index], stored.inner(detached)
-            # g_i = H_i/n + <p(y_i) - mu_i, theta_i>/n - l_i
-            gaps = corner.hinge / dual.num_examples + held - losses
+            stored = dual.storage.gather(index, detached, target)
+            atoms = stored.atoms(detached, dual.loss[index])
+            found = self._find(stored, atoms, detached, target, index)
+            blocks = _blocks(stored, atoms, found, dual, lambda parts: response(potentials, parts, dual.parameters))
+            gaps = blocks.gaps()
         if not (torch.is_grad_enabled() and potentials.requires_grad):
             return gaps[rows].sum()
         with torch.no_grad():
-            direction = self.direction(corner, dual.num_examples)
-            decay = direction.decay
-            parts, direct = stored.combine(direction.parts, decay)
-            kept = held if decay is None else decay * held
-            slopes = direction.slopes + kept
-            changes = direction.loss - (losses if decay is None else decay * losses)
+            change = self.direction(blocks)
+            parts, direct = stored.combine(change, found)
+            slope_terms = change * blocks.scores / dual.num_examples
+            slopes = slope_terms.sum(1)
+            changes = (change * blocks.losses).sum(1) / dual.num_examples
         gradients = self._gradients(potentials, parts, direct)
         gammas = torch.zeros_like(gaps)
         gammas[rows], curvature = self._steps(gradients, slopes + changes, rows)
@@ -108,9 +129,11 @@ class BlockGap(nn.Module):
                     gammas=gammas,
                     scale=upstream,
                     slopes=slopes,
-                    slope_terms=direction.slopes.abs() + kept.abs(),
+                    slope_terms=slope_terms.abs().sum(1),
                     loss_changes=changes,
                     block_gaps=gaps,
+                    decoded=found.decoded,
+                    change=change,
                     parts=parts,
                     gradients=gradients,
                     reference=reference,
@@ -128,6 +151,34 @@ class BlockGap(nn.Module):
             inputs, outputs = inputs + list(dual.parameters), outputs + to_weights
         return _ProposeInBackward.apply(gaps[rows].sum(), propose, outputs, *inputs)
 
+    def _find(
+        self, stored: Stored, atoms: tuple[Tensor, ...], potentials: Potentials, target: Any, index: Tensor
+    ) -> Found:
+        """The outputs to move to: from the cache where the oracle rule says so, from the max oracle elsewhere."""
+        dual = self.dual
+        decoded = torch.ones_like(index, dtype=torch.bool)
+        if self.oracle.needs_labelings and atoms[0].shape[1] > 1:
+            mass, scores, losses, valid = atoms
+            hinges = scores + losses
+            best = hinges[:, 1:].masked_fill(~valid[:, 1:], -torch.inf).max(1)
+            gaps = (best.values - (mass * hinges).sum(1)) / dual.num_examples
+            decoded = self.oracle.misses(gaps, index, dual) | torch.isinf(best.values)
+        if bool(decoded.all()):
+            corner = find_corner(dual.structure, potentials, target)
+            column = stored.lookup(corner.labeling)
+            return Found(corner.labeling, corner.parts, corner.score, corner.loss, decoded, column)
+        column = best.indices + 1
+        labeling = stored.cached(column)
+        score, loss = (t.gather(1, column.unsqueeze(1)).squeeze(1) for t in (scores, losses))
+        if not bool(decoded.any()):
+            return Found(labeling, None, score, loss, decoded, column)
+        rows = decoded.nonzero().flatten()
+        corner = find_corner(dual.structure, potentials.select(rows), tree_map(lambda t: t[rows], target))
+        pairs = zip(tree_tensors(labeling), tree_tensors(corner.labeling), strict=True)
+        labeling = tree_replace(labeling, [held.index_copy(0, rows, new.to(held.dtype)) for held, new in pairs])
+        score, loss = score.index_copy(0, rows, corner.score), loss.index_copy(0, rows, corner.loss)
+        return Found(labeling, None, score, loss, decoded, torch.where(decoded, stored.lookup(labeling), column))
+
     def _gradients(self, potentials: Potentials, parts: Parts, direct: list[Tensor] | None) -> list[Tensor] | None:
         """``Phi_i^T Delta_i`` for each parameter, ``[B, *shape]``, where they are needed or cheap."""
         dual = self.dual
@@ -143,6 +194,32 @@ class BlockGap(nn.Module):
             return torch.ones_like(values[rows]), None
         curvature = gram(gradients, rows) / (self.dual.lam * self.dual.num_examples**2)
         return solve_box_qp(curvature, values[rows], self.sweeps), curvature
+
+
+def _blocks(
+    stored: Stored,
+    atoms: tuple[Tensor, ...],
+    found: Found,
+    dual: DualState,
+    respond: Callable[[Parts], Parts],
+) -> Blocks:
+    """The atoms of the blocks, and the corner as their last column unless it is one of them."""
+    mass, scores, losses, valid = atoms
+    new = found.column == 0
+    mass = torch.cat([mass, torch.zeros_like(mass[:, :1])], 1)
+    scores = torch.cat([scores, torch.where(new, found.score, 0.0).unsqueeze(1)], 1)
+    losses = torch.cat([losses, torch.where(new, found.loss, 0.0).unsqueeze(1)], 1)
+    corner = torch.where(new, valid.shape[1], found.column)
+    weight = 1.0 / (dual.lam * dual.num_examples**2)
+    return Blocks(
+        mass,
+        scores,
+        losses,
+        torch.cat([valid, new.unsqueeze(1)], 1),
+        corner,
+        dual.num_examples,
+        lambda: weight * stored.curvature(found, respond),
+    )
 
 
 class StructuredHinge(nn.Module):

@@ -21,6 +21,9 @@ SINGLE = "potentials"
 Adjoint = Callable[[Parts], Sequence[Tensor]]
 """Maps parts to ``Phi_i^T parts_i``: for every parameter of the head, in their order, ``[B, *parameter.shape]``."""
 
+Response = Callable[[Parts], Parts]
+"""Maps parts to ``Phi_i Phi_i^T parts_i``, shaped like the potentials: how they change along their own gradient."""
+
 
 class Potentials:
     """The potentials of a batch: named tensors, the examples' lengths, and what the head knows of its own algebra.
@@ -34,13 +37,15 @@ class Potentials:
         adjoint: Optional. Parts ``[B, ...]`` -> for each of the head's parameters, in the order of
             ``head.parameters()``, the per-example gradients ``Phi_i^T parts_i``, ``[B, *parameter.shape]``. A head that
             gives it gets a step size for every block of a batch (the box QP) instead of one for all.
+        response: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that need
+            inner products of labelings (``Corrective``, ``Hybrid``) are much faster with it.
 
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
     """
 
-    __slots__ = ("adjoint", "lengths", "ragged", "tensors")
+    __slots__ = ("adjoint", "lengths", "ragged", "response", "tensors")
 
     def __init__(
         self,
@@ -49,11 +54,13 @@ class Potentials:
         *,
         ragged: Mapping[str, int] | None = None,
         adjoint: Adjoint | None = None,
+        response: Response | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
+        self.response = response
         sizes = {name: tensor.shape[0] if tensor.ndim else None for name, tensor in self.tensors.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
@@ -115,7 +122,8 @@ class Potentials:
     def replace(self, tensors: Parts) -> Potentials:
         """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
         other = object.__new__(Potentials)
-        other.tensors, other.lengths, other.ragged, other.adjoint = tensors, self.lengths, self.ragged, None
+        other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
+        other.adjoint = other.response = None
         return other
 
     def detach(self) -> Potentials:
@@ -210,6 +218,35 @@ def per_example_adjoint(potentials: Potentials, parts: Parts, parameters: Sequen
         gradients = adjoint(potentials, {name: _only(tensor, row) for name, tensor in parts.items()}, parameters)
         for gradient, target in zip(gradients, result, strict=True):
             target[row] = gradient
+    return result
+
+
+def response(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
+    """``Phi_i Phi_i^T parts_i`` for every example: the change of its potentials along its own gradient.
+
+    Uses the head's own ``response`` where it gives one, otherwise two backward passes for every example.
+
+    Raises:
+        ValueError: The head's ``response`` gave other shapes.
+        RuntimeError: The potentials carry no graph, or one that cannot be differentiated twice.
+    """
+    if potentials.response is not None:
+        return conform(potentials.response(parts), potentials, "the head's response")
+    names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
+    result = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
+    for row in range(potentials.batch_size):
+        with torch.enable_grad():
+            inputs = [_only(parts[name], row).requires_grad_() for name in names]
+            outputs = [potentials.tensors[name] for name in names]
+            found = torch.autograd.grad(
+                outputs, list(parameters), inputs, retain_graph=True, create_graph=True, allow_unused=True
+            )
+            # The backward pass is linear in what goes into it: differentiating it once more is the forward pass.
+            used = [g for g in found if g is not None and g.requires_grad]
+            changes = torch.autograd.grad(used, inputs, [g.detach() for g in used], allow_unused=True) if used else []
+        for name, change in zip(names, changes, strict=False):
+            if change is not None:
+                result[name][row] = change[row]
     return result
 
 

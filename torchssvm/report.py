@@ -52,12 +52,14 @@ class Evaluation:
         token_error: Share of wrong tokens among all tokens; None where labelings are not int64 ``[B]`` or ``[B, N]``.
         word_error: Every example's own share of wrong tokens, averaged over the examples; None as above.
         num_examples: How many examples there were.
+        exact: Whether decoding was exact for all of them; otherwise these are figures of an approximate decoder.
     """
 
     loss: float
     token_error: float | None
     word_error: float | None
     num_examples: int
+    exact: bool = True
 
 
 def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
@@ -100,13 +102,14 @@ def evaluate(
     modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
     for module, _ in modes:
         module.training = False
-    examples, loss, wrong, tokens, words, counted = 0, 0.0, 0, 0, 0.0, True
+    examples, loss, wrong, tokens, words, counted, exact = 0, 0.0, 0, 0, 0.0, True, True
     try:
         for batch in batches:
             batch = batch if device is None else to_device(batch, device)
             potentials = as_potentials(apply_head(forward, batch))
             target = structure.check_target(batch.y, potentials)
-            labeling = as_decoding(structure.argmax(potentials)).labeling
+            labeling, _, _, surely = as_decoding(structure.argmax(potentials))
+            exact &= surely
             loss += float(structure.loss(labeling, target).sum(dtype=torch.float64))
             examples += potentials.batch_size
             counts = count_errors(labeling, target)
@@ -126,6 +129,7 @@ def evaluate(
         token_error=wrong / max(tokens, 1) if counted else None,
         word_error=words / examples if counted else None,
         num_examples=examples,
+        exact=exact,
     )
 
 
@@ -169,6 +173,7 @@ class RunReport:
         seed: Seed of the run.
         device: Where it ran.
         versions: See :func:`versions`.
+        exact: Whether the oracle of the last certificate was exact; otherwise primal and gap are upper bounds.
         history: All certificates, for the picture.
         extra: More entries for ``report.json`` and the table, e.g. letter errors.
     """
@@ -189,6 +194,7 @@ class RunReport:
     seed: int | None
     device: str
     versions: dict[str, str] = field(default_factory=versions)
+    exact: bool = True
     history: Sequence[tuple[Certificate, float]] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -232,6 +238,8 @@ class RunReport:
             if evaluation is not None and evaluation.token_error is not None:
                 more.setdefault(f"{name}_token_error", evaluation.token_error)
                 more.setdefault(f"{name}_word_error", evaluation.word_error)
+            if evaluation is not None and not evaluation.exact:
+                more.setdefault(f"{name}_decoding", "approximate")
         return cls(
             task=task,
             n=last.num_examples,
@@ -248,6 +256,7 @@ class RunReport:
             stopped_because=stopped_because,
             seed=seed,
             device=describe_device(device),
+            exact=last.exact,
             history=list(history),
             extra=more,
         )
@@ -277,6 +286,7 @@ class RunReport:
         content = self.to_dict()
         del content["history"]
         content["versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        content["exact"] = "yes" if self.exact else "no: primal and gap are upper bounds (approximate oracle)"
         rows = [(name.replace("_", " "), _show(value)) for name, value in content.items()]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
@@ -335,8 +345,9 @@ class RunReport:
             ("seconds", [seconds for _, seconds in self.history]),
         )
         marker = "." if len(self.history) < 60 else None
+        bound = "" if all(c.exact for c, _ in self.history) else " (upper bound)"
         for (value, gap), (label, x) in zip(axes.T, columns, strict=True):
-            value.plot(x, [c.primal for c, _ in self.history], marker=marker, color="tab:red", label="primal")
+            value.plot(x, [c.primal for c, _ in self.history], marker=marker, color="tab:red", label=f"primal{bound}")
             value.plot(x, [c.dual for c, _ in self.history], marker=marker, color="tab:blue", label="dual")
             gaps = [c.gap if c.gap > 0.0 else math.nan for c, _ in self.history]
             gap.plot(x, gaps, marker=marker, color="black")
@@ -347,7 +358,7 @@ class RunReport:
                 axis.grid(alpha=0.3)
         axes[0, 0].legend()
         axes[0, 0].set_ylabel("objective")
-        axes[1, 0].set_ylabel("certified gap")
+        axes[1, 0].set_ylabel(f"certified gap{bound}")
 
 
 def _finite(value: Any) -> Any:

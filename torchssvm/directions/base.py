@@ -1,37 +1,83 @@
-"""What a direction is, for any storage of the dual."""
+"""What a rule for directions sees of the blocks of a batch, and what it decides."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from torchssvm.potentials import Parts
-from torchssvm.structures import Corner
 
+class Blocks:
+    """The blocks of a batch as distributions over a few atoms: what is known of their outputs at the present weights.
 
-class Direction(NamedTuple):
-    """For each block of a batch a direction with maximal step 1.
-
-    In parts space ``Delta_i = parts_i + decay_i psi_i``, with psi_i = p(y_i) - mu_i the block as it is stored; the mean
-    parts move by ``gamma Delta_i``, and l_i by ``gamma (loss_i - decay_i l_i)``.
+    Column 0 is the *rest*: everything in the block that is not kept as a labeling, as one point of the marginal
+    polytope. Storages without labelings have nothing else in the block. The columns after it are the cached labelings,
+    and the last one is the corner of the max oracle, unless that is cached already.
 
     Attributes:
-        parts: What does not depend on the block, relative to the target's parts; ``[B, ...]``.
-        slopes: ``[B]`` float64, ``<parts_i, theta_i> / n``.
-        loss: ``[B]`` float64, already divided by n.
-        decay: ``[B]`` float64, or None for 1 everywhere.
+        mass: ``[B, M]`` float64, the dual distribution alpha_i over the atoms; rows sum to 1.
+        scores: ``[B, M]`` float64, ``<p(y) - p(y_i), theta_i>`` of every atom.
+        losses: ``[B, M]`` float64, L_i of every atom.
+        valid: ``[B, M]`` bool, which columns are atoms of this block.
+        hinges: ``[B, M]`` float64, ``scores + losses``; where it is largest the dual grows fastest.
+        corner: ``[B]`` int64, the column to go to: the best output that was found.
+        num_examples: n.
     """
 
-    parts: Parts
-    slopes: Tensor
-    loss: Tensor
-    decay: Tensor | None = None
+    __slots__ = ("_curvature", "corner", "hinges", "losses", "mass", "num_examples", "scores", "valid")
+
+    def __init__(
+        self,
+        mass: Tensor,
+        scores: Tensor,
+        losses: Tensor,
+        valid: Tensor,
+        corner: Tensor,
+        num_examples: int,
+        curvature: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self.mass, self.scores, self.losses, self.valid = mass, scores, losses, valid
+        self.hinges = scores + losses
+        self.corner = corner
+        self.num_examples = num_examples
+        self._curvature = curvature
+
+    def gaps(self) -> Tensor:
+        """Block gaps g_i towards the corner, ``[B]`` float64 ([G16] eq. 6)."""
+        best = self.hinges.gather(1, self.corner.unsqueeze(1)).squeeze(1)
+        return (best - (self.mass * self.hinges).sum(1)) / self.num_examples
+
+    def curvature(self) -> Tensor:
+        """``[B, M, M]`` float64: ``<Phi_i^T p(y), Phi_i^T p(y')> / (lam n^2)``, p relative to the target's.
+
+        With r = hinges/n, changing the masses by c changes the dual by ``<c, r> - c^T G c / 2``.
+        """
+        assert self._curvature is not None, "the storage gives no inner products of labelings"
+        return self._curvature()
+
+    def towards(self, columns: Tensor) -> Tensor:
+        """Indicators of one column for each block, ``[B, M]`` float64."""
+        return torch.zeros_like(self.mass).scatter_(1, columns.unsqueeze(1), 1.0)
+
+    def away_corner(self) -> Tensor:
+        """The atom with positive mass whose hinge is smallest, ``[B]`` int64 ([G16] Algorithm 3, line 5)."""
+        return self.hinges.masked_fill(~(self.valid & (self.mass > 0.0)), torch.inf).argmin(1)
 
 
 class DirectionRule(Protocol):
     """Chooses the direction of every block of a batch."""
 
-    def __call__(self, corner: Corner, num_examples: int) -> Direction:
-        """The directions, given what the max oracle found."""
+    needs_labelings: bool
+    """Whether it moves mass between single labelings: the dual must then be stored as ``Labelings()``."""
+
+    needs_curvature: bool
+    """Whether it reads ``blocks.curvature()``."""
+
+    def __call__(self, blocks: Blocks) -> Tensor:
+        """The change of ``blocks.mass`` for a step of 1, ``[B, M]`` float64.
+
+        Rows sum to zero, ``mass + change`` is non-negative, and only valid columns change.
+        """
         ...

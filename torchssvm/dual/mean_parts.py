@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual.rows import RowBuffer
-from torchssvm.dual.storage import Storage, Stored, require
+from torchssvm.dual.storage import Found, Storage, Stored, require
 from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
+from torchssvm.structures.base import Labeling
 
 
 class MeanParts(Storage):
@@ -21,7 +22,7 @@ class MeanParts(Storage):
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, RowBuffer] = {}
+        self.buffers: dict[str, RowBuffer] = {}
 
     def estimate(self, potentials: Potentials) -> int:
         """Bytes for all examples, if their mean length is that of this batch."""
@@ -33,17 +34,17 @@ class MeanParts(Storage):
             total += share * tensor[:1].numel() * tensor.element_size()
         return int(total * self.num_examples)
 
-    def gather(self, index: Tensor, potentials: Potentials) -> Stored:
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> StoredParts:
         """The blocks of a batch."""
-        if not self._buffers:
+        if not self.buffers:
             self.check_memory(
                 potentials, "storage=Weights() takes num_examples times the number of weights, which may be less"
             )
             return _Fresh(self, index, potentials)
-        if self._buffers.keys() != potentials.tensors.keys():
-            raise ValueError(f"the dual holds blocks for {sorted(self._buffers)}, and the potentials are {potentials}")
+        if self.buffers.keys() != potentials.tensors.keys():
+            raise ValueError(f"the dual holds blocks for {sorted(self.buffers)}, and the potentials are {potentials}")
         psi, places = {}, {}
-        for name, buffer in self._buffers.items():
+        for name, buffer in self.buffers.items():
             view = _row_view(potentials, name)
             held = buffer.values.shape[1:]
             if held != view.shape[2:] and (potentials.lengths is None or len(held) != view.ndim - 2):
@@ -62,16 +63,18 @@ class MeanParts(Storage):
             psi[name] = buffer.read(found, view.shape[2:]).view(potentials[name].shape)
             if buffer.complete:
                 places[name] = found
-        return _StoredParts(self, index, potentials, psi, places)
+        return StoredParts(self, index, potentials, psi, places)
 
-    def check_together(self, batches: Sequence[Stored]) -> None:
+    def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Raise ValueError if an example is in two batches with different numbers of rows."""
         pairs: dict[tuple[str, int], int] = {}
         for batch in batches:
-            assert isinstance(batch, _StoredParts)
+            assert isinstance(batch, StoredParts)
             for name in batch.psi:
-                rows = _rows(batch.potentials, name)
-                for example, count in zip(batch.index.tolist(), [] if rows is None else rows.tolist(), strict=False):
+                counts = _rows(batch.potentials, name)
+                for example, count in zip(
+                    batch.index.tolist(), [] if counts is None else counts.tolist(), strict=False
+                ):
                     if pairs.setdefault((name, example), count) != count:
                         raise ValueError(
                             f"example {example} came with {count} rows of {name} and with {pairs[name, example]} "
@@ -80,31 +83,36 @@ class MeanParts(Storage):
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """One backward pass of the head."""
-        assert isinstance(stored, _StoredParts)
+        assert isinstance(stored, StoredParts)
         weight = 1.0 / (self.lam * self.num_examples)
         return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters)]
 
     def add(self, index: Tensor, potentials: Potentials, parts: Parts, places: Parts | None = None) -> None:
         """``psi_i += parts_i`` for distinct examples; the first call allocates."""
         for name, values in parts.items():
-            if name not in self._buffers:
-                self._buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
+            if name not in self.buffers:
+                self.buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
             known = places.get(name) if places else None
             view = values.view(_row_view(potentials, name).shape)
-            self._buffers[name].add(index, _rows(potentials, name), view, known)
+            self.buffers[name].add(index, _rows(potentials, name), view, known)
+
+    def rescale(self, factor: float) -> None:
+        """``psi_i *= factor``."""
+        for buffer in self.buffers.values():
+            buffer.values *= factor
 
     def nbytes(self) -> int:
         """Bytes held now."""
-        return sum(buffer.nbytes() for buffer in self._buffers.values())
+        return sum(buffer.nbytes() for buffer in self.buffers.values())
 
     def to(self, device: torch.device) -> None:
         """Move the blocks."""
-        for buffer in self._buffers.values():
+        for buffer in self.buffers.values():
             buffer.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """The buffers by name."""
-        return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self._buffers.items()}}
+        return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self.buffers.items()}}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError if ``state`` is another storage's or damaged."""
@@ -112,7 +120,7 @@ class MeanParts(Storage):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the blocks to the bit."""
-        self._buffers = self._parse(state)
+        self.buffers = self._parse(state)
 
     def _parse(self, state: dict[str, Any]) -> dict[str, RowBuffer]:
         if require(state, "kind", str, "storage") != "mean_parts":
@@ -124,7 +132,9 @@ class MeanParts(Storage):
         }
 
 
-class _StoredParts(Stored):
+class StoredParts(Stored):
+    """Blocks as ``psi``, in the shapes of the potentials."""
+
     def __init__(
         self, storage: MeanParts, index: Tensor, potentials: Potentials, psi: Parts, places: Parts | None = None
     ) -> None:
@@ -134,29 +144,39 @@ class _StoredParts(Stored):
         self.index = index
         self.potentials = potentials.detach()
 
-    def inner(self, potentials: Potentials) -> Tensor:
-        return inner(self.psi, potentials.detach().tensors) / self._storage.num_examples
+        self.num_examples = storage.num_examples
 
-    def combine(self, parts: Parts, decay: Tensor | None) -> tuple[Parts, None]:
+    def inner(self, potentials: Potentials) -> Tensor:
+        """``<psi_i, theta_i> / n``."""
+        return inner(self.psi, potentials.detach().tensors) / self.num_examples
+
+    def combine(self, change: Tensor, found: Found) -> tuple[Parts, None]:
+        """Corner and block, weighted."""
+        assert found.parts is not None
+        parts, psi = found.parts, self.psi
         for name, tensor in parts.items():
             rows = _rows(self.potentials, name)
             if rows is not None and tensor.shape[1]:
                 padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
                 if bool(tensor[padding].any()):
                     raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
-        psi = self.psi if decay is None else scale(self.psi, decay)
+        if not bool((change[:, 1] == 1.0).all()):
+            parts, psi = scale(parts, change[:, 1]), scale(psi, -change[:, 0])
         return {name: tensor + psi[name] for name, tensor in parts.items()}, None
 
-    def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
-        change = scale(parts, -coefficients)
+    def move(
+        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+    ) -> None:
+        """``psi_i -= coefficients_i Delta_i``."""
+        moved = scale(parts, -coefficients)
         if len(rows) == len(self.index):
-            self._storage.add(self.index, self.potentials, change, self._places)
+            self._storage.add(self.index, self.potentials, moved, self._places)
         else:
-            change = {name: tensor[rows] for name, tensor in change.items()}
-            self._storage.add(self.index[rows], self.potentials.select(rows), change)
+            moved = {name: tensor[rows] for name, tensor in moved.items()}
+            self._storage.add(self.index[rows], self.potentials.select(rows), moved)
 
 
-class _Fresh(_StoredParts):
+class _Fresh(StoredParts):
     """Blocks of a dual that has not moved: all zero, and not allocated."""
 
     def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials) -> None:

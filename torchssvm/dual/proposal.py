@@ -27,6 +27,8 @@ class Proposal:
         slope_terms: ``[B]`` float64, the sum of the magnitudes of the two terms of each slope.
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
         block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
+        decoded: ``[B]`` bool, where the max oracle was called.
+        change: The change of the atoms' masses, ``[B, A + 1]``.
         parts: The direction as ``Stored.combine`` gave it.
         gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
         reference: ``sum_i gamma_i d_i`` for each parameter, kept only where nothing else could tell a changed gradient.
@@ -45,6 +47,8 @@ class Proposal:
     slope_terms: Tensor
     loss_changes: Tensor
     block_gaps: Tensor
+    decoded: Tensor
+    change: Tensor
     parts: Parts
     gradients: list[Tensor] | None
     reference: list[Tensor] | None

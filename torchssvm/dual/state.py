@@ -18,7 +18,7 @@ from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import Potentials
 from torchssvm.structures import Structure
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Observer(Protocol):
@@ -50,7 +50,10 @@ class DualState:
     Attributes:
         loss: ``[n]`` float64, l_i = (1/n) times the mean loss of the block.
         gap_estimates: ``[n]`` float64, each block's gap when it was last seen; infinite before that.
+        oracle_gaps: ``[n]`` float64, each block's gap when the max oracle last saw it; infinite before that.
+        certified_gap: The gap of the last exact pass; infinite before that.
         steps: Steps taken.
+        cache_hits: Examples that went to a cached labeling instead of being decoded.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
         visits: Training batches seen.
         moved: Blocks moved by all steps; a step of B blocks adds B.
@@ -96,10 +99,13 @@ class DualState:
         self.lam = float(lam)
         self.structure = structure
         self.storage = storage if storage is not None else MeanParts()
-        self.storage.bind(num_examples, self.lam, self.parameters, memory_limit)
+        self.storage.bind(num_examples, self.lam, structure, self.parameters, memory_limit)
         self.loss = torch.zeros(num_examples, dtype=torch.float64)
         self.gap_estimates = torch.full((num_examples,), math.inf, dtype=torch.float64)
+        self.oracle_gaps = self.gap_estimates.clone()
+        self.certified_gap = math.inf
         self.steps = 0
+        self.cache_hits = 0
         self.oracle_calls = 0
         self.visits = 0
         self.moved = 0
@@ -178,6 +184,61 @@ class DualState:
         v, w = flat(unclipped), flat(self.box.clip(unclipped))
         return loss - self.lam * float(w @ (v - w / 2))
 
+    @torch.no_grad()
+    def rescale(self, factor: float) -> None:
+        """Go from ``lam`` to ``factor * lam`` with the weights as they are ([G16] Proposition 1).
+
+        ``alpha_i(y) *= factor`` for ``y != y_i`` and the target takes the rest, so ``psi_i`` and l_i are multiplied by
+        ``factor``. Gaps known at this moment become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. Where the storage
+        cannot tell the products, each estimate takes the n-th part of the change of their sum, which is known.
+
+        Args:
+            factor: rho in (0, 1].
+
+        Raises:
+            ValueError: ``factor`` is out of range, or would bring ``lam`` to 0.
+        """
+        if not (0.0 < factor <= 1.0 and self.lam * factor > 0.0):
+            raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
+        products = self.storage.products()
+        if products is None:
+            inner = float(flat(self.parameters) @ flat(self.unclipped))
+            slopes = (self.loss.sum() - self.lam * inner) / self.num_examples
+        else:
+            slopes = self.loss - products
+        self.gap_estimates = (self.gap_estimates + (1.0 - factor) * slopes).clamp_(min=0.0)
+        self.oracle_gaps = (self.oracle_gaps + (1.0 - factor) * slopes).clamp_(min=0.0)
+        self.certified_gap = math.inf
+        self.storage.rescale(factor)
+        self.loss = self.loss * factor
+        self._set_lam(self.lam * factor)
+
+    @torch.no_grad()
+    def change_lam(self, lam: float) -> None:
+        """Go to another ``lam`` with the dual as it is; the weights are multiplied by the old ``lam`` over the new one.
+
+        Gap estimates become unknown.
+
+        Args:
+            lam: The new regularisation; positive.
+
+        Raises:
+            ValueError: ``lam`` is not positive and finite.
+        """
+        if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
+            raise ValueError(f"lam={lam} must be positive and finite")
+        held = self.unclipped if self.recomputed is None else self.recomputed
+        self.set_weights([tensor * (self.lam / lam) for tensor in held])
+        self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
+        self.oracle_gaps = self.gap_estimates.clone()
+        self.certified_gap = math.inf
+        self.storage.change_lam(float(lam))
+        self._set_lam(float(lam))
+
+    def _set_lam(self, lam: float) -> None:
+        self.lam = self.storage.lam = lam
+        self.remember_weights()
+
     @property
     def pending(self) -> bool:
         """Whether a backward pass has proposed a step that is not taken yet."""
@@ -212,6 +273,7 @@ class DualState:
         """Move what is stored."""
         if self.loss.device != device:
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
+            self.oracle_gaps = self.oracle_gaps.to(device)
             self.storage.to(device)
             self.box.to(device)
             self.unclipped = self.box.separate([v.to(device) for v in self.unclipped], self.parameters)
@@ -300,6 +362,9 @@ class DualState:
             "recomputed": None if self.recomputed is None else [tensor.clone() for tensor in self.recomputed],
             "loss": self.loss.clone(),
             "gap_estimates": self.gap_estimates.clone(),
+            "oracle_gaps": self.oracle_gaps.clone(),
+            "certified_gap": self.certified_gap,
+            "cache_hits": self.cache_hits,
             "steps": self.steps,
             "oracle_calls": self.oracle_calls,
             "visits": self.visits,
@@ -324,18 +389,24 @@ class DualState:
         for name, (here, there) in expected.items():
             if here != there:
                 raise ValueError(f"the checkpoint is of another problem: {name} is {there} there and {here} here")
-        for name, allowed in (("loss", math.nextafter(math.inf, 0.0)), ("gap_estimates", math.inf)):
+        for name, allowed in (
+            ("loss", math.nextafter(math.inf, 0.0)),
+            ("gap_estimates", math.inf),
+            ("oracle_gaps", math.inf),
+        ):
             values = require(state, name, Tensor, "dual")
             if (
                 values.shape != (self.num_examples,)
                 or values.dtype != torch.float64
                 or not bool((values.abs() <= allowed).all())
-                or (name == "gap_estimates" and bool((values < 0.0).any()))
+                or (name != "loss" and bool((values < 0.0).any()))
             ):
                 raise ValueError(
                     f"the checkpoint is damaged: dual[{name!r}] does not hold {self.num_examples} valid float64 numbers"
                 )
-        for name in ("steps", "oracle_calls", "visits", "moved"):
+        if not require(state, "certified_gap", float, "dual") >= 0.0:
+            raise ValueError(f"the checkpoint is damaged: dual['certified_gap'] is {state['certified_gap']}")
+        for name in ("steps", "oracle_calls", "cache_hits", "visits", "moved"):
             if require(state, name, int, "dual") < 0:
                 raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
         for name in ("weights", "recomputed"):
@@ -347,7 +418,7 @@ class DualState:
                 )
         self.box.parse(state, self.parameters)
         self.storage.check_state(require(state, "storage", dict, "dual"))
-        if state["steps"] and not (state["storage"].get("buffers") or state["storage"].get("blocks")):
+        if state["steps"] and not any(state["storage"].get(name) for name in ("buffers", "blocks", "sets")):
             raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
 
     def _fit(self, tensors: list[Any]) -> bool:
@@ -373,8 +444,10 @@ class DualState:
         self.recomputed = None if recomputed is None else [tensor.to(device, copy=True) for tensor in recomputed]
         self.loss = state["loss"].to(device, copy=True)
         self.gap_estimates = state["gap_estimates"].to(device, copy=True)
+        self.oracle_gaps = state["oracle_gaps"].to(device, copy=True)
+        self.certified_gap = state["certified_gap"]
         self.steps, self.oracle_calls, self.visits = state["steps"], state["oracle_calls"], state["visits"]
-        self.moved = state["moved"]
+        self.cache_hits, self.moved = state["cache_hits"], state["moved"]
         self.storage.load_state_dict(state["storage"])
         self._pending = []
         self.remember_weights()

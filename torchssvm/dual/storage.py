@@ -7,30 +7,86 @@ dual distribution: w = (1/(lam n)) sum_i Phi_i^T psi_i. A storage keeps psi_i, o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchssvm.batch import tree_tensors
 from torchssvm.memory import check_memory
 from torchssvm.potentials import Parts, Potentials
+from torchssvm.structures.base import Labeling, Structure
+
+if TYPE_CHECKING:
+    from torchssvm.structures import Corner
+
+
+class Found(NamedTuple):
+    """The outputs that the blocks of a batch may move to: what the max oracle returned, or the cache.
+
+    Attributes:
+        labeling: The outputs, one for each example.
+        parts: ``p(s_i) - p(y_i)``; None where some came from the cache.
+        score: ``[B]`` float64, ``<p(s_i) - p(y_i), theta_i>``.
+        loss: ``[B]`` float64, L_i(s_i).
+        decoded: ``[B]`` bool, whether the max oracle was asked.
+        column: ``[B]`` int64, the column of :meth:`Stored.atoms` that holds the labeling already, 0 where none does.
+    """
+
+    labeling: Labeling
+    parts: Parts | None
+    score: Tensor
+    loss: Tensor
+    decoded: Tensor
+    column: Tensor
 
 
 class Stored(ABC):
     """The blocks of one batch, as a storage gave them out; rows follow the batch."""
 
+    num_examples: int
+
     @abstractmethod
     def inner(self, potentials: Potentials) -> Tensor:
         """``<psi_i, theta_i> / n``, ``[B]`` float64."""
 
-    @abstractmethod
-    def combine(self, parts: Parts, decay: Tensor | None) -> tuple[Parts, list[Tensor] | None]:
-        """The direction ``parts_i + decay_i psi_i``.
+    def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mass, score, loss and validity of what the blocks consist of, ``[B, A]``; see ``directions.Blocks``.
 
         Args:
-            parts: What the direction says explicitly, ``[B, ...]``.
-            decay: ``[B]``, or None for 1 everywhere.
+            potentials: The batch.
+            losses: ``[B]``, l_i.
+        """
+        mass = torch.ones(len(losses), 1, dtype=torch.float64, device=losses.device)
+        n = self.num_examples
+        scores, losses = (-n * self.inner(potentials)).unsqueeze(1), (n * losses).unsqueeze(1)
+        return mass, scores, losses, torch.ones_like(mass, dtype=torch.bool)
+
+    def lookup(self, labeling: Labeling) -> Tensor:
+        """``[B]`` int64: the column of the atom that is this labeling, 0 where none is."""
+        return torch.zeros(len(tree_tensors(labeling)[0]), dtype=torch.int64, device=tree_tensors(labeling)[0].device)
+
+    def cached(self, columns: Tensor) -> Labeling:
+        """The labelings of the atoms ``columns`` (``[B]``, at least 1)."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
+
+    def curvature(self, found: Found, respond: Callable[[Parts], Parts]) -> Tensor:
+        """Inner products of atoms and corner, ``[B, A + 1, A + 1]`` float64, without the factor 1/(lam n^2).
+
+        Args:
+            found: The corner, which becomes the last column.
+            respond: Parts -> ``Phi_i Phi_i^T parts_i``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
+
+    @abstractmethod
+    def combine(self, change: Tensor, found: Found) -> tuple[Parts, list[Tensor] | None]:
+        """The direction in parts space for a change of the masses.
+
+        Args:
+            change: ``[B, A + 1]`` float64; the last column is the corner's.
+            found: The corner.
 
         Returns:
             The part of it that goes through the head's adjoint, and the part that is a gradient of the parameters
@@ -38,12 +94,15 @@ class Stored(ABC):
         """
 
     @abstractmethod
-    def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
-        """``psi_i -= coefficients_i Delta_i`` for the batch's ``rows``; the only method that changes the storage.
+    def move(
+        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+    ) -> None:
+        """Move the batch's ``rows`` by ``coefficients_i`` times their direction; the only method that changes blocks.
 
         Args:
             coefficients: ``[B]`` float64.
             rows: ``[R]`` int64, rows of the batch, of distinct examples.
+            change: ``[B, A + 1]``, the change of the masses.
             parts: The first value of ``combine``.
             gradients: ``Phi_i^T Delta_i`` in full, for each parameter ``[B, *parameter.shape]``; only given where
                 ``needs_gradients``.
@@ -56,19 +115,29 @@ class Storage(ABC):
     needs_gradients = False
     """Whether steps need every example's own gradient."""
 
+    keeps_labelings = False
+    """Whether blocks are kept as labelings with their mass, so that mass can move between them."""
+
     num_examples: int
     lam: float
+    structure: Structure
     parameters: list[torch.nn.Parameter]
     memory_limit: int | None
 
     def bind(
-        self, num_examples: int, lam: float, parameters: Sequence[torch.nn.Parameter], memory_limit: int | None
+        self,
+        num_examples: int,
+        lam: float,
+        structure: Structure,
+        parameters: Sequence[torch.nn.Parameter],
+        memory_limit: int | None,
     ) -> None:
         """Tell the storage its problem; it allocates nothing yet."""
         if hasattr(self, "num_examples"):
             raise ValueError(f"storage={type(self).__name__}() already belongs to another DualState; make a new one")
         self.num_examples = num_examples
         self.lam = lam
+        self.structure = structure
         self.parameters = list(parameters)
         self.memory_limit = memory_limit
 
@@ -77,20 +146,51 @@ class Storage(ABC):
         """Bytes that the blocks of all examples will take, judged by this batch."""
 
     @abstractmethod
-    def gather(self, index: Tensor, potentials: Potentials) -> Stored:
-        """The blocks of a batch; changes nothing.
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
+        """The blocks of a batch; changes nothing. ``target`` comes from ``structure.check_target``.
 
         Raises:
             ValueError: An example came with another shape than before.
         """
 
     @abstractmethod
-    def check_together(self, batches: Sequence[Stored]) -> None:
-        """Raise ValueError if batches that are to be stored in one step contradict each other; changes nothing."""
+    def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
+        """Raise ValueError if batches that are to be stored in one step contradict each other; changes nothing.
+
+        ``rows`` are the rows of each batch that will move.
+        """
+
+    def remember(self, stored: Stored, corner: Corner) -> bool:
+        """Keep what the max oracle found, without mass, where the storage has room for it; whether it has any."""
+        return False
+
+    def keep_curvature(self) -> None:
+        """Keep the inner products of each block's labelings; for storages that keep labelings."""
+        raise ValueError(f"storage={type(self).__name__}() keeps no labelings: use storage=Labelings()")
+
+    def forget_features(self) -> None:
+        """The features have moved: drop what depended on them."""
+        return
 
     @abstractmethod
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """``(1/(lam n)) sum_i Phi_i^T psi_i`` of a batch, float64, for every parameter."""
+
+    @abstractmethod
+    def rescale(self, factor: float) -> None:
+        """``psi_i *= factor`` in every block, as ``lam`` is multiplied by it too, so that no weight changes.
+
+        In terms of the dual variables ``alpha_i(y) *= factor`` for ``y != y_i``; the target takes the rest. The caller
+        sets :attr:`lam`, after this.
+        """
+
+    def change_lam(self, lam: float) -> None:
+        """Another ``lam`` for the same psi_i; what depends on it changes. The caller sets :attr:`lam`, after this."""
+        return
+
+    def products(self) -> Tensor | None:
+        """``lam <w, w_i>`` of every block, ``[n]`` float64, where that follows from the blocks alone."""
+        return None
 
     @abstractmethod
     def nbytes(self) -> int:

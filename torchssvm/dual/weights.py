@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.dual.storage import Storage, Stored, require
-from torchssvm.potentials import Parts, Potentials
+from torchssvm.dual.storage import Found, Storage, Stored, require
+from torchssvm.potentials import Parts, Potentials, scale
+from torchssvm.structures.base import Labeling
 
 
 class Weights(Storage):
@@ -29,7 +30,7 @@ class Weights(Storage):
         """``n * number of weights * bytes of a weight``."""
         return self.num_examples * sum(p.numel() * p.element_size() for p in self.parameters)
 
-    def gather(self, index: Tensor, potentials: Potentials) -> Stored:
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
         """The blocks of a batch."""
         if self._blocks is None:
             self.check_memory(potentials, "storage=MeanParts() takes as much as the potentials, which may be less")
@@ -38,7 +39,7 @@ class Weights(Storage):
             blocks = [block[index] for block in self._blocks]
         return _StoredWeights(self, index, blocks)
 
-    def check_together(self, batches: Sequence[Stored]) -> None:
+    def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Weight vectors always fit each other."""
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
@@ -52,6 +53,23 @@ class Weights(Storage):
             self._blocks = [p.new_zeros(self.num_examples, *p.shape).detach() for p in self.parameters]
         for held, change in zip(self._blocks, blocks, strict=True):
             held.index_add_(0, index, change)
+
+    def rescale(self, factor: float) -> None:
+        """Nothing to do: ``w_i = psi_i / (lam n)`` up to the head's adjoint, and both are multiplied by ``factor``."""
+
+    def change_lam(self, lam: float) -> None:
+        """``w_i`` is inverse to ``lam``."""
+        for block in self._blocks or []:
+            block *= self.lam / lam
+
+    def products(self) -> Tensor | None:
+        """The inner products with the weights."""
+        if self._blocks is None:
+            return None
+        total = torch.zeros(self.num_examples, dtype=torch.float64, device=self._blocks[0].device)
+        for block, parameter in zip(self._blocks, self.parameters, strict=True):
+            total += block.flatten(1).to(torch.float64) @ parameter.detach().flatten().to(torch.float64)
+        return self.lam * total
 
     def nbytes(self) -> int:
         """Bytes held now."""
@@ -93,6 +111,7 @@ class _StoredWeights(Stored):
         self.blocks = blocks
         self._storage = storage
         self._index = index
+        self.num_examples = storage.num_examples
 
     def inner(self, potentials: Potentials) -> Tensor:
         # <psi_i, theta_i> / n = <Phi_i^T psi_i, w> / n = lam <w_i, w>
@@ -101,15 +120,17 @@ class _StoredWeights(Stored):
             total += (block * parameter.detach()).flatten(1).sum(1, dtype=torch.float64)
         return self._storage.lam * total
 
-    def combine(self, parts: Parts, decay: Tensor | None) -> tuple[Parts, list[Tensor]]:
-        storage = self._storage
-        factor = torch.full_like(self._index, 1, dtype=torch.float64) if decay is None else decay
-        return parts, [
-            block * (storage.num_examples * storage.lam * factor).to(block.dtype).view(-1, *[1] * (block.ndim - 1))
-            for block in self.blocks
-        ]
+    def combine(self, change: Tensor, found: Found) -> tuple[Parts, list[Tensor]]:
+        assert found.parts is not None
+        storage, parts = self._storage, found.parts
+        if not bool((change[:, 1] == 1.0).all()):
+            parts = scale(parts, change[:, 1])
+        factor = -change[:, 0] * storage.num_examples * storage.lam
+        return parts, [block * factor.to(block.dtype).view(-1, *[1] * (block.ndim - 1)) for block in self.blocks]
 
-    def subtract(self, coefficients: Tensor, rows: Tensor, parts: Parts, gradients: list[Tensor] | None) -> None:
+    def move(
+        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+    ) -> None:
         # psi_i -= c Delta_i means w_i -= (c/(lam n)) Phi_i^T Delta_i
         assert gradients is not None
         factors = -coefficients / (self._storage.lam * self._storage.num_examples)

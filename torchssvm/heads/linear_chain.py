@@ -98,12 +98,24 @@ class LinearChain(nn.Module):
                 gradients += [v[:, 0], v[torch.arange(batch, device=v.device), last]]
             return gradients
 
+        def response(parts: Parts) -> Parts:
+            v, features = parts["emission"], x.detach()
+            change = (features @ features.transpose(1, 2)) @ v
+            if self.bias is not None:
+                change += v.sum(1, keepdim=True)
+            if self.first is not None:
+                rows = torch.arange(batch, device=v.device)
+                change[:, 0] += v[:, 0]
+                change[rows, last] += v[rows, last]
+            return {"emission": change, "transition": parts["transition"]}
+
         ragged = {"emission": 0} | ({} if self.positions is None else {"transition": -1})
         return Potentials(
             {"emission": emission, "transition": transition},
             lengths,
             ragged=ragged,
             adjoint=adjoint,
+            response=response,
         )
 
     def _pad(self, pairs: Tensor) -> Tensor:

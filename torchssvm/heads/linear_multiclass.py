@@ -47,4 +47,8 @@ class LinearMulticlass(nn.Module):
             gradients = [x.detach().unsqueeze(2) * v.unsqueeze(1)]
             return gradients if self.bias is None else [*gradients, v]
 
-        return Potentials(scores, adjoint=adjoint)
+        def response(parts: Parts) -> Parts:
+            squared = x.detach().square().sum(1, keepdim=True)
+            return {name: v * (squared if self.bias is None else squared + 1.0) for name, v in parts.items()}
+
+        return Potentials(scores, adjoint=adjoint, response=response)

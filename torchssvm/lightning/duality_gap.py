@@ -21,9 +21,10 @@ class DualityGap(Callback):
     """Certifies the weights every few epochs and when the run ends; stops at ``gap <= tolerance``.
 
     An exact pass over the training examples, in their order, gives primal, dual and gap, logged under these names with
-    ``oracle_calls`` and ``passes``. Only such a certificate stops a run. The pass also brings the gap estimates up to
-    date, from which a ``GapBatchSampler`` draws. Weights follow features that have moved first, so that the certificate
-    is for the features as they stand.
+    ``oracle_calls``, ``passes`` and ``exact``: 1, or 0 where an approximate oracle makes primal and gap upper bounds.
+    Only such a certificate stops a run. The pass also brings the gap estimates up to date, from which a
+    ``GapBatchSampler`` draws. Weights follow features that have moved first, so that the certificate is for the
+    features as they stand.
 
     It works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials.
 
@@ -134,7 +135,7 @@ class DualityGap(Callback):
                 certificate = self.certify(trainer, pl_module)
                 if log:
                     metrics = _metrics(certificate)
-                    shown = ("primal", "gap")
+                    shown = ("primal", "gap") if certificate.exact else ("primal", "gap", "exact")
                     pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
                     pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
         if self.history and self._certified_step == trainer.global_step and (self._reached() or self._spent()):
@@ -150,7 +151,8 @@ class DualityGap(Callback):
 
     def _reason(self, trainer: L.Trainer) -> str:
         assert self.certificate is not None
-        gap = f"certified gap {self.certificate.gap:.6g}"
+        kind = "" if self.certificate.exact else " (upper bound: approximate oracle)"
+        gap = f"certified gap {self.certificate.gap:.6g}{kind}"
         if self._reached():
             return f"{gap} <= tolerance {self.tolerance:g}"
         short = f"{gap} > tolerance {self.tolerance:g}"
@@ -189,7 +191,7 @@ class DualityGap(Callback):
 
 
 def _metrics(certificate: Certificate) -> dict[str, float]:
-    names = ("primal", "dual", "gap", "oracle_calls", "passes")
+    names = ("primal", "dual", "gap", "oracle_calls", "passes", "exact")
     return {name: float(getattr(certificate, name)) for name in names}
 
 

@@ -2,6 +2,22 @@
 
 from torchssvm.optim.bcfw import BCFW
 from torchssvm.optim.box_qp import solve_box_qp
+from torchssvm.optim.cutting_plane import CuttingPlane
+from torchssvm.optim.exponentiated_gradient import ExponentiatedGradient
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch, PredefinedStep, ShortStep
+from torchssvm.optim.n_slack import NSlack
+from torchssvm.optim.one_slack import OneSlack
 
-__all__ = ["BCFW", "ExactSearch", "Line", "LineSearch", "PredefinedStep", "ShortStep", "solve_box_qp"]
+__all__ = [
+    "BCFW",
+    "CuttingPlane",
+    "ExactSearch",
+    "ExponentiatedGradient",
+    "Line",
+    "LineSearch",
+    "NSlack",
+    "OneSlack",
+    "PredefinedStep",
+    "ShortStep",
+    "solve_box_qp",
+]

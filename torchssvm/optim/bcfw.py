@@ -127,28 +127,32 @@ class BCFW(Optimizer):
             self._check_gradient(proposals)
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
-                coefficients, gradients = _merge(proposals, dual)
+                coefficients, gradients, moving = _merge(proposals, dual)
                 largest = 1.0
             else:
+                moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
                 largest = _largest_step(proposals)
             if dual.box:  # the box QP is a model below the dual: the best step may lie beyond its own
                 largest = _farthest_step(proposals, coefficients)
             if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
-                dual.storage.check_together([proposal.stored for proposal in proposals])
+                dual.storage.check_together([proposal.stored for proposal in proposals], moving)
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
             if dual.recomputed is not None:
                 # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
                 moved = flat(dual.box.clip(dual.recomputed)) - flat(dual.parameters)
                 value += float(moved @ flat(gradients))
             gamma = self._move_weights(value, gradients, largest)
-            for proposal, coefficient in zip(proposals, coefficients, strict=True):
-                rows, index = proposal.rows, proposal.index[proposal.rows]
-                move = gamma * coefficient
-                proposal.stored.subtract(move, rows, proposal.parts, proposal.gradients)
+            for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
+                index, decoded = proposal.index[rows], proposal.decoded[rows]
+                move, gaps = gamma * coefficient, proposal.block_gaps[rows].clamp(min=0.0)
+                proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
                 dual.loss.index_add_(0, index, (move * proposal.loss_changes)[rows])
-                dual.gap_estimates[index] = proposal.block_gaps[rows].clamp(min=0.0)
-                dual.oracle_calls += len(proposal.index)
+                dual.gap_estimates[index] = gaps
+                dual.oracle_gaps[index] = torch.where(decoded, gaps, dual.oracle_gaps[index])
+                calls = int(proposal.decoded.sum())
+                dual.oracle_calls += calls
+                dual.cache_hits += len(proposal.index) - calls
                 dual.moved += len(rows)
             dual.steps += 1
         finally:
@@ -339,8 +343,12 @@ def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
     return proposal.scale / num_examples * float(proposal.gammas @ squares.sqrt())
 
 
-def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor]]:
-    """Solve the box QP of all accumulated batches together, as for one batch; examples drawn again do not count."""
+def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Solve the box QP of all accumulated batches together, as for one batch; examples drawn again do not count.
+
+    Returns:
+        The coefficient of every row, the gradient, and the rows that count.
+    """
     seen: set[int] = set()
     keep: list[Tensor] = []
     for proposal in proposals:
@@ -358,7 +366,7 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
         torch.zeros_like(proposal.gammas).index_put_((rows,), part)
         for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)
     ]
-    return coefficients, combine(stacked, gammas / dual.num_examples)
+    return coefficients, combine(stacked, gammas / dual.num_examples), keep
 
 
 def _largest_step(proposals: list[Proposal]) -> float:

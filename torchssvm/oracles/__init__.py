@@ -1,5 +1,8 @@
 """The kernels under the structures: they know tensors, and nothing of structures, heads or duals."""
 
+from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
+from torchssvm.oracles.sum_product import sum_product
 from torchssvm.oracles.viterbi import viterbi
+from torchssvm.oracles.viterbi_by_level import ByLevel, viterbi_by_level
 
-__all__ = ["viterbi"]
+__all__ = ["ByLevel", "chain_parts", "chain_scores", "sum_product", "viterbi", "viterbi_by_level"]

@@ -1,8 +1,28 @@
 """What an output is: parts, loss and decoding, one structure a file."""
 
-from torchssvm.structures.base import Corner, Decoding, Structure, find_corner
+from torchssvm.structures.base import Corner, Decoding, Marginals, Structure, as_decoding, find_corner
 from torchssvm.structures.chain import Chain, WeightedLabels
 from torchssvm.structures.multiclass import Multiclass
+from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
+from torchssvm.structures.slack_rescaling import SlackRescaling
+from torchssvm.structures.slack_search import LossScaleSearch
 from torchssvm.structures.torch_struct import TorchStruct
 
-__all__ = ["Chain", "Corner", "Decoding", "Multiclass", "Structure", "TorchStruct", "WeightedLabels", "find_corner"]
+__all__ = [
+    "Chain",
+    "Corner",
+    "Decoding",
+    "EveryClass",
+    "EveryLossLevel",
+    "EveryOutput",
+    "LossScaleSearch",
+    "Marginals",
+    "Multiclass",
+    "SlackOracle",
+    "SlackRescaling",
+    "Structure",
+    "TorchStruct",
+    "WeightedLabels",
+    "as_decoding",
+    "find_corner",
+]

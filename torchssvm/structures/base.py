@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchssvm.potentials import Parts, Potentials, conform, full_precision, inner, subtract
+from torchssvm.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.potentials import Parts, Potentials, conform, full_precision, inner, scale, subtract
 
 Labeling = Any
 """An output for each example of a batch: usually an int64 tensor ``[B, ...]``, or a tuple of tensors."""
@@ -32,12 +33,27 @@ class Decoding(NamedTuple):
     exact: bool = True
 
 
+class Marginals(NamedTuple):
+    """The mean parts of the distribution ``P(y) = exp(score(y)) / Z``, for every example of a batch.
+
+    Attributes:
+        parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded.
+        log_partition: ``log Z``, ``[B]`` float64.
+    """
+
+    parts: Parts
+    log_partition: Tensor
+
+
 class Structure(ABC):
     """What an output is: its parts, its loss, and how the best one is found.
 
     A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the rest has defaults. Score and loss
     are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
     """
+
+    padding: int = -1
+    """What stands in a labeling beyond an example's length."""
 
     @abstractmethod
     def argmax(self, potentials: Potentials) -> Decoding | Labeling:
@@ -85,10 +101,73 @@ class Structure(ABC):
             bound=None if found.bound is None else found.bound + constant,
         )
 
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of exponentiated gradient.
+
+        Optional; nothing else needs it.
+
+        Raises:
+            NotImplementedError: The structure has none.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train "
+            "with BCFW or CuttingPlane, which need a max oracle only"
+        )
+
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``parts(labeling) - parts(target)``, in the shapes and the dtype of ``potentials``."""
         parts = conform(self.parts(labeling), potentials, "parts(labeling)")
         return subtract(parts, conform(self.parts(target), potentials, "parts(target)"))
+
+    def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
+        """Scores of several labelings of every example, less the target's: ``<p(y) - p(y_i), theta_i>``.
+
+        This is how cached labelings are scored without decoding. The default makes their parts one after another; a
+        structure whose parts are sparse gathers from the potentials instead.
+
+        Args:
+            labelings: As ``argmax`` returns them, with an axis of C labelings after the batch: ``[B, C, ...]``.
+            target: From ``check_target``.
+            potentials: The batch.
+
+        Returns:
+            ``[B, C]`` float64.
+        """
+        columns = [
+            inner(self.difference(labeling, target, potentials), potentials.tensors) for labeling in _each(labelings)
+        ]
+        return torch.stack(columns, 1)
+
+    def mean_difference(self, labelings: Labeling, mass: Tensor, target: Labeling, potentials: Potentials) -> Parts:
+        """``sum_c mass_c (p(y_c) - p(y_i))`` in the shapes and the dtype of ``potentials``.
+
+        Args:
+            labelings: ``[B, C, ...]``, as in :meth:`relative_scores`.
+            mass: ``[B, C]`` float64, of any sign.
+            target: From ``check_target``.
+            potentials: The batch.
+        """
+        total = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
+        for column, labeling in enumerate(_each(labelings)):
+            part = scale(self.difference(labeling, target, potentials), mass[:, column])
+            total = {name: tensor + part[name] for name, tensor in total.items()}
+        return total
+
+    def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
+        """Stored labelings ``[B, C, ...]`` with the padding of this batch's ``target``.
+
+        The default crops every tensor to the shape of the target's, or fills it up with ``padding``.
+
+        Raises:
+            ValueError: Labelings and targets are of different kinds, so that the target's shape says nothing.
+        """
+        held, like = tree_tensors(labelings), tree_tensors(target)
+        if len(held) != len(like) or any(h.ndim != t.ndim + 1 for h, t in zip(held, like, strict=True)):
+            raise ValueError(
+                f"{type(self).__name__} has targets that are not shaped like its labelings: define "
+                "resize(labelings, target), which Labelings() needs to store them"
+            )
+        return tree_replace(labelings, [fit(h, t.shape[1:], self.padding) for h, t in zip(held, like, strict=True)])
 
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
         """The target in the form that ``parts`` and ``loss`` take, or an error that says what is wrong with it.
@@ -123,6 +202,26 @@ class Structure(ABC):
             elif value is None or isinstance(value, bool | int | float | str):
                 shown.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def fit(tensor: Tensor, trailing: Sequence[int], padding: int) -> Tensor:
+    """``tensor`` with its last axes cropped, or filled up with ``padding``, to the sizes ``trailing``."""
+    first = tensor.ndim - len(trailing)
+    if list(tensor.shape[first:]) == list(trailing):
+        return tensor
+    cropped = tensor
+    for axis, size in enumerate(trailing, first):
+        cropped = cropped.narrow(axis, 0, min(size, cropped.shape[axis]))
+    missing = [size - have for size, have in zip(trailing, cropped.shape[first:], strict=True)]
+    if not any(missing):
+        return cropped
+    return torch.nn.functional.pad(cropped, [n for size in reversed(missing) for n in (0, size)], value=padding)
+
+
+def _each(labelings: Labeling) -> Iterator[Labeling]:
+    """The labelings ``[B, ...]`` of ``[B, C, ...]``, one after another."""
+    for column in range(tree_tensors(labelings)[0].shape[1]):
+        yield tree_map(lambda tensor, column=column: tensor[:, column], labelings)
 
 
 def digest(values: Tensor) -> str:

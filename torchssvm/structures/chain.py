@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.oracles import viterbi
+from torchssvm.oracles import chain_parts, chain_scores, sum_product, viterbi
 from torchssvm.potentials import Parts, Potentials
-from torchssvm.structures.base import Decoding, Structure, digest
+from torchssvm.structures.base import Decoding, Marginals, Structure, digest
 from torchssvm.structures.multiclass import check_labels
 
 
@@ -65,13 +65,19 @@ class Chain(Structure):
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
         """Viterbi with the Hamming loss added to the emissions."""
-        costs, labels = self._costs(target)
+        costs, labels = self.costs(target)
         emission = potentials["emission"]
         costs = costs.to(emission.dtype).unsqueeze(2)
         # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
         # so the cost is written where the label is wrong.
         augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
         return self.argmax(potentials.replace({"emission": augmented, "transition": potentials["transition"]}))
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """Sum-product (forward-backward)."""
+        lengths = potentials.lengths
+        emission, transition, log_partition = sum_product(potentials["emission"], potentials["transition"], lengths)
+        return Marginals({"emission": emission, "transition": transition}, log_partition)
 
     def parts(self, labeling: Tensor | WeightedLabels) -> dict[str, Tensor]:
         """Indicators of the states ``[B, N, K]``, and counts (or indicators) of the pairs."""
@@ -90,9 +96,11 @@ class Chain(Structure):
         transition.scatter_(2, pairs.unsqueeze(2), both.unsqueeze(2))
         return {"emission": emission, "transition": transition.view(batch, -1, states, states)}
 
-    def difference(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Parts:
+    def difference(
+        self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Parts:
         """The states and pairs that appear, less those that disappear."""
-        states, found, true = self.num_states, labeling, _labels(target)
+        states, found, true = self.num_states, _labels(labeling), _labels(target)
         real = (true >= 0).to(potentials.dtype)
         parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
         pairs = real[:, 1:]
@@ -106,14 +114,33 @@ class Chain(Structure):
                 transition.scatter_add_(2, places.unsqueeze(2), (sign * pairs).unsqueeze(2))
         return parts
 
+    def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
+        """Looked up in the potentials, ``[B, C]`` float64: a labeling of length T costs 2 T - 1 reads."""
+        everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
+        scores = chain_scores(everything, potentials["emission"], potentials["transition"])
+        return scores[:, :-1] - scores[:, -1:]
+
+    def mean_difference(
+        self, labelings: Tensor, mass: Tensor, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Parts:
+        """The mass of each state and pair, less all of it at the target's."""
+        everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
+        emission, transition = chain_parts(everything, mass, potentials["emission"], potentials["transition"])
+        return {"emission": emission, "transition": transition}
+
+    def resize(self, labelings: Tensor, target: Tensor | WeightedLabels) -> Tensor:
+        """Cropped or padded to the length of this batch."""
+        return super().resize(labelings, _labels(target))
+
     def loss(self, labeling: Tensor, target: Tensor | WeightedLabels) -> Tensor:
         """Hamming loss, ``[B]`` float64."""
-        costs, labels = self._costs(target)
+        costs, labels = self.costs(target)
         return (costs * (_labels(labeling) != labels)).sum(1)
 
     def loss_potentials(self, target: Tensor | WeightedLabels) -> tuple[dict[str, Tensor], Tensor]:
         """Emissions that cost a wrong state, ``[B, N, K]``; transitions cost nothing; the constant is zero."""
-        costs, labels = self._costs(target)
+        costs, labels = self.costs(target)
         delta = costs.unsqueeze(2).repeat(1, 1, self.num_states).scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)
         return {"emission": delta}, delta.new_zeros(len(delta))
 
@@ -146,7 +173,7 @@ class Chain(Structure):
         for states_of in itertools.product(range(states), repeat=longest):
             yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
 
-    def _costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
+    def costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
         """What a wrong label costs at every token (``[B, N]`` float64, zero in the padding), and the true labels."""
         labels = _labels(target)
         real = labels >= 0

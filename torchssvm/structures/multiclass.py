@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchssvm.potentials import Potentials
-from torchssvm.structures.base import Decoding, Structure, digest
+from torchssvm.potentials import Parts, Potentials
+from torchssvm.structures.base import Decoding, Marginals, Structure, digest
 
 
 class Multiclass(Structure):
@@ -39,9 +39,27 @@ class Multiclass(Structure):
         value, labels = potentials.single.max(1)
         return Decoding(labels, value)
 
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """Softmax."""
+        scores = potentials.single.detach()
+        (name,) = potentials.tensors
+        return Marginals({name: scores.softmax(1)}, scores.to(torch.float64).logsumexp(1))
+
     def parts(self, labeling: Tensor) -> Tensor:
         """Indicator of the class, ``[B, K]``."""
         return torch.nn.functional.one_hot(labeling, self.num_classes).to(torch.get_default_dtype())
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """Looked up in the potentials, ``[B, C]`` float64."""
+        scores = potentials.single.to(torch.float64)
+        return scores.gather(1, labelings) - scores.gather(1, target.unsqueeze(1))
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The mass of each class, less all of it at the target."""
+        ((name, tensor),) = potentials.tensors.items()
+        mass = mass.to(tensor.dtype)
+        parts = tensor.new_zeros(tensor.shape).scatter_add_(1, labelings, mass)
+        return {name: parts.scatter_add_(1, target.unsqueeze(1), -mass.sum(1, keepdim=True))}
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """``cost[target, labeling]``, ``[B]`` float64."""

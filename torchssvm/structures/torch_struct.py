@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.potentials import Potentials
-from torchssvm.structures.base import Decoding, Structure
+from torchssvm.structures.base import Decoding, Marginals, Structure
 
 LossPotentials = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Maps a target ``[B, *event]`` to ``(delta, constant)``, ``[B, *event]`` and ``[B]``."""
@@ -115,6 +115,8 @@ class TorchStruct(Structure):
             of the loss is wrong.
     """
 
+    padding = 0
+
     def __init__(
         self,
         distribution: type[Any],
@@ -168,6 +170,36 @@ class TorchStruct(Structure):
                 box = (slice(None), *self._box(scores.ndim, int(extents.max())))
                 labeling[box] = self._decode(scores.detach()[box], extents)
         return Decoding(labeling)
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """The distribution's own marginals ``[B, *event]`` and log-partition.
+
+        Raises:
+            ValueError: As ``argmax``; or the potentials are so large that an output could score as much as the
+                numbers that stand for the impossible in torch-struct.
+            TypeError: The distribution has no marginals.
+        """
+        if not hasattr(self.distribution, "marginals"):
+            raise TypeError(f"{self.distribution.__name__} has no marginals")
+        (name,) = potentials.tensors
+        scores = potentials.single.detach()
+        extents = self._extents(scores, potentials.lengths)
+        with torch.inference_mode(False), torch.enable_grad():
+            mean = torch.zeros(scores.shape, dtype=scores.dtype, device=scores.device)
+            log_partition = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
+            if len(scores):
+                box = (slice(None), *self._box(scores.ndim, int(extents.max())))
+                real = self._real(scores[box], extents)
+                cropped = _finite(scores[box].masked_fill(~real, 0.0))
+                if bool((self._scale(cropped) < 1.0).any()):
+                    raise ValueError(
+                        f"potentials reach {float(cropped.abs().max()):.3g}, too much for marginals of {self}: an "
+                        f"output could score more than {SCORE_LIMIT:g}, and torch-struct takes -1e5 for impossible"
+                    )
+                with self._instance(cropped, extents) as distribution:
+                    mean[box] = distribution.marginals.detach().to(scores.dtype) * real
+                    log_partition[:] = distribution.partition.detach()
+        return Marginals({name: mean}, log_partition)
 
     def parts(self, labeling: Tensor) -> Tensor:
         """The events themselves, ``[B, *event]``; integers and bools become the default floating dtype."""
@@ -307,20 +339,9 @@ class TorchStruct(Structure):
         """Events of potentials whose padded axes end with the longest example."""
         real = self._real(scores, extents)
         scores = scores.masked_fill(~real, 0.0)
-        if not bool(torch.isfinite(scores).all()):
-            row = int((~torch.isfinite(scores)).nonzero()[0, 0])
-            raise ValueError(
-                f"potentials of row {row} of the batch are not finite; a part that must not be chosen can "
-                f"have a large negative number, such as -1e6"
-            )
+        scores = _finite(scores)
         scores = scores * _per_row(self._scale(scores), scores)
-        if self._name == "SemiMarkovCRF":
-            lengths, scores = None, _bridge_padding(scores, extents)
-        else:
-            lengths = extents - self.convention.offset
-        with _multiroot_put_back(self._name):
-            scores.requires_grad_()
-            distribution = _silent(self.distribution)(scores, lengths=lengths, **self.arguments)
+        with self._instance(scores, extents) as distribution:
             events = distribution.argmax.detach().to(scores.dtype)
         if events.shape != scores.shape or not bool((events == events.round()).all()):
             raise RuntimeError(
@@ -328,6 +349,16 @@ class TorchStruct(Structure):
                 f"{list(scores.shape)}; got {list(events.shape)} with numbers {events.unique()[:8].tolist()}"
             )
         return events * real
+
+    @contextmanager
+    def _instance(self, scores: Tensor, extents: Tensor) -> Iterator[Any]:
+        """The distribution of potentials whose padded axes end with the longest example, zero in the padding."""
+        if self._name == "SemiMarkovCRF":
+            lengths, scores = None, _bridge_padding(scores, extents)
+        else:
+            lengths = extents - self.convention.offset
+        with _multiroot_put_back(self._name):
+            yield _silent(self.distribution)(scores.requires_grad_(), lengths=lengths, **self.arguments)
 
     def _scale(self, scores: Tensor) -> Tensor:
         """Powers of two, at most 1, that keep the score of any output within ``SCORE_LIMIT``: ``[B]``."""
@@ -346,6 +377,17 @@ class TorchStruct(Structure):
     def __repr__(self) -> str:
         arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
         return f"TorchStruct({self.distribution.__name__}{arguments})"
+
+
+def _finite(scores: Tensor) -> Tensor:
+    """The potentials, or a ValueError that names a row that is not finite."""
+    if not bool(torch.isfinite(scores).all()):
+        row = int((~torch.isfinite(scores)).nonzero()[0, 0])
+        raise ValueError(
+            f"potentials of row {row} of the batch are not finite; a part that must not be chosen can "
+            f"have a large negative number, such as -1e6"
+        )
+    return scores
 
 
 def _known_as(distribution: type[Any], names: dict[str, Any]) -> str | None:

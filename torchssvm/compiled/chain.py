@@ -1,0 +1,298 @@
+"""BCFW on a linear chain with fixed features, compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.batch import Batch
+from torchssvm.caching import CacheOracle, MaxOracle, OracleRule
+from torchssvm.certificate import Certificate, certify
+from torchssvm.compiled.state import Blocks, Examples, Model, Options, Scalars, Scratch
+from torchssvm.directions import Away, Corrective, DirectionRule, FrankWolfe, Hybrid, Pairwise
+from torchssvm.dual import DualState, Labelings
+from torchssvm.dual.storage import require
+from torchssvm.heads import LinearChain
+from torchssvm.oracles.compiled import numba_available
+from torchssvm.sampling import Order, Permutation, Proportional, Uniform
+from torchssvm.structures import Chain
+
+_DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
+
+
+class CompiledChain:
+    """Exact BCFW on a :class:`LinearChain` with fixed features: one block after another, no Python in the loop.
+
+    It trains the same head and the same dual state as ``BlockGap`` and ``BCFW`` do: either goes on where the other
+    stopped. Needs Numba (``torchssvm[numba]``) and tensors on the CPU. Blocks are drawn as [G16] Algorithm 2 says, from
+    the gaps as they stand at every draw.
+
+    Args:
+        head: The head, on the CPU.
+        dual: Its dual state, with ``storage=Labelings()``.
+        batches: Every training example exactly once; features are copied.
+        direction: As in ``BlockGap``; None is ``FrankWolfe()``.
+        oracle: As in ``BlockGap``; None is ``MaxOracle()``.
+        order: ``Proportional()`` (the default), ``Uniform()`` or ``Permutation()``.
+        seed: Of the draws.
+
+    Raises:
+        ImportError: Numba is not installed.
+        TypeError: The head, its structure, a rule or the storage is not one that is compiled.
+        ValueError: The batches do not hold every example once, or are not valid.
+    """
+
+    def __init__(
+        self,
+        head: LinearChain,
+        dual: DualState,
+        batches: Iterable[Batch],
+        *,
+        direction: DirectionRule | None = None,
+        oracle: OracleRule | None = None,
+        order: Order | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not numba_available():
+            raise ImportError("CompiledChain needs Numba: pip install torchssvm[numba]")
+        self.direction: Any = direction if direction is not None else FrankWolfe()
+        self.oracle: Any = oracle if oracle is not None else MaxOracle()
+        self.order: Any = order if order is not None else Proportional()
+        if not isinstance(head, LinearChain) or head.positions is not None or type(head.structure) is not Chain:
+            raise TypeError(f"head={head} must be a LinearChain with shared transitions and a Chain structure")
+        if head.emission.device.type != "cpu":
+            raise TypeError(f"head is on {head.emission.device}; the compiled loop runs on the CPU")
+        if not isinstance(dual.storage, Labelings):
+            raise TypeError(f"the dual's storage is {type(dual.storage).__name__}(); make it with storage=Labelings()")
+        if dual.box:
+            raise TypeError("the head's weights have bounds, which are not compiled; use BlockGap and BCFW")
+        if type(self.direction) not in _DIRECTIONS:
+            raise TypeError(f"direction={self.direction} is not compiled; use BlockGap and BCFW")
+        if type(self.oracle) not in (MaxOracle, CacheOracle):
+            raise TypeError(f"oracle={self.oracle} is not compiled; use BlockGap and BCFW")
+        if type(self.order) not in (Proportional, Uniform, Permutation) or getattr(self.order, "power", 1.0) != 1.0:
+            raise TypeError(f"order={self.order} is not compiled; use Proportional(), Uniform() or Permutation()")
+        self.head, self.dual, self.storage = head, dual, dual.storage
+        self.generator = torch.Generator().manual_seed(seed)
+        self._batches = list(batches)
+        self._examples = _pack(head, dual, self._batches)
+        states, longest = head.structure.num_states, int(self._examples.start.diff().max())
+        self._longest = longest
+        atoms, dtype = self.storage.capacity + 2, head.emission.dtype
+        self._scratch = Scratch(
+            emission=torch.zeros(longest, states, dtype=dtype).numpy(),
+            prefixes=torch.zeros(longest, states, dtype=dtype).numpy(),
+            response=torch.zeros(longest, states, dtype=torch.float64).numpy(),
+            pairs=torch.zeros(states, states, dtype=torch.float64).numpy(),
+            delta=torch.zeros(longest, states, dtype=torch.float64).numpy(),
+            delta_pairs=torch.zeros(states, states, dtype=torch.float64).numpy(),
+            corner=torch.zeros(longest, dtype=torch.int64).numpy(),
+            mass=torch.zeros(atoms, dtype=torch.float64).numpy(),
+            hinge=torch.zeros(atoms, dtype=torch.float64).numpy(),
+            score_loss=torch.zeros(atoms, dtype=torch.float64).numpy(),
+            change=torch.zeros(atoms, dtype=torch.float64).numpy(),
+            gram=torch.zeros(atoms, atoms, dtype=torch.float64).numpy(),
+            work=torch.zeros(atoms, dtype=torch.float64).numpy(),
+        )
+        self._examples = Examples(*(t.numpy() for t in self._examples))
+        self._waiting = torch.zeros(0, dtype=torch.int64)
+
+    @torch.no_grad()
+    def run(self, visits: int) -> int:
+        """Visit blocks ``visits`` times; the head holds the new weights afterwards.
+
+        Returns:
+            Visits made; fewer only when all gaps are zero.
+        """
+        from torchssvm.compiled.chain_loop import visit_blocks
+
+        dual = self.dual
+        if dual.recomputed is not None:
+            for parameter, weights in zip(dual.parameters, dual.recomputed, strict=True):
+                parameter.copy_(weights)
+            dual.recomputed = None
+        dual.discard()
+        done = 0
+        while done < visits:
+            order, points = self._draw(visits - done)
+            tree = _tree(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)
+            counters = torch.tensor([0, 0, self.storage.sets.clock])
+            made = visit_blocks(
+                order.numpy(),
+                points.numpy(),
+                tree.numpy(),
+                self._examples,
+                self._model(),
+                self._blocks(),
+                Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
+                self._options(len(points) > 0),
+                self._scratch,
+                counters.numpy(),
+            )
+            calls, hits, self.storage.sets.clock = (int(number) for number in counters)
+            dual.oracle_calls += calls
+            dual.cache_hits += hits
+            dual.steps += made
+            dual.visits += made
+            dual.moved += made
+            done += made
+            if len(order):
+                self._waiting = order[made:]
+            if made < max(len(order), len(points)):
+                if bool((dual.gap_estimates == 0.0).all()):
+                    break
+                self._make_room()
+        dual.remember_weights()
+        dual.notify()
+        return done
+
+    def certify(self) -> Certificate:
+        """An exact pass, see :func:`torchssvm.certify`."""
+        return certify(self.head, self.dual, self._batches)
+
+    def _draw(self, visits: int) -> tuple[Tensor, Tensor]:
+        """The next examples, or the random points that draw them: one of the two is empty."""
+        none, n = torch.zeros(0, dtype=torch.int64), self.dual.num_examples
+        if len(self._waiting):
+            return self._waiting[:visits], none.double()
+        if isinstance(self.order, Uniform):
+            return torch.randint(n, (visits,), generator=self.generator), none.double()
+        unknown = torch.isinf(self.dual.gap_estimates)
+        if isinstance(self.order, Permutation):
+            unknown.fill_(True)
+        if bool(unknown.any()):
+            order = unknown.nonzero().flatten()
+            self._waiting = order[torch.randperm(len(order), generator=self.generator)]
+            return self._waiting[:visits], none.double()
+        return none, torch.rand(visits, dtype=torch.float64, generator=self.generator)
+
+    def _model(self) -> Model:
+        head, states = self.head, self.head.structure.num_states
+        zero = torch.zeros(states, dtype=head.emission.dtype)
+        bias, first, last = (zero if p is None else p.detach() for p in (head.bias, head.first, head.last))
+        return Model(
+            head.emission.detach().numpy(),
+            head.transition.detach().numpy(),
+            bias.numpy(),
+            first.numpy(),
+            last.numpy(),
+            head.bias is not None,
+            head.first is not None,
+        )
+
+    def _blocks(self) -> Blocks:
+        storage, sets = self.storage, self.storage.sets
+        states, dtype = self.head.structure.num_states, self.head.emission.dtype
+        if self.direction.needs_curvature:
+            storage.keep_curvature()
+            sets.keep_gram(dtype)
+        like = torch.full((1, self._longest), states - 1)
+        sets.reserve(like)
+        gram = sets.gram if sets.gram is not None else torch.zeros(1, 1, 1, dtype=dtype)
+        buffers = storage.rest.buffers
+        if buffers:
+            emission, transition = buffers["emission"], buffers["transition"]
+            rest = [emission.values, emission.start, transition.values, transition.start]
+        else:
+            n = self.dual.num_examples
+            nowhere = torch.zeros(n, dtype=torch.int64)
+            rest = [torch.zeros(1, states, dtype=dtype), nowhere, torch.zeros(1, states, states, dtype=dtype), nowhere]
+        return Blocks(
+            *(t.numpy() for t in (sets.count, sets.mass, sets.loss, sets.used, sets.labelings[0], gram, sets.known)),
+            *(t.numpy() for t in (storage.rest_mass, storage.rest_loss, storage.mixed, *rest)),
+        )
+
+    def _options(self, by_gap: bool) -> Options:
+        dual, cached = self.dual, isinstance(self.oracle, CacheOracle)
+        known = cached and math.isfinite(dual.certified_gap)
+        return Options(
+            direction=_DIRECTIONS.index(type(self.direction)),
+            steps=self.direction.steps if isinstance(self.direction, Corrective) else 0,
+            tolerance=self.direction.tolerance if isinstance(self.direction, Corrective) else 0.0,
+            cache=cached,
+            factor=float(self.oracle.factor) if cached else 0.0,
+            threshold=self.oracle.floor * dual.certified_gap / dual.num_examples if known else 0.0,
+            lam=dual.lam,
+            by_gap=by_gap,
+        )
+
+    def _make_room(self) -> None:
+        """Give every example its rows in the rest."""
+        batch = self._batches[0]
+        self.storage.rest.check_memory(self.head(batch.x, batch.lengths), "a larger capacity of Labelings() avoids it")
+        for batch in self._batches:
+            potentials = self.head(batch.x, batch.lengths).detach()
+            nothing = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
+            self.storage.rest.add(batch.index, potentials, nothing)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next draws depend on; the dual has a state of its own."""
+        return {"generator": self.generator.get_state(), "waiting": self._waiting.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the draws.
+
+        Raises:
+            ValueError: The state is damaged.
+        """
+        waiting, generator = (require(state, name, Tensor, "state") for name in ("waiting", "generator"))
+        if waiting.dtype != torch.int64 or bool(((waiting < 0) | (waiting >= self.dual.num_examples)).any()):
+            raise ValueError("the checkpoint is damaged: state['waiting'] does not hold examples")
+        try:
+            torch.Generator().set_state(generator)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"the checkpoint is damaged: state['generator'] is no random state: {error}") from error
+        self.generator.set_state(generator)
+        self._waiting = waiting.clone()
+
+
+def _tree(gaps: Tensor) -> Tensor:
+    """Sums over a binary tree with the gaps as its leaves: entry 1 is the root, 2 k and 2 k + 1 the children of k."""
+    leaves = 1 << max(len(gaps) - 1, 1).bit_length()
+    level = torch.zeros(leaves, dtype=torch.float64)
+    level[: len(gaps)] = gaps
+    levels = [level]
+    while len(level) > 1:
+        level = level.view(-1, 2).sum(1)
+        levels.append(level)
+    return torch.cat([torch.zeros(1, dtype=torch.float64), *reversed(levels)])
+
+
+def _pack(head: LinearChain, dual: DualState, batches: list[Batch]) -> Examples:
+    """The training set token after token, in the order of the index; checked by the head and the structure."""
+    n, dtype = dual.num_examples, head.emission.dtype
+    pieces: list[tuple[Tensor, Tensor, Tensor] | None] = [None] * n
+    for batch in batches:
+        potentials = head(batch.x, batch.lengths)
+        index = dual.check_batch(batch.index, potentials)
+        target = head.structure.check_target(batch.y, potentials)
+        costs, labels = head.structure.costs(target)
+        lengths = (labels >= 0).sum(1).tolist()
+        for row, (i, length) in enumerate(zip(index.tolist(), lengths, strict=True)):
+            if pieces[i] is not None:
+                raise ValueError(f"batches gave example {i} twice: every training example is needed exactly once")
+            pieces[i] = (batch.x[row, :length].to(dtype), labels[row, :length], costs[row, :length])
+    found = [piece for piece in pieces if piece is not None]
+    if len(found) < n:
+        missing = [i for i, piece in enumerate(pieces) if piece is None]
+        raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them")
+    sizes = torch.tensor([len(labels) for _, labels, _ in found])
+    zero = torch.zeros(1, dtype=torch.int64)
+    inner = []
+    for x, _, _ in found:
+        products = x.double() @ x.double().t()
+        inner.append((products + 1.0 if head.bias is not None else products).flatten())
+    cost = torch.cat([c for _, _, c in found])
+    return Examples(
+        x=torch.cat([x for x, _, _ in found]).contiguous(),
+        y=torch.cat([labels for _, labels, _ in found]),
+        cost=cost,
+        added=cost.to(dtype),
+        start=torch.cat([zero, sizes.cumsum(0)]),
+        inner=torch.cat(inner),
+        inner_start=torch.cat([zero, (sizes**2).cumsum(0)[:-1]]),
+    )

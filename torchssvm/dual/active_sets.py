@@ -1,0 +1,162 @@
+"""For every example a few labelings with their mass: the active set and the cache in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.batch import tree_replace, tree_tensors
+from torchssvm.dual.storage import require
+from torchssvm.structures.base import Labeling, fit
+
+
+class ActiveSets:
+    """Up to ``capacity`` labelings for each of n examples; those with mass are the active set, all are the cache.
+
+    Labelings are kept in the smallest integer type that holds them. Where a rule asks for inner products of an
+    example's labelings, they are kept too, ``capacity^2`` numbers an example.
+
+    Attributes:
+        count: ``[n]`` int64, labelings kept; they fill the first slots.
+        mass: ``[n, C]`` float64, their dual mass.
+        loss: ``[n, C]`` float64, their loss L_i.
+        used: ``[n, C]`` int64, when a slot was last a corner, by ``clock``.
+        labelings: Tensors ``[n, C, ...]``; empty until the first labeling comes.
+        gram: ``[n, C, C]`` inner products ``<Phi_i^T p(y), Phi_i^T p(y')>``; None where no rule asked for them.
+        known: ``[n, C]`` bool, whether a slot's row of ``gram`` is filled in.
+    """
+
+    def __init__(self, num_examples: int, capacity: int, padding: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.padding = padding
+        shape = (num_examples, capacity)
+        self.count = torch.zeros(num_examples, dtype=torch.int64, device=device)
+        self.mass = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.loss = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.used = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.labelings: list[Tensor] = []
+        self.gram: Tensor | None = None
+        self.known = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.clock = 0
+
+    @staticmethod
+    def bytes_each(labeling: Labeling, capacity: int, gram_bytes: int) -> int:
+        """Bytes for one example whose labelings are like the first row of ``labeling``."""
+        numbers = sum(t[0].numel() * _narrow(t).itemsize for t in tree_tensors(labeling))
+        return 8 + capacity * (numbers + 3 * 8 + 1 + capacity * gram_bytes)
+
+    def read(self, index: Tensor, columns: int, template: Labeling) -> Labeling:
+        """The first ``columns`` labelings of the examples: ``[B, columns, ...]``, in the template's dtypes."""
+        dtypes = [t.dtype for t in tree_tensors(template)]
+        found = [t[index, :columns].to(dtype) for t, dtype in zip(self.labelings, dtypes, strict=True)]
+        return tree_replace(template, found)
+
+    def victims(self, index: Tensor) -> Tensor:
+        """The slot that a new labeling takes: a free one, or the least recent without mass, or the least mass."""
+        idle = self.used[index].to(torch.float64) - 2.0 * (self.clock + 1)  # negative: before all that have mass
+        keys = torch.where(self.mass[index] > 0.0, self.mass[index], idle)
+        count = self.count[index]
+        return torch.where(count < self.capacity, count, keys.argmin(1))
+
+    def write(self, index: Tensor, slots: Tensor, labeling: Labeling, loss: Tensor) -> None:
+        """Put one labeling of each example ``index`` into its slot, without mass."""
+        self.reserve(labeling)
+        first = self.count[index] == 0
+        for buffer, values in zip(self.labelings, tree_tensors(labeling), strict=True):
+            values = fit(values, buffer.shape[2:], self.padding).to(buffer.dtype)
+            buffer[index, slots] = values
+            if bool(first.any()):  # empty slots must hold labelings that can be scored
+                buffer[index[first]] = values[first].unsqueeze(1)
+        self.count[index] = torch.maximum(self.count[index], slots + 1)
+        self.mass[index, slots] = 0.0
+        self.loss[index, slots] = loss
+        self.known[index, slots] = False
+
+    def keep_gram(self, dtype: torch.dtype) -> None:
+        """Allocate the inner products."""
+        if self.gram is None:
+            self.gram = torch.zeros(*self.mass.shape, self.capacity, dtype=dtype, device=self.mass.device)
+
+    def reserve(self, labeling: Labeling) -> None:
+        """Make room, in size and in dtype, for the labelings ``[R, ...]``."""
+        tensors = tree_tensors(labeling)
+        if not self.labelings:
+            self.labelings = [
+                torch.full((*self.mass.shape, *t.shape[1:]), self.padding, dtype=_narrow(t), device=self.mass.device)
+                for t in tensors
+            ]
+        for place, (buffer, values) in enumerate(zip(self.labelings, tensors, strict=True)):
+            sizes = [max(a, b) for a, b in zip(buffer.shape[2:], values.shape[1:], strict=True)]
+            buffer = fit(buffer, sizes, self.padding)
+            wanted = torch.promote_types(buffer.dtype, _narrow(values))
+            self.labelings[place] = buffer.to(wanted)
+
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        held = [self.count, self.mass, self.loss, self.used, self.known, *self.labelings]
+        return sum(t.numel() * t.element_size() for t in held if self.labelings) + (
+            0 if self.gram is None or not self.labelings else self.gram.numel() * self.gram.element_size()
+        )
+
+    def to(self, device: torch.device) -> None:
+        """Move everything."""
+        for name in ("count", "mass", "loss", "used", "known"):
+            setattr(self, name, getattr(self, name).to(device))
+        self.labelings = [t.to(device) for t in self.labelings]
+        self.gram = None if self.gram is None else self.gram.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and numbers."""
+        return {
+            "capacity": self.capacity,
+            "clock": self.clock,
+            **{name: getattr(self, name).clone() for name in ("count", "mass", "loss", "used", "known")},
+            "labelings": [t.clone() for t in self.labelings],
+            "gram": None if self.gram is None else self.gram.clone(),
+        }
+
+    @classmethod
+    def from_state_dict(
+        cls, state: dict[str, Any], num_examples: int, capacity: int, padding: int, dtype: torch.dtype, where: str
+    ) -> ActiveSets:
+        """Raise ValueError if ``state`` is damaged or of other sizes; else the active sets, on the CPU."""
+        if require(state, "capacity", int, where) != capacity:
+            raise ValueError(
+                f"the checkpoint's storage has capacity={state['capacity']}, and this one capacity={capacity}"
+            )
+        made = cls(num_examples, capacity, padding, torch.device("cpu"))
+        made.clock = require(state, "clock", int, where)
+        for name in ("count", "mass", "loss", "used", "known"):
+            values, like = require(state, name, torch.Tensor, where).cpu(), getattr(made, name)
+            if values.shape != like.shape or values.dtype != like.dtype:
+                raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] should be {list(like.shape)}")
+            setattr(made, name, values.clone())
+        fine = (made.mass >= 0.0) & (made.mass <= 1.0 + 1e-6) & torch.isfinite(made.loss)
+        if not bool(fine.all()) or bool(((made.count < 0) | (made.count > capacity)).any()):
+            raise ValueError(f"the checkpoint is damaged: {where} does not hold masses between 0 and 1")
+        labelings = require(state, "labelings", list, where)
+        if not all(isinstance(t, Tensor) and t.shape[:2] == made.mass.shape for t in labelings) or (
+            not labelings and bool(made.count.any())
+        ):
+            raise ValueError(f"the checkpoint is damaged: {where}['labelings'] does not fit")
+        made.labelings = [t.cpu().clone() for t in labelings]
+        gram = state.get("gram")
+        if gram is not None:
+            shape = (*made.mass.shape, capacity)
+            if not isinstance(gram, Tensor) or gram.shape != shape or gram.dtype != dtype:
+                raise ValueError(f"the checkpoint is damaged: {where}['gram'] should be {list(shape)} {dtype}")
+            made.gram = gram.cpu().clone()
+        return made
+
+
+def _narrow(values: Tensor) -> torch.dtype:
+    """The smallest dtype that holds these numbers."""
+    if values.is_floating_point() or values.dtype == torch.bool or not values.numel():
+        return values.dtype if values.numel() else torch.int8
+    low, high = (int(v) for v in values.aminmax())
+    for dtype in (torch.int8, torch.int16, torch.int32):
+        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
+            return dtype
+    return torch.int64

@@ -1,0 +1,409 @@
+"""The storage by labelings: active sets, and the mean parts of what had to leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.dual.active_sets import ActiveSets
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.storage import Found, Storage, Stored, require
+from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
+from torchssvm.structures import Corner, Structure, as_decoding
+from torchssvm.structures.base import Labeling
+
+
+class Labelings(Storage):
+    """Keeps the dual distribution of every block: up to ``capacity`` labelings and their mass.
+
+    ``psi_i = -sum_c alpha_c (p(y_c) - p(y_i))``. The labelings with mass are the active set of the pairwise, away and
+    corrective directions; all of them are the cache of ``CacheOracle``. What does not fit goes to the *rest*: the least
+    recent labeling without mass is dropped, or else the one with the least mass is merged into one point of the
+    marginal polytope, kept as mean parts, which every direction treats as one more atom. At the start the rest is the
+    target itself, with all the mass. Memory is that of the labelings (T small integers each) and of a few numbers for
+    each; directions that need inner products add ``capacity^2`` numbers an example.
+
+    Args:
+        capacity: C, most labelings of a block.
+
+    Raises:
+        ValueError: ``capacity`` is less than 1.
+    """
+
+    keeps_labelings = True
+
+    def __init__(self, capacity: int = 20) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity={capacity} must be at least 1")
+        self.capacity = capacity
+        self.wants_curvature = False
+        self._template: Labeling | None = None
+
+    def bind(
+        self,
+        num_examples: int,
+        lam: float,
+        structure: Structure,
+        parameters: Sequence[torch.nn.Parameter],
+        memory_limit: int | None,
+    ) -> None:
+        """Tell the storage its problem."""
+        super().bind(num_examples, lam, structure, parameters, memory_limit)
+        self.rest = MeanParts()
+        self.rest.bind(num_examples, lam, structure, parameters, memory_limit)
+        device = self.parameters[0].device
+        self.sets = ActiveSets(num_examples, self.capacity, structure.padding, device)
+        self.rest_mass = torch.ones(num_examples, dtype=torch.float64, device=device)
+        self.rest_loss = torch.zeros(num_examples, dtype=torch.float64, device=device)  # as l_i: (1/n) mass * loss
+        self.mixed = torch.zeros(num_examples, dtype=torch.bool, device=device)  # the rest is more than the target
+
+    def keep_curvature(self) -> None:
+        """Keep the inner products of each block's labelings from now on."""
+        self.wants_curvature = True
+
+    def estimate(self, potentials: Potentials) -> int:
+        """Bytes for all examples with full active sets, if their labelings are as long as this batch's."""
+        gram = self.parameters[0].element_size() if self.wants_curvature else 0
+        each = ActiveSets.bytes_each(self._like(potentials), self.capacity, gram)
+        return self.num_examples * (each + 8 + 8 + 1)
+
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
+        """The blocks of a batch."""
+        if not self.sets.labelings:
+            self.check_memory(
+                potentials, "Labelings(capacity=...) with a smaller capacity takes less, and so may MeanParts()"
+            )
+        return _StoredLabelings(self, index, potentials, target)
+
+    def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
+        """Raise ValueError if an example is in two batches: masses cannot be moved twice from the same start."""
+        seen: set[int] = set()
+        for batch, own in zip(batches, rows, strict=True):
+            assert isinstance(batch, _StoredLabelings)
+            examples = set(batch.index[own].tolist())
+            if twice := sorted(seen & examples):
+                raise ValueError(
+                    f"examples {twice[:5]} came in two of the batches that were accumulated for one step, and their "
+                    "blocks are kept as Labelings(): accumulate batches of distinct examples, use sweeps > 0 with a "
+                    "head that gives its adjoint, or storage=MeanParts()"
+                )
+            seen |= examples
+
+    def remember(self, stored: Stored, corner: Corner) -> bool:
+        """Cache the corners of an exact pass, in free slots and in those without mass."""
+        assert isinstance(stored, _StoredLabelings)
+        new = (stored.lookup(corner.labeling) == 0).nonzero().flatten()
+        if len(new):
+            self._insert(stored, new, tree_map(lambda t: t[new], corner.labeling), corner.loss[new], None)
+        return bool(len(new))
+
+    def forget_features(self) -> None:
+        """Inner products are those of features that have moved."""
+        self.sets.known.fill_(False)
+
+    def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
+        """One backward pass of the head."""
+        assert isinstance(stored, _StoredLabelings)
+        weight = 1.0 / (self.lam * self.num_examples)
+        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi(), self.parameters)]
+
+    def rescale(self, factor: float) -> None:
+        """``psi_i *= factor``: the mass that leaves the labelings goes to the target."""
+        sets = self.sets
+        sets.mass *= factor
+        self.rest_loss *= factor
+        self.rest.rescale(factor)
+        self.rest_mass = factor * self.rest_mass + (1.0 - factor)
+
+    def support(self) -> Tensor:
+        """How many labelings of each block have mass, ``[n]`` int64; the rest is not counted."""
+        return (self.sets.mass > 0.0).sum(1)
+
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        own = [self.rest_mass, self.rest_loss, self.mixed] if self.sets.labelings else []
+        return self.sets.nbytes() + self.rest.nbytes() + sum(t.numel() * t.element_size() for t in own)
+
+    def to(self, device: torch.device) -> None:
+        """Move everything."""
+        self.sets.to(device)
+        self.rest.to(device)
+        self.rest_mass, self.rest_loss = self.rest_mass.to(device), self.rest_loss.to(device)
+        self.mixed = self.mixed.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Active sets, and the rest."""
+        return {
+            "kind": "labelings",
+            "sets": self.sets.state_dict(),
+            "rest": self.rest.state_dict(),
+            "rest_mass": self.rest_mass.clone(),
+            "rest_loss": self.rest_loss.clone(),
+            "mixed": self.mixed.clone(),
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is another storage's or damaged."""
+        self._parse(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore everything to the bit."""
+        sets = self._parse(state)
+        device = self.parameters[0].device
+        sets.to(device)
+        self.sets = sets
+        self.rest.load_state_dict(state["rest"])
+        self.rest_mass = state["rest_mass"].to(device, copy=True)
+        self.rest_loss = state["rest_loss"].to(device, copy=True)
+        self.mixed = state["mixed"].to(device, copy=True)
+
+    def _parse(self, state: dict[str, Any]) -> ActiveSets:
+        if require(state, "kind", str, "storage") != "labelings":
+            raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with Labelings()")
+        for name, dtype in (("rest_mass", torch.float64), ("rest_loss", torch.float64), ("mixed", torch.bool)):
+            values = require(state, name, Tensor, "storage")
+            if values.shape != (self.num_examples,) or values.dtype != dtype or not bool(torch.isfinite(values).all()):
+                raise ValueError(
+                    f"the checkpoint is damaged: storage[{name!r}] should be [{self.num_examples}] {dtype}"
+                )
+        self.rest.check_state(require(state, "rest", dict, "storage"))
+        sets = ActiveSets.from_state_dict(
+            require(state, "sets", dict, "storage"),
+            self.num_examples,
+            self.capacity,
+            self.structure.padding,
+            self.parameters[0].dtype,
+            "storage['sets']",
+        )
+        total = state["rest_mass"].cpu() + sets.mass.sum(1)
+        if not bool(((total - 1.0).abs() < 1e-6).all()):
+            raise ValueError("the checkpoint is damaged: the masses of storage['sets'] and 'rest_mass' do not sum to 1")
+        return sets
+
+    def _like(self, potentials: Potentials) -> Labeling:
+        """Some labeling, for its kind, sizes and dtypes."""
+        if self._template is None:
+            one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
+            self._template = as_decoding(self.structure.argmax(one)).labeling
+        return self._template
+
+    def _insert(
+        self, stored: _StoredLabelings, rows: Tensor, labeling: Labeling, loss: Tensor, mass: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Cache new labelings of the batch's ``rows``, with ``mass`` ``[R]`` (None for none).
+
+        Returns:
+            The positions in ``rows`` that were kept (all with mass are), and their slots.
+        """
+        sets, index = self.sets, stored.index[rows]
+        slots = sets.victims(index)
+        held = torch.where(slots < sets.count[index], sets.mass[index, slots.clamp(max=self.capacity - 1)], 0.0)
+        wanted = (held == 0.0) if mass is None else (held == 0.0) | (mass > 0.0)
+        kept = wanted.nonzero().flatten()
+        leaving = kept[held[kept] > 0.0]
+        if len(leaving):
+            self._evict(stored, rows[leaving], slots[leaving])
+        index, slots = index[kept], slots[kept]
+        sets.clock += 1
+        sets.write(index, slots, tree_map(lambda t: t[kept], labeling), loss[kept])
+        sets.used[index, slots] = sets.clock
+        if mass is not None:
+            sets.mass[index, slots] = mass[kept]
+        return kept, slots
+
+    def _evict(self, stored: _StoredLabelings, rows: Tensor, slots: Tensor) -> None:
+        """Merge the labelings in ``slots`` of the batch's ``rows``, with their mass, into the rest."""
+        sets, index = self.sets, stored.index[rows]
+        mass, potentials = sets.mass[index, slots], stored.potentials.select(rows)
+        target = tree_map(lambda t: t[rows], stored.target)
+        held = sets.read(index, self.capacity, self._like(potentials))
+        one = tree_map(lambda t: t[torch.arange(len(slots), device=slots.device), slots].unsqueeze(1), held)
+        one = self.structure.resize(one, target)
+        parts = self.structure.mean_difference(one, mass.unsqueeze(1), target, potentials)
+        self.rest.add(index, potentials, {name: -tensor for name, tensor in parts.items()})
+        self.rest_mass[index] += mass
+        self.rest_loss[index] += mass * sets.loss[index, slots] / self.num_examples
+        self.mixed[index] = True
+        sets.mass[index, slots] = 0.0
+
+
+class _StoredLabelings(Stored):
+    """Column 0 of the atoms is the rest, column c + 1 is slot c."""
+
+    def __init__(self, storage: Labelings, index: Tensor, potentials: Potentials, target: Labeling) -> None:
+        self.num_examples = storage.num_examples
+        self.index, self.potentials, self.target = index, potentials.detach(), target
+        self._storage, sets = storage, storage.sets
+        self._structure = storage.structure
+        count = sets.count[index]
+        self._columns = int(count.max())
+        self._filled = torch.arange(self._columns, device=index.device) < count.unsqueeze(1)
+        self._mass = sets.mass[index, : self._columns]
+        self._loss = torch.where(self._filled, sets.loss[index, : self._columns], 0.0)
+        self._rest_mass = storage.rest_mass[index]
+        self._mixed = storage.mixed[index]
+        self._gram: Tensor | None = None
+        self._found: Found | None = None
+        self._labelings: Labeling = None
+        if self._columns:
+            held = sets.read(index, self._columns, storage._like(potentials))
+            empty = count == 0
+            if bool(empty.any()):  # their slots hold nothing that could be scored; the rows of others will do
+                donor = int((~empty).to(torch.int8).argmax())
+                held = tree_map(lambda t: torch.where(_like_rows(empty, t), t[donor], t), held)
+            self._labelings = self._structure.resize(held, target)
+        self._rest = storage.rest.gather(index, self.potentials, target) if bool(self._mixed.any()) else None
+        self._scores: Tensor | None = None
+
+    def psi(self) -> Parts:
+        """``p(y_i) - mu_i`` of every block."""
+        if self._columns:
+            parts = self._structure.mean_difference(self._labelings, -self._mass, self.target, self.potentials)
+        else:
+            parts = {name: torch.zeros_like(t) for name, t in self.potentials.tensors.items()}
+        return parts if self._rest is None else {name: t + self._rest.psi[name] for name, t in parts.items()}
+
+    def inner(self, potentials: Potentials) -> Tensor:
+        found = -(self._mass * self._relative(potentials)).sum(1) / self.num_examples
+        return found if self._rest is None else found + self._rest.inner(potentials)
+
+    def _relative(self, potentials: Potentials) -> Tensor:
+        """Scores of the cached labelings, ``[B, C]``; 0 where there is none."""
+        if not self._columns:
+            return self._mass
+        scores = self._structure.relative_scores(self._labelings, self.target, potentials.detach())
+        return torch.where(self._filled, scores, 0.0)
+
+    def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        rest = self._rest_mass
+        rest_score, rest_loss = torch.zeros_like(rest), torch.zeros_like(rest)
+        if self._rest is not None:
+            share = self.num_examples / rest.clamp(min=1e-300)
+            there = self._mixed & (rest > 0.0)
+            rest_score = torch.where(there, -self._rest.inner(potentials) * share, 0.0)
+            rest_loss = torch.where(there, self._storage.rest_loss[self.index] * share, 0.0)
+        return (
+            torch.cat([rest.unsqueeze(1), self._mass], 1),
+            torch.cat([rest_score.unsqueeze(1), self._relative(potentials)], 1),
+            torch.cat([rest_loss.unsqueeze(1), self._loss], 1),
+            torch.cat([(rest > 0.0).unsqueeze(1), self._filled], 1),
+        )
+
+    def lookup(self, labeling: Labeling) -> Tensor:
+        same = self._filled
+        if not self._columns:
+            return torch.zeros_like(self.index)
+        for held, wanted in zip(tree_tensors(self._labelings), tree_tensors(labeling), strict=True):
+            same = same & (held == wanted.unsqueeze(1)).flatten(2).all(2)
+        return torch.where(same.any(1), same.to(torch.int8).argmax(1) + 1, 0)
+
+    def cached(self, columns: Tensor) -> Labeling:
+        rows = torch.arange(len(columns), device=columns.device)
+        return tree_map(lambda t: t[rows, columns - 1], self._labelings)
+
+    def _everything(self, found: Found) -> Labeling:
+        """Cached labelings and corner, ``[B, C + 1, ...]``."""
+        corner = tree_map(lambda t: t.unsqueeze(1), found.labeling)
+        if not self._columns:
+            return corner
+        pairs = zip(tree_tensors(self._labelings), tree_tensors(corner), strict=True)
+        return tree_replace(corner, [torch.cat(pair, 1) for pair in pairs])
+
+    def curvature(self, found: Found, respond: Callable[[Parts], Parts]) -> Tensor:
+        structure, sets, columns = self._structure, self._storage.sets, self._columns
+        everything = self._everything(found)
+        size, device = len(self.index), self.index.device
+        gram = torch.zeros(size, columns + 2, columns + 2, dtype=torch.float64, device=device)
+        unknown = torch.cat([self._filled, (found.column == 0).unsqueeze(1)], 1)
+        if sets.gram is not None and columns:
+            gram[:, 1:-1, 1:-1] = sets.gram[self.index, :columns, :columns]
+            unknown[:, :-1] &= ~sets.known[self.index, :columns]
+        rows = torch.arange(size, device=device)
+        while bool(unknown.any()):
+            has, pick = unknown.any(1), unknown.to(torch.int8).argmax(1)
+            one = tree_map(lambda t, pick=pick: t[rows, pick].unsqueeze(1), everything)
+            parts = structure.mean_difference(one, has.to(torch.float64).unsqueeze(1), self.target, self.potentials)
+            answer = self.potentials.replace(respond(parts))
+            row = structure.relative_scores(everything, self.target, answer)
+            own, at = rows[has], pick[has] + 1
+            gram[own, at, 1:] = row[has]
+            gram[own, 1:, at] = row[has]
+            unknown[rows, pick] = False
+        if self._rest is not None:
+            change = respond(self._rest.psi)
+            share = torch.where(self._mixed & (self._rest_mass > 0.0), 1.0 / self._rest_mass.clamp(min=1e-300), 0.0)
+            row = structure.relative_scores(everything, self.target, self.potentials.replace(change))
+            row = -share.unsqueeze(1) * row
+            gram[:, 0, 1:] = row
+            gram[:, 1:, 0] = row
+            gram[:, 0, 0] = share.square() * inner(self._rest.psi, change)
+        self._gram = gram
+        return gram
+
+    def combine(self, change: Tensor, found: Found) -> tuple[Parts, None]:
+        self._found = found
+        parts = self._structure.mean_difference(self._everything(found), change[:, 1:], self.target, self.potentials)
+        if self._rest is not None:
+            decay = torch.where(
+                self._mixed & (self._rest_mass > 0.0), -change[:, 0] / self._rest_mass.clamp(min=1e-300), 0.0
+            )
+            rest = scale(self._rest.psi, decay)
+            parts = {name: tensor + rest[name] for name, tensor in parts.items()}
+        return parts, None
+
+    def move(
+        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+    ) -> None:
+        storage, sets, found, columns = self._storage, self._storage.sets, self._found, self._columns
+        assert found is not None
+        index = self.index[rows]
+        moved = coefficients[rows].unsqueeze(1) * change[rows]
+        self._move_rest(rows, moved[:, 0])
+        if columns:
+            sets.mass[index, :columns] = (self._mass[rows] + moved[:, 1:-1]).clamp_(min=0.0)
+        column = found.column[rows]
+        sets.clock += 1
+        old = column > 0
+        sets.used[index[old], column[old] - 1] = sets.clock
+        if self._gram is not None:
+            sets.keep_gram(storage.parameters[0].dtype)
+            assert sets.gram is not None
+            if columns:
+                sets.gram[index, :columns, :columns] = self._gram[rows, 1:-1, 1:-1].to(sets.gram.dtype)
+                sets.known[index, :columns] = self._filled[rows]
+        new = (~old).nonzero().flatten()
+        if not len(new):
+            return
+        at = rows[new]
+        kept, slots = storage._insert(
+            self, at, tree_map(lambda t: t[at], found.labeling), found.loss[at], moved[new, -1].clamp(min=0.0)
+        )
+        if self._gram is not None and len(kept):
+            assert sets.gram is not None
+            own, at = index[new[kept]], at[kept]
+            row = self._gram[at, -1, 1:].to(sets.gram.dtype)
+            if columns:
+                sets.gram[own, slots, :columns] = row[:, :-1]
+                sets.gram[own, :columns, slots] = row[:, :-1]
+            sets.gram[own, slots, slots] = row[:, -1]
+            sets.known[own, slots] = True
+
+    def _move_rest(self, rows: Tensor, moved: Tensor) -> None:
+        storage, index = self._storage, self.index[rows]
+        held = self._rest_mass[rows]
+        storage.rest_mass[index] = (held + moved).clamp_(min=0.0)
+        if self._rest is None:
+            return
+        growth = torch.where(self._mixed[rows] & (held > 0.0), moved / held.clamp(min=1e-300), 0.0)
+        storage.rest_loss[index] *= 1.0 + growth
+        there = self._mixed[rows].nonzero().flatten()
+        psi = {name: tensor[rows[there]] for name, tensor in self._rest.psi.items()}
+        storage.rest.add(index[there], self.potentials.select(rows[there]), scale(psi, growth[there]))
+
+
+def _like_rows(mask: Tensor, tensor: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (tensor.ndim - 1))

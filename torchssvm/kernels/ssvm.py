@@ -1,0 +1,264 @@
+"""Block-coordinate Frank-Wolfe in kernel form."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.certificate import Certificate
+from torchssvm.dual.state import squared_norm
+from torchssvm.dual.storage import require
+from torchssvm.kernels.blocks import KernelBlocks, psi_of
+from torchssvm.kernels.data import TrainingSet
+from torchssvm.kernels.directions import FrankWolfe, KernelDirection
+from torchssvm.kernels.dual import KernelDual, TokenParts
+from torchssvm.kernels.functions import name_of
+from torchssvm.kernels.gram import GramRows
+from torchssvm.kernels.head import KernelHead
+from torchssvm.kernels.support import SupportCounts, SupportLabelings
+from torchssvm.potentials import full_precision, inner
+from torchssvm.structures.base import Labeling, as_decoding, digest
+
+_FORMAT = 1
+
+
+class KernelSSVM:
+    """Trains a :class:`KernelHead` by [B13] Algorithm B.1, in batches, with exact step sizes.
+
+    The implicit weights are ``w_k = (1/(lam n)) sum_u phi(x_u) psi_u``: the dual blocks themselves are the coefficients
+    of the expansion, and ``<phi(x_t), phi(x_u)> = K(x_t, x_u)``. That is why this is no head for ``BCFW``, which would
+    hold the blocks a second time, as weights, and measure them by the wrong inner product. Potentials of a batch are
+    computed from its kernel rows when they are needed, so they never drift; the other weights of the head are explicit.
+    A batch takes a step for each of its blocks from the box QP, and the exact line search over all of them, as
+    ``BlockGap`` and ``BCFW`` do.
+
+    Args:
+        head: The head to train; its weights are set to zero.
+        x: Features of all examples, ``[n, N, F]`` or ``[n, F]``; cast to the head's dtype.
+        y: Targets of all examples, as the head's structure takes them.
+        lengths: ``[n]`` int64, or None where nothing is padded.
+        lam: Regularisation, positive.
+        direction: ``FrankWolfe()`` (the default) or ``Pairwise()`` of this package.
+        sweeps: Sweeps of coordinate ascent over a batch's box QP; 0 takes one common step for all blocks.
+        capacity: Most support labelings that are listed for an example; see :class:`SupportLabelings`.
+        memory_limit: Bytes for kernel rows, cached ones included, and again for the dual blocks and for the support
+            labelings; None is half of what is free for the rows, and what is free for the others.
+
+    Attributes:
+        dual: A ``DualState``: losses, gap estimates, counters. ``GapBatchSampler(svm.dual, batch_size=...)`` draws
+            batches; ``svm.dual.value()`` is the dual objective.
+        support: The support labelings with their masses.
+        gram: The kernel rows.
+
+    Raises:
+        ValueError: There are no examples, or an argument does not fit the others.
+        TypeError: The kernel or the targets are not of a kind that is known here.
+        MemoryError: Something would not fit in ``memory_limit``.
+    """
+
+    def __init__(
+        self,
+        head: KernelHead,
+        x: Tensor,
+        y: Any,
+        lengths: Tensor | None = None,
+        *,
+        lam: float,
+        direction: KernelDirection | None = None,
+        sweeps: int = 5,
+        capacity: int = 64,
+        memory_limit: int | None = None,
+    ) -> None:
+        if sweeps < 0:
+            raise ValueError(f"sweeps={sweeps} must be at least 0")
+        self.head = head
+        self.direction = direction if direction is not None else FrankWolfe()
+        self.sweeps = sweeps
+        self.data = TrainingSet(head, x, y, lengths)
+        self.dual = KernelDual(
+            len(x), lam, head.structure, head.linear.parameters(), storage=TokenParts(), memory_limit=memory_limit
+        )
+        self.dual.to(x.device)
+        self.gram = GramRows(head.kernel, self.data.tokens, self.data.counts, memory_limit)
+        self.support = SupportLabelings(self.data.labels, capacity, memory_limit)
+        self._blocks = KernelBlocks(head, self.data, self.dual, self.gram, self.support)
+        with torch.no_grad():
+            for parameter in self.dual.parameters:
+                parameter.zero_()
+        head.support, head.coefficients = head.support[:0], head.coefficients[:0]
+        self._head_version = self.dual.version
+
+    def step(self, index: Sequence[int] | Tensor) -> float:
+        """One step on the blocks of a batch; an example named twice counts once.
+
+        Args:
+            index: ``[B]`` int64, the examples.
+
+        Returns:
+            The sum of the batch's block gaps before the step.
+
+        Raises:
+            ValueError: ``index`` is not valid, or the oracle is not. Nothing has changed then.
+            RuntimeError: The explicit weights were changed by others.
+            MemoryError: The kernel rows of the batch do not fit; nothing has changed.
+        """
+        self._blocks.check_weights()
+        with full_precision(self.data.device):
+            batch = self._blocks.read(self.data.check_index(index), self._blocks.table())
+            self._blocks.take(batch, self._blocks.choose(batch, self.direction, self.sweeps))
+        self.dual.notify()
+        return float(batch.gaps.sum())
+
+    @torch.no_grad()
+    def certify(self) -> Certificate:
+        """One exact pass: primal, dual and gap of the weights held; brings every gap estimate up to date.
+
+        The explicit weights are first recomputed from the dual blocks, which takes their rounding back (``drift`` says
+        how much it was); the implicit ones always follow from the blocks.
+
+        Raises:
+            RuntimeError: The gap is negative by more than rounding.
+        """
+        start = time.perf_counter()
+        dual, n = self.dual, self.dual.num_examples
+        drift = self._blocks.recompute()
+        table = self._blocks.table()
+        gaps = torch.zeros_like(dual.gap_estimates)
+        hinges = norm = 0.0
+        exact = True
+        for index in self.gram.chunks():
+            with full_precision(index.device):
+                batch = self._blocks.read(index, table)
+            psi = psi_of(batch)[self.head.unary]
+            norm += float(inner({"": psi}, {"": batch.kernel}).sum()) / (dual.lam * n)  # |w_k|^2
+            hinges += float(batch.corner.bound.sum())
+            exact &= batch.corner.exact
+            gaps[index] = batch.gaps
+        dual.kernel_squared_norm = max(norm, 0.0)
+        norm = dual.kernel_squared_norm + squared_norm(dual.parameters)
+        primal = dual.lam / 2 * norm + hinges / n
+        value = dual.value()
+        rounding = 1e3 * torch.finfo(self.head.dtype).eps
+        if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * norm):
+            raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
+        if drift > 100 * rounding:
+            warnings.warn(
+                f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
+                "rounding: they were changed by others, and are now recomputed",
+                stacklevel=2,
+            )
+        dual.gap_estimates = gaps.clamp(min=0.0)
+        dual.oracle_calls += n
+        return Certificate(
+            primal=primal,
+            dual=value,
+            gap=primal - value,
+            exact=exact,
+            drift=drift,
+            oracle_calls=dual.oracle_calls,
+            passes=dual.passes,
+            seconds=time.perf_counter() - start,
+            num_examples=n,
+            lam=dual.lam,
+        )
+
+    def fit(
+        self, sampler: Iterable[Sequence[int]], *, tolerance: float, max_passes: float, epochs: int = 10
+    ) -> Certificate:
+        """Step through ``sampler`` until the certified gap is at most ``tolerance``.
+
+        Args:
+            sampler: Batches of one epoch for each iteration, such as ``GapBatchSampler(svm.dual, batch_size=16)``.
+            tolerance: Positive.
+            max_passes: Effective passes after which to stop in any case.
+            epochs: Epochs between exact passes.
+
+        Returns:
+            The last certificate.
+
+        Raises:
+            ValueError: An argument is not positive, or the sampler gives no batch.
+        """
+        for name, value in (("tolerance", tolerance), ("max_passes", max_passes), ("epochs", epochs)):
+            if not value > 0:
+                raise ValueError(f"{name}={value} must be positive")
+        while True:
+            before = self.dual.steps
+            for _ in range(epochs):
+                for index in sampler:
+                    self.step(index)
+                if self.dual.passes >= max_passes:
+                    break
+            if self.dual.steps == before:
+                raise ValueError("sampler gives no batch")
+            certificate = self.certify()
+            if certificate.gap <= tolerance or certificate.passes >= max_passes:
+                return certificate
+
+    @torch.no_grad()
+    def update_head(self) -> KernelHead:
+        """Write the support tokens and their coefficients into the head, which then predicts on its own."""
+        if self._head_version != self.dual.version:
+            table = self._blocks.table()
+            chosen = self._blocks.is_support(table)
+            self.head.support = self.data.tokens[chosen].clone()
+            self.head.coefficients = table[chosen] / (self.dual.lam * self.dual.num_examples)
+            self._head_version = self.dual.version
+        return self.head
+
+    @torch.no_grad()
+    def decode(self, x: Tensor, lengths: Tensor | None = None) -> Labeling:
+        """The best outputs for new features, from the support tokens only.
+
+        Args:
+            x: ``[B, N, F]`` or ``[B, F]``.
+            lengths: ``[B]`` int64, or None.
+
+        Raises:
+            ValueError: ``x`` has another width, or a length does not fit.
+        """
+        return as_decoding(self.head.structure.argmax(self.update_head()(x, lengths).detach())).labeling
+
+    def support_counts(self) -> SupportCounts:
+        """How many examples, labelings and tokens the model consists of."""
+        return self.support.counts(int(self._blocks.is_support(self._blocks.table()).sum()), len(self.data.tokens))
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes held now: dual blocks, support labelings, cached kernel rows."""
+        return {
+            "blocks": self.dual.storage.nbytes(),
+            "support": self.support.nbytes(),
+            "kernel rows": self.gram.nbytes(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the training data and the sampler: tensors, numbers and strings only."""
+        return {
+            "format": _FORMAT,
+            "kernel": name_of(self.head.kernel),
+            "tokens": digest(self.data.tokens),
+            "dual": self.dual.state_dict(),
+            "support": self.support.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue to the same bits; nothing changes if the state does not fit.
+
+        Raises:
+            ValueError: The state is of another kernel, of other data, or damaged.
+        """
+        expected = {"format": _FORMAT, "kernel": name_of(self.head.kernel), "tokens": digest(self.data.tokens)}
+        for name, here in expected.items():
+            if require(state, name, type(here), "state") != here:
+                raise ValueError(f"the checkpoint is of another problem: {name} is {state[name]} there and {here} here")
+        self.support.check_state(require(state, "support", dict, "state"))
+        self.dual.load_state_dict(require(state, "dual", dict, "state"))
+        self.support.load_state_dict(state["support"])
+
+    def __repr__(self) -> str:
+        return f"KernelSSVM({self.head.kernel}, direction={self.direction}, {self.dual})"

@@ -1,0 +1,85 @@
+"""Sum-product on a batch of chains: log-partition and marginals, in torch operations on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Marginals of ``P(y) = exp(score(y)) / Z`` for every chain, with the score that ``viterbi`` maximises.
+
+    A forward pass in the log domain, then a backward pass that multiplies normalised conditionals
+    ``P(y_t | y_{t+1})``. However large the potentials are, what comes out is a distribution over sequences up to the
+    rounding of numbers in [0, 1]: the marginals of neighbours agree, and each sums to 1.
+
+    Args:
+        emission: ``[B, N, K]``, float32 or float64.
+        transition: ``[K, K]`` (previous, next) shared by all, ``[B, K, K]`` for each chain, or ``[B, N-1, K, K]``.
+        lengths: ``[B]`` int64, 1 to N; None means N for all.
+
+    Returns:
+        ``states`` ``[B, N, K]``, the probability of every state, zero beyond the length; ``pairs``, that of every pair
+        of neighbours ``[B, N-1, K, K]`` where transitions depend on the position, otherwise their sums over the
+        positions ``[B, K, K]``; and ``log_partition`` ``[B]`` float64, ``log Z``.
+    """
+    batch, longest, _ = emission.shape
+    if lengths is None:
+        return _longest_first(emission, transition, [batch] * longest)
+    # As in Viterbi: with the longest chains first, those that still run at position t are a prefix of the batch.
+    lengths, order = lengths.sort(descending=True, stable=True)
+    running = (lengths > torch.arange(longest, device=lengths.device).unsqueeze(1)).sum(1).tolist()
+    sorted_transition = transition if transition.ndim == 2 else transition[order]
+    states, pairs, log_partition = _longest_first(emission[order], sorted_transition, running)
+    original = torch.empty_like(order)
+    original[order] = torch.arange(batch, device=order.device)
+    return states[original], pairs[original], log_partition[original]
+
+
+def _longest_first(emission: Tensor, transition: Tensor, running: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum-product on chains in order of falling length; ``running[t]`` of them have a position t."""
+    batch, longest, states = emission.shape
+    prefix, shifts = _centred(emission[:, 0])
+    prefixes = [prefix]  # at t: [running, K], log of the mass of all prefixes that end in each state, less the shifts
+    for t in range(1, longest):
+        size = running[t]
+        if not size:
+            break
+        joint = prefix[:size].unsqueeze(2) + _pairs_at(transition, t - 1, size)
+        prefix, shift = _centred(joint.logsumexp(1) + emission[:size, t])
+        prefixes.append(prefix)
+        shifts[:size] += shift
+    log_partition = torch.empty_like(shifts)
+    marginals = emission.new_zeros(emission.shape)
+    shape = (batch, longest - 1, states, states) if transition.ndim == 4 else (batch, states, states)
+    pairs = emission.new_zeros(shape)
+    following = emission.new_zeros(0, states)
+    for t in range(len(prefixes) - 1, -1, -1):
+        prefix, size = prefixes[t], len(following)
+        joint = prefix[:size].unsqueeze(2) + _pairs_at(transition, t, size)
+        both = joint.softmax(1).mul_(following.unsqueeze(1))  # P(y_t | y_{t+1}) P(y_{t+1})
+        if transition.ndim == 4:
+            pairs[:size, t : t + 1] = both.unsqueeze(1)
+        else:
+            pairs[:size] += both
+        ending = prefix[size:]  # chains whose last position is t
+        log_partition[size : len(prefix)] = ending.to(torch.float64).logsumexp(1)
+        following = torch.cat([both.sum(2), ending.softmax(1)])
+        marginals[: len(prefix), t] = following
+    return marginals, pairs, log_partition + shifts
+
+
+def _centred(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores ``[R, K]`` less their maximum, and the maximum, ``[R]`` float64: long chains lose no digits."""
+    highest = scores.amax(1, keepdim=True)
+    return scores - highest, highest.squeeze(1).to(torch.float64)
+
+
+def _pairs_at(transition: Tensor, t: int, size: int) -> Tensor:
+    """Transitions between positions t and t + 1 of the first ``size`` chains; broadcasts to ``[size, K, K]``."""
+    if transition.ndim == 2:
+        return transition
+    if transition.ndim == 3:
+        return transition[:size]
+    return transition[:size, t] if size else transition.new_zeros(0, *transition.shape[2:])

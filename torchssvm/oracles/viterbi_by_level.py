@@ -1,0 +1,79 @@
+"""Viterbi with a counter: the best state sequence of every chain for each value of an integer cost."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class ByLevel(NamedTuple):
+    """The best sequences of a batch of chains, by their level.
+
+    Attributes:
+        scores: ``[B, M + 1]``, the best score of a sequence of each level; ``-inf`` where no sequence has that level.
+        final: ``[B, M + 1, K]``, the same by the state of the last position.
+        pointers: For positions 1 to N - 1: the best state before, by the level before, as far as it can be by then.
+        levels: ``[B, N, K]``, as given.
+        real: ``[B, N]`` bool, which positions are not padding.
+    """
+
+    scores: Tensor
+    final: Tensor
+    pointers: list[Tensor]
+    levels: Tensor
+    real: Tensor
+
+    def labels(self, level: Tensor) -> Tensor:
+        """The best sequence of the given level (``[B]`` int64) of every chain: ``[B, N]`` int64, -1 in the padding."""
+        rows = torch.arange(len(level), device=level.device)
+        state = self.final[rows, level].argmax(1)
+        labels = level.new_full(self.real.shape, -1)
+        for t in range(self.real.shape[1] - 1, -1, -1):
+            inside = self.real[:, t]
+            labels[:, t] = torch.where(inside, state, -1)
+            if t > 0:
+                pointers = self.pointers[t - 1]
+                before = (level - self.levels[rows, t, state]).clamp(0, pointers.shape[1] - 1)
+                previous = pointers[rows, before, state].to(torch.int64)
+                level = torch.where(inside, before, level)
+                state = torch.where(inside, previous, state)
+        return labels
+
+
+def viterbi_by_level(emission: Tensor, transition: Tensor, levels: Tensor, real: Tensor) -> ByLevel:
+    """``max_y sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` over sequences with each ``sum_t levels``.
+
+    The level reached so far is part of the state: time O(N M K^2) for each chain and memory O(N M K), with M the
+    largest level. Ties go to the smallest state, decided from the last position to the first.
+
+    Args:
+        emission: ``[B, N, K]``, float32 or float64.
+        transition: ``[B, K, K]`` (previous, next), or ``[B, N-1, K, K]``.
+        levels: ``[B, N, K]`` int64, non-negative: what each state adds to the level at each position.
+        real: ``[B, N]`` bool; padding comes last and is passed over.
+    """
+    batch, longest, states = emission.shape
+    levels = levels.masked_fill(~real.unsqueeze(2), 0)
+    # The levels that can be reached by each position: fewer at the beginning of the chains.
+    sizes = (levels.amax(2).cumsum(1).amax(0) + 1).tolist()
+    ladder = torch.arange(sizes[-1], device=emission.device).view(1, -1, 1)
+    best = _climb(emission.new_zeros(batch, 1, states), ladder[:, : sizes[0]] - levels[:, :1]) + emission[:, :1]
+    pointers = []
+    for t in range(1, longest):
+        pair = transition if transition.ndim == 3 else transition[:, t - 1]
+        # [previous, B, level, next]: reducing over the leading axis is the fastest maximum on a CPU
+        into, previous = (best.movedim(2, 0).unsqueeze(3) + pair.movedim(1, 0).unsqueeze(2)).max(0)
+        pointers.append(previous.to(torch.int32))
+        source = ladder[:, : sizes[t]] - levels[:, t : t + 1]
+        moved = _climb(into, source) + emission[:, t : t + 1]
+        kept = torch.nn.functional.pad(best, (0, 0, 0, sizes[t] - sizes[t - 1]), value=-torch.inf)
+        best = torch.where(real[:, t].view(-1, 1, 1), moved, kept)
+    return ByLevel(best.amax(2), best, pointers, levels, real)
+
+
+def _climb(best: Tensor, source: Tensor) -> Tensor:
+    """Scores by level after a position, from those before it: ``best[b, source[b, m, k], k]``, where there are such."""
+    last = best.shape[1] - 1
+    return best.gather(1, source.clamp(0, last)).masked_fill((source < 0) | (source > last), -torch.inf)

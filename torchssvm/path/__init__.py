@@ -1,0 +1,27 @@
+"""Regularisation paths: weights for every lambda, each with a guaranteed gap; and grids to compare them with."""
+
+from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
+from torchssvm.path.initial import start_at_largest_lam
+from torchssvm.path.picture import plot
+from torchssvm.path.result import Breakpoint, RegularizationPath
+from torchssvm.path.rules import Accuracy, Certified, Heuristic, PathRule, Training
+from torchssvm.path.run import PathRun, regularization_path
+
+__all__ = [
+    "Accuracy",
+    "Breakpoint",
+    "Certified",
+    "GridPoint",
+    "Heuristic",
+    "KeepDual",
+    "KeepWeights",
+    "PathRule",
+    "PathRun",
+    "RegularizationPath",
+    "Training",
+    "WarmStart",
+    "grid_search",
+    "plot",
+    "regularization_path",
+    "start_at_largest_lam",
+]

@@ -1,0 +1,117 @@
+"""Where the regularisation path begins: [G16] Algorithm 6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchssvm.batch import Batch, apply_head, to_device
+from torchssvm.dual import DualState
+from torchssvm.dual.state import squared_norm
+from torchssvm.losses import BlockGap
+from torchssvm.optim import BCFW
+from torchssvm.potentials import as_potentials, conform, full_precision, inner
+from torchssvm.solve import Collate, in_order
+from torchssvm.structures.base import as_decoding
+
+_MARGIN = 1e9  # how much larger lam is than a full step needs, while the blocks are put on their corners
+
+
+def start_at_largest_lam(
+    head: nn.Module, dual: DualState, dataset: Any, *, tolerance: float, collate_fn: Collate | None = None
+) -> float:
+    """Put every block of a new dual on the output with the largest loss, and ``lam`` where that is good enough.
+
+    With ``y~_i = argmax_y L_i(y)`` and ``psi~ = (1/n) sum_i psi_i(y~_i)`` the weights are ``psi~ / lam``, and their gap
+    is at most ``(|psi~|^2 + (1/n) sum_i theta_i) / lam`` with ``theta_i = max_y -<psi~, psi_i(y)>``, a decoding without
+    loss at the weights psi~ ([G16] eq. 11). ``lam`` times the gap does not grow with ``lam`` either, so for all
+    larger ones ``w = psi~ / lam`` has a smaller gap. Takes two passes of oracle calls.
+
+    Args:
+        head: The head of the dual.
+        dual: A dual that no step was taken of; its ``lam`` is replaced.
+        dataset: The training set.
+        tolerance: kappa epsilon; positive.
+        collate_fn: None is ``dataset.collate``.
+
+    Returns:
+        An upper bound of the gap at ``dual.lam``, which is then lambda^infinity: ``tolerance``, up to rounding.
+
+    Raises:
+        ValueError: The dual has moved, or the weights have no influence at all.
+    """
+    if dual.steps:
+        raise ValueError(f"the dual has taken {dual.steps} steps: the path starts from a new one")
+    _to_largest_losses(head, dual, dataset, collate_fn)
+    n = dual.num_examples
+    dual.change_lam(1.0)  # the weights are psi~ now
+    thetas = torch.zeros_like(dual.loss)
+    products = torch.zeros_like(dual.loss)
+    with torch.no_grad():
+        for batch in in_order(dataset, collate_fn=collate_fn):
+            batch = to_device(batch, dual.parameters[0].device)
+            with full_precision(dual.loss.device):
+                potentials = as_potentials(apply_head(head, batch))
+                index = dual.check_batch(batch.index, potentials)
+                found = as_decoding(dual.structure.argmax(potentials))
+                target = dual.structure.check_target(batch.y, potentials)
+                parts = conform(dual.structure.parts(target), potentials, "parts(target)")
+                own = inner(parts, potentials.tensors)
+                if found.bound is not None:
+                    best = found.bound.to(torch.float64) - own
+                else:
+                    best = inner(dual.structure.difference(found.labeling, target, potentials), potentials.tensors)
+                thetas[index] = best.clamp(min=0.0)
+                products[index] = dual.storage.gather(index, potentials, target).inner(potentials)
+    dual.oracle_calls += n
+    scale = squared_norm(dual.parameters) + float(thetas.mean())
+    lam = scale / tolerance
+    if not lam > 0.0:
+        raise ValueError("no weights change any score of the training set (are all features zero?): there is no path")
+    dual.change_lam(lam)
+    # line 14; lam <w_i, w> is <psi_i, theta_i>/n at the weights psi~, divided by lam
+    dual.gap_estimates = ((thetas / n + products) / lam).clamp(min=0.0)
+    return scale / lam
+
+
+def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, collate_fn: Collate | None) -> None:
+    """Full Frank-Wolfe steps with every corner taken at w = 0; any storage can follow them.
+
+    The exact line search takes a full step if ``lam`` is large enough, so it is made so. The weights of the dual wait
+    in ``dual.recomputed``, from where the next step starts, and the head holds zeros meanwhile.
+    """
+    for parameter in dual.parameters:
+        nn.init.zeros_(parameter)
+    dual.remember_weights()
+    loss, optimizer = BlockGap(dual, sweeps=0), BCFW(dual.parameters, dual)
+
+    def propose(batch: Batch) -> float:
+        optimizer.zero_grad()
+        value = loss(apply_head(head, batch), batch.y, batch.index)
+        value.backward()
+        return float(value.detach())
+
+    for batch in in_order(dataset, collate_fn=collate_fn):
+        batch = to_device(batch, dual.parameters[0].device)
+        value = propose(batch)
+        if not value > 0.0:  # no output of these examples has a loss: they stay at their targets
+            optimizer.zero_grad()
+            dual.oracle_calls += len(batch.index)
+            continue
+        needed = _MARGIN * squared_norm(p.grad for p in dual.parameters if p.grad is not None) / value
+        if needed > dual.lam:
+            optimizer.zero_grad()
+            dual.change_lam(needed)
+            propose(batch)
+        optimizer.step()
+        dual.recomputed = [p.detach().clone() for p in dual.parameters]
+        for parameter in dual.parameters:
+            nn.init.zeros_(parameter)
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for parameter, weights in zip(dual.parameters, dual.recomputed or dual.parameters, strict=True):
+            parameter.copy_(weights)
+    dual.recomputed = None
+    dual.remember_weights()

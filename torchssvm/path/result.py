@@ -1,0 +1,252 @@
+"""A regularisation path as it is kept: breakpoints, and weights for every lambda between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.dual.storage import require
+
+_FORMAT = 1
+
+
+class Breakpoint(NamedTuple):
+    """Weights that serve from ``lam`` down to the next breakpoint.
+
+    Attributes:
+        lam: The largest lambda that they serve; the first ones serve larger ones too, scaled.
+        weights: By the names of the head's parameters.
+        gap: ``primal - dual`` at ``lam``; an estimate where the path is not certified.
+        slope: At ``rho lam`` the gap is ``gap + (1 - rho) slope`` ([G16] Proposition 1).
+        passes: Effective passes of the whole run when they were found.
+        seconds: Wall-clock seconds of the whole run when they were found.
+    """
+
+    lam: float
+    weights: dict[str, Tensor]
+    gap: float
+    slope: float
+    passes: float
+    seconds: float
+
+
+class RegularizationPath:
+    """Epsilon-approximate weights for every lambda, constant between breakpoints ([G16] section 4).
+
+    Above the largest breakpoint lambda_1 the weights are ``lambda_1 / lam`` times its weights.
+
+    Args:
+        epsilon: The gap that no lambda exceeds.
+        kappa: The share of it that breakpoints were solved to.
+        certified: Whether gaps are proved (or only estimated).
+        points: The breakpoints, the largest lambda first.
+        lowest: The smallest lambda that the last breakpoint serves; 0 if it serves all.
+
+    Attributes:
+        points: Tuple of :class:`Breakpoint`.
+        lowest: As above.
+    """
+
+    def __init__(self, epsilon: float, kappa: float, certified: bool, points: list[Breakpoint], lowest: float) -> None:
+        self.epsilon = epsilon
+        self.kappa = kappa
+        self.certified = certified
+        self.points = tuple(points)
+        self.lowest = lowest
+        lams = [point.lam for point in points]
+        if not lams or not 0.0 <= lowest <= lams[-1] or not math.isfinite(lams[0]):
+            raise ValueError(f"lowest={lowest} and {len(lams)} breakpoints: a path needs one, and none below lowest")
+        if any(above <= below for above, below in itertools.pairwise(lams)):
+            raise ValueError("points must be in descending order of lam")
+        self.breakpoints = torch.tensor(lams, dtype=torch.float64)
+        """``[J]`` float64, descending."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the path serves every positive lambda."""
+        return self.lowest == 0.0
+
+    def at(self, lam: float) -> Breakpoint:
+        """The breakpoint whose weights serve ``lam``.
+
+        Raises:
+            ValueError: ``lam`` is not positive, or the path was not followed that far.
+        """
+        if not (lam > 0.0 and math.isfinite(lam)):
+            raise ValueError(f"lam={lam} must be positive and finite")
+        if lam < self.lowest:
+            raise ValueError(f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it with a lower lam_min")
+        above = int(torch.searchsorted(-self.breakpoints, -lam, right=True))  # breakpoints >= lam
+        return self.points[max(above - 1, 0)]
+
+    def weights(self, lam: float) -> dict[str, Tensor]:
+        """The weights at ``lam`` by the names of the head's parameters, on the CPU.
+
+        Raises:
+            ValueError: As :meth:`at`.
+        """
+        point = self.at(lam)
+        if lam <= point.lam:
+            return {name: tensor.clone() for name, tensor in point.weights.items()}
+        return {name: tensor * (point.lam / lam) for name, tensor in point.weights.items()}
+
+    def gap(self, lam: float) -> float:
+        """What ``primal - optimum`` is guaranteed not to exceed at ``lam``, with the weights of this path.
+
+        Raises:
+            ValueError: As :meth:`at`.
+            RuntimeError: The path is heuristic.
+        """
+        if not self.certified:
+            raise RuntimeError("this path is heuristic, its gaps are not proved: see gap_estimate(lam)")
+        return self.gap_estimate(lam)
+
+    def gap_estimate(self, lam: float) -> float:
+        """The gap at ``lam`` by the figures of the run: :meth:`gap`, if the path is certified."""
+        point = self.at(lam)
+        if lam > point.lam:  # lam * gap does not grow with lam where every block is on its largest loss
+            return point.gap * (point.lam / lam)
+        return point.gap + (1.0 - lam / point.lam) * point.slope
+
+    def norm(self, lam: float) -> float:
+        """``|w|`` at ``lam``."""
+        point = self.at(lam)
+        squared = sum(float(tensor.to(torch.float64).square().sum()) for tensor in point.weights.values())
+        return math.sqrt(squared) * min(1.0, point.lam / lam)
+
+    @torch.no_grad()
+    def apply(self, head: nn.Module, lam: float) -> None:
+        """Give the weights at ``lam`` to a head.
+
+        Raises:
+            ValueError: As :meth:`at`, or the head has other parameters.
+        """
+        weights, parameters = self.weights(lam), dict(head.named_parameters())
+        here = {name: (list(p.shape), p.dtype) for name, p in parameters.items()}
+        there = {name: (list(w.shape), w.dtype) for name, w in weights.items()}
+        if here != there:
+            raise ValueError(f"head has parameters {here}, and the path is of {there}")
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+    def scores(
+        self, head: nn.Module, score: Callable[[], float], lams: list[float] | None = None
+    ) -> dict[float, float]:
+        """``score()`` with the weights at each lambda in the head, which gets its own weights back after that.
+
+        Args:
+            head: A head with the path's parameters.
+            score: Of the head as it is, e.g. the error on a validation set.
+            lams: None is all breakpoints.
+        """
+        held = {name: p.detach().clone() for name, p in head.named_parameters()}
+        result = {}
+        try:
+            for lam in self.breakpoints.tolist() if lams is None else lams:
+                self.apply(head, lam)
+                result[lam] = score()
+        finally:
+            with torch.no_grad():
+                for name, parameter in head.named_parameters():
+                    parameter.copy_(held[name])
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, exactly: tensors, numbers and strings only."""
+        columns = {
+            name: torch.tensor([getattr(point, name) for point in self.points], dtype=torch.float64)
+            for name in ("lam", "gap", "slope", "passes", "seconds")
+        }
+        names = list(self.points[0].weights)
+        content = {
+            "format": _FORMAT,
+            "kind": "regularization path",
+            "epsilon": self.epsilon,
+            "kappa": self.kappa,
+            "certified": self.certified,
+            "lowest": self.lowest,
+            "columns": columns,
+            "weights": {name: torch.stack([point.weights[name] for point in self.points]) for name in names},
+        }
+        return {**content, "checksum": _checksum(content)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> RegularizationPath:
+        """The path that ``state_dict`` was taken of, to the bit.
+
+        Raises:
+            ValueError: The state is something else, or damaged.
+        """
+        content = dict(state) if isinstance(state, Mapping) else {}
+        if content.get("kind") != "regularization path":
+            raise ValueError("this is not the state of a regularisation path")
+        if require(content, "format", int, "path") != _FORMAT:
+            raise ValueError(f"the path has format {content['format']}, this version reads format {_FORMAT}")
+        columns, weights = require(content, "columns", dict, "path"), require(content, "weights", dict, "path")
+        for name in ("lam", "gap", "slope", "passes", "seconds"):
+            require(columns, name, torch.Tensor, "path['columns']")
+        numbers = [require(content, name, float, "path") for name in ("epsilon", "kappa", "lowest")]
+        if require(content, "checksum", int, "path") != _checksum(
+            {k: v for k, v in content.items() if k != "checksum"}
+        ):
+            raise ValueError("the path is damaged: its checksum does not fit its contents")
+        epsilon, kappa, lowest = numbers
+        rows = zip(*(columns[name].tolist() for name in ("lam", "gap", "slope", "passes", "seconds")), strict=True)
+        points = [
+            Breakpoint(
+                lam, {name: stacked[row].clone() for name, stacked in weights.items()}, gap, slope, passes, seconds
+            )
+            for row, (lam, gap, slope, passes, seconds) in enumerate(rows)
+        ]
+        return cls(epsilon, kappa, require(content, "certified", bool, "path"), points, lowest)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the path to ``file``, in one piece or not at all."""
+        target = Path(file)
+        partial = target.with_name(target.name + ".partial")
+        torch.save(self.state_dict(), partial)
+        partial.replace(target)
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> RegularizationPath:
+        """Read what ``save`` wrote; runs no code from the file.
+
+        Raises:
+            OSError: The file cannot be opened.
+            ValueError: It is not a saved path, or damaged.
+        """
+        with open(file, "rb") as opened:
+            try:
+                state = torch.load(opened, weights_only=True, map_location="cpu")
+            except Exception as error:  # whatever the reader meets in a damaged file
+                raise ValueError(f"{os.fspath(file)} is no saved regularisation path, or damaged: {error}") from error
+        try:
+            return cls.from_state_dict(state)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(file)}: {error}") from error
+
+    def __repr__(self) -> str:
+        kind = "certified" if self.certified else "heuristic"
+        return (
+            f"RegularizationPath(epsilon={self.epsilon:g}, {kind}, {len(self.points)} breakpoints from "
+            f"{self.points[0].lam:.6g} to {self.points[-1].lam:.6g}, "
+            f"{'complete' if self.complete else f'down to {self.lowest:.6g}'})"
+        )
+
+
+def _checksum(value: Any) -> int:
+    """CRC-32 of nested dicts of tensors, numbers and strings; the file format itself does not notice a changed byte."""
+    if isinstance(value, torch.Tensor):
+        data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return zlib.crc32(data, zlib.crc32(f"{value.dtype}{list(value.shape)}".encode()))
+    if isinstance(value, dict):
+        return zlib.crc32(repr([(name, _checksum(value[name])) for name in sorted(value)]).encode())
+    return zlib.crc32(repr(value).encode())

@@ -1,0 +1,161 @@
+"""How a breakpoint of the path is solved: with a proof, or on estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+
+from torchssvm.certificate import certify
+from torchssvm.dual.state import squared_norm
+from torchssvm.losses import BlockGap
+from torchssvm.optim import BCFW
+from torchssvm.sampling import Order
+from torchssvm.solve import Collate, Schedule, Steps, in_order, solve
+
+
+class Training(NamedTuple):
+    """What is needed to train at one lambda, from where the dual stands.
+
+    Attributes:
+        head: The head.
+        loss: The block gap of its dual.
+        dataset: The training set.
+        collate_fn: Makes a batch of items; None is ``dataset.collate``.
+        batch_size: Blocks of a step.
+        order: In which order blocks are visited; None is gap sampling.
+        schedule: When exact passes are made.
+        seed: Of the sampler.
+        max_passes: Effective passes of the dual that must not be exceeded.
+    """
+
+    head: nn.Module
+    loss: BlockGap
+    dataset: Any
+    collate_fn: Collate | None
+    batch_size: int
+    order: Order | None
+    schedule: Callable[[], Schedule]
+    seed: int
+    max_passes: float
+
+
+class Accuracy(NamedTuple):
+    """What is known of the weights at one lambda.
+
+    Attributes:
+        gap: Their gap; an estimate where it was not certified.
+        slope: Delta of [G16] Proposition 1: at ``rho lam`` the gap of the same weights is ``gap + (1 - rho) slope``.
+    """
+
+    gap: float
+    slope: float
+
+
+class PathRule(Protocol):
+    """Solves one breakpoint to kappa epsilon."""
+
+    @property
+    def kappa(self) -> float:
+        """Which share of epsilon a breakpoint is solved to, in (0, 1). The rest is for the step to the next one."""
+        ...
+
+    @property
+    def certified(self) -> bool:
+        """Whether the gaps are proved."""
+        ...
+
+    def first(self, training: Training, bound: float) -> Accuracy:
+        """Accuracy at the largest breakpoint, where the weights and the bound of their gap are those of Algorithm 6."""
+        ...
+
+    def next(self, training: Training, tolerance: float) -> Accuracy:
+        """Train to the tolerance, or until there are no passes left."""
+        ...
+
+
+@dataclass(frozen=True)
+class Certified:
+    """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass."""
+
+    kappa: float = 0.9
+    certified = True
+
+    def __post_init__(self) -> None:
+        _check_kappa(self.kappa)
+
+    def first(self, training: Training, bound: float) -> Accuracy:
+        """By one exact pass; the gap is usually much smaller than its bound."""
+        certificate = certify(
+            training.head, training.loss.dual, in_order(training.dataset, collate_fn=training.collate_fn)
+        )
+        return self._accuracy(training, certificate.gap, certificate.dual)
+
+    def next(self, training: Training, tolerance: float) -> Accuracy:
+        """By :func:`torchssvm.solve.solve`."""
+        certificate = solve(
+            training.head,
+            training.loss,
+            training.dataset,
+            tolerance=tolerance,
+            batch_size=training.batch_size,
+            order=training.order,
+            schedule=training.schedule(),
+            max_passes=training.max_passes,
+            seed=training.seed,
+            collate_fn=training.collate_fn,
+        )
+        return self._accuracy(training, certificate.gap, certificate.dual)
+
+    def _accuracy(self, training: Training, gap: float, value: float) -> Accuracy:
+        # P - D changes by (1 - rho)(sum_i l_i - lam/2 |w|^2 - lam/2 |w(alpha)|^2), for the very weights that are held,
+        # however rounding has moved them from w(alpha), and with an upper bound in place of P too.
+        dual = training.loss.dual
+        return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters))
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """The heuristic path of [G16] appendix K: breakpoints are left as soon as the stale gaps add up to little enough.
+
+    Quicker where many breakpoints are close to each other, and without any proof: no exact pass is made.
+    """
+
+    kappa: float = 0.7
+    certified = False
+
+    def __post_init__(self) -> None:
+        _check_kappa(self.kappa)
+
+    def first(self, training: Training, bound: float) -> Accuracy:
+        """The bound of Algorithm 6."""
+        return self._accuracy(training, bound)
+
+    def next(self, training: Training, tolerance: float) -> Accuracy:
+        """Steps until the sum of the gaps as last seen is within the tolerance."""
+        dual = training.loss.dual
+        with Steps(
+            training.head,
+            training.loss,
+            training.dataset,
+            batch_size=training.batch_size,
+            order=training.order,
+            seed=training.seed,
+            optimizer=BCFW(dual.parameters, dual),
+            collate_fn=training.collate_fn,
+        ) as steps:
+            for _ in steps:
+                if dual.gap_estimate <= tolerance or dual.passes >= training.max_passes:
+                    break
+        return self._accuracy(training, dual.gap_estimate)
+
+    def _accuracy(self, training: Training, gap: float) -> Accuracy:
+        dual = training.loss.dual
+        return Accuracy(gap, float(dual.loss.sum()) - dual.lam * squared_norm(dual.parameters))
+
+
+def _check_kappa(kappa: float) -> None:
+    if not 0.0 < kappa < 1.0:
+        raise ValueError(f"kappa={kappa} must lie between 0 and 1, both excluded")

@@ -1,0 +1,252 @@
+"""Training a head to a certified gap in a plain loop: what benchmarks and the regularisation path call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from torchssvm.batch import Batch, apply_head, to_device
+from torchssvm.certificate import Certificate, certify
+from torchssvm.dual import DualState
+from torchssvm.losses import BlockGap
+from torchssvm.optim import BCFW
+from torchssvm.sampling import GapBatchSampler, Order
+
+Collate = Callable[[list[Any]], Batch]
+"""Makes a batch of a list of examples."""
+
+_CACHED_EPOCHS = 100  # of blocks visited without an oracle call, after which an exact pass is made in any case
+
+
+class Schedule(Protocol):
+    """Decides when an exact pass is worth its n oracle calls. An object serves one run at a time."""
+
+    def due(self, dual: DualState, tolerance: float) -> bool:
+        """Whether an exact pass should be made now; asked after every step, so it must be cheap.
+
+        Args:
+            dual: As the step left it; ``oracle_calls``, ``passes`` and ``gap_estimate`` are what it can be judged by.
+            tolerance: The gap that the run is to reach.
+        """
+        ...
+
+    def after(self, certificate: Certificate) -> None:
+        """An exact pass was made."""
+        ...
+
+
+class EveryPasses:
+    """An exact pass after every ``passes`` effective passes, 10 in [G16] section 3.
+
+    Args:
+        passes: Effective passes (n oracle calls each) between exact passes; positive.
+
+    Raises:
+        ValueError: ``passes`` is not positive.
+    """
+
+    def __init__(self, passes: float = 10.0) -> None:
+        if not passes > 0:
+            raise ValueError(f"passes={passes} must be positive")
+        self.passes = passes
+        self._last: float | None = None
+
+    def due(self, dual: DualState, tolerance: float) -> bool:
+        """Whether as many passes were made since the last exact pass, or since this was asked first."""
+        if self._last is None or self._last > dual.passes:  # the latter after another dual
+            self._last = dual.passes
+        return dual.passes - self._last >= self.passes
+
+    def after(self, certificate: Certificate) -> None:
+        """Count from here."""
+        self._last = certificate.passes
+
+
+class WhenEstimated(EveryPasses):
+    """An exact pass as soon as the stale gaps say that the run is over, and at the latest after ``passes`` passes.
+
+    Args:
+        passes: As in :class:`EveryPasses`.
+        at_least: Effective passes after an exact pass before estimates are trusted again.
+    """
+
+    def __init__(self, passes: float = 10.0, at_least: float = 0.5) -> None:
+        super().__init__(passes)
+        if not 0 < at_least <= passes:
+            raise ValueError(f"at_least={at_least} must be positive and at most passes={passes}")
+        self.at_least = at_least
+
+    def due(self, dual: DualState, tolerance: float) -> bool:
+        """Whether the sum of the gaps as last seen is within the tolerance, or it is time."""
+        if super().due(dual, tolerance):
+            return True
+        assert self._last is not None
+        return dual.passes - self._last >= self.at_least and dual.gap_estimate <= tolerance
+
+
+def solve(
+    head: nn.Module,
+    loss: BlockGap,
+    dataset: Any,
+    *,
+    tolerance: float,
+    batch_size: int = 16,
+    order: Order | None = None,
+    schedule: Schedule | None = None,
+    max_passes: float = math.inf,
+    seed: int = 0,
+    optimizer: torch.optim.Optimizer | None = None,
+    on_check: Callable[[Certificate], None] | None = None,
+    collate_fn: Collate | None = None,
+) -> Certificate:
+    """Train until an exact pass proves that the gap is within ``tolerance``.
+
+    Goes on from where the dual stands, and leaves nothing behind but the dual and the weights.
+
+    Args:
+        head: The head of the dual.
+        loss: The block gap of the dual, with the direction to take.
+        dataset: Map-style, n examples; an item's index is its place.
+        tolerance: The gap to reach, ``primal - dual``; at least 0.
+        batch_size: Blocks of a step.
+        order: In which order blocks are visited; None is ``Proportional()``, gap sampling.
+        schedule: When exact passes are made; None is ``EveryPasses(10)``.
+        max_passes: Stop at this many effective passes of the dual, those before this call included.
+        seed: Of the sampler.
+        optimizer: None is ``BCFW(head.parameters(), loss.dual)``.
+        on_check: Called with the certificate of every exact pass.
+        collate_fn: Makes a ``Batch`` of a list of items; None is ``dataset.collate``.
+
+    Returns:
+        The certificate of the last exact pass, which is about the weights as they are.
+
+    Raises:
+        ValueError: An argument is out of range, or the dataset is not that of the dual.
+    """
+    dual = loss.dual
+    if not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise ValueError(f"tolerance={tolerance} must be at least 0 and finite")
+    if not max_passes > 0:
+        raise ValueError(f"max_passes={max_passes} must be positive")
+    if tolerance == 0 and max_passes == math.inf:
+        raise ValueError("tolerance=0 is never reached, because of rounding: give max_passes, or a positive tolerance")
+    schedule = schedule if schedule is not None else EveryPasses()
+
+    def check() -> tuple[Certificate, bool]:
+        certificate = certify(head, dual, in_order(dataset, collate_fn=collate_fn))
+        schedule.after(certificate)
+        if on_check is not None:
+            on_check(certificate)
+        over = certificate.gap <= tolerance or dual.passes >= max_passes or not bool(dual.gap_estimates.any())
+        return certificate, over
+
+    if dual.gap_estimate <= tolerance or dual.passes >= max_passes:
+        certificate, over = check()
+        if over:
+            return certificate
+    cached = 0  # blocks visited without an oracle call since the last exact pass
+    calls = dual.oracle_calls
+    with Steps(
+        head, loss, dataset, batch_size=batch_size, order=order, seed=seed, optimizer=optimizer, collate_fn=collate_fn
+    ) as steps:
+        for visited in steps:
+            cached += visited - (dual.oracle_calls - calls)
+            calls = dual.oracle_calls
+            if (
+                schedule.due(dual, tolerance)
+                or dual.passes >= max_passes
+                or cached >= _CACHED_EPOCHS * dual.num_examples
+            ):
+                certificate, over = check()
+                if over:
+                    return certificate
+                cached, calls = 0, dual.oracle_calls
+    raise AssertionError("steps do not end")
+
+
+class Steps:
+    """Endless training steps of one run; iterating takes them, and yields the number of blocks that each visited.
+
+    Used as a context manager, it leaves no gradients and no observer behind.
+
+    Args:
+        head: As in :func:`solve`, like all others.
+        loss: The block gap.
+        dataset: The training set.
+        batch_size: Blocks of a step.
+        order: In which order blocks are visited.
+        seed: Of the sampler.
+        optimizer: None is ``BCFW(head.parameters(), loss.dual)``.
+        collate_fn: None is ``dataset.collate``.
+
+    Raises:
+        ValueError: The dataset is not of the dual's size, or has no ``collate``.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        loss: BlockGap,
+        dataset: Any,
+        *,
+        batch_size: int = 16,
+        order: Order | None = None,
+        seed: int = 0,
+        optimizer: torch.optim.Optimizer | None = None,
+        collate_fn: Collate | None = None,
+    ) -> None:
+        if len(dataset) != loss.dual.num_examples:
+            raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
+        self.fetch = fetcher(dataset, collate_fn)
+        self.sampler = GapBatchSampler(loss.dual, batch_size=batch_size, order=order, seed=seed)
+        self.head = head
+        self.loss = loss
+        self.optimizer = optimizer if optimizer is not None else BCFW(head.parameters(), loss.dual)
+
+    def __iter__(self) -> Iterator[int]:
+        """Take steps, epoch after epoch."""
+        head, loss, optimizer, fetch = self.head, self.loss, self.optimizer, self.fetch
+        device = loss.dual.parameters[0].device
+        while True:
+            for index in self.sampler:
+                batch = fetch(index)
+                if device.type != "cpu":
+                    batch = to_device(batch, device)
+                optimizer.zero_grad()
+                loss(apply_head(head, batch), batch.y, batch.index).backward()
+                optimizer.step()
+                yield len(index)
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.optimizer.zero_grad()
+        self.loss.dual.forget(self.sampler)
+
+
+def in_order(dataset: Any, *, batch_size: int = 256, collate_fn: Collate | None = None) -> Iterable[Batch]:
+    """The batches of an exact pass: every example once, in order."""
+    fetch = fetcher(dataset, collate_fn)
+    for start in range(0, len(dataset), batch_size):
+        yield fetch(range(start, min(start + batch_size, len(dataset))))
+
+
+def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequence[int]], Batch]:
+    """What makes a batch of indices, as a ``DataLoader`` without workers does, without touching the global generator.
+
+    Raises:
+        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
+    """
+    collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
+    if collate is None:
+        raise ValueError(
+            f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: pass what makes a Batch of items"
+        )
+    if hasattr(dataset, "__getitems__"):
+        return lambda index: collate(dataset.__getitems__(list(index)))
+    return lambda index: collate([dataset[i] for i in index])

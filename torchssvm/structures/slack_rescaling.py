@@ -1,0 +1,117 @@
+"""Slack rescaling: the loss multiplies the margin instead of being added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from torchssvm.potentials import Parts, Potentials, conform, inner, scale
+from torchssvm.structures.base import Decoding, Labeling, Structure
+from torchssvm.structures.chain import Chain
+from torchssvm.structures.multiclass import Multiclass
+from torchssvm.structures.slack_oracles import ORACLES, EveryClass, EveryLossLevel, EveryOutput, SlackOracle
+
+
+class SlackRescaling(Structure):
+    r"""Another structure, trained with slack rescaling instead of margin rescaling (Tsochantaridis et al., 2005).
+
+    With ``psi_i(y) = p(y) - p(y_i)`` (times the head's linear map) and slack variables xi_i, margin rescaling asks for
+    ``-<psi_i(y), theta_i> >= L_i(y) - xi_i``. Slack rescaling asks for the same margin 1 of every wrong output, and
+    makes it dearer to miss that of a worse one: ``-<psi_i(y), theta_i> >= 1 - xi_i / L_i(y)`` wherever ``L_i(y) > 0``.
+    Multiplied by ``L_i(y)`` this is a constraint of margin rescaling,
+
+        ``-<L_i(y) psi_i(y), theta_i> >= L_i(y) - xi_i``,
+
+    whose parts are multiplied by the loss: ``p(y) - p(y_i)`` becomes ``L_i(y) (p(y) - p(y_i))``. (An output without
+    loss gives ``0 >= -xi_i``, as the target does.) Hence
+
+        ``H_i(w) = max_y L_i(y) (1 + <p(y) - p(y_i), theta_i>) = max_y L_i(y) + <L_i(y) (p(y) - p(y_i)), theta_i>``,
+
+    and dual, steps, certificates and storages are what they were, with :meth:`difference` rescaled. R of the
+    convergence theorems becomes ``max_i,y L_i(y) |psi_i(y)|``.
+
+    Only the max oracle is another problem: ``L_i(y) (1 + score difference)`` is a product, which decomposes over the
+    parts no more. The ``oracle`` solves it. Outputs far from the target need not be separated by a large margin, and
+    those with a small loss hardly matter; the loss need not decompose over the parts for ``EveryOutput``.
+
+    Prediction is that of the wrapped structure, and so are parts, loss and targets. Use it by
+    ``DualState.for_head(head, n, lam, structure=SlackRescaling(head.structure))``.
+
+    Args:
+        structure: The structure that says what an output is.
+        oracle: How the product is maximised: ``EveryClass()``, ``EveryLossLevel()`` and ``EveryOutput()`` are exact,
+            ``LossScaleSearch()`` is approximate with a bound. None takes the exact oracle made for ``structure``:
+            ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for ``Chain``, ``EveryOutput()`` for others that
+            enumerate their outputs.
+
+    Raises:
+        TypeError: ``structure`` is not a structure, or the oracle (or every exact oracle) does not suit it.
+    """
+
+    def __init__(self, structure: Structure, oracle: SlackOracle | None = None) -> None:
+        if not isinstance(structure, Structure) or isinstance(structure, SlackRescaling):
+            raise TypeError(
+                f"structure must be a torchssvm.Structure that is not rescaled itself, got {type(structure).__name__}"
+            )
+        if oracle is not None and not isinstance(oracle, SlackOracle):
+            raise TypeError(f"oracle must be one of these, not a {type(oracle).__name__}:\n{ORACLES}")
+        self.structure = structure
+        self.oracle = _default_oracle(structure) if oracle is None else oracle
+        self.oracle.check(structure)
+
+    def argmax(self, potentials: Potentials) -> Decoding | Labeling:
+        """The highest-scoring output, by the wrapped structure."""
+        return self.structure.argmax(potentials)
+
+    def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding:
+        """The output with the highest ``loss * (1 + score - target's score)``.
+
+        Value and bound are that product plus the target's score, so that they compare with scores as elsewhere.
+        """
+        found = self.oracle(self.structure, potentials, target)
+        score = inner(conform(self.structure.parts(target), potentials, "parts(target)"), potentials.tensors)
+        return found._replace(
+            value=None if found.value is None else found.value + score,
+            bound=None if found.bound is None else found.bound + score,
+        )
+
+    def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+        """``loss(labeling) (parts(labeling) - parts(target))``: what the dual is made of."""
+        return scale(self.structure.difference(labeling, target, potentials), self.structure.loss(labeling, target))
+
+    def parts(self, labeling: Labeling) -> Tensor | Mapping[str, Tensor]:
+        """The parts of the wrapped structure, by which outputs are scored."""
+        return self.structure.parts(labeling)
+
+    def loss(self, labeling: Labeling, target: Labeling) -> Tensor:
+        """The task loss of the wrapped structure."""
+        return self.structure.loss(labeling, target)
+
+    def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
+        """Those of the wrapped structure: they say what the loss is, and do not augment the potentials here."""
+        return self.structure.loss_potentials(target)
+
+    def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
+        """The wrapped structure's check."""
+        return self.structure.check_target(target, potentials)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
+        """The outputs that the wrapped structure lists."""
+        return self.structure.enumerate(potentials)
+
+    def __repr__(self) -> str:
+        return f"SlackRescaling({self.structure!r}, oracle={self.oracle!r})"
+
+
+def _default_oracle(structure: Structure) -> SlackOracle:
+    if isinstance(structure, Multiclass):
+        return EveryClass()
+    if isinstance(structure, Chain):
+        return EveryLossLevel()
+    if type(structure).enumerate is not Structure.enumerate:
+        return EveryOutput()
+    raise TypeError(
+        f"oracle=None, and {type(structure).__name__} has no exact oracle for slack rescaling (it does not enumerate "
+        f"its outputs either). There are:\n{ORACLES}"
+    )
