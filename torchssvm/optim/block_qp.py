@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ class Blocks:
         self.lam, self.num_examples = lam, num_examples
         self.rate = 1.0 / (lam * num_examples)
         starts = np.flatnonzero(np.diff(owner, prepend=-1)).tolist()
-        self.blocks = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(owner)], strict=True)]
+        self.blocks = [slice(*bounds) for bounds in pairwise([*starts, len(owner)])]
         self.curvature = [np.asarray(planes[b] @ planes[b].T, dtype=np.float64) * self.rate for b in self.blocks]
 
     def ascend(self, alpha: Any, allowed: float, max_sweeps: int) -> Any:

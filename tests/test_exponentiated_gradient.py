@@ -1,0 +1,312 @@
+"""Exponentiated gradient against explicit distributions over all outputs, against the optimum, and against damage."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from custom import label_sets
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Reference, assert_same, chain, examples, flat, multiclass, reference
+
+from torchssvm import Batch, CuttingPlane, ExponentiatedGradient, Multiclass, NSlack, Potentials, TorchStruct, certify
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def method(problem, **options):
+    return ExponentiatedGradient(problem.head, problem.n, problem.lam, **options)
+
+
+def started(problem, **options):
+    gradient = method(problem, **options)
+    gradient.start(problem.everything(2))
+    return gradient
+
+
+class Explicit:
+    """The algorithm of the papers with one number for every output; its structure and its tensors are its own."""
+
+    def __init__(self, listed: Reference, growth=1.05, halvings=(2, 5)) -> None:
+        self.listed, self.growth, self.halvings = listed, growth, halvings
+        self.logs = [np.zeros(len(losses)) for losses in listed.losses]
+        self.etas = [0.5] * listed.n
+        self.visits = [0] * listed.n
+
+    @property
+    def alphas(self):
+        return [softmax(logs) for logs in self.logs]
+
+    def step(self, i: int) -> int:
+        """Returns the number of trials."""
+        listed, alphas = self.listed, self.alphas
+        before = listed.dual(alphas)
+        ascent = listed.losses[i] + listed.changes[i] @ listed.weights(alphas)
+        for trial in range(1 + self.halvings[self.visits[i] > 0]):
+            if trial:
+                self.etas[i] /= 2
+            logs = self.logs[i] + self.etas[i] * ascent
+            if listed.dual([softmax(logs) if j == i else a for j, a in enumerate(alphas)]) >= before:
+                self.logs[i] = logs
+                break
+        self.etas[i] *= self.growth
+        self.visits[i] += 1
+        return trial + 1
+
+
+def softmax(values):
+    values = np.exp(values - values.max())
+    return values / values.sum()
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@examples(8)
+@given(seed=SEEDS, lam=st.sampled_from([0.1, 0.5]))
+def test_one_example_at_a_time_is_the_algorithm_of_the_papers(kind, seed, lam):
+    problem = PROBLEMS[kind](seed, lam=lam)
+    explicit = Explicit(reference(problem.copy()))
+    gradient = started(problem)
+    calls = problem.n
+    for i in [*range(problem.n), *range(problem.n), 0, 1]:
+        increase = gradient.step(problem.batch([i]))
+        before = explicit.listed.dual(explicit.alphas)
+        calls += explicit.step(i)
+        after = explicit.listed.dual(explicit.alphas)
+        assert increase == pytest.approx(after - before, abs=1e-9)
+        np.testing.assert_allclose(
+            flat(gradient.dual.parameters), explicit.listed.weights(explicit.alphas), atol=1e-8, rtol=1e-8
+        )
+        assert gradient.dual.value() == pytest.approx(after, abs=1e-9)
+        assert gradient.step_sizes.tolist() == pytest.approx(explicit.etas)
+    assert gradient.dual.oracle_calls == calls
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_starts_uniform(kind):
+    problem = PROBLEMS[kind](0)
+    explicit = Explicit(reference(problem.copy()))
+    gradient = started(problem)
+    weights = flat(gradient.dual.parameters)
+    assert bool(weights.any())
+    np.testing.assert_allclose(weights, explicit.listed.weights(explicit.alphas), atol=1e-12)
+    found = gradient.certify(problem.everything())
+    assert found.dual == pytest.approx(explicit.listed.dual(explicit.alphas), abs=1e-12)
+    assert found.primal == pytest.approx(explicit.listed.primal(weights), abs=1e-12)
+    assert found.oracle_calls == 2 * problem.n
+
+
+@pytest.mark.parametrize("size", [1, 2, 6])
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_reaches_the_optimum(kind, size):
+    problem = PROBLEMS[kind](1, lam=1.0)
+    optimum = reference(problem.copy()).optimum()
+    gradient = started(problem)
+    for _ in range(120):
+        for batch in problem.everything(size):
+            gradient.step(batch)
+    found = gradient.certify(problem.everything())
+    assert found.dual == pytest.approx(optimum, abs=1e-4)
+    assert found.dual <= optimum + 2e-7
+    assert found.primal >= optimum - 1e-9
+    planes = CuttingPlane(PROBLEMS[kind](1).head, problem.n, problem.lam, NSlack())
+    theirs = planes.run(problem.everything(), 1e-5)
+    assert max(theirs.dual, found.dual) <= min(theirs.primal, found.primal) + 1e-9
+
+
+@examples(10)
+@given(
+    seed=SEEDS,
+    kind=st.sampled_from(sorted(PROBLEMS)),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    adjoint=st.booleans(),
+)
+def test_the_dual_never_falls_and_the_gap_is_never_negative(seed, kind, dtype, adjoint):
+    problem = PROBLEMS[kind](seed, lam=0.1, dtype=dtype, adjoint=adjoint)
+    gradient = started(problem)
+    rounding = 1e3 * torch.finfo(dtype).eps
+    before = gradient.certify(problem.everything())
+    for sweep in range(4):
+        increases = [gradient.step(batch) for batch in problem.everything(1 + sweep)]
+        assert min(increases) >= 0.0
+        found = gradient.certify(problem.everything())
+        assert found.gap >= -rounding * (1 + abs(found.primal))
+        assert found.dual - before.dual == pytest.approx(sum(increases), abs=rounding * (1 + abs(found.primal)))
+        assert found.dual >= before.dual - rounding
+        before = found
+    assert all(p.dtype == dtype for p in problem.head.parameters())
+    assert found.exact
+
+
+def test_what_stands_in_the_padding_never_matters():
+    problem, other = chain(2, n=6), chain(2, n=6)
+    a, b = started(problem), started(other)
+    for rows in ([0, 1, 2], [3, 4], [5, 0], [1, 2, 3]):
+        batch = other.batch(rows)
+        beyond = torch.arange(batch.x.shape[1]) >= batch.lengths.unsqueeze(1)
+        longer = torch.cat([batch.x.masked_fill(beyond.unsqueeze(2), 1e3), 1e3 * torch.ones_like(batch.x[:, :1])], 1)
+        targets = torch.cat([batch.y.masked_fill(beyond, 1), torch.zeros_like(batch.y[:, :1])], 1)
+        a.step(problem.batch(rows))
+        b.step(Batch(longer, targets, batch.index, batch.lengths))
+    torch.testing.assert_close(flat(problem.head.parameters()), flat(other.head.parameters()))
+    assert a.step_sizes.tolist() == b.step_sizes.tolist()
+
+
+def test_an_example_drawn_twice_counts_once():
+    problem, other = multiclass(0), multiclass(0)
+    a, b = started(problem), started(other)
+    a.step(problem.batch([0, 2, 0, 2, 2]))
+    b.step(other.batch([0, 2]))
+    torch.testing.assert_close(flat(problem.head.parameters()), flat(other.head.parameters()))
+    assert a.dual.oracle_calls == b.dual.oracle_calls
+
+
+def test_works_on_torch_struct():
+    torch_struct = pytest.importorskip("torch_struct")
+
+    class Edges(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(3, 4, dtype=torch.float64))
+
+        def forward(self, x):
+            return (x @ self.weight).view(*x.shape[:2], 2, 2)
+
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 2, 3, generator=random, dtype=torch.float64)
+    structure = TorchStruct(torch_struct.LinearChainCRF)
+    y = structure.argmax(Potentials(torch.randn(4, 2, 2, 2, generator=random, dtype=torch.float64)))
+    batch = Batch(x, y.labeling, torch.arange(4))
+    head = Edges()
+    gradient = ExponentiatedGradient(head, 4, 0.5, structure=structure)
+    gradient.start([batch])
+    first = gradient.certify([batch])
+    for _ in range(60):
+        gradient.step(batch)
+    found = gradient.certify([batch])
+    assert 0.0 <= found.gap < min(0.02, first.gap)
+
+
+def test_certificates_are_those_of_any_dual():
+    problem = chain(3)
+    gradient = started(problem)
+    gradient.step(problem.batch([0, 1]))
+    with pytest.raises(ValueError, match="left out"):
+        gradient.certify([problem.batch([0])])
+    assert certify(problem.head, gradient.dual, problem.everything()).drift < 1e-12
+
+
+def test_resumes_to_the_bit(tmp_path):
+    problem = chain(6, dtype=torch.float32)
+    whole = started(problem)
+    for batch in problem.everything(2):
+        whole.step(batch)
+    whole.certify(problem.everything())  # weights to start from are pending in the state
+    torch.save(whole.state_dict(), tmp_path / "run.pt")
+    other = problem.copy()
+    resumed = method(other)
+    resumed.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True))
+    assert_same(resumed.state_dict(), whole.state_dict())
+    for size in (1, 2, 3):
+        for a, b in zip(problem.everything(size), other.everything(size), strict=True):
+            assert whole.step(a) == resumed.step(b)
+    assert_same(resumed.state_dict(), whole.state_dict())
+
+
+def test_damaged_and_foreign_states_are_refused():
+    problem = multiclass(0)
+    gradient = started(problem)
+    gradient.step(problem.batch([0, 1]))
+    good = gradient.state_dict()
+    fresh = method(multiclass(0))
+    before = fresh.state_dict()
+    bad = [
+        ("format", 99, "format 99"),
+        ("dual", {**good["dual"], "lam": 0.25}, "lam is 0.25 there"),
+        ("dual", {**good["dual"], "storage": {"kind": "mean_parts", "buffers": {}}}, "damaged"),
+        ("logs", {"kind": "mean_parts", "buffers": {}}, "missing"),
+        ("logs", "gone", "should be a dict"),
+        ("step_sizes", good["step_sizes"][1:], "step_sizes"),
+        ("step_sizes", good["step_sizes"] * 0.0, "step_sizes"),
+        ("step_sizes", good["step_sizes"] * math.nan, "step_sizes"),
+        ("visited", good["visited"].float(), "visited"),
+        ("started", False, "missing"),
+        ("started", 1, "should be a bool"),
+    ]
+    for name, value, words in bad:
+        with pytest.raises(ValueError, match=words):
+            fresh.load_state_dict({**copy.deepcopy(good), name: value})
+        assert_same(fresh.state_dict(), before)
+
+
+def test_bad_arguments_are_refused():
+    problem = multiclass(0)
+    for options, words in [
+        ({"step_size": 0.0}, "step_size=0.0"),
+        ({"step_size": math.inf}, "step_size=inf"),
+        ({"growth": 0.9}, "growth=0.9"),
+        ({"halvings": -1}, "halvings=-1"),
+        ({"first_halvings": -1}, "first_halvings=-1"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            method(problem, **options)
+    head, structure, _ = label_sets()
+    with pytest.raises(ValueError, match=r"LabelSets.* has no marginals"):
+        ExponentiatedGradient(head, 5, 0.1, structure=structure)
+    with pytest.raises(MemoryError, match="MeanParts"):
+        started(multiclass(0), memory_limit=8)
+
+
+def test_calls_out_of_order_are_refused():
+    problem = multiclass(0)
+    gradient = method(problem)
+    with pytest.raises(RuntimeError, match="call start"):
+        gradient.step(problem.batch([0]))
+    with pytest.raises(RuntimeError, match="before start"):
+        gradient.certify(problem.everything())
+    with pytest.raises(ValueError, match="left out 2 of 6"):
+        gradient.start(problem.everything(2)[:-1])
+    assert not gradient.started
+    assert not flat(problem.head.parameters()).any()
+    gradient.start(problem.everything())
+    with pytest.raises(RuntimeError, match="in use"):
+        gradient.start(problem.everything())
+
+
+def test_a_bad_batch_changes_nothing():
+    problem = multiclass(0)
+    gradient = started(problem)
+    gradient.step(problem.batch([0, 1, 2]))
+    before = gradient.state_dict()
+    batch = problem.batch([1, 2])
+    nan = batch.x.clone()
+    nan[1, 0] = math.nan
+    for wrong, words in [
+        (batch._replace(x=nan), r"potentials of rows \[1\] are not finite"),
+        (batch._replace(index=torch.tensor([1, 6])), "index holds 1 to 6"),
+        (batch._replace(y=torch.tensor([0, 3])), "target has label 3"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            gradient.step(wrong)
+        assert_same(gradient.state_dict(), before)
+
+
+def test_one_class_has_nothing_to_learn():
+    problem = multiclass(0, classes=1)
+    gradient = started(problem)
+    for _ in range(3):
+        assert gradient.step(problem.batch(range(problem.n))) == 0.0
+    assert gradient.certify(problem.everything()).gap == 0.0
+    assert isinstance(problem.structure, Multiclass)
+
+
+def test_runs_on_the_device(device):
+    here, there = chain(3), chain(3).to(device)
+    a, b = started(here), started(there)
+    for rows in ([0, 1, 2], [3, 4], [0, 4]):
+        assert a.step(here.batch(rows)) == pytest.approx(b.step(there.batch(rows)), abs=1e-9)
+    torch.testing.assert_close(flat(here.head.parameters()), flat(there.head.parameters()).cpu())
+    assert b.certify(there.everything()).gap == pytest.approx(a.certify(here.everything()).gap, abs=1e-9)
