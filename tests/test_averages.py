@@ -5,19 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 from average_cases import AverageTestCase, schedule
+from bounded import Bounded, box_dual, optimum_within
 from custom import Approximate, label_sets
-from problems import chain, reference, rng
+from problems import assert_same, chain, flat, reference, rng
 
 from torchssvm import (
     BCFW,
     Average,
     BlockGap,
     DualState,
+    ExponentiatedGradient,
+    Labelings,
+    MeanParts,
     SuffixAverage,
     UniformAverage,
     WeightedAverage,
+    Weights,
     certify,
 )
+from torchssvm.compiled import CompiledChain
 from torchssvm.potentials import as_potentials
 
 
@@ -115,3 +121,102 @@ def test_both_bounds_are_of_one_optimum():
     for average in averages:
         found = average.certify(training.head, training.dual, problem.everything())
         assert found.primal >= optimum - 1e-9 >= last.dual - 2e-9
+
+
+# -- Duals of every kind -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("storage", [MeanParts, Weights, Labelings])
+def test_under_bounds_v_is_averaged(storage, kind):
+    problem = chain(2, lam=0.3)
+    bounds = {"emission": (-0.1, 0.2), "transition": (0.0, None)}
+    training = Bounded(problem, bounds, storage=storage())
+    average = kind.following(training.dual)
+    unclipped, losses = [], []
+    for rows in schedule(problem, 4, 14):
+        training.step(rows)
+        unclipped.append(training.unclipped().clone())
+        losses.append(float(training.dual.loss.sum()))
+    lower, upper = training.limits()
+    shares = [kind([torch.zeros(1)]).coefficient(k) for k in range(1, 15)]
+    v, loss = unclipped[0], losses[0]
+    for share, next_v, next_loss in zip(shares[1:], unclipped[1:], losses[1:], strict=True):
+        v, loss = v + share * (next_v - v), loss + share * (next_loss - loss)
+    w = v.numpy().clip(lower, upper)
+    assert (v.numpy() != w).any()
+    before = training.snapshot()
+    found = average.certify(training.head, training.dual, problem.everything(2))
+    before["dual"]["oracle_calls"] += problem.n
+    assert_same(training.snapshot(), before)
+    truth = reference(problem)
+    assert found.primal == pytest.approx(truth.primal(w), abs=1e-11)
+    assert found.dual == pytest.approx(box_dual(v.numpy(), loss, problem.lam, lower, upper), abs=1e-11)
+    optimum, _ = optimum_within(truth, lower, upper)
+    assert found.dual - 1e-7 <= optimum <= found.primal + 1e-7
+    with average.apply():
+        assert training.dual.box.holds(training.dual.parameters)
+        torch.testing.assert_close(training.weights(), torch.from_numpy(w))
+    training.step([0])
+    assert average.count == 15
+
+
+def test_passes_that_remember_labelings_do_not_end_an_average():
+    problem = chain(2)
+    training = problem.train(storage=Labelings())
+    average = WeightedAverage.following(training.dual)
+    for count, rows in enumerate(schedule(problem, 4, 12), 1):
+        training.step(rows)
+        certify(training.head, training.dual, problem.everything())
+        assert average.count == count
+    optimum = reference(problem).optimum()
+    found = average.certify(training.head, training.dual, problem.everything())
+    assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
+
+
+@pytest.mark.parametrize("change", [lambda dual: dual.rescale(0.5), lambda dual: dual.change_lam(0.4)])
+def test_another_lam_begins_the_average_anew(change):
+    problem = chain(2)
+    training = problem.train()
+    average = WeightedAverage.following(training.dual)
+    training.run(schedule(problem, 4, 12))
+    change(training.dual)
+    with pytest.raises(RuntimeError, match="no average yet"):
+        average.certify(training.head, training.dual, problem.everything())
+    training.run(schedule(problem, 5, 6))
+    assert average.count == 6
+    problem.lam = training.dual.lam
+    optimum = reference(problem).optimum()
+    found = average.certify(training.head, training.dual, problem.everything())
+    assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
+
+
+def test_the_compiled_loop_tells_of_its_last_step():
+    pytest.importorskip("numba")
+    problem = chain(2, boundary=True)
+    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings())
+    solver = CompiledChain(problem.head, dual, problem.everything())
+    average, iterates = UniformAverage.following(dual), []
+    for _ in range(5):
+        solver.run(4)
+        iterates.append(flat(dual.parameters).clone())
+    assert (average.count, dual.steps) == (5, 20)
+    torch.testing.assert_close(flat(average.weights), sum(iterates) / 5)
+    found, optimum = average.certify(problem.head, dual, problem.everything()), reference(problem).optimum()
+    assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
+
+
+def test_exponentiated_gradient_is_averaged_by_update():
+    problem = chain(2)
+    solver = ExponentiatedGradient(problem.head, problem.n, problem.lam)
+    dual = solver.dual
+    solver.start(problem.everything())
+    average = WeightedAverage(dual.parameters, dual)
+    for rows in schedule(problem, 1, 15):
+        solver.step(problem.batch(rows))
+        average.update()
+    found, optimum = average.certify(problem.head, dual, problem.everything()), reference(problem).optimum()
+    assert average.count == 15
+    assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
+    last = certify(problem.head, dual, problem.everything())
+    assert last.dual - 1e-9 <= optimum
