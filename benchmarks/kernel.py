@@ -2,8 +2,10 @@
 
 python benchmarks/kernel.py [--gap 0.02] [--json FILE]
 
-The kernels' parameters and every lam were chosen by the letter error on 126 of the 626 training words, after 60 passes
-over the other 500; no test word was looked at for it.
+The linear head runs at the lam of the README's table and at its best one; parameters were chosen by the letter error on
+126 of the 626 training words after training on the other 500, and no test word was looked at for it. Tried were, for the
+linear head, lam 0.003, 0.01, 0.03, 0.1, 0.3, 1; for the polynomial of degree 2, lam 0.003, 0.01, 0.03, 0.1; for the RBF
+kernel, gamma 0.01, 0.02, 0.04, 0.08 with some of lam 0.001, 0.003, 0.01, 0.03.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ BATCH_SIZE = 16
 EPOCHS = 10  # between exact passes
 KERNELS = [
     ("polynomial", Polynomial(degree=2, constant=1.0, scale=1 / 30), 0.01),
-    ("RBF", RBF(gamma=0.04), 0.003),
+    ("RBF", RBF(gamma=0.04), 0.01),
 ]
 
 
@@ -73,7 +75,8 @@ def main() -> None:
     torch.set_num_threads(1)
     train, test = OCR("train", "small"), OCR("test", "small")
     runs: list[tuple[str, float, Callable[[], Any]]] = [
-        ("linear head", 0.01, lambda: linear(train, 0.01, args.gap, args.max_passes))
+        ("linear head", 0.01, lambda: linear(train, 0.01, args.gap, args.max_passes)),
+        ("linear head", 0.3, lambda: linear(train, 0.3, args.gap, args.max_passes)),
     ]
     for name, kernel, lam in KERNELS:
         for rule in (FrankWolfe(), Pairwise()):
