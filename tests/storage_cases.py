@@ -25,7 +25,7 @@ from problems import (
 
 from torchssvm import certify
 from torchssvm.batch import apply_head
-from torchssvm.dual.storage import Storage
+from torchssvm.dual.storage import Found, Storage
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -116,17 +116,21 @@ class StorageTestCase(ABC):
                 beyond = torch.arange(parts[name].shape[1]) >= (batch.lengths + rows_of).unsqueeze(1)
                 parts[name][beyond] = 0.0
             decay = torch.rand(len(rows), generator=random, dtype=torch.float64)
-            combined, direct = stored.combine(parts, decay)
+            change = torch.stack([-decay, decay], 1)  # rows of masses sum to zero
+            nothing = torch.zeros_like(decay)
+            found = Found(None, parts, nothing, nothing, nothing, nothing)
+            combined, direct = stored.combine(change, found)
             gradients = list(potentials.adjoint(combined))
             if direct is not None:
                 gradients = [g + d for g, d in zip(gradients, direct, strict=True)]
             found = torch.cat([g.detach().flatten(1) for g in gradients], 1) / n
-            expected = torch.cat([(g / n).flatten(1) for g in potentials.adjoint(parts)], 1) + decay[:, None] * held
+            corners = torch.cat([(g / n).flatten(1) for g in potentials.adjoint(parts)], 1)
+            expected = decay[:, None] * (corners + held)
             torch.testing.assert_close(found, expected.detach())
             c = torch.rand(len(rows), generator=random, dtype=torch.float64)
             keep = torch.arange(len(rows))[: max(1, len(rows) - 1)]
             needed = [g.detach() for g in gradients] if storage.needs_gradients else None
-            stored.subtract(c, keep, combined, needed)
+            stored.move(c, keep, change, combined, needed)
             for row in keep.tolist():
                 blocks[int(rows[row])] = blocks[int(rows[row])] - c[row] * expected[row].detach()
 

@@ -21,10 +21,12 @@ from torchssvm import (
     Certificate,
     Decoding,
     DualState,
+    ExactSearch,
     GapBatchSampler,
     LargestGap,
     LinearMulticlass,
     Multiclass,
+    PredefinedStep,
     StructuredHinge,
     Weights,
     certify,
@@ -57,19 +59,21 @@ def solved(kind: str) -> tuple[Reference, float]:
     return truth, truth.optimum()
 
 
-def suboptimality(kind: str, seed: int, steps: int, floor_of, **options) -> tuple[list[float], dict]:
+def suboptimality(kind: str, seed: int, steps: int, floor_of, line_search=None, **options) -> tuple[list[float], dict]:
     """Train by uniform single blocks; ``floor_of(k, i, offset, truth)`` is the oracle's floor in step k."""
     problem = MAKE[kind]()
     truth, optimum = solved(kind)
     adversary = Adversary(problem.structure)
     problem.head.structure = adversary
     training = problem.train(**options)
+    training.optim = BCFW(problem.head.parameters(), training.dual, line_search=line_search)
     dual, values = training.dual, [optimum]
     for k, i in enumerate(torch.randint(0, problem.n, (steps,), generator=rng(seed)).tolist()):
         batch = problem.batch([i])
         potentials = apply_head(training.head, batch)
         with torch.no_grad():
-            stored = dual.storage.gather(batch.index, potentials.detach())
+            target = problem.structure.check_target(batch.y, potentials)
+            stored = dual.storage.gather(batch.index, potentials.detach(), target)
             offset = problem.n * (stored.inner(potentials.detach()) - dual.loss[batch.index])
         adversary.floor = floor_of(k, i, offset, curvatures(truth))
         training.step([i])
@@ -102,8 +106,8 @@ def additive(error: float, shrinking: bool = True):
     return floor_of
 
 
-def mean_over_runs(kind: str, steps: int, floor_of, runs: int = 3) -> tuple[np.ndarray, dict]:
-    found = [suboptimality(kind, seed, steps, floor_of) for seed in range(runs)]
+def mean_over_runs(kind: str, steps: int, floor_of, line_search=None, runs: int = 3) -> tuple[np.ndarray, dict]:
+    found = [suboptimality(kind, seed, steps, floor_of, line_search) for seed in range(runs)]
     facts = found[0][1] | {"errors": np.mean([facts["errors"] for _, facts in found])}
     return np.mean([values for values, _ in found], 0), facts
 
@@ -128,12 +132,13 @@ def test_the_rate_of_multiplicative_accuracy(kind, accuracy):
     assert values[-1] < 0.5 * facts["start"]
 
 
+@pytest.mark.parametrize("line_search", [ExactSearch(), PredefinedStep()], ids=["exact", "predefined"])
 @pytest.mark.parametrize("error", [0.2, 1.0])
 @pytest.mark.parametrize("kind", sorted(MAKE))
-def test_the_rate_of_additive_accuracy(kind, error):
-    """[B13] Theorem C.1: ``2n/(k + 2n) (C (1 + delta) + h_0)``."""
-    values, facts = mean_over_runs(kind, 100, additive(error))
-    assert facts["errors"] > 0.5
+def test_the_rate_of_additive_accuracy(kind, error, line_search):
+    """[B13] Theorem C.1: ``2n/(k + 2n) (C (1 + delta) + h_0)``, by line search and with the predefined step."""
+    values, facts = mean_over_runs(kind, 100, additive(error), line_search)
+    assert facts["errors"] > 0.2
     n, steps = facts["n"], np.arange(len(values))
     bound = 2 * n / (steps + 2 * n) * (facts["curvature"] * (1 + error) + facts["start"])
     assert bool((values >= -1e-8).all())

@@ -15,7 +15,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
 
-from torchssvm import CuttingPlane, NSlack, OneSlack, certify
+from torchssvm import CuttingPlane, NSlack, OneSlack, SlackRescaling, certify
 from torchssvm.optim.block_qp import Blocks, _ascend, ascend_simplex
 
 pytest.importorskip("clarabel")
@@ -87,6 +87,23 @@ def test_the_interval_meets_that_of_bcfw(kind, slack):
     ours = method(problem, slack()).run(problem.everything(3), 1e-3)
     assert ours.gap <= 1e-3
     assert max(ours.dual, theirs.dual) <= min(ours.primal, theirs.primal)
+
+
+@both
+def test_slack_rescaling_is_solved_too(slack):
+    cost = torch.tensor([[0.0, 1.0, 3.0], [0.5, 0.0, 2.0], [3.0, 1.0, 0.0]])
+    problem = multiclass(3, n=8, lam=0.1, cost=cost)
+    rescaled = SlackRescaling(problem.structure)
+    ours = method(problem, slack(), structure=rescaled).run(problem.everything(3), 1e-5)
+    assert ours.gap <= 1e-5
+    # By its definition: min over w of lam/2 |w|^2 + mean max_y L (1 + score difference), at the weights found.
+    listed = reference(problem.copy())
+    weights = flat(problem.head.parameters()).numpy()
+    hinges = [(loss * (1 + change @ weights)).max() for loss, change in zip(listed.losses, listed.changes, strict=True)]
+    assert ours.primal == pytest.approx(0.05 * weights @ weights + np.mean(hinges), abs=1e-12)
+    for i, losses in enumerate(listed.losses):
+        listed.changes[i] = losses[:, None] * listed.changes[i]
+    assert ours.primal == pytest.approx(solved(listed), abs=2e-5)
 
 
 @both

@@ -30,6 +30,7 @@ from torchssvm import (  # noqa: E402
     LinearChain,
     LinearMulticlass,
     StructuredHinge,
+    SuffixAverage,
     Weights,
     certify,
 )
@@ -631,6 +632,19 @@ def test_the_average_begins_anew_when_the_features_move(words):
 def test_an_average_of_nothing(words):
     with pytest.raises(RuntimeError, match="no average yet"):
         _ = AveragedWeights().weights
+
+
+def test_other_averages(words):
+    callback, model = AveragedWeights(average=SuffixAverage), chain()
+    trainer(callback, max_epochs=2).fit(model, loader(words))
+    weights = SuffixAverage.following(model.dual)
+    assert isinstance(callback.average, SuffixAverage)
+    weights.load_state_dict(callback.average.state_dict())
+    assert weights.count == callback.count == 20
+    with weights.apply():
+        held = [p.detach().clone() for p in model.head.parameters()]
+    with callback.applied(model):
+        assert all(torch.equal(a, b) for a, b in zip(held, model.head.parameters(), strict=True))
 
 
 # The plain objects in a module of one's own

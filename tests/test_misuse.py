@@ -10,6 +10,7 @@ from torch import nn
 
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, Multiclass, Potentials, certify
 from torchssvm.batch import Batch
+from torchssvm.dual import Found
 
 
 class Rows(nn.Module):
@@ -115,9 +116,9 @@ def test_parts_in_the_padding_are_refused():
     head = Head(4, 2)
     dual = DualState.for_head(head, 2, 0.1, structure=Multiclass(2))
     potentials = head(torch.randn(2, 3, 4))
-    stored = dual.storage.gather(torch.arange(2), potentials.detach())
+    stored = dual.storage.gather(torch.arange(2), potentials.detach(), None)
     with pytest.raises(ValueError, match="not zero in the padding"):
-        stored.combine({"potentials": torch.ones(2, 3, 2)}, None)
+        stored.combine(torch.tensor([[-1.0, 1.0]] * 2), Found(None, {"potentials": torch.ones(2, 3, 2)}, *[None] * 4))
 
 
 def test_samplers_that_are_gone_are_not_kept():

@@ -11,29 +11,42 @@ from custom import LabelSets, Scores, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, Reference, assert_same, chain, examples, flat, multiclass, reference, rng
+from test_solve import Items
 from torch.utils.data import DataLoader
 
 from torchssvm import (
     BCFW,
+    Away,
     Batch,
     BlockGap,
+    CacheOracle,
+    Corrective,
+    CuttingPlane,
     Decoding,
     DualState,
     EveryClass,
     EveryOutput,
+    FrankWolfe,
     GapBatchSampler,
+    Hybrid,
+    Labelings,
     LinearMulticlass,
     LossScaleSearch,
+    MaxOracle,
     MeanParts,
     Multiclass,
+    NSlack,
+    Pairwise,
     Permutation,
     SlackRescaling,
+    Structure,
     StructuredHinge,
     Weights,
     certify,
     check,
 )
 from torchssvm.batch import apply_head
+from torchssvm.path import start_at_largest_lam
 from torchssvm.report import evaluate
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -83,6 +96,77 @@ def test_to_the_optimum(storage, batch_size, adjoint, make, lam):
     assert found.dual == pytest.approx(optimum, abs=1e-3)
     assert 0 <= found.gap < 3e-3
     assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-9)
+
+
+DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
+
+
+@pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=lambda direction: type(direction).__name__)
+@pytest.mark.parametrize(("make", "lam"), [(chain, 2.0), (uneven, 1.0)])
+def test_active_sets_and_caches(make, lam, direction, oracle):
+    """Cached labelings are scored with their losses: a small capacity, so that some are merged into the rest."""
+    problem, truth = rescaled(make(3, n=4, lam=lam))
+    training = problem.train(storage=Labelings(capacity=3))
+    training.loss = BlockGap(training.dual, direction, oracle=oracle)
+    value, optimum = 0.0, truth.optimum()
+    for k in range(30):
+        for i in range(4):
+            training.step([i])
+            assert training.dual.value() >= value - 1e-10
+            value = training.dual.value()
+        if k % 10 == 0:
+            certify(training.head, training.dual, problem.everything())
+    found = certify(training.head, training.dual, problem.everything(2))
+    assert found.drift < 1e-9
+    assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-9)
+    assert found.dual == pytest.approx(optimum, abs=5e-3)
+    assert found.dual <= optimum + 1e-7
+
+
+@examples(15)
+@given(seed=SEEDS, kind=st.sampled_from(["chain", "uneven"]))
+def test_labelings_are_scored_and_averaged_as_one_after_another(seed, kind):
+    problem, _ = rescaled((PROBLEMS | {"uneven": uneven})[kind](seed))
+    structure, random = problem.structure, rng(seed)
+    potentials = apply_head(problem.head, problem.everything()[0])
+    noise = {name: torch.randn(t.shape, generator=random, dtype=t.dtype) for name, t in potentials.tensors.items()}
+    potentials = potentials.replace(noise)
+    target = structure.check_target(problem.everything()[0].y, potentials)
+    outputs = list(structure.enumerate(potentials))[:4]
+    labelings, mass = torch.stack(outputs, 1), torch.randn(problem.n, len(outputs), generator=random).double()
+    torch.testing.assert_close(
+        structure.relative_scores(labelings, target, potentials),
+        Structure.relative_scores(structure, labelings, target, potentials),
+    )
+    ours = structure.mean_difference(labelings, mass, target, potentials)
+    for name, parts in Structure.mean_difference(structure, labelings, mass, target, potentials).items():
+        torch.testing.assert_close(ours[name], parts)
+    every = torch.stack(list(structure.enumerate(potentials)), 1)
+    best = structure.relative_scores(every, target, potentials).amax(1).clamp(min=0)
+    gain = structure.largest_gain(potentials, target)
+    assert bool((gain >= best - 1e-9).all())
+    assert bool((gain <= best + 1e-3).all())  # a loss of at most 4, divided by 10 000
+
+
+def test_cutting_planes_come_to_the_same_optimum():
+    problem, truth = rescaled(uneven(3, n=4, lam=1.0))
+    planes = CuttingPlane(problem.head, 4, 1.0, NSlack())
+    found = planes.run(problem.everything(), tolerance=1e-5)
+    assert found.primal == pytest.approx(truth.optimum(), abs=1e-4)
+
+
+def test_a_path_begins_where_its_gap_is_small():
+    for seed in range(5):
+        problem, truth = rescaled(uneven(seed))
+        dual = DualState.for_head(problem.head, problem.n, 1.0)
+        bound = start_at_largest_lam(problem.head, dual, Items(problem), tolerance=0.05)
+        truth.lam = dual.lam
+        assert float(dual.gap_estimates.sum()) <= bound + 1e-9
+        found = certify(problem.head, dual, problem.everything())  # of the dual; its weights wait for the next step
+        assert found.dual <= truth.optimum() + 1e-7
+        assert dual.recomputed is not None
+        assert -1e-9 <= truth.primal(flat(dual.recomputed)) - found.dual <= bound + 1e-9
 
 
 def test_with_the_zero_one_loss_it_is_margin_rescaling():

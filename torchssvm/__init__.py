@@ -10,6 +10,7 @@ from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import (
     BCFW,
+    Average,
     CuttingPlane,
     ExactSearch,
     ExponentiatedGradient,
@@ -17,9 +18,14 @@ from torchssvm.optim import (
     OneSlack,
     PredefinedStep,
     ShortStep,
+    Subgradient,
+    SuffixAverage,
+    UniformAverage,
+    WeightedAverage,
 )
 from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.potentials import Potentials
+from torchssvm.primal import Objective, primal
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
 from torchssvm.structures import (
     Chain,
@@ -41,6 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BCFW",
+    "Average",
     "Away",
     "Batch",
     "BlockGap",
@@ -70,6 +77,7 @@ __all__ = [
     "MeanParts",
     "Multiclass",
     "NSlack",
+    "Objective",
     "OneSlack",
     "Pairwise",
     "Permutation",
@@ -82,13 +90,18 @@ __all__ = [
     "SlackRescaling",
     "Structure",
     "StructuredHinge",
+    "Subgradient",
+    "SuffixAverage",
     "TorchStruct",
     "Uniform",
+    "UniformAverage",
+    "WeightedAverage",
     "WeightedLabels",
     "Weights",
     "certify",
     "check",
     "grid_search",
+    "primal",
     "recompute_weights",
     "regularization_path",
 ]

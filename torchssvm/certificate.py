@@ -6,15 +6,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchssvm.batch import Batch, apply_head, to_device
+from torchssvm.batch import Batch
 from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
-from torchssvm.potentials import Potentials, as_potentials, full_precision
+from torchssvm.potentials import Potentials, full_precision
+from torchssvm.primal import every_example
 from torchssvm.structures import find_corner
 
 
@@ -88,23 +89,7 @@ def certify(
         raise RuntimeError(
             "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
         )
-    hinges = 0.0
-    exact, remembered = True, False
-    gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
-    weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch, potentials, index in _every_example(head, dual, batches):
-        target = dual.structure.check_target(batch.y, potentials)
-        corner = find_corner(dual.structure, potentials, target)
-        stored = dual.storage.gather(index, potentials, target)
-        with torch.no_grad(), full_precision(potentials.device):
-            hinges += float(corner.bound.sum())
-            exact &= corner.exact
-            gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
-            for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
-                total += part
-            remembered |= dual.storage.remember(stored, corner)
-    if remembered:
-        dual.version += 1  # slots may hold other labelings now
+    hinges, exact, gaps, weights = exact_pass(head, dual, batches, remember=True)
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
     length = squared_norm(weights)
     value = dual.objective(float(dual.loss.sum()), weights)
@@ -131,6 +116,8 @@ def certify(
     dual.oracle_calls += dual.num_examples
     if refresh:
         dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
+        if features_moved(dual, weights):
+            dual.restarts += 1  # the next step starts elsewhere
     return Certificate(
         primal=primal,
         dual=value,
@@ -143,6 +130,60 @@ def certify(
         num_examples=dual.num_examples,
         lam=dual.lam,
     )
+
+
+class ExactPass(NamedTuple):
+    """What one pass over all examples finds, decoding at the weights that the head holds.
+
+    Attributes:
+        hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
+        exact: Whether the oracle was exact for every example.
+        gaps: ``[n]`` float64, the block gaps at the held weights.
+        weights: w(alpha), those of the dual for the features as they stand, float64, one tensor for each parameter;
+            under bounds, v.
+    """
+
+    hinges: float
+    exact: bool
+    gaps: Tensor
+    weights: list[Tensor]
+
+
+def exact_pass(
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *, remember: bool = False
+) -> ExactPass:
+    """Decode every example once; arguments and errors as in :func:`certify`.
+
+    With ``remember`` a storage that keeps labelings may keep those that were found; nothing else changes.
+    """
+    hinges = 0.0
+    exact = True
+    gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
+    weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+    for batch, potentials, index in _every_example(head, dual, batches):
+        target = dual.structure.check_target(batch.y, potentials)
+        corner = find_corner(dual.structure, potentials, target)
+        stored = dual.storage.gather(index, potentials, target)
+        with torch.no_grad(), full_precision(potentials.device):
+            hinges += float(corner.bound.sum())
+            exact &= corner.exact
+            gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
+            for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
+                total += part
+            if remember and dual.storage.remember(stored, corner):
+                dual.version += 1  # slots may hold other labelings now, even if a later batch is refused
+    return ExactPass(hinges, exact, gaps, weights)
+
+
+def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
+    """Whether w(alpha) is longer or shorter than the weights that the last step left, by more than rounding.
+
+    Args:
+        dual: The dual state.
+        weights: w(alpha) for the features as they stand; under bounds, v.
+    """
+    length = squared_norm(dual.box.clip(weights)) ** 0.5
+    return abs(length - dual.held_norm) > 1e5 * torch.finfo(dual.parameters[0].dtype).eps * max(length, dual.held_norm)
 
 
 @torch.no_grad()
@@ -176,6 +217,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     before = squared_norm(dual.unclipped)
     change = _squared_distance(dual.unclipped, weights)
     dual.set_weights(weights)
+    dual.restarts += 1
     dual.storage.forget_features()
     dual.gap_estimates.fill_(torch.inf)
     dual.oracle_gaps.fill_(torch.inf)
@@ -191,20 +233,4 @@ def _every_example(
     head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """The batches with their potentials and checked index; raises ValueError unless every example comes once."""
-    seen = torch.zeros(dual.num_examples, dtype=torch.bool)
-    for batch in batches:
-        batch = to_device(batch, dual.parameters[0].device)
-        with torch.enable_grad():
-            potentials = as_potentials(apply_head(head, batch))
-        index = dual.check_batch(batch.index, potentials)
-        places = index.cpu()
-        if bool(seen[places].any()) or len(places.unique()) < len(places):
-            raise ValueError("batches gave an example twice: a pass needs every training example exactly once")
-        seen[places] = True
-        yield batch, potentials, index
-    if not bool(seen.all()):
-        missing = (~seen).nonzero().flatten().tolist()
-        raise ValueError(
-            f"batches left out {len(missing)} of {dual.num_examples} examples, {missing[:5]} among them: a pass needs "
-            "every training example once (no drop_last, no sampling)"
-        )
+    return every_example(head, batches, dual.parameters[0].device, dual.check_batch, dual.num_examples)

@@ -25,9 +25,18 @@ def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, wor
         return
     if rule == HYBRID:
         rule = _best(atoms, corner, away, mass, hinge, gram, change)
-    elif rule == AWAY and (mass[away] >= 1.0 or hinge[corner] - mean >= mean - hinge[away]):
+    elif rule == AWAY and (not _others(atoms, away, mass) or hinge[corner] - mean >= mean - hinge[away]):
         rule = FRANK_WOLFE
     _classical(rule, atoms, corner, away, mass, change)
+
+
+@njit(cache=True, nogil=True)
+def _others(atoms, away, mass):
+    total = 0.0
+    for c in range(atoms):
+        if c != away:
+            total += mass[c]
+    return total > 0.0
 
 
 @njit(cache=True, nogil=True)
@@ -38,10 +47,14 @@ def _classical(rule, atoms, corner, away, mass, change):
         change[corner] += mass[away]
         change[away] -= mass[away]
     elif rule == AWAY:
-        factor = mass[away] / (1.0 - mass[away])
+        others = 0.0
+        for c in range(atoms):
+            if c != away:
+                others += mass[c]
+        factor = mass[away] / others
         for c in range(atoms):
             change[c] = factor * mass[c]
-        change[away] -= factor
+        change[away] = -mass[away]
     else:
         for c in range(atoms):
             change[c] = -mass[c]
@@ -52,7 +65,7 @@ def _classical(rule, atoms, corner, away, mass, change):
 def _best(atoms, corner, away, mass, hinge, gram, change):
     best, largest = FRANK_WOLFE, -1.0
     for rule in (FRANK_WOLFE, PAIRWISE, AWAY):
-        if rule == AWAY and mass[away] >= 1.0:
+        if rule == AWAY and not _others(atoms, away, mass):
             continue
         _classical(rule, atoms, corner, away, mass, change)
         slope, bend = 0.0, 0.0

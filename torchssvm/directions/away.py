@@ -36,6 +36,9 @@ class Away:
 def away_change(blocks: Blocks, away: Tensor) -> tuple[Tensor, Tensor]:
     """The pure away direction ``[B, M]``, and where there is one ``[B]``."""
     held = blocks.mass.gather(1, away.unsqueeze(1))
-    possible = held < 1.0
-    factor = torch.where(possible, held / (1.0 - held).clamp(min=1e-300), 0.0)
-    return factor * (blocks.mass - blocks.towards(away)), possible.squeeze(1)
+    others = blocks.mass.scatter(1, away.unsqueeze(1), 0.0)
+    total = others.sum(1, keepdim=True)  # rather than 1 - alpha_a: rounding must not grow where little is left
+    possible = total > 0.0
+    factor = torch.where(possible, held / total.clamp(min=1e-300), 0.0)
+    change = (factor * others).scatter(1, away.unsqueeze(1), torch.where(possible, -held, 0.0))
+    return change, possible.squeeze(1)

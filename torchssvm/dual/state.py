@@ -62,6 +62,8 @@ class DualState:
         recomputed: The v that the next step starts from, if an exact pass has recomputed it.
         held_norm: Norm of the weights as the last step left them.
         version: Counts changes of blocks or weights: directions computed before one are void after it.
+        restarts: Counts changes of the weights that no step made: recomputed after the features moved, another ``lam``,
+            a loaded state. An average of the weights across one would be that of no dual.
 
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
@@ -114,6 +116,7 @@ class DualState:
         self.recomputed: list[Tensor] | None = None
         self.held_norm = 0.0
         self.version = 0
+        self.restarts = 0
         self._pending: list[Proposal] = []
         self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
@@ -237,6 +240,7 @@ class DualState:
 
     def _set_lam(self, lam: float) -> None:
         self.lam = self.storage.lam = lam
+        self.restarts += 1
         self.remember_weights()
 
     @property
@@ -418,7 +422,10 @@ class DualState:
                 )
         self.box.parse(state, self.parameters)
         self.storage.check_state(require(state, "storage", dict, "dual"))
-        if state["steps"] and not any(state["storage"].get(name) for name in ("buffers", "blocks", "sets")):
+        storage = state["storage"]
+        if state["steps"] and not (
+            storage.get("buffers") or storage.get("blocks") or storage.get("sets", {}).get("labelings")
+        ):
             raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
 
     def _fit(self, tensors: list[Any]) -> bool:
@@ -450,6 +457,7 @@ class DualState:
         self.cache_hits, self.moved = state["cache_hits"], state["moved"]
         self.storage.load_state_dict(state["storage"])
         self._pending = []
+        self.restarts += 1
         self.remember_weights()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Weights(Storage):
         """``n * number of weights * bytes of a weight``."""
         return self.num_examples * sum(p.numel() * p.element_size() for p in self.parameters)
 
-    def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> Stored:
         """The blocks of a batch."""
         if self._blocks is None:
             self.check_memory(potentials, "storage=MeanParts() takes as much as the potentials, which may be less")

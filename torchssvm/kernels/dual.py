@@ -10,10 +10,15 @@ from torch import Tensor
 
 from torchssvm.dual import DualState, MeanParts
 from torchssvm.dual.storage import require
+from torchssvm.potentials import Potentials
 
 
 class TokenParts(MeanParts):
     """Mean parts whose unary rows can be read token by token: they are the coefficients of the kernel expansion."""
+
+    def check_memory(self, potentials: Potentials, advice: str) -> None:
+        """Raise MemoryError if the blocks would not fit."""
+        super().check_memory(potentials, "take a larger memory_limit, float32 features, or fewer examples")
 
     def table(self, name: str, counts: Tensor, like: Tensor) -> Tensor:
         """The psi of every training token, example after example: ``[N, K]``.

@@ -21,6 +21,7 @@ from torchssvm.kernels.functions import name_of
 from torchssvm.kernels.gram import GramRows
 from torchssvm.kernels.head import KernelHead
 from torchssvm.kernels.support import SupportCounts, SupportLabelings
+from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import full_precision, inner
 from torchssvm.structures.base import Labeling, as_decoding, digest
 
@@ -83,9 +84,10 @@ class KernelSSVM:
         self.dual = KernelDual(
             len(x), lam, head.structure, head.linear.parameters(), storage=TokenParts(), memory_limit=memory_limit
         )
+        check_at_first_call(head.linear)
         self.dual.to(x.device)
         self.gram = GramRows(head.kernel, self.data.tokens, self.data.counts, memory_limit)
-        self.support = SupportLabelings(self.data.labels, capacity, memory_limit)
+        self.support = SupportLabelings(self.data.labels, head.num_states, capacity, memory_limit)
         self._blocks = KernelBlocks(head, self.data, self.dual, self.gram, self.support)
         with torch.no_grad():
             for parameter in self.dual.parameters:

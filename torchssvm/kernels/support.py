@@ -52,6 +52,7 @@ class SupportLabelings:
 
     Args:
         target: ``[n]`` or ``[n, N]`` int64, the targets, padded with -1.
+        num_states: K; labels are 0 to K - 1.
         capacity: Most labelings of an example, the target included; at least 2.
         memory_limit: Bytes that they may take; None is what the device has left.
 
@@ -60,11 +61,12 @@ class SupportLabelings:
         MemoryError: ``capacity`` labelings of every example would not fit.
     """
 
-    def __init__(self, target: Tensor, capacity: int, memory_limit: int | None = None) -> None:
+    def __init__(self, target: Tensor, num_states: int, capacity: int, memory_limit: int | None = None) -> None:
         if capacity < 2:
             raise ValueError(f"capacity={capacity} must be at least 2: the target and one more labeling")
         n = len(target)
         self.capacity = capacity
+        self.num_states = num_states
         if target.ndim > 2:
             raise ValueError(f"labelings must be [B] or [B, N], and the targets are {list(target.shape)}")
         needed = n * capacity * (4 * target[0].numel() + 16)
@@ -187,6 +189,14 @@ class SupportLabelings:
             raise ValueError(f"the checkpoint is damaged: support does not hold labelings and masses of {n} examples")
         if not torch.equal(labels[:, 0].to(self.labels.device), self.labels[:, 0]):
             raise ValueError("the checkpoint is of another problem: its targets differ")
+        listed = labels[mass > 0]
+        padding = (labels[:, :1] < 0).expand_as(labels)[mass > 0]
+        if not torch.equal(listed < 0, padding) or bool((listed >= self.num_states).any()):
+            raise ValueError(
+                f"the checkpoint is damaged: a support labeling has labels other than 0 to {self.num_states - 1}"
+            )
+        if not bool(torch.isfinite(loss).all()) or bool((loss < 0).any()):
+            raise ValueError("the checkpoint is damaged: the losses of support labelings are negative or not finite")
         total = mass.sum(1) + merged
         if bool((mass < 0).any() | (merged < 0).any()) or not bool(((total - 1).abs() < 1e-6).all()):
             raise ValueError("the checkpoint is damaged: the masses of support labelings do not add up to 1")

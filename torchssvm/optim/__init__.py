@@ -1,5 +1,6 @@
-"""BCFW and what it is made of."""
+"""BCFW and what it is made of, averages of the iterates, and the other solvers of the papers."""
 
+from torchssvm.optim.averages import Average, SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.optim.bcfw import BCFW
 from torchssvm.optim.box_qp import solve_box_qp
 from torchssvm.optim.cutting_plane import CuttingPlane
@@ -7,9 +8,11 @@ from torchssvm.optim.exponentiated_gradient import ExponentiatedGradient
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch, PredefinedStep, ShortStep
 from torchssvm.optim.n_slack import NSlack
 from torchssvm.optim.one_slack import OneSlack
+from torchssvm.optim.subgradient import Subgradient
 
 __all__ = [
     "BCFW",
+    "Average",
     "CuttingPlane",
     "ExactSearch",
     "ExponentiatedGradient",
@@ -19,5 +22,9 @@ __all__ = [
     "OneSlack",
     "PredefinedStep",
     "ShortStep",
+    "Subgradient",
+    "SuffixAverage",
+    "UniformAverage",
+    "WeightedAverage",
     "solve_box_qp",
 ]

@@ -12,9 +12,8 @@ from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
 from torchssvm.losses import BlockGap
 from torchssvm.optim import BCFW
-from torchssvm.potentials import as_potentials, conform, full_precision, inner
+from torchssvm.potentials import as_potentials, full_precision
 from torchssvm.solve import Collate, in_order
-from torchssvm.structures.base import as_decoding
 
 _MARGIN = 1e9  # how much larger lam is than a full step needs, while the blocks are put on their corners
 
@@ -55,15 +54,8 @@ def start_at_largest_lam(
             with full_precision(dual.loss.device):
                 potentials = as_potentials(apply_head(head, batch))
                 index = dual.check_batch(batch.index, potentials)
-                found = as_decoding(dual.structure.argmax(potentials))
                 target = dual.structure.check_target(batch.y, potentials)
-                parts = conform(dual.structure.parts(target), potentials, "parts(target)")
-                own = inner(parts, potentials.tensors)
-                if found.bound is not None:
-                    best = found.bound.to(torch.float64) - own
-                else:
-                    best = inner(dual.structure.difference(found.labeling, target, potentials), potentials.tensors)
-                thetas[index] = best.clamp(min=0.0)
+                thetas[index] = dual.structure.largest_gain(potentials, target)
                 products[index] = dual.storage.gather(index, potentials, target).inner(potentials)
     dual.oracle_calls += n
     scale = squared_norm(dual.parameters) + float(thetas.mean())

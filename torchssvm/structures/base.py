@@ -134,7 +134,8 @@ class Structure(ABC):
             ``[B, C]`` float64.
         """
         columns = [
-            inner(self.difference(labeling, target, potentials), potentials.tensors) for labeling in _each(labelings)
+            inner(self.difference(labeling, target, potentials), potentials.tensors)
+            for labeling in each_labeling(labelings)
         ]
         return torch.stack(columns, 1)
 
@@ -148,10 +149,21 @@ class Structure(ABC):
             potentials: The batch.
         """
         total = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
-        for column, labeling in enumerate(_each(labelings)):
+        for column, labeling in enumerate(each_labeling(labelings)):
             part = scale(self.difference(labeling, target, potentials), mass[:, column])
             total = {name: tensor + part[name] for name, tensor in total.items()}
         return total
+
+    def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
+        """``max_y <difference(y), theta_i>``, or an upper bound of it: ``[B]`` float64, at least 0.
+
+        The hinge without the loss; where a regularisation path begins follows from it. The default decodes plainly.
+        """
+        found = as_decoding(self.argmax(potentials))
+        if found.bound is not None:
+            own = inner(conform(self.parts(target), potentials, "parts(target)"), potentials.tensors)
+            return (found.bound.to(torch.float64) - own).clamp(min=0.0)
+        return inner(self.difference(found.labeling, target, potentials), potentials.tensors).clamp(min=0.0)
 
     def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
         """Stored labelings ``[B, C, ...]`` with the padding of this batch's ``target``.
@@ -218,7 +230,7 @@ def fit(tensor: Tensor, trailing: Sequence[int], padding: int) -> Tensor:
     return torch.nn.functional.pad(cropped, [n for size in reversed(missing) for n in (0, size)], value=padding)
 
 
-def _each(labelings: Labeling) -> Iterator[Labeling]:
+def each_labeling(labelings: Labeling) -> Iterator[Labeling]:
     """The labelings ``[B, ...]`` of ``[B, C, ...]``, one after another."""
     for column in range(tree_tensors(labelings)[0].shape[1]):
         yield tree_map(lambda tensor, column=column: tensor[:, column], labelings)

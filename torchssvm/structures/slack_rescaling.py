@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from torchssvm.potentials import Parts, Potentials, conform, inner, scale
-from torchssvm.structures.base import Decoding, Labeling, Structure
+from torchssvm.structures.base import Decoding, Labeling, Structure, each_labeling, find_corner
 from torchssvm.structures.chain import Chain
 from torchssvm.structures.multiclass import Multiclass
 from torchssvm.structures.slack_oracles import ORACLES, EveryClass, EveryLossLevel, EveryOutput, SlackOracle
@@ -57,6 +58,7 @@ class SlackRescaling(Structure):
         if oracle is not None and not isinstance(oracle, SlackOracle):
             raise TypeError(f"oracle must be one of these, not a {type(oracle).__name__}:\n{ORACLES}")
         self.structure = structure
+        self.padding = structure.padding
         self.oracle = _default_oracle(structure) if oracle is None else oracle
         self.oracle.check(structure)
 
@@ -79,6 +81,29 @@ class SlackRescaling(Structure):
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``loss(labeling) (parts(labeling) - parts(target))``: what the dual is made of."""
         return scale(self.structure.difference(labeling, target, potentials), self.structure.loss(labeling, target))
+
+    def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
+        """Those of the wrapped structure, times the losses."""
+        return self._losses(labelings, target) * self.structure.relative_scores(labelings, target, potentials)
+
+    def mean_difference(self, labelings: Labeling, mass: Tensor, target: Labeling, potentials: Potentials) -> Parts:
+        """That of the wrapped structure, with the mass times the losses."""
+        rescaled = mass * self._losses(labelings, target)
+        return self.structure.mean_difference(labelings, rescaled, target, potentials)
+
+    def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
+        """An upper bound of ``max_y loss(y) (score(y) - target's score)``, too high by at most the loss / 10 000."""
+        many = 1e4  # the oracle adds 1 to a score difference: to many times the difference, and divided by as many
+        scaled = potentials.replace({name: many * tensor for name, tensor in potentials.tensors.items()})
+        return find_corner(self, scaled, target).bound.clamp(min=0.0) / many
+
+    def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
+        """As the wrapped structure does."""
+        return self.structure.resize(labelings, target)
+
+    def _losses(self, labelings: Labeling, target: Labeling) -> Tensor:
+        columns = [self.structure.loss(labeling, target) for labeling in each_labeling(labelings)]
+        return torch.stack(columns, 1).to(torch.float64)
 
     def parts(self, labeling: Labeling) -> Tensor | Mapping[str, Tensor]:
         """The parts of the wrapped structure, by which outputs are scored."""
