@@ -44,7 +44,7 @@ class Bounded(Training):
         """v from the blocks alone, float64."""
         batch = self.problem.batch(range(self.problem.n))
         potentials, storage = apply_head(self.head, batch), self.dual.storage
-        return flat(storage.contribution(storage.gather(batch.index, potentials), potentials)).double().numpy()
+        return flat(storage.contribution(storage.gather(batch.index, potentials, batch.y), potentials)).double().numpy()
 
     def explicit_dual(self) -> float:
         """The dual value of the blocks, straight from the Lagrangian."""

@@ -17,12 +17,17 @@ from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, mult
 
 from torchssvm import (
     BCFW,
+    Away,
     BlockGap,
+    CacheOracle,
+    Corrective,
     DualState,
     ExactSearch,
     GapBatchSampler,
+    Labelings,
     LinearChain,
     MeanParts,
+    Pairwise,
     Permutation,
     ShortStep,
     Weights,
@@ -32,7 +37,7 @@ from torchssvm import (
 from torchssvm.batch import apply_head
 
 SEEDS = st.integers(0, 2**31 - 1)
-STORAGES = {"mean_parts": MeanParts, "weights": Weights}
+STORAGES = {"labelings": Labelings, "mean_parts": MeanParts, "weights": Weights}
 
 
 def solve(run: Bounded, *, steps: int, batch_size: int = 1):
@@ -101,6 +106,21 @@ def test_chains_to_the_optimum(storage, batch_size, sweeps, adjoint):
     assert truth.primal(np.clip(np.zeros_like(w), lower, upper)) > optimum + 1e-3
 
 
+@pytest.mark.parametrize("direction", [Pairwise(), Away(), Corrective()], ids=repr)
+@pytest.mark.parametrize("oracle", [None, CacheOracle()], ids=repr)
+@pytest.mark.parametrize(("batch_size", "lam"), [(1, 2.0), (3, 0.5)])
+def test_active_sets_converge_linearly_within_bounds(direction, oracle, batch_size, lam):
+    """Blocks of several outputs, to a gap that Frank-Wolfe steps do not reach."""
+    problem = chain(3, n=4, lam=lam)
+    run = Bounded(problem, {"transition": (0.0, None), "emission": (None, 0.1)}, storage=Labelings())
+    run.loss = BlockGap(run.dual, direction, oracle=oracle)
+    found, optimum, w = solve(run, steps=150 + 150 * batch_size, batch_size=batch_size)
+    assert found.gap < 1e-6
+    assert found.primal == pytest.approx(optimum, abs=1e-6)
+    np.testing.assert_allclose(run.weights().numpy(), w, atol=2e-3)
+    assert optimum > reference(problem).optimum() + 1e-3
+
+
 def test_padding_does_not_matter_within_bounds():
     """The same words in longer batches, with numbers in the padding."""
     problem = chain(1, lam=0.4)
@@ -147,7 +167,7 @@ def random_bounds(head: torch.nn.Module, random: torch.Generator):
 @given(
     seed=SEEDS,
     kind=st.sampled_from(sorted(PROBLEMS)),
-    storage=st.sampled_from([MeanParts, Weights]),
+    storage=st.sampled_from([MeanParts, Weights, Labelings]),
     search=st.sampled_from([ExactSearch(), ShortStep()]),
     sweeps=st.sampled_from([0, 1, 10]),
     adjoint=st.booleans(),
@@ -158,6 +178,8 @@ def test_what_holds_after_every_step(seed, kind, storage, search, sweeps, adjoin
     lam = float(10.0 ** (3 * torch.rand((), generator=random) - 2))
     problem = PROBLEMS[kind](seed, lam=lam, adjoint=adjoint, dtype=dtype)
     run = Bounded(problem, random_bounds(problem.head, random), storage=storage(), line_search=search, sweeps=sweeps)
+    if storage is Labelings:
+        run.loss = BlockGap(run.dual, [None, Pairwise(), Away(), Corrective()][seed % 4], sweeps=sweeps)
     dual, truth = run.dual, reference(problem)
     rounding = 1e-10 if dtype == torch.float64 else 1e-4 / min(lam, 1.0)
     lower, upper = run.limits()
@@ -167,9 +189,12 @@ def test_what_holds_after_every_step(seed, kind, storage, search, sweeps, adjoin
         action = int(torch.randint(0, 10, (), generator=random))
         rows = torch.randint(0, problem.n, (int(torch.randint(1, 5, (), generator=random)),), generator=random).tolist()
         if action == 0:  # two batches accumulated, of the same examples perhaps
+            others = torch.randint(0, problem.n, (2,), generator=random).tolist()
+            if storage is Labelings:  # which cannot take an example twice
+                others = sorted(set(range(problem.n)) - set(rows))
             run.optim.zero_grad()
             run.backward(rows, 0.5)
-            run.backward(torch.randint(0, problem.n, (2,), generator=random).tolist(), 0.5)
+            run.backward(others, 0.5)
             run.optim.step()
         elif action == 1:
             primal = truth.primal(run.weights())
