@@ -67,7 +67,8 @@ class CacheOracle:
 
     def misses(self, gaps: Tensor, index: Tensor, dual: DualState) -> Tensor:
         """Where the best cached labeling's gap is below the threshold, or not positive."""
-        threshold = self.factor * dual.oracle_gaps[index]
+        # No local part is zero even where the last gap is not known: 0 * inf would be nan.
+        threshold = self.factor * dual.oracle_gaps[index] if self.factor > 0.0 else torch.zeros_like(gaps)
         if math.isfinite(dual.certified_gap):
             threshold = threshold.clamp(min=self.floor * dual.certified_gap / dual.num_examples)
         return (gaps < threshold) | (gaps <= 0.0)

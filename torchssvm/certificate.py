@@ -81,7 +81,7 @@ def certify(
     """
     start = time.perf_counter()
     hinges = 0.0
-    exact, remembered = True, False
+    exact = True
     gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for batch, potentials, index in _every_example(head, dual, batches):
@@ -94,9 +94,8 @@ def certify(
             gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
             for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
                 total += part
-            remembered |= dual.storage.remember(stored, corner)
-    if remembered:
-        dual.version += 1  # slots may hold other labelings now
+            if dual.storage.remember(stored, corner):
+                dual.version += 1  # slots may hold other labelings now, even if a later batch is refused
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
     recomputed = squared_norm(weights)
     value = float(dual.loss.sum()) - dual.lam / 2 * recomputed

@@ -12,6 +12,9 @@ from torchssvm.dual.storage import require
 from torchssvm.structures.base import Labeling, fit
 
 
+_FIELDS = ("count", "length", "mass", "loss", "used", "known")
+
+
 class ActiveSets:
     """Up to ``capacity`` labelings for each of n examples; those with mass are the active set, all are the cache.
 
@@ -20,6 +23,7 @@ class ActiveSets:
 
     Attributes:
         count: ``[n]`` int64, labelings kept; they fill the first slots.
+        length: ``[n]`` int64, the example's length, 0 where it is not known.
         mass: ``[n, C]`` float64, their dual mass.
         loss: ``[n, C]`` float64, their loss L_i.
         used: ``[n, C]`` int64, when a slot was last a corner, by ``clock``.
@@ -33,6 +37,7 @@ class ActiveSets:
         self.padding = padding
         shape = (num_examples, capacity)
         self.count = torch.zeros(num_examples, dtype=torch.int64, device=device)
+        self.length = torch.zeros_like(self.count)
         self.mass = torch.zeros(shape, dtype=torch.float64, device=device)
         self.loss = torch.zeros(shape, dtype=torch.float64, device=device)
         self.used = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -45,7 +50,7 @@ class ActiveSets:
     def bytes_each(labeling: Labeling, capacity: int, gram_bytes: int) -> int:
         """Bytes for one example whose labelings are like the first row of ``labeling``."""
         numbers = sum(t[0].numel() * _narrow(t).itemsize for t in tree_tensors(labeling))
-        return 8 + capacity * (numbers + 3 * 8 + 1 + capacity * gram_bytes)
+        return 16 + capacity * (numbers + 3 * 8 + 1 + capacity * gram_bytes)
 
     def read(self, index: Tensor, columns: int, template: Labeling) -> Labeling:
         """The first ``columns`` labelings of the examples: ``[B, columns, ...]``, in the template's dtypes."""
@@ -95,14 +100,14 @@ class ActiveSets:
 
     def nbytes(self) -> int:
         """Bytes held now."""
-        held = [self.count, self.mass, self.loss, self.used, self.known, *self.labelings]
+        held = [self.count, self.length, self.mass, self.loss, self.used, self.known, *self.labelings]
         return sum(t.numel() * t.element_size() for t in held if self.labelings) + (
             0 if self.gram is None or not self.labelings else self.gram.numel() * self.gram.element_size()
         )
 
     def to(self, device: torch.device) -> None:
         """Move everything."""
-        for name in ("count", "mass", "loss", "used", "known"):
+        for name in _FIELDS:
             setattr(self, name, getattr(self, name).to(device))
         self.labelings = [t.to(device) for t in self.labelings]
         self.gram = None if self.gram is None else self.gram.to(device)
@@ -112,7 +117,7 @@ class ActiveSets:
         return {
             "capacity": self.capacity,
             "clock": self.clock,
-            **{name: getattr(self, name).clone() for name in ("count", "mass", "loss", "used", "known")},
+            **{name: getattr(self, name).clone() for name in _FIELDS},
             "labelings": [t.clone() for t in self.labelings],
             "gram": None if self.gram is None else self.gram.clone(),
         }
@@ -128,14 +133,18 @@ class ActiveSets:
             )
         made = cls(num_examples, capacity, padding, torch.device("cpu"))
         made.clock = require(state, "clock", int, where)
-        for name in ("count", "mass", "loss", "used", "known"):
+        for name in _FIELDS:
             values, like = require(state, name, torch.Tensor, where).cpu(), getattr(made, name)
             if values.shape != like.shape or values.dtype != like.dtype:
                 raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] should be {list(like.shape)}")
             setattr(made, name, values.clone())
-        fine = (made.mass >= 0.0) & (made.mass <= 1.0 + 1e-6) & torch.isfinite(made.loss)
-        if not bool(fine.all()) or bool(((made.count < 0) | (made.count > capacity)).any()):
-            raise ValueError(f"the checkpoint is damaged: {where} does not hold masses between 0 and 1")
+        filled = torch.arange(capacity) < made.count.unsqueeze(1)
+        fine = (made.mass >= 0.0) & (made.mass <= 1.0 + 1e-6) & (filled | (made.mass == 0.0))
+        fine &= torch.isfinite(made.loss) & (made.loss >= 0.0) & (made.used <= made.clock)
+        if not bool(fine.all()) or bool(((made.count < 0) | (made.count > capacity) | (made.length < 0)).any()):
+            raise ValueError(
+                f"the checkpoint is damaged: {where} does not hold masses between 0 and 1 and losses of at least 0"
+            )
         labelings = require(state, "labelings", list, where)
         if not all(isinstance(t, Tensor) and t.shape[:2] == made.mass.shape for t in labelings) or (
             not labelings and bool(made.count.any())

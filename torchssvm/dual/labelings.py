@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.dual.active_sets import ActiveSets
-from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.mean_parts import MeanParts, check_padding
 from torchssvm.dual.storage import Found, Storage, Stored, require
 from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
 from torchssvm.structures import Corner, Structure, as_decoding
@@ -77,6 +77,16 @@ class Labelings(Storage):
             self.check_memory(
                 potentials, "Labelings(capacity=...) with a smaller capacity takes less, and so may MeanParts()"
             )
+        if not self.rest.nbytes() and bool((self.sets.count[index] == self.capacity).any()):
+            self.rest.check_memory(potentials, "a larger capacity of Labelings() needs no room for merged labelings")
+        if potentials.lengths is not None:
+            held = self.sets.length[index]
+            if bool((wrong := (held != potentials.lengths) & (held > 0)).any()):
+                row = int(wrong.nonzero()[0])
+                raise ValueError(
+                    f"example {int(index[row])} came with length {int(potentials.lengths[row])}, and its labelings "
+                    f"have {int(held[row])}: an index must always name the same example, at the same length"
+                )
         return _StoredLabelings(self, index, potentials, target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
@@ -166,9 +176,13 @@ class Labelings(Storage):
             raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with Labelings()")
         for name, dtype in (("rest_mass", torch.float64), ("rest_loss", torch.float64), ("mixed", torch.bool)):
             values = require(state, name, Tensor, "storage")
-            if values.shape != (self.num_examples,) or values.dtype != dtype or not bool(torch.isfinite(values).all()):
+            if (
+                values.shape != (self.num_examples,)
+                or values.dtype != dtype
+                or not bool((torch.isfinite(values) & (values >= 0)).all())
+            ):
                 raise ValueError(
-                    f"the checkpoint is damaged: storage[{name!r}] should be [{self.num_examples}] {dtype}"
+                    f"the checkpoint is damaged: storage[{name!r}] should be [{self.num_examples}] {dtype}, at least 0"
                 )
         self.rest.check_state(require(state, "rest", dict, "storage"))
         sets = ActiveSets.from_state_dict(
@@ -211,6 +225,8 @@ class Labelings(Storage):
         sets.clock += 1
         sets.write(index, slots, tree_map(lambda t: t[kept], labeling), loss[kept])
         sets.used[index, slots] = sets.clock
+        if stored.potentials.lengths is not None:
+            sets.length[index] = stored.potentials.lengths[rows[kept]]
         if mass is not None:
             sets.mass[index, slots] = mass[kept]
         return kept, slots
@@ -256,6 +272,13 @@ class _StoredLabelings(Stored):
                 donor = int((~empty).to(torch.int8).argmax())
                 held = tree_map(lambda t: torch.where(_like_rows(empty, t), t[donor], t), held)
             self._labelings = self._structure.resize(held, target)
+            if potentials.lengths is None:
+                for had, has in zip(tree_tensors(held), tree_tensors(self._labelings), strict=True):
+                    if had.shape != has.shape:
+                        raise ValueError(
+                            f"the blocks hold labelings of shape {list(had.shape[2:])}, and example {int(index[0])} "
+                            f"came with {list(has.shape[2:])}: examples of different sizes need lengths, in every batch"
+                        )
         self._rest = storage.rest.gather(index, self.potentials, target) if bool(self._mixed.any()) else None
         self._scores: Tensor | None = None
 
@@ -298,7 +321,7 @@ class _StoredLabelings(Stored):
         if not self._columns:
             return torch.zeros_like(self.index)
         for held, wanted in zip(tree_tensors(self._labelings), tree_tensors(labeling), strict=True):
-            same = same & (held == wanted.unsqueeze(1)).flatten(2).all(2)
+            same = same & (held == wanted.unsqueeze(1)).view(*same.shape, -1).all(2)
         return torch.where(same.any(1), same.to(torch.int8).argmax(1) + 1, 0)
 
     def cached(self, columns: Tensor) -> Labeling:
@@ -353,6 +376,7 @@ class _StoredLabelings(Stored):
             )
             rest = scale(self._rest.psi, decay)
             parts = {name: tensor + rest[name] for name, tensor in parts.items()}
+        check_padding(parts, self.potentials)
         return parts, None
 
     def move(
@@ -395,14 +419,16 @@ class _StoredLabelings(Stored):
     def _move_rest(self, rows: Tensor, moved: Tensor) -> None:
         storage, index = self._storage, self.index[rows]
         held = self._rest_mass[rows]
-        storage.rest_mass[index] = (held + moved).clamp_(min=0.0)
+        left = (held + moved).clamp_(min=0.0)
+        storage.rest_mass[index] = left
         if self._rest is None:
             return
-        growth = torch.where(self._mixed[rows] & (held > 0.0), moved / held.clamp(min=1e-300), 0.0)
-        storage.rest_loss[index] *= 1.0 + growth
-        there = self._mixed[rows].nonzero().flatten()
-        psi = {name: tensor[rows[there]] for name, tensor in self._rest.psi.items()}
-        storage.rest.add(index[there], self.potentials.select(rows[there]), scale(psi, growth[there]))
+        # Rewritten, not added to: psi must stay mass times a point of the polytope when nearly all mass has left.
+        there = (self._mixed[rows] & (held > 0.0)).nonzero().flatten()
+        ratio, own = left[there] / held[there], rows[there]
+        storage.rest_loss[index[there]] *= ratio
+        psi = {name: tensor[own] for name, tensor in self._rest.psi.items()}
+        storage.rest.write(index[there], self.potentials.select(own), scale(psi, ratio))
 
 
 def _like_rows(mask: Tensor, tensor: Tensor) -> Tensor:

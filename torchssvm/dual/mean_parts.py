@@ -96,6 +96,11 @@ class MeanParts(Storage):
             view = values.view(_row_view(potentials, name).shape)
             self._buffers[name].add(index, _rows(potentials, name), view, known)
 
+    def write(self, index: Tensor, potentials: Potentials, parts: Parts) -> None:
+        """``psi_i = parts_i`` for distinct examples that were added to before."""
+        for name, values in parts.items():
+            self._buffers[name].write(index, values.view(_row_view(potentials, name).shape))
+
     def nbytes(self) -> int:
         """Bytes held now."""
         return sum(buffer.nbytes() for buffer in self._buffers.values())
@@ -149,12 +154,7 @@ class StoredParts(Stored):
         """Corner and block, weighted."""
         assert found.parts is not None
         parts, psi = found.parts, self.psi
-        for name, tensor in parts.items():
-            rows = _rows(self.potentials, name)
-            if rows is not None and tensor.shape[1]:
-                padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
-                if bool(tensor[padding].any()):
-                    raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
+        check_padding(parts, self.potentials)
         if not bool((change[:, 1] == 1.0).all()):
             parts, psi = scale(parts, change[:, 1]), scale(psi, -change[:, 0])
         return {name: tensor + psi[name] for name, tensor in parts.items()}, None
@@ -177,6 +177,16 @@ class _Fresh(StoredParts):
     def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials) -> None:
         psi = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
         super().__init__(storage, index, potentials, psi)
+
+
+def check_padding(parts: Parts, potentials: Potentials) -> None:
+    """Raise ValueError if parts are not zero beyond an example's rows: nothing is stored there."""
+    for name, tensor in parts.items():
+        rows = _rows(potentials, name)
+        if rows is not None and tensor.shape[1]:
+            padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
+            if bool(tensor[padding].any()):
+                raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
 
 
 def _row_view(potentials: Potentials, name: str) -> Tensor:

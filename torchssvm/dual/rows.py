@@ -62,6 +62,15 @@ class RowBuffer:
             values = _resize(values, (len(values), *self.values.shape[1:]))
         self.values.index_add_(0, places.flatten(), values)  # padding adds zeros to row 0
 
+    def write(self, index: Tensor, values: Tensor) -> None:
+        """Replace the rows of examples that have some by ``values`` ``[B, longest, *trailing]``, zero in the padding."""
+        places = self.locate(index, values.shape[1])
+        self._reserve(values.shape[2:])
+        values = values.flatten(0, 1)
+        if values.shape[1:] != self.values.shape[1:]:
+            values = _resize(values, (len(values), *self.values.shape[1:]))
+        self.values.index_copy_(0, places.flatten(), values)  # padding writes zeros to row 0
+
     def _place(self, index: Tensor, rows: Tensor | None) -> None:
         """Give rows to the examples that have none."""
         new = self.start[index] == 0

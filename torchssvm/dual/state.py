@@ -299,7 +299,10 @@ class DualState:
                     f"the checkpoint is damaged: dual[{name!r}] does not hold finite numbers for each weight"
                 )
         self.storage.check_state(require(state, "storage", dict, "dual"))
-        if state["steps"] and not any(state["storage"].get(name) for name in ("buffers", "blocks", "sets")):
+        storage = state["storage"]
+        if state["steps"] and not (
+            storage.get("buffers") or storage.get("blocks") or storage.get("sets", {}).get("labelings")
+        ):
             raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
 
     def _fit(self, tensors: list[Any]) -> bool:
