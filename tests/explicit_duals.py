@@ -28,6 +28,7 @@ class ExplicitDuals:
         self.rest = [np.zeros(len(losses)) for losses in truth.losses]
         for rest, parts in zip(self.rest, truth.parts, strict=True):
             rest[abs(parts).sum(1).argmin()] = 1.0  # the target
+        self.rest_mass = [1.0 for _ in self.rest]
         self.outputs: list[list[int]] = [[] for _ in self.rest]
         self.mass: list[list[float]] = [[] for _ in self.rest]
         self.used: list[list[int]] = [[] for _ in self.rest]
@@ -36,12 +37,10 @@ class ExplicitDuals:
 
     def columns(self, i: int) -> np.ndarray:
         """What the atoms of block i stand for, ``[A, Y_i]``: the rest as a distribution, and every slot's output."""
-        total = self.rest[i].sum()
-        rest = self.rest[i] / total if total > 0.0 else self.rest[i]
-        return np.stack([rest, *np.eye(len(rest))[self.outputs[i]]])
+        return np.stack([self.rest[i], *np.eye(len(self.rest[i]))[self.outputs[i]]])
 
     def masses(self, i: int) -> np.ndarray:
-        return np.array([self.rest[i].sum(), *self.mass[i]])
+        return np.array([self.rest_mass[i], *self.mass[i]])
 
     def alphas(self) -> list[np.ndarray]:
         return [self.masses(i) @ self.columns(i) for i in range(self.truth.n)]
@@ -62,9 +61,7 @@ class ExplicitDuals:
     def move(self, i: int, moved: list[float], corner: int) -> None:
         """Add ``moved`` to the masses of rest, slots and corner (the last); the corner is output number ``corner``."""
         self.clock += 1
-        held = self.rest[i].sum()
-        if held > 0.0:
-            self.rest[i] = self.rest[i] * max(held + moved[0], 0.0) / held
+        self.rest_mass[i] = max(self.rest_mass[i] + moved[0], 0.0)
         self.mass[i] = [max(mass + own, 0.0) for mass, own in zip(self.mass[i], moved[1:], strict=False)]
         if corner in self.outputs[i]:
             self.used[i][self.outputs[i].index(corner)] = self.clock
@@ -73,7 +70,7 @@ class ExplicitDuals:
 
     def _insert(self, i: int, output: int, mass: float) -> None:
         if not self.capacity:
-            self.rest[i][output] += mass
+            self._merge(i, output, mass)
             return
         new = output, mass, self.clock
         if len(self.outputs[i]) < self.capacity:
@@ -86,9 +83,16 @@ class ExplicitDuals:
             return
         else:
             place = int(np.argmin(self.mass[i]))
-            self.rest[i][self.outputs[i][place]] += self.mass[i][place]
+            self._merge(i, self.outputs[i][place], self.mass[i][place])
             self.evictions += 1
         self.outputs[i][place], self.mass[i][place], self.used[i][place] = new
+
+    def _merge(self, i: int, output: int, mass: float) -> None:
+        """Into the rest."""
+        if mass > 0.0:
+            total = self.rest_mass[i] + mass
+            self.rest[i] = (self.rest_mass[i] * self.rest[i] + mass * np.eye(len(self.rest[i]))[output]) / total
+            self.rest_mass[i] = total
 
     def slots(self, storage: Any, i: int) -> tuple[list[int], list[float]]:
         """Outputs and masses of the slots of a ``Labelings`` storage."""

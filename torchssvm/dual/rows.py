@@ -63,7 +63,7 @@ class RowBuffer:
         self.values.index_add_(0, places.flatten(), values)  # padding adds zeros to row 0
 
     def write(self, index: Tensor, values: Tensor) -> None:
-        """Replace the rows of examples that have some by ``values`` ``[B, longest, *trailing]``, zero in the padding."""
+        """Replace rows that were added before by ``values`` ``[B, longest, *trailing]``, zero in the padding."""
         places = self.locate(index, values.shape[1])
         self._reserve(values.shape[2:])
         values = values.flatten(0, 1)
