@@ -88,12 +88,19 @@ class Training:
     """The plain torch loop around a problem."""
 
     def __init__(
-        self, problem: Problem, *, storage: Any = None, sweeps: int | None = None, memory_limit: int | None = None
+        self,
+        problem: Problem,
+        *,
+        storage: Any = None,
+        direction: Any = None,
+        oracle: Any = None,
+        sweeps: int = 5,
+        memory_limit: int | None = None,
     ) -> None:
         self.problem = problem
         self.head = problem.head
         self.dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=storage, memory_limit=memory_limit)
-        self.loss = BlockGap(self.dual) if sweeps is None else BlockGap(self.dual, sweeps=sweeps)
+        self.loss = BlockGap(self.dual, direction, oracle=oracle, sweeps=sweeps)
         self.optim = BCFW(problem.head.parameters(), self.dual)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 
+import numpy as np
 import pytest
 import torch
+from explicit_duals import ExplicitDuals
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import (
@@ -26,6 +28,7 @@ from problems import (
 from torchssvm import certify
 from torchssvm.batch import apply_head
 from torchssvm.dual.storage import Found, Storage
+from torchssvm.potentials import inner
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -34,6 +37,8 @@ KINDS = st.sampled_from(sorted(PROBLEMS))
 class StorageTestCase(ABC):
     #: What the error of too little memory must name.
     alternative: str
+    #: Labelings of a block; 0 where none are kept.
+    capacity = 0
 
     @abstractmethod
     def make_storage(self) -> Storage: ...
@@ -88,51 +93,80 @@ class StorageTestCase(ABC):
             assert training.dual.loss.tolist() == pytest.approx(losses, abs=1e-12)
         assert training.dual.value() == pytest.approx(truth.dual(alphas), abs=1e-10)
 
-    @examples(10)
+    @examples(15)
     @given(seed=SEEDS, kind=KINDS)
-    def test_gather_is_what_was_subtracted(self, seed, kind):
-        """psi_i -= c Delta_i, read again through inner products and the head's adjoint."""
+    def test_gather_is_what_was_moved(self, seed, kind):
+        """Random moves between random atoms, read again through inner products, atoms and the head's adjoint."""
         problem = PROBLEMS[kind](seed)
-        random = rng(seed)
+        truth, random = reference(problem), rng(seed)
+        structure = problem.structure
         training = self.train(problem)
-        parameters, n, lam = training.dual.parameters, problem.n, problem.lam
         with torch.no_grad():
-            for p in parameters:
+            for p in training.dual.parameters:
                 p.copy_(torch.randn(p.shape, generator=random, dtype=p.dtype))
-        storage = training.dual.storage
-        blocks = [torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64) for _ in range(n)]
-        for _ in range(6):
-            rows = torch.randperm(n, generator=random)[: int(torch.randint(1, n + 1, (), generator=random))]
-            batch = problem.batch(rows.tolist())
+        w, storage, n = training.weights().numpy(), training.dual.storage, problem.n
+        explicit = ExplicitDuals(truth, self.capacity)
+        for _ in range(8):
+            rows = torch.randperm(n, generator=random)[: int(torch.randint(1, n + 1, (), generator=random))].tolist()
+            batch = problem.batch(rows)
             potentials = apply_head(training.head, batch)
-            stored = storage.gather(batch.index, potentials, batch.y)
-            held = torch.stack([blocks[i] for i in rows])  # (1/n) Phi_i^T psi_i
-            torch.testing.assert_close(stored.inner(potentials), held @ flat(parameters))
-            torch.testing.assert_close(flat(storage.contribution(stored, potentials)), held.sum(0) / lam)
-            parts = {
-                name: torch.randn(t.shape, generator=random, dtype=t.dtype) for name, t in potentials.tensors.items()
-            }
-            for name, rows_of in potentials.ragged.items():
-                beyond = torch.arange(parts[name].shape[1]) >= (batch.lengths + rows_of).unsqueeze(1)
-                parts[name][beyond] = 0.0
-            decay = torch.rand(len(rows), generator=random, dtype=torch.float64)
-            change = torch.stack([-decay, decay], 1)  # rows of masses sum to zero
-            nothing = torch.zeros_like(decay)
-            found = Found(None, parts, nothing, nothing, nothing, nothing)
+            target = structure.check_target(batch.y, potentials)
+            stored = storage.gather(batch.index, potentials.detach(), target)
+            alphas = explicit.alphas()
+            psi = np.stack([-alphas[i] @ truth.changes[i] for i in rows])
+            assert stored.inner(potentials).tolist() == pytest.approx((psi @ w / n).tolist(), abs=1e-10)
+            total = flat(storage.contribution(stored, potentials))
+            assert total.numpy() == pytest.approx(psi.sum(0) / (n * problem.lam), abs=1e-10)
+
+            noise = {k: torch.randn(t.shape, generator=random, dtype=t.dtype) for k, t in potentials.tensors.items()}
+            labeling = structure.argmax(potentials.replace(noise)).labeling
+            parts = structure.difference(labeling, target, potentials)
+            corner = [explicit.output(i, labeling[b]) for b, i in enumerate(rows)]
+            decoded = torch.ones(len(rows), dtype=torch.bool)
+            found = Found(
+                labeling,
+                {name: tensor.detach() for name, tensor in parts.items()},
+                inner(parts, potentials.detach().tensors),
+                structure.loss(labeling, target).double(),
+                decoded,
+                stored.lookup(labeling),
+            )
+            held = torch.tensor(explicit.losses(), dtype=torch.float64)[batch.index]
+            mass, scores, losses, valid = stored.atoms(potentials.detach(), held)
+            change = torch.zeros(len(rows), mass.shape[1] + 1, dtype=torch.float64)
+            expected = []
+            for b, i in enumerate(rows):
+                columns, own = explicit.columns(i), explicit.masses(i)
+                there = [c for c in range(len(own)) if c > 0 or own[0] > 0.0]
+                assert valid[b].nonzero().flatten().tolist() == there
+                assert mass[b, : len(own)].tolist() == pytest.approx(own.tolist(), abs=1e-12)
+                assert scores[b, there].tolist() == pytest.approx((columns @ truth.changes[i] @ w)[there], abs=1e-8)
+                assert losses[b, there].tolist() == pytest.approx((columns @ truth.losses[i])[there], abs=1e-8)
+                known = explicit.outputs[i].index(corner[b]) + 1 if corner[b] in explicit.outputs[i] else 0
+                assert int(found.column[b]) == known
+                atoms = [*there, mass.shape[1]] if not known else there
+                wanted = torch.rand(len(atoms), generator=random, dtype=torch.float64)
+                wanted *= torch.rand(len(atoms), generator=random) < 0.7
+                wanted[-1] += 0.1
+                change[b, atoms] = wanted / wanted.sum()
+                change[b, :-1] -= mass[b]
+                own = change[b].numpy()
+                delta = own[: len(columns)] @ columns + own[-1] * np.eye(len(truth.losses[i]))[corner[b]]
+                expected.append(delta @ truth.changes[i] / n)
             combined, direct = stored.combine(change, found)
-            gradients = list(potentials.adjoint(combined))
+            gradients = [g.detach() for g in potentials.adjoint(combined)]
             if direct is not None:
                 gradients = [g + d for g, d in zip(gradients, direct, strict=True)]
-            found = torch.cat([g.detach().flatten(1) for g in gradients], 1) / n
-            corners = torch.cat([(g / n).flatten(1) for g in potentials.adjoint(parts)], 1)
-            expected = decay[:, None] * (corners + held)
-            torch.testing.assert_close(found, expected.detach())
+            moving = torch.cat([g.flatten(1) for g in gradients], 1) / n
+            assert moving.numpy() == pytest.approx(np.stack(expected), abs=1e-10)
+
             c = torch.rand(len(rows), generator=random, dtype=torch.float64)
+            c[torch.rand(len(rows), generator=random) < 0.4] = 1.0
             keep = torch.arange(len(rows))[: max(1, len(rows) - 1)]
-            needed = [g.detach() for g in gradients] if storage.needs_gradients else None
-            stored.move(c, keep, change, combined, needed)
-            for row in keep.tolist():
-                blocks[int(rows[row])] = blocks[int(rows[row])] - c[row] * expected[row].detach()
+            stored.move(c, keep, change, combined, gradients if storage.needs_gradients else None)
+            for b in keep.tolist():
+                moved = (c[b] * change[b]).tolist()
+                explicit.move(rows[b], moved, corner[b])
 
     @examples(8)
     @given(seed=SEEDS, kind=KINDS, factor=st.floats(0.01, 1.0))
@@ -161,7 +195,8 @@ class StorageTestCase(ABC):
         """``<psi_i, theta_i> / n`` of every block at the present weights."""
         batch = training.problem.batch(range(training.problem.n))
         potentials = apply_head(training.head, batch)
-        return training.dual.storage.gather(batch.index, potentials).inner(potentials)
+        target = training.problem.structure.check_target(batch.y, potentials)
+        return training.dual.storage.gather(batch.index, potentials, target).inner(potentials)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("kind", sorted(PROBLEMS))

@@ -28,9 +28,13 @@ NAMES = [
     "head is linear in its weights",
     "head and target fit the structure",
     "adjoint equals autograd",
+    "response equals autograd",
     "parts are shaped like the potentials",
     "loss is 0 at the target, else >= 0",
     "loss equals <parts, delta> + constant",
+    "labelings keep their size",
+    "relative_scores equals the parts",
+    "mean_difference equals the parts",
     "argmax finds the best output",
     "augmented_argmax finds the best output",
     "padding changes no answer",
@@ -89,7 +93,13 @@ def test_a_custom_head_and_structure_are_right(structure):
     head, _, batch = label_sets()
     report = check(head, structure(4, 2), batch)
     assert report.ok, str(report)
-    assert skipped(report) == {"adjoint equals autograd", "padding changes no answer"}
+    assert skipped(report) == {
+        "adjoint equals autograd",
+        "response equals autograd",
+        "relative_scores equals the parts",
+        "mean_difference equals the parts",
+        "padding changes no answer",
+    }
 
 
 def test_a_custom_problem_trains_to_a_certificate():
@@ -152,6 +162,16 @@ class AdjointOfAnotherShape(Scores):
         return Potentials(super().forward(x), adjoint=lambda p: [x.unsqueeze(2) * p["potentials"].unsqueeze(1)])
 
 
+class WrongResponse(Scores):
+    def forward(self, x):
+        return Potentials(super().forward(x), response=lambda p: {k: 2 * t for k, t in p.items()})
+
+
+class ResponseOfAnotherShape(Scores):
+    def forward(self, x):
+        return Potentials(super().forward(x), response=lambda p: x)
+
+
 class WrongWidth(Scores):
     def forward(self, x):
         return super().forward(x)[:, :3]
@@ -166,6 +186,8 @@ class WrongWidth(Scores):
         (Constant, "head is linear in its weights", "not zero when all its weights are"),
         (WrongAdjoint, "adjoint equals autograd", "parameter 0, row 0"),
         (AdjointOfAnotherShape, "adjoint equals autograd", "adjoint returned shapes"),
+        (WrongResponse, "response equals autograd", "'potentials', row 0: differs by"),
+        (ResponseOfAnotherShape, "response equals autograd", "the head's response must be shaped like"),
         (WrongWidth, "parts are shaped like the potentials", "shaped like the potentials"),
     ],
 )
@@ -248,6 +270,26 @@ class FlatParts(LabelSets):
         return super().parts(labeling).flatten()
 
 
+class WrongScores(LabelSets):
+    def relative_scores(self, labelings, target, potentials):
+        return super().relative_scores(labelings, target, potentials) + 1
+
+
+class SingleScores(LabelSets):
+    def relative_scores(self, labelings, target, potentials):
+        return super().relative_scores(labelings, target, potentials).float()
+
+
+class ForgetsTheTarget(LabelSets):
+    def mean_difference(self, labelings, mass, target, potentials):
+        return {"potentials": (mass.unsqueeze(2) * labelings).sum(1)}
+
+
+class WrongSize(LabelSets):
+    def resize(self, labelings, target):
+        return labelings[:, :, :-1]
+
+
 class Broken(LabelSets):
     def loss(self, labeling, target):
         raise KeyError("oops")
@@ -266,6 +308,10 @@ class Broken(LabelSets):
         (CostlyTargetUnseen, {"loss is 0 at the target, else >= 0"}, "loss(target, target) is [0.5"),
         (NegativeLoss, {"loss is 0 at the target, else >= 0"}, "loss is [-"),
         (FlatParts, {"parts are shaped like the potentials"}, "shaped like the potentials"),
+        (WrongScores, {"relative_scores equals the parts"}, "row 0: it says"),
+        (SingleScores, {"relative_scores equals the parts"}, "float32"),
+        (ForgetsTheTarget, {"mean_difference equals the parts"}, "'potentials', row 0: differs by"),
+        (WrongSize, {"labelings keep their size"}, "resize changed labelings"),
         (Broken, {"head and target fit the structure"}, "KeyError: 'oops'"),
     ],
 )
@@ -301,6 +347,51 @@ def test_reading_the_padding_is_found(kind):
     assert int(problem.lengths.min()) < int(problem.lengths.max())
     found = problems_of(check(problem.head, kind(2), problem.batch(range(30))))
     assert "padding changes no answer" in found
+
+
+class Counts(LabelSets):
+    """Targets are lists of the labels that are in: nothing says how large a labeling is."""
+
+    def check_target(self, target, potentials):
+        return target
+
+    def full(self, target):
+        return torch.zeros(len(target), 4, dtype=torch.int64).scatter_(1, target, 1)
+
+    def loss(self, labeling, target):
+        labeling = self.full(labeling) if labeling.shape == target.shape else labeling
+        return super().loss(labeling, self.full(target))
+
+    def loss_potentials(self, target):
+        return super().loss_potentials(self.full(target))
+
+    def parts(self, labeling):
+        return super().parts(labeling if labeling.shape[1] == 4 else self.full(labeling))
+
+
+class Listed(Counts):
+    def check_target(self, target, potentials):
+        return (target,)
+
+    def loss(self, labeling, target):
+        return super().loss(labeling[0] if isinstance(labeling, tuple) else labeling, target[0])
+
+    def loss_potentials(self, target):
+        return super().loss_potentials(target[0])
+
+    def parts(self, labeling):
+        return super().parts(labeling[0] if isinstance(labeling, tuple) else labeling)
+
+    def enumerate(self, potentials):
+        return None
+
+
+def test_labelings_that_cannot_be_kept_are_named_and_are_no_error():
+    """Only Labelings() needs them; MeanParts() trains with such a structure."""
+    head, _, batch = label_sets()
+    y = batch.y.nonzero()[:, 1].view(-1, 2)
+    found = {f.name: f for f in check(head, Counts(4, 2), batch._replace(y=y)).findings}
+    assert "became [5, 8, 2]" in found["labelings keep their size"].problem
 
 
 def test_targets_that_do_not_fit_are_found():

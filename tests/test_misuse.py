@@ -8,9 +8,21 @@ import torch
 from custom import LabelSets
 from torch import nn
 
-from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, Multiclass, Potentials, certify
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    DualState,
+    GapBatchSampler,
+    Labelings,
+    LinearChain,
+    MeanParts,
+    Multiclass,
+    Potentials,
+    Structure,
+    Weights,
+    certify,
+)
 from torchssvm.batch import Batch
-from torchssvm.dual import Found
 
 
 class Rows(nn.Module):
@@ -108,17 +120,67 @@ def test_sequences_without_pairs_resume():
     optim.load_state_dict(optim.state_dict())
 
 
-def test_parts_in_the_padding_are_refused():
+class Careless(Structure):
+    """Labels of tokens, whose parts go on beyond the length."""
+
+    def argmax(self, potentials):
+        labels = potentials.single.argmax(2)
+        padding = torch.arange(labels.shape[1]) >= potentials.lengths.unsqueeze(1)
+        return labels.masked_fill(padding, 1)
+
+    def parts(self, labeling):
+        return nn.functional.one_hot(labeling, 2).float()
+
+    def loss(self, labeling, target):
+        return (labeling != target)[:, 0].double()
+
+    def loss_potentials(self, target):
+        delta = torch.zeros(*target.shape, 2)
+        delta[:, 0] = 1.0 - nn.functional.one_hot(target[:, 0], 2)
+        return delta, torch.zeros(len(target))
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Weights, Labelings])
+def test_parts_in_the_padding_are_refused(storage):
     class Head(Rows):
         def forward(self, x):
             return Potentials(super().forward(x), torch.tensor([1, 3]), ragged={"potentials": 0})
 
     head = Head(4, 2)
-    dual = DualState.for_head(head, 2, 0.1, structure=Multiclass(2))
-    potentials = head(torch.randn(2, 3, 4))
-    stored = dual.storage.gather(torch.arange(2), potentials.detach(), None)
+    dual = DualState.for_head(head, 2, 0.1, structure=Careless(), storage=storage())
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    index, target = torch.arange(2), torch.zeros(2, 3, dtype=torch.int64)
+    if storage is Weights:  # blocks are weights, and do not know of padding
+        loss(head(torch.randn(2, 3, 4)), target, index).backward()
+        optim.step()
+        return
     with pytest.raises(ValueError, match="not zero in the padding"):
-        stored.combine(torch.tensor([[-1.0, 1.0]] * 2), Found(None, {"potentials": torch.ones(2, 3, 2)}, *[None] * 4))
+        loss(head(torch.randn(2, 3, 4)), target, index)
+    assert not dual.pending
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Labelings])
+def test_a_pass_that_fails_voids_earlier_directions_if_it_has_filled_the_cache(storage):
+    """The first batches of the pass are remembered in slots that a pending step would write to."""
+    x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+    head, _, _, _, _ = problem(x, y)
+    dual = DualState.for_head(head, 6, 0.1, structure=Multiclass(3), storage=storage())
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    for rows in ([0, 1], [2, 3], [4, 5]):
+        optim.zero_grad()
+        loss(head(x[rows]), y[rows], torch.tensor(rows)).backward()
+        optim.step()
+    optim.zero_grad()
+    loss(head(x[:2]), y[:2], torch.arange(2)).backward()
+    with pytest.raises(ValueError, match="left out 2 of 6 examples"):
+        certify(head, dual, [Batch(x[:4], y[:4], torch.arange(4))])
+    if storage is Labelings:
+        with pytest.raises(RuntimeError, match="earlier state of the dual"):
+            optim.step()
+        optim.zero_grad()
+        loss(head(x[:2]), y[:2], torch.arange(2)).backward()
+    optim.step()
+    assert certify(head, dual, [Batch(x, y, torch.arange(6))]).drift < 1e-5
 
 
 def test_samplers_that_are_gone_are_not_kept():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, chain, examples, multiclass, reference
 from storage_cases import KINDS, SEEDS, StorageTestCase, block
 
-from torchssvm import MeanParts, Weights, certify
+from torchssvm import Labelings, MeanParts, Weights, certify
 from torchssvm.batch import apply_head
 from torchssvm.memory import available_memory
 
@@ -69,19 +69,43 @@ class TestWeights(StorageTestCase):
             torch.testing.assert_close(own.sum(0), parameter.detach())
 
 
+class TestLabelings(StorageTestCase):
+    """What only labelings do is in test_labelings.py."""
+
+    alternative = r"storage=Labelings\(\) would take about .* MiB are allowed on cpu; Labelings\(capacity=\.\.\.\)"
+    capacity = 20
+
+    def make_storage(self):
+        return Labelings(self.capacity)
+
+    def expected_bytes(self, problem):
+        """Of each slot: mass, loss and time, whether its inner products are known, and one byte for each token."""
+        tokens = 1 if problem.y.ndim == 1 else problem.y.shape[1]
+        return problem.n * (2 * 8 + 2 * 8 + 1 + self.capacity * (3 * 8 + 1 + tokens))
+
+
+class TestLabelingsThatLeaveAllTheTime(TestLabelings):
+    capacity = 2
+
+
+class TestOneLabeling(TestLabelings):
+    capacity = 1
+
+
 @examples(12)
 @given(
     seed=SEEDS,
     kind=KINDS,
     sweeps=st.sampled_from([0, 1, 10]),
     adjoint=st.booleans(),
+    other=st.sampled_from([Weights, Labelings, lambda: Labelings(2)]),
 )
-def test_the_storages_give_the_same_trajectory(seed, kind, sweeps, adjoint):
+def test_the_storages_give_the_same_trajectory(seed, kind, sweeps, adjoint, other):
     problem = PROBLEMS[kind](seed, adjoint=adjoint)
     adjoint_or_one = adjoint or sweeps == 0
     case = TestMeanParts()
     truth = reference(problem)
-    a, b = (problem.copy().train(storage=storage, sweeps=sweeps) for storage in (MeanParts(), Weights()))
+    a, b = (problem.copy().train(storage=storage, sweeps=sweeps) for storage in (MeanParts(), other()))
     for step, rows in enumerate(case.schedule(problem, seed, 15)):
         rows = rows if adjoint_or_one else rows[:1]  # without an adjoint MeanParts has one step for a batch
         if truth.tied(a.weights(), rows):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.batch import Batch, apply_head
+from torchssvm.batch import Batch, apply_head, tree_replace, tree_tensors
 from torchssvm.linearity import linearity_error
 from torchssvm.potentials import (
     Parts,
@@ -19,6 +19,7 @@ from torchssvm.potentials import (
     conform,
     inner,
     per_example_adjoint,
+    response,
 )
 from torchssvm.structures import Structure, find_corner
 from torchssvm.structures.base import as_decoding
@@ -68,10 +69,11 @@ class CheckReport:
 def check(head: nn.Module, structure: Structure, batch: Batch) -> CheckReport:
     """Examine a head and a structure on one batch: what training relies on, and cannot see for itself.
 
-    Checked are: the head's linearity; its per-example adjoint, if it gives one, against autograd; the target's parts
-    and zero loss; ``loss`` against ``loss_potentials``; the max oracle, plain and loss-augmented, against all outputs
-    (where ``structure.enumerate`` offers them and they are few) and otherwise against many other outputs; and that
-    padding never changes an answer. Nothing is changed.
+    Checked are: the head's linearity; its per-example adjoint and response, if it gives them, against autograd; the
+    target's parts and zero loss; ``loss`` against ``loss_potentials``; ``relative_scores`` and ``mean_difference``, if
+    the structure has its own, against those made of the parts; the max oracle, plain and loss-augmented, against all
+    outputs (where ``structure.enumerate`` offers them and they are few) and otherwise against many other outputs; and
+    that padding never changes an answer. Nothing is changed.
 
     Args:
         head: An ``nn.Module`` linear in its weights.
@@ -107,10 +109,17 @@ def check(head: nn.Module, structure: Structure, batch: Batch) -> CheckReport:
             return CheckReport(tuple(findings))
         findings.append(Finding("head and target fit the structure"))
         run("adjoint equals autograd", lambda: _adjoint(potentials, structure, target, weights))
+        run("response equals autograd", lambda: _response(potentials, structure, target, weights))
         samples = _samples(structure, potentials, target, generator)
         run("parts are shaped like the potentials", lambda: _parts(structure, potentials, samples))
         run("loss is 0 at the target, else >= 0", lambda: _loss(structure, target, samples))
         run(_DECOMPOSES, lambda: _loss_potentials(structure, potentials, target, samples))
+        run("labelings keep their size", lambda: _resize(structure, target, samples))
+        run("relative_scores equals the parts", lambda: _relative_scores(structure, potentials, target, samples))
+        run(
+            "mean_difference equals the parts",
+            lambda: _mean_difference(structure, potentials, target, samples, generator),
+        )
         run("argmax finds the best output", lambda: _oracle(structure, potentials, None, samples))
         run("augmented_argmax finds the best output", lambda: _oracle(structure, potentials, target, samples))
         run("padding changes no answer", lambda: _padding(structure, potentials, target, generator))
@@ -152,6 +161,75 @@ def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights:
             if not torch.allclose(mine[row], true, rtol=1e-3, atol=1e-4 * (1 + float(true.abs().max()))):
                 return f"parameter {place}, row {row}: differs by {float((mine[row] - true).abs().max()):.3g}"
     return None
+
+
+def _response(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
+    if potentials.response is None:
+        return Finding(
+            "response equals autograd", skipped="the head gives none; inner products take two backward passes"
+        )
+    parts = find_corner(structure, potentials, target).parts
+    ours = response(potentials, parts, weights)
+    truth = response(Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged), parts, weights)
+    return _difference(ours, truth, potentials)
+
+
+def _difference(ours: Parts, truth: Parts, potentials: Potentials) -> str | None:
+    """Where two sets of parts differ, padding aside."""
+    for name, tensor in ours.items():
+        wrong = (tensor - truth[name]).abs()
+        if potentials.lengths is not None and name in potentials.ragged:
+            position = torch.arange(tensor.shape[1], device=tensor.device)
+            wrong[position >= (potentials.lengths + potentials.ragged[name]).unsqueeze(1)] = 0.0
+        worst = wrong.flatten(1).amax(1) if wrong[0].numel() else wrong.new_zeros(len(wrong))
+        if bool((bad := ~(worst <= 1e-4 * (1 + float(truth[name].abs().sum())))).any()):
+            row = int(bad.nonzero()[0])
+            return f"{name!r}, row {row}: differs by {float(worst[row]):.3g}"
+    return None
+
+
+def _stack(labelings: list[Any]) -> Any:
+    """Several labelings ``[B, ...]`` as one ``[B, C, ...]``."""
+    columns = [torch.stack(list(same), 1) for same in zip(*map(tree_tensors, labelings), strict=True)]
+    return tree_replace(labelings[0], columns)
+
+
+def _resize(structure: Structure, target: Any, samples: list[Any]) -> Any:
+    held = _stack(samples[1:])
+    try:
+        fitted = structure.resize(held, target)
+    except ValueError as error:
+        return Finding("labelings keep their size", skipped=f"{error}")
+    for before, after in zip(tree_tensors(held), tree_tensors(fitted), strict=True):
+        if before.shape != after.shape or not torch.equal(before, after):
+            return f"resize changed labelings of this batch: {list(before.shape)} became {list(after.shape)}"
+    return None
+
+
+def _relative_scores(structure: Structure, potentials: Potentials, target: Any, samples: list[Any]) -> Any:
+    if type(structure).relative_scores is Structure.relative_scores:
+        return Finding("relative_scores equals the parts", skipped="it is not overridden")
+    held, potentials = _stack(samples[1:]), potentials.detach()
+    ours = structure.relative_scores(held, target, potentials)
+    truth = Structure.relative_scores(structure, held, target, potentials)
+    if ours.shape != truth.shape or ours.dtype != torch.float64:
+        return f"it returned {ours.dtype} {list(ours.shape)}, and should float64 {list(truth.shape)}"
+    wrong = ~((ours - truth).abs() <= 1e-4 * (1 + truth.abs()))
+    if bool(wrong.any()):
+        row, column = (int(place) for place in wrong.nonzero()[0])
+        return f"row {row}: it says {float(ours[row, column]):.6g}, the parts {float(truth[row, column]):.6g}"
+    return None
+
+
+def _mean_difference(
+    structure: Structure, potentials: Potentials, target: Any, samples: list[Any], generator: torch.Generator
+) -> Any:
+    if type(structure).mean_difference is Structure.mean_difference:
+        return Finding("mean_difference equals the parts", skipped="it is not overridden")
+    held, potentials = _stack(samples[1:]), potentials.detach()
+    mass = torch.randn(tree_tensors(held)[0].shape[:2], generator=generator, dtype=torch.float64).to(potentials.device)
+    ours = conform(structure.mean_difference(held, mass, target, potentials), potentials, "mean_difference")
+    return _difference(ours, Structure.mean_difference(structure, held, mass, target, potentials), potentials)
 
 
 def _parts(structure: Structure, potentials: Potentials, samples: list[Any]) -> str | None:

@@ -153,8 +153,9 @@ class ActiveSets:
         gram = state.get("gram")
         if gram is not None:
             shape = (*made.mass.shape, capacity)
-            if not isinstance(gram, Tensor) or gram.shape != shape or gram.dtype != dtype:
-                raise ValueError(f"the checkpoint is damaged: {where}['gram'] should be {list(shape)} {dtype}")
+            good = isinstance(gram, Tensor) and gram.shape == shape and gram.dtype == dtype
+            if not good or not bool(torch.isfinite(gram).all()):
+                raise ValueError(f"the checkpoint is damaged: {where}['gram'] should be finite, {list(shape)} {dtype}")
             made.gram = gram.cpu().clone()
         return made
 
