@@ -2,10 +2,10 @@
 
 python benchmarks/kernel.py [--gap 0.02] [--json FILE]
 
-The linear head runs at the lam of the README's table and at its best one; parameters were chosen by the letter error on
-126 of the 626 training words after training on the other 500, and no test word was looked at for it. Tried were, for the
-linear head, lam 0.003, 0.01, 0.03, 0.1, 0.3, 1; for the polynomial of degree 2, lam 0.003, 0.01, 0.03, 0.1; for the RBF
-kernel, gamma 0.01, 0.02, 0.04, 0.08 with some of lam 0.001, 0.003, 0.01, 0.03.
+The linear head runs at the lam of the README's table and at its best one; parameters were chosen by the letter error
+on 126 of the 626 training words after training on the other 500, and no test word was looked at for it. Tried were,
+for the linear head, lam 0.003, 0.01, 0.03, 0.1, 0.3, 1; for the polynomial of degree 2, lam 0.003, 0.01, 0.03, 0.1;
+for the RBF kernel, gamma 0.01, 0.02, 0.04, 0.08 with some of lam 0.001, 0.003, 0.01, 0.03.
 """
 
 from __future__ import annotations

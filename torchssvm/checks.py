@@ -165,9 +165,7 @@ def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights:
 
 def _response(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
     if potentials.response is None:
-        return Finding(
-            "response equals autograd", skipped="the head gives none; inner products take two backward passes"
-        )
+        return Finding("response equals autograd", skipped="the head gives none: two backward passes do its work")
     parts = find_corner(structure, potentials, target).parts
     ours = response(potentials, parts, weights)
     truth = response(Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged), parts, weights)
