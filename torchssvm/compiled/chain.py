@@ -85,6 +85,7 @@ class CompiledChain:
         atoms, dtype = self.storage.capacity + 2, head.emission.dtype
         self._scratch = Scratch(
             emission=torch.zeros(longest, states, dtype=dtype).numpy(),
+            row=torch.zeros(states, dtype=dtype).numpy(),
             prefixes=torch.zeros(longest, states, dtype=dtype).numpy(),
             response=torch.zeros(longest, states, dtype=torch.float64).numpy(),
             pairs=torch.zeros(states, states, dtype=torch.float64).numpy(),
@@ -287,8 +288,12 @@ def _pack(head: LinearChain, dual: DualState, batches: list[Batch]) -> Examples:
         products = x.double() @ x.double().t()
         inner.append((products + 1.0 if head.bias is not None else products).flatten())
     cost = torch.cat([c for _, _, c in found])
+    x = torch.cat([x for x, _, _ in found])
+    tokens, columns = x.nonzero(as_tuple=True)
     return Examples(
-        x=torch.cat([x for x, _, _ in found]).contiguous(),
+        value=x[tokens, columns],
+        column=columns.to(torch.int32),
+        row=torch.cat([zero, (x != 0).sum(1).cumsum(0)]),
         y=torch.cat([labels for _, labels, _ in found]),
         cost=cost,
         added=cost.to(dtype),

@@ -13,17 +13,15 @@ from numba import njit
 def potentials(examples, model, i, emission):
     """Emissions of example i; returns its length."""
     start, length = examples.start[i], examples.start[i + 1] - examples.start[i]
-    features, states = model.emission.shape
+    states = model.emission.shape[1]
     for t in range(length):
         row = emission[t]
         for k in range(states):
             row[k] = model.bias[k]
-        for f in range(features):
-            value = examples.x[start + t, f]
-            if value != 0.0:
-                weights = model.emission[f]
-                for k in range(states):
-                    row[k] += value * weights[k]
+        for p in range(examples.row[start + t], examples.row[start + t + 1]):
+            value, weights = examples.value[p], model.emission[examples.column[p]]
+            for k in range(states):
+                row[k] += value * weights[k]
     for k in range(states):
         emission[0, k] += model.first[k]
         emission[length - 1, k] += model.last[k]
@@ -150,21 +148,24 @@ def squared_length(examples, model, i, length, delta, pairs):
 
 
 @njit(cache=True, nogil=True)
-def move_weights(examples, model, i, length, delta, pairs, rate):
-    """``w -= rate Phi_i^T delta``."""
+def move_weights(examples, model, i, length, delta, pairs, rate, row):
+    """``w -= rate Phi_i^T delta``; ``row`` is room for one token's change, in the dtype of the weights."""
     start = examples.start[i]
-    features, states = model.emission.shape
+    states = model.emission.shape[1]
     for t in range(length):
-        row = delta[t]
-        for f in range(features):
-            value = rate * examples.x[start + t, f]
-            if value != 0.0:
-                weights = model.emission[f]
-                for k in range(states):
-                    weights[k] -= value * row[k]
+        moved = False
+        for k in range(states):
+            row[k] = rate * delta[t, k]
+            moved |= delta[t, k] != 0.0
+        if not moved:
+            continue
+        for p in range(examples.row[start + t], examples.row[start + t + 1]):
+            value, weights = examples.value[p], model.emission[examples.column[p]]
+            for k in range(states):
+                weights[k] -= value * row[k]
         if model.has_bias:
             for k in range(states):
-                model.bias[k] -= rate * row[k]
+                model.bias[k] -= row[k]
     for j in range(states):
         for k in range(states):
             model.transition[j, k] -= rate * pairs[j, k]

@@ -69,10 +69,10 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     target = examples.y[start : start + length]
     has_rest = blocks.mixed[i] and blocks.rest_mass[i] > 0.0
     if count == capacity and blocks.rest_emission_start[i] == 0:
+        idle = False  # a slot that a new corner may have: the corrective step may fill it before
         for c in range(capacity):
-            if blocks.mass[i, c] == 0.0:
-                break
-        else:
+            idle |= blocks.mass[i, c] == 0.0
+        if not idle or options.direction == CORRECTIVE:
             return False
 
     potentials(examples, model, i, scratch.emission)
@@ -175,7 +175,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
 
     counters[2] += 1
     if step > 0.0:
-        move_weights(examples, model, i, length, delta, pairs, step / (options.lam * n))
+        move_weights(examples, model, i, length, delta, pairs, step / (options.lam * n), scratch.row)
         scalars.loss[i] += step * loss_change / n
         blocks.rest_mass[i] = max(mass[0] + step * change[0], 0.0)
         if has_rest and change[0] != 0.0:

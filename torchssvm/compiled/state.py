@@ -9,7 +9,10 @@ class Examples(NamedTuple):
     """The training set, token after token.
 
     Attributes:
-        x: ``[tokens, F]`` features.
+        value: ``[nonzeros]`` features that are not zero; looking for them again in every visit would cost more than
+            all the rest of it.
+        column: ``[nonzeros]`` int32, which feature each is.
+        row: ``[tokens + 1]`` int64, where each token's begin.
         y: ``[tokens]`` int64 targets.
         cost: ``[tokens]`` float64, what a wrong label costs.
         added: The same in the dtype of the weights.
@@ -18,7 +21,9 @@ class Examples(NamedTuple):
         inner_start: ``[n]`` int64, where each example's begin.
     """
 
-    x: Any
+    value: Any
+    column: Any
+    row: Any
     y: Any
     cost: Any
     added: Any
@@ -91,9 +96,10 @@ class Options(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one block: potentials, prefixes of Viterbi, responses, directions, and the atoms."""
+    """Room for one block: potentials, one row of weights, prefixes of Viterbi, responses, directions, and the atoms."""
 
     emission: Any
+    row: Any
     prefixes: Any
     response: Any
     pairs: Any

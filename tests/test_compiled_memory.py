@@ -1,0 +1,42 @@
+"""Compiled code reads and writes nothing beyond its arrays: a run with Numba's bounds checks on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import torch
+from torchssvm import Away, CacheOracle, Corrective, DualState, FrankWolfe, Hybrid, LinearChain, Labelings, Pairwise
+from torchssvm.batch import Batch
+from torchssvm.compiled import CompiledChain
+
+random = torch.Generator().manual_seed(0)
+n, longest, states = 30, 5, 4
+x = torch.randn(n, longest, 6, generator=random)
+lengths = torch.randint(1, longest + 1, (n,), generator=random)
+y = torch.randint(states, (n, longest), generator=random)
+y[torch.arange(longest) >= lengths.unsqueeze(1)] = -1
+mixed = 0
+for capacity in (1, 2, 6):
+    for direction in (FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()):
+        head = LinearChain(6, states)
+        dual = DualState.for_head(head, n, 0.02, storage=Labelings(capacity))
+        batches = [Batch(x, y, torch.arange(n), lengths)]
+        loop = CompiledChain(head, dual, batches, direction=direction, oracle=CacheOracle())
+        for _ in range(4):
+            loop.run(8 * n)
+            loop.certify()
+        mixed += int(dual.storage.mixed.sum())
+assert mixed > 100, mixed
+"""
+
+
+def test_the_compiled_loop_stays_within_its_arrays(tmp_path):
+    pytest.importorskip("numba")
+    checked = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_FULL_TRACEBACKS": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", PROGRAM], env=checked, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
