@@ -10,27 +10,30 @@ import pytest
 
 PROGRAM = """
 import torch
-from torchssvm import Away, CacheOracle, Corrective, DualState, FrankWolfe, Hybrid, LinearChain, Labelings, Pairwise
+from torchssvm import Away, Corrective, FrankWolfe, Hybrid, Pairwise
+from torchssvm import CacheOracle, DualState, Labelings, LinearChain, MaxOracle
 from torchssvm.batch import Batch
 from torchssvm.compiled import CompiledChain
 
-random = torch.Generator().manual_seed(0)
 n, longest, states = 30, 5, 4
-x = torch.randn(n, longest, 6, generator=random)
-lengths = torch.randint(1, longest + 1, (n,), generator=random)
-y = torch.randint(states, (n, longest), generator=random)
-y[torch.arange(longest) >= lengths.unsqueeze(1)] = -1
 mixed = 0
-for capacity in (1, 2, 6):
-    for direction in (FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()):
-        head = LinearChain(6, states)
-        dual = DualState.for_head(head, n, 0.02, storage=Labelings(capacity))
-        batches = [Batch(x, y, torch.arange(n), lengths)]
-        loop = CompiledChain(head, dual, batches, direction=direction, oracle=CacheOracle())
-        for _ in range(4):
-            loop.run(8 * n)
-            loop.certify()
-        mixed += int(dual.storage.mixed.sum())
+for seed in range(8):
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, longest, 6, generator=random)
+    lengths = torch.randint(1, longest + 1, (n,), generator=random)
+    y = torch.randint(states, (n, longest), generator=random)
+    y[torch.arange(longest) >= lengths.unsqueeze(1)] = -1
+    batches = [Batch(x, y, torch.arange(n), lengths)]
+    for capacity in (2, 6, 8):
+        for direction in (FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()):
+            for oracle in (MaxOracle(), CacheOracle()):
+                head = LinearChain(6, states)
+                dual = DualState.for_head(head, n, 0.01, storage=Labelings(capacity))
+                loop = CompiledChain(head, dual, batches, direction=direction, oracle=oracle, seed=seed)
+                loop.run(20 * n)
+                loop.certify()
+                loop.run(20 * n)
+                mixed += int(dual.storage.mixed.sum())
 assert mixed > 100, mixed
 """
 

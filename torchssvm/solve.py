@@ -74,7 +74,7 @@ class WhenEstimated(EveryPasses):
         at_least: Effective passes after an exact pass before estimates are trusted again.
     """
 
-    def __init__(self, passes: float = 10.0, at_least: float = 0.5) -> None:
+    def __init__(self, passes: float = 10.0, at_least: float = 1.0) -> None:
         super().__init__(passes)
         if not 0 < at_least <= passes:
             raise ValueError(f"at_least={at_least} must be positive and at most passes={passes}")
@@ -114,7 +114,7 @@ def solve(
         tolerance: The gap to reach, ``primal - dual``; at least 0.
         batch_size: Blocks of a step.
         order: In which order blocks are visited; None is ``Proportional()``, gap sampling.
-        schedule: When exact passes are made; None is ``EveryPasses(10)``.
+        schedule: When exact passes are made; None is ``WhenEstimated()``.
         max_passes: Stop at this many effective passes of the dual, those before this call included.
         seed: Of the sampler.
         optimizer: None is ``BCFW(head.parameters(), loss.dual)``.
@@ -128,16 +128,54 @@ def solve(
         ValueError: An argument is out of range, or the dataset is not that of the dual.
     """
     dual = loss.dual
+    with Steps(
+        head, loss, dataset, batch_size=batch_size, order=order, seed=seed, optimizer=optimizer, collate_fn=collate_fn
+    ) as steps:
+        return run_until(
+            steps,
+            dual,
+            lambda: certify(head, dual, in_order(dataset, collate_fn=collate_fn)),
+            tolerance=tolerance,
+            schedule=schedule,
+            max_passes=max_passes,
+            on_check=on_check,
+        )
+
+
+def run_until(
+    steps: Iterable[int],
+    dual: DualState,
+    exact_pass: Callable[[], Certificate],
+    *,
+    tolerance: float,
+    schedule: Schedule | None = None,
+    max_passes: float = math.inf,
+    on_check: Callable[[Certificate], None] | None = None,
+) -> Certificate:
+    """Let a solver take steps until an exact pass proves that the gap is within ``tolerance``.
+
+    Args:
+        steps: Endless; every item is the number of blocks that were just visited.
+        dual: What the steps change.
+        exact_pass: Makes an exact pass.
+        tolerance: As in :func:`solve`, like the rest.
+        schedule: When exact passes are made.
+        max_passes: Where to stop.
+        on_check: Called with every certificate.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise ValueError(f"tolerance={tolerance} must be at least 0 and finite")
     if not max_passes > 0:
         raise ValueError(f"max_passes={max_passes} must be positive")
     if tolerance == 0 and max_passes == math.inf:
         raise ValueError("tolerance=0 is never reached, because of rounding: give max_passes, or a positive tolerance")
-    schedule = schedule if schedule is not None else EveryPasses()
+    schedule = schedule if schedule is not None else WhenEstimated()
 
     def check() -> tuple[Certificate, bool]:
-        certificate = certify(head, dual, in_order(dataset, collate_fn=collate_fn))
+        certificate = exact_pass()
         schedule.after(certificate)
         if on_check is not None:
             on_check(certificate)
@@ -150,21 +188,15 @@ def solve(
             return certificate
     cached = 0  # blocks visited without an oracle call since the last exact pass
     calls = dual.oracle_calls
-    with Steps(
-        head, loss, dataset, batch_size=batch_size, order=order, seed=seed, optimizer=optimizer, collate_fn=collate_fn
-    ) as steps:
-        for visited in steps:
-            cached += visited - (dual.oracle_calls - calls)
-            calls = dual.oracle_calls
-            if (
-                schedule.due(dual, tolerance)
-                or dual.passes >= max_passes
-                or cached >= _CACHED_EPOCHS * dual.num_examples
-            ):
-                certificate, over = check()
-                if over:
-                    return certificate
-                cached, calls = 0, dual.oracle_calls
+    for visited in steps:
+        cached += visited - (dual.oracle_calls - calls)
+        calls = dual.oracle_calls
+        due = schedule.due(dual, tolerance) or dual.passes >= max_passes or cached >= _CACHED_EPOCHS * dual.num_examples
+        if due or not visited:
+            certificate, over = check()
+            if over:
+                return certificate
+            cached, calls = 0, dual.oracle_calls
     raise AssertionError("steps do not end")
 
 

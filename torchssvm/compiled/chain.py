@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torchssvm.batch import Batch
 from torchssvm.caching import CacheOracle, MaxOracle, OracleRule
 from torchssvm.certificate import Certificate, certify
+from torchssvm.compiled.packing import pack
 from torchssvm.compiled.state import Blocks, Examples, Model, Options, Scalars, Scratch
 from torchssvm.directions import Away, Corrective, DirectionRule, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings
@@ -19,6 +21,7 @@ from torchssvm.dual.storage import require
 from torchssvm.heads import LinearChain
 from torchssvm.oracles.compiled import numba_available
 from torchssvm.sampling import Order, Permutation, Proportional, Uniform
+from torchssvm.solve import Schedule, run_until
 from torchssvm.structures import Chain
 
 _DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
@@ -79,7 +82,7 @@ class CompiledChain:
         self.head, self.dual, self.storage = head, dual, dual.storage
         self.generator = torch.Generator().manual_seed(seed)
         self._batches = list(batches)
-        self._examples = _pack(head, dual, self._batches)
+        self._examples = pack(head, dual, self._batches)
         states, longest = head.structure.num_states, int(self._examples.start.diff().max())
         self._longest = longest
         atoms, dtype = self.storage.capacity + 2, head.emission.dtype
@@ -150,6 +153,36 @@ class CompiledChain:
         dual.remember_weights()
         dual.notify()
         return done
+
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        schedule: Schedule | None = None,
+        max_passes: float = math.inf,
+        on_check: Callable[[Certificate], None] | None = None,
+    ) -> Certificate:
+        """Train until an exact pass proves that the gap is within ``tolerance``; see :func:`torchssvm.solve`.
+
+        Args:
+            tolerance: The gap to reach.
+            schedule: When exact passes are made, asked after every quarter of an epoch; None is ``WhenEstimated()``.
+            max_passes: Stop at this many effective passes of the dual, those before this call included.
+            on_check: Called with the certificate of every exact pass.
+
+        Raises:
+            ValueError: An argument is out of range.
+        """
+        visits = max(self.dual.num_examples // 4, 1)
+        return run_until(
+            (self.run(visits) for _ in itertools.repeat(None)),
+            self.dual,
+            self.certify,
+            tolerance=tolerance,
+            schedule=schedule,
+            max_passes=max_passes,
+            on_check=on_check,
+        )
 
     def certify(self) -> Certificate:
         """An exact pass, see :func:`torchssvm.certify`."""
@@ -261,43 +294,3 @@ def _tree(gaps: Tensor) -> Tensor:
         level = level.view(-1, 2).sum(1)
         levels.append(level)
     return torch.cat([torch.zeros(1, dtype=torch.float64), *reversed(levels)])
-
-
-def _pack(head: LinearChain, dual: DualState, batches: list[Batch]) -> Examples:
-    """The training set token after token, in the order of the index; checked by the head and the structure."""
-    n, dtype = dual.num_examples, head.emission.dtype
-    pieces: list[tuple[Tensor, Tensor, Tensor] | None] = [None] * n
-    for batch in batches:
-        potentials = head(batch.x, batch.lengths)
-        index = dual.check_batch(batch.index, potentials)
-        target = head.structure.check_target(batch.y, potentials)
-        costs, labels = head.structure.costs(target)
-        lengths = (labels >= 0).sum(1).tolist()
-        for row, (i, length) in enumerate(zip(index.tolist(), lengths, strict=True)):
-            if pieces[i] is not None:
-                raise ValueError(f"batches gave example {i} twice: every training example is needed exactly once")
-            pieces[i] = (batch.x[row, :length].to(dtype), labels[row, :length], costs[row, :length])
-    found = [piece for piece in pieces if piece is not None]
-    if len(found) < n:
-        missing = [i for i, piece in enumerate(pieces) if piece is None]
-        raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them")
-    sizes = torch.tensor([len(labels) for _, labels, _ in found])
-    zero = torch.zeros(1, dtype=torch.int64)
-    inner = []
-    for x, _, _ in found:
-        products = x.double() @ x.double().t()
-        inner.append((products + 1.0 if head.bias is not None else products).flatten())
-    cost = torch.cat([c for _, _, c in found])
-    x = torch.cat([x for x, _, _ in found])
-    tokens, columns = x.nonzero(as_tuple=True)
-    return Examples(
-        value=x[tokens, columns],
-        column=columns.to(torch.int32),
-        row=torch.cat([zero, (x != 0).sum(1).cumsum(0)]),
-        y=torch.cat([labels for _, labels, _ in found]),
-        cost=cost,
-        added=cost.to(dtype),
-        start=torch.cat([zero, sizes.cumsum(0)]),
-        inner=torch.cat(inner),
-        inner_start=torch.cat([zero, (sizes**2).cumsum(0)[:-1]]),
-    )
