@@ -1,0 +1,166 @@
+"""Uniform or gap sampling, Frank-Wolfe or pairwise steps, with or without the cache, as in [G16]; corrective steps.
+
+python benchmarks/directions.py --out runs/directions [--size large] [--lam 0.001 ...] [--seeds 3]
+
+All run on the same compiled loop, one word after another, from zero weights to a certified gap. Counted are effective
+passes (oracle calls / n, those of exact passes included), sampling passes (without them) and CPU seconds on one thread,
+exact passes included; compilation is outside. Where a run was stopped by ``--max-seconds``, smaller gaps are missing.
+One file for each run: those that are there already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from machine import describe_machine
+from torch.utils.data import DataLoader
+
+from torchssvm import (
+    CacheOracle,
+    Certificate,
+    Corrective,
+    DualState,
+    FrankWolfe,
+    Labelings,
+    LinearChain,
+    MaxOracle,
+    Pairwise,
+    Proportional,
+    Uniform,
+)
+from torchssvm.compiled import CompiledChain
+from torchssvm.datasets import OCR
+
+GAPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+
+
+class Solver(NamedTuple):
+    """How blocks are drawn, which way a step goes, and who answers."""
+
+    order: Callable[[], Any]
+    direction: Callable[[], Any]
+    oracle: Callable[[], Any]
+
+
+SOLVERS = {
+    f"{order} {direction}{cache}": Solver(orders[order], directions[direction], caches[cache])
+    for orders in ({"uniform": Uniform, "gap": Proportional},)
+    for directions in ({"FW": FrankWolfe, "pairwise": Pairwise},)
+    for caches in ({"": MaxOracle, " + cache": CacheOracle},)
+    for order in orders
+    for direction in directions
+    for cache in caches
+} | {
+    "gap corrective": Solver(Proportional, Corrective, MaxOracle),
+    "gap corrective + cache": Solver(Proportional, Corrective, CacheOracle),
+}
+
+
+def run(solver: Solver, words: OCR, lam: float, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One training run; its certificates with the CPU seconds at each."""
+    batches = list(DataLoader(words, batch_size=512, collate_fn=words.collate))
+
+    def make() -> CompiledChain:
+        head = LinearChain(128, 26).to(torch.float64 if args.double else torch.float32)
+        dual = DualState.for_head(head, len(words), lam, storage=Labelings(args.capacity))
+        rules = {"direction": solver.direction(), "oracle": solver.oracle(), "order": solver.order()}
+        return CompiledChain(head, dual, batches, seed=seed, **rules)
+
+    warm = make()
+    for _ in range(2):  # compiles everything
+        warm.run(len(words))
+        warm.certify()
+
+    loop, checks = make(), []
+    start = time.process_time()
+
+    def note(certificate: Certificate) -> None:
+        seconds = time.process_time() - start
+        checks.append(
+            {
+                "gap": certificate.gap,
+                "dual": certificate.dual,
+                "primal": certificate.primal,
+                "passes": certificate.passes,
+                "oracle_calls": loop.dual.oracle_calls,
+                "sampling_passes": certificate.passes - len(checks) - 1,
+                "visits": loop.dual.visits / len(words),
+                "seconds": seconds,
+            }
+        )
+        if seconds > args.max_seconds:
+            raise TimeoutError
+
+    with contextlib.suppress(TimeoutError):
+        loop.solve(args.gap, max_passes=args.max_passes, on_check=note)
+    return {"checks": checks, "machine": describe_machine(), "memory": loop.dual.storage.nbytes()}
+
+
+def reached(result: dict[str, Any], gap: float) -> dict[str, Any] | None:
+    """The first certificate within ``gap``."""
+    return next((check for check in result["checks"] if check["gap"] <= gap), None)
+
+
+def table(results: dict[str, list[dict[str, Any]]], gaps: list[float]) -> str:
+    """Medians over the seeds, where all of them got there."""
+    lines = ["| solver | " + " | ".join(f"gap {gap:g}" for gap in gaps) + " |", "| --- |" + " ---: |" * len(gaps)]
+    for name, runs in results.items():
+        cells = []
+        for gap in gaps:
+            found = [check for check in (reached(one, gap) for one in runs) if check is not None]
+            if len(found) < len(runs):
+                cells.append("")
+                continue
+            passes, sampling, seconds = (
+                statistics.median(check[key] for check in found) for key in ("passes", "sampling_passes", "seconds")
+            )
+            cells.append(f"{passes:.0f} ({sampling:.0f}) {seconds:.1f} s")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, and print the tables."""
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--out", type=Path, required=True, help="folder of the results")
+    flags.add_argument("--size", choices=("small", "large"), default="small", help="training words: 6251 or 626")
+    flags.add_argument("--lam", type=float, nargs="+", default=[0.01, 0.001, 1 / 626], help="regularisation")
+    flags.add_argument("--solvers", nargs="+", choices=sorted(SOLVERS), default=list(SOLVERS), help="which to run")
+    flags.add_argument("--seeds", type=int, default=3, help="runs of each")
+    flags.add_argument("--gap", type=float, default=GAPS[-1], help="where a run ends")
+    flags.add_argument("--max-passes", type=float, default=5000.0, help="or after so many passes")
+    flags.add_argument("--max-seconds", type=float, default=20.0, help="or CPU seconds")
+    flags.add_argument("--capacity", type=int, default=20, help="labelings kept for a word")
+    flags.add_argument("--double", action="store_true", help="float64 weights")
+    args = flags.parse_args()
+    torch.set_num_threads(1)
+    words = OCR("train", args.size)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for lam in args.lam:
+        results: dict[str, list[dict[str, Any]]] = {}
+        for seed in range(args.seeds):
+            for name in args.solvers:
+                file = args.out / f"{args.size} {lam:.6g} {name} {seed}.json"
+                if not file.exists():
+                    file.write_text(json.dumps(run(SOLVERS[name], words, lam, seed, args), indent=1))
+                results.setdefault(name, []).append(json.loads(file.read_text()))
+                last = results[name][-1]["checks"][-1]
+                print(
+                    f"{file.stem}: gap {last['gap']:.5f}, {last['passes']:.0f} passes, {last['seconds']:.1f} s",
+                    flush=True,
+                )
+        text = table(results, [gap for gap in GAPS if gap >= args.gap])
+        print(f"\nOCR-{args.size}, lam = {lam:g}: passes (sampling passes) CPU seconds\n\n{text}\n", flush=True)
+        (args.out / f"{args.size} {lam:.6g}.md").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
