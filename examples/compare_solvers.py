@@ -1,7 +1,7 @@
 """Solvers side by side: suboptimality, duality gap and test error against effective passes and against seconds.
 
 python examples/compare_solvers.py --solvers eight --lam 0.01 0.001 --seeds 5 --max-passes 100
-python examples/compare_solvers.py --task ocr-large --solvers gap-fw compiled-gap-fw compiled-gap-corrective-cache one-slack
+python examples/compare_solvers.py --task ocr-large --solvers gap-fw compiled-gap-fw one-slack adam
 python examples/compare_solvers.py --list
 
 Writes results.csv (one row for each solver, task, lambda, seed and check), comparison.png (medians over the seeds, with
@@ -100,7 +100,7 @@ def show(row: Row) -> None:
     if not row.stopped and not sys.stderr.isatty():
         return
     text = (
-        f"{row.task} lambda {row.lam:.6g} seed {row.seed} {row.solver:31} pass {row.passes:7.1f}  {row.seconds:7.2f} s  "
+        f"{row.task} lambda {row.lam:.6g} seed {row.seed} {row.solver:31} pass {row.passes:7.1f} {row.seconds:7.2f} s  "
         f"primal {row.primal:.5f}  gap {row.gap:.2e}  error {100 * row.test_error:.2f} %"
     )
     start = "\r" if sys.stderr.isatty() else ""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compare.race import Row
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _CLOCKS = {"passes": "effective passes", "seconds": "seconds of training"}
 _FIGURES = {"suboptimality": "primal suboptimality", "gap": "own duality gap", "test_error": "test error"}
 _SMALLEST = 1e-12  # what a logarithmic axis shows of rounding
+_LARGEST = 2.0  # zero weights have an objective of about 1: what is far above it is cut off
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
@@ -25,18 +29,11 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     Raises:
         ImportError: matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        raise ImportError("the picture needs matplotlib: pip install 'torchssvm[plot]'") from error
-
     problems = list(dict.fromkeys((row.task, row.lam) for row in rows))
     solvers = list(dict.fromkeys(row.solver for row in rows))
     styles = _styles(solvers)
     width = 2 * len(problems)
-    figure = Figure(figsize=(1.5 + 3.6 * width, 9.0), layout="constrained")
+    figure = new_figure(figsize=(1.5 + 3.6 * width, 9.0))
     axes = figure.subplots(len(_FIGURES), width, squeeze=False, sharey="row")
     for column, (problem, clock) in enumerate((problem, clock) for problem in problems for clock in _CLOCKS):
         axes[0, column].set_title(f"{problem[0]}, λ = {problem[1]:.4g}", fontsize="medium")
@@ -48,6 +45,7 @@ def draw(rows: Sequence[Row], file: Path) -> None:
             ax.set_xscale("log")
             if name != "test_error":
                 ax.set_yscale("log")
+                ax.set_ylim(top=min(ax.get_ylim()[1], _LARGEST))
             ax.grid(alpha=0.25, linewidth=0.5)
             ax.label_outer(remove_inner_ticks=False)
         axes[-1, column].set_xlabel(_CLOCKS[clock])
@@ -62,6 +60,21 @@ def draw(rows: Sequence[Row], file: Path) -> None:
         fontsize="small",
     )
     figure.savefig(file, dpi=130)
+
+
+def new_figure(figsize: tuple[float, float]) -> Figure:
+    """A figure that opens no window.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "matplotlib":
+            raise
+        raise ImportError("the picture needs matplotlib: pip install 'torchssvm[plot]'") from error
+    return Figure(figsize=figsize, layout="constrained")
 
 
 def _styles(solvers: Sequence[str]) -> dict[str, dict[str, Any]]:

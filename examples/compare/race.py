@@ -100,7 +100,9 @@ class Stopwatch:
             self._cpu += self.cpu_seconds() - cpu
 
 
-def race(solver: str, start: Callable[[Task, Settings], Run], task: Task, settings: Settings, limits: Limits):
+def race(
+    solver: str, start: Callable[[Task, Settings], Run], task: Task, settings: Settings, limits: Limits
+) -> Iterator[Row]:
     """One run, and a row for every check; what the caller does with a row is not timed either.
 
     The clock runs from the call of ``start`` (the head, the dual, a copy of the features for a compiled loop) through

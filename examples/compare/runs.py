@@ -1,4 +1,4 @@
-"""Solvers at work: one protocol for all of them. No training loop is written here that the package has already."""
+"""Solvers at work: one protocol for all of them, and block-coordinate Frank-Wolfe in both loops."""
 
 from __future__ import annotations
 
@@ -9,24 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from compare.tasks import Task
-from torchssvm import (
-    Average,
-    CuttingPlane,
-    DualState,
-    ExponentiatedGradient,
-    StructuredHinge,
-    Uniform,
-    certify,
-    primal,
-)
-from torchssvm.batch import apply_head
+from torchssvm import Average, DualState, certify, primal
 from torchssvm.certificate import Certificate
 from torchssvm.compiled import CompiledChain
-from torchssvm.solve import EveryPasses, Steps, fetcher, in_order
+from torchssvm.solve import EveryPasses, Steps, in_order
 
 _EPOCHS = 100  # of blocks visited, after which an exact pass is due even if the cache has answered all the time
 
@@ -93,13 +82,11 @@ class Run(ABC):
 
 
 class DualRun(Run):
-    """A run with a dual state: the dual is recomputed from the blocks at every check.
+    """A run with a dual state: at every check the dual is recomputed from the blocks.
 
-    Args:
-        task: What to train.
-        settings: Lambda and so on.
-        dual: Made for ``head``; None makes one, with ``storage``.
-        average: Offers an average of the iterates in place of the last one.
+    Attributes:
+        dual: Its state; subclasses make it.
+        average: What is offered in place of the last iterate, if it is not None.
     """
 
     dual: DualState
@@ -205,106 +192,3 @@ class CompiledRun(DualRun):
                 if not bool(self.dual.gap_estimates.any()):
                     return
             yield made
-
-
-class HingeRun(Run):
-    """A torch optimizer on the structured hinge, examples drawn uniformly. Its dual is 0: it proves nothing.
-
-    Args:
-        task: What to train.
-        settings: Lambda and so on.
-        optimizer: Makes the optimizer of a head.
-        average: The average to offer; None offers the last iterate.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        settings: Settings,
-        optimizer: Callable[[nn.Module, Settings], torch.optim.Optimizer],
-        average: type[Average] | None = None,
-    ) -> None:
-        super().__init__(task, settings)
-        self.optimizer = optimizer(self.head, settings)
-        self.average = None if average is None else average(self.head.parameters())
-        self._decoded = 0
-
-    @property
-    def passes(self) -> float:
-        """Examples decoded over n."""
-        return self._decoded / self.n
-
-    def steps(self) -> Iterator[int]:
-        """Endless."""
-        loss = StructuredHinge(self.head.structure)
-        for batch in uniform_batches(self.task, self.settings):
-            self.optimizer.zero_grad()
-            loss(apply_head(self.head, batch), batch.y).backward()
-            self.optimizer.step()
-            if self.average is not None:
-                self.average.update()
-            self._decoded += len(batch.index)
-            yield len(batch.index)
-
-    def bounds(self) -> Bounds:
-        """Losses are not negative, so 0 is a lower bound; no other is known."""
-        return Bounds(self._primal(), 0.0)
-
-    def offered(self) -> AbstractContextManager[None]:
-        """The average, if there is one."""
-        return nullcontext() if self.average is None else self.average.apply()
-
-
-class CuttingPlaneRun(Run):
-    """Cutting planes: every iteration brings primal and dual with it.
-
-    Args:
-        task: What to train.
-        settings: Lambda and so on.
-        slack: Makes the working set.
-    """
-
-    def __init__(self, task: Task, settings: Settings, slack: Callable[[], Any]) -> None:
-        super().__init__(task, settings)
-        self.method = CuttingPlane(self.head, self.n, settings.lam, slack())
-
-    @property
-    def passes(self) -> float:
-        """Iterations."""
-        return self.method.oracle_calls / self.n
-
-    def steps(self) -> Iterator[int]:
-        """Endless."""
-        while True:
-            self.method.step(in_order(self.task.train))
-            yield self.n
-
-    def bounds(self) -> Bounds:
-        """Known already."""
-        return Bounds(self.method.primal, self.method.dual)
-
-
-class ExponentiatedRun(DualRun):
-    """Online exponentiated gradient; its first pass is the start from uniform distributions."""
-
-    def __init__(self, task: Task, settings: Settings) -> None:
-        super().__init__(task, settings)
-        self.method = ExponentiatedGradient(self.head, self.n, settings.lam)
-        self.dual = self.method.dual
-
-    def steps(self) -> Iterator[int]:
-        """Endless."""
-        self.method.start(in_order(self.task.train))
-        yield self.n
-        for batch in uniform_batches(self.task, self.settings):
-            self.method.step(batch)
-            yield len(batch.index)
-
-
-def uniform_batches(task: Task, settings: Settings) -> Iterator[Any]:
-    """Batches of distinct examples, each drawn uniformly, without end."""
-    fetch, n = fetcher(task.train), len(task.train)
-    generator = torch.Generator().manual_seed(settings.seed)
-    while True:
-        (index,) = Uniform().draw(torch.zeros(n), 1, settings.batch_size, generator)
-        yield fetch(index.tolist())

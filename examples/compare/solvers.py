@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import nn
 
-from compare.runs import (
-    CompiledRun,
-    CuttingPlaneRun,
-    ExponentiatedRun,
-    HingeRun,
-    Run,
-    Settings,
-    TorchRun,
-)
+from compare.baselines import CuttingPlaneRun, ExponentiatedRun, HingeRun
+from compare.runs import CompiledRun, Run, Settings, TorchRun
 from compare.tasks import Task
 from torchssvm import (
     BCFW,
@@ -82,9 +75,9 @@ class BlockFrankWolfe:
     """
 
     order: Order
-    direction: DirectionRule = FrankWolfe()
-    oracle: OracleRule = MaxOracle()
-    line_search: LineSearch = ExactSearch()
+    direction: DirectionRule = field(default_factory=FrankWolfe)
+    oracle: OracleRule = field(default_factory=MaxOracle)
+    line_search: LineSearch = field(default_factory=ExactSearch)
     whole: bool = False
     average: type[Average] | None = None
     compiled: bool = False
@@ -125,7 +118,7 @@ def _adam(head: nn.Module, settings: Settings) -> torch.optim.Optimizer:
 
 _BLOCKS: dict[str, tuple[str, BlockFrankWolfe]] = {
     "uniform-fw": ("BCFW [B13 Algorithm 4]", BlockFrankWolfe(Uniform())),
-    "uniform-fw-cache": ("with a cache of labelings [G16 Algorithm 5]", BlockFrankWolfe(Uniform(), oracle=CacheOracle())),
+    "uniform-fw-cache": ("and a cache [G16 Algorithm 5]", BlockFrankWolfe(Uniform(), oracle=CacheOracle())),
     "uniform-pairwise": ("pairwise steps [G16 Algorithm 3]", BlockFrankWolfe(Uniform(), Pairwise())),
     "uniform-pairwise-cache": ("both", BlockFrankWolfe(Uniform(), Pairwise(), CacheOracle())),
     "gap-fw": ("gap sampling [G16 Algorithm 2]", BlockFrankWolfe(Proportional())),
@@ -152,7 +145,7 @@ SOLVERS: dict[str, Solver] = {
     "uniform-fw-suffix": Solver(
         "uniform-fw, the suffix average of its iterates", BlockFrankWolfe(Uniform(), average=SuffixAverage)
     ),
-    "batch-fw": Solver("Frank-Wolfe on all blocks at once [B13 Algorithm 2]", BlockFrankWolfe(Permutation(), whole=True)),
+    "batch-fw": Solver("all blocks at once [B13 Algorithm 2]", BlockFrankWolfe(Permutation(), whole=True)),
     "batch-fw-predefined": Solver(
         "the same with steps 2/(k+2)", BlockFrankWolfe(Permutation(), line_search=PredefinedStep(), whole=True)
     ),
