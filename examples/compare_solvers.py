@@ -13,6 +13,9 @@ making of the head and the dual to the check: drawing, fetching, steps, and the 
 itself (one in ten passes with gap sampling or a cache), which count as passes too. Checks are neither in the passes nor
 in the seconds, they work on a copy and change nothing. Data are loaded, and kernels compiled on a few examples, before.
 
+Torch loops take steps of --batch-size blocks or examples, compiled ones go block after block, as the papers do;
+batch-fw and the cutting planes take all examples at once.
+
 The gap of a run is its primal less the best dual that it has found itself; a method without a dual (subgradient, adam)
 knows of 0 only. Suboptimality is the primal less the best dual of all runs of the same task and lambda: an upper bound
 of the true one, so curves end in the gap of the best run.

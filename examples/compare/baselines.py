@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,7 +43,7 @@ class HingeRun(Run):
         """Examples decoded over n."""
         return self._decoded / self.n
 
-    def steps(self) -> Iterator[int]:
+    def steps(self) -> Generator[int]:
         """Endless."""
         loss = StructuredHinge(self.head.structure)
         for batch in uniform_batches(self.task, self.settings):
@@ -82,7 +82,7 @@ class CuttingPlaneRun(Run):
         """Iterations."""
         return self.method.oracle_calls / self.n
 
-    def steps(self) -> Iterator[int]:
+    def steps(self) -> Generator[int]:
         """Endless."""
         while True:
             self.method.step(in_order(self.task.train))
@@ -101,7 +101,7 @@ class ExponentiatedRun(DualRun):
         self.method = ExponentiatedGradient(self.head, self.n, settings.lam)
         self.dual = self.method.dual
 
-    def steps(self) -> Iterator[int]:
+    def steps(self) -> Generator[int]:
         """Endless."""
         self.method.start(in_order(self.task.train))
         yield self.n

@@ -85,10 +85,10 @@ def _styles(solvers: Sequence[str]) -> dict[str, dict[str, Any]]:
         return solver.removeprefix("compiled-").removesuffix("-cache")
 
     methods = list(dict.fromkeys(map(method, solvers)))
-    colours = colormaps["tab10" if len(methods) <= 10 else "tab20"].colors
+    colours = colormaps["tab10" if len(methods) <= 10 else "tab20"]
     return {
         solver: {
-            "color": colours[methods.index(method(solver)) % len(colours)],
+            "color": colours(methods.index(method(solver)) % colours.N),
             "linestyle": "--" if solver.endswith("-cache") else "-",
             "linewidth": 2.4 if solver.startswith("compiled-") else 1.1,
         }

@@ -68,13 +68,14 @@ class Results:
             csv.DictWriter(file, _COLUMNS).writerow(dataclasses.asdict(row))
 
     def finish(self) -> list[Row]:
-        """Fill in suboptimalities, write the file anew, and return the rows of all runs that are over."""
-        bounds = best_duals(self.rows)
-        for row in self.rows:
+        """Fill in the suboptimalities of the runs that are over, write the file anew, and return their rows."""
+        over = {key(row) for row in self.rows if row.stopped}
+        rows = [row for row in self.rows if key(row) in over]
+        bounds = best_duals(rows)
+        for row in rows:
             row.suboptimality = row.primal - bounds[row.task, row.lam]
         self.write()
-        over = {key(row) for row in self.rows if row.stopped}
-        return [row for row in self.rows if key(row) in over]
+        return rows
 
     def write(self) -> None:
         """All rows, in one piece or not at all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class Run(ABC):
     def __init__(self, task: Task, settings: Settings) -> None:
         self.task = task
         self.settings = settings
-        self.head = task.make_head()
+        self.head: Any = task.make_head()  # with a `structure`
         self.n = len(task.train)
 
     @property
@@ -65,7 +65,7 @@ class Run(ABC):
         """Effective passes: oracle calls of the solver (not of checks) over n."""
 
     @abstractmethod
-    def steps(self) -> Iterator[int]:
+    def steps(self) -> Generator[int]:
         """Train; after each step, how many examples it visited."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class DualRun(Run):
         """The average, if there is one."""
         return nullcontext() if self.average is None else self.average.apply()
 
-    def _with_exact_passes(self, steps: Iterable[int], exact_pass: Callable[[], Certificate]) -> Iterator[int]:
+    def _with_exact_passes(self, steps: Iterable[int], exact_pass: Callable[[], Certificate]) -> Generator[int]:
         """The solver's own exact passes, every 10 effective passes as in [G16] section 3; they count in full."""
         schedule, visits = EveryPasses(10), 0
         for visited in steps:
@@ -145,7 +145,7 @@ class TorchRun(DualRun):
         self.average = None if average is None else average.following(self.dual)
         self._make_steps = steps
 
-    def steps(self) -> Iterator[int]:
+    def steps(self) -> Generator[int]:
         """Endless."""
         with self._make_steps(self) as steps:
             if self.exact_passes:
@@ -179,11 +179,11 @@ class CompiledRun(DualRun):
         self.chain = CompiledChain(self.head, self.dual, in_order(task.train), seed=settings.seed, **options)
         self.exact_passes = exact_passes
 
-    def steps(self) -> Iterator[int]:
+    def steps(self) -> Generator[int]:
         """Ends if an exact pass finds every block gap zero."""
         yield from self._with_exact_passes(self._visits(), self.chain.certify) if self.exact_passes else self._visits()
 
-    def _visits(self) -> Iterator[int]:
+    def _visits(self) -> Generator[int]:
         chunk = math.ceil(self.n / 4)
         while True:
             made = self.chain.run(chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,8 @@ class Task:
 
     def error(self, head: nn.Module) -> float:
         """Share of wrong tokens of the test examples (letters; for a multiclass task, examples)."""
-        error = evaluate(head, head.structure, in_order(self.test)).token_error
+        structure: Any = head.structure
+        error = evaluate(head, structure, in_order(self.test)).token_error
         assert error is not None
         return error
 
