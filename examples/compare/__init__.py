@@ -1,0 +1,1 @@
+"""What the comparing examples share: tasks, solvers, the clock, the file of results, pictures."""
