@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+SOLVERS = README.parent / "docs/solvers.md"
+
+
+def code(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+BLOCKS = code(README)
 
 
 def test_readme_has_its_examples() -> None:
@@ -48,3 +55,17 @@ def test_own_structure_reaches_its_optimum(names: dict) -> None:
     assert names["check"](
         names["scores"], names["LabelSet"](), names["Batch"](names["x"][:8], names["y"][:8], names["torch"].arange(8))
     ).ok
+
+
+def test_the_page_on_solvers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra in ("numba", "qpsolvers"):
+        pytest.importorskip(extra)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in code(SOLVERS):
+        exec(compile(block, str(SOLVERS), "exec"), names)
+    assert names["loop"].certify().gap <= 0.01
+    assert names["dual"].cache_hits > 0
+    assert names["path"].gap(0.08) <= 0.3
+    assert names["certificate"].gap >= 0.0
+    assert names["decoded"].shape == names["words"].y.shape
