@@ -14,14 +14,35 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import DualState, certify
+from torchssvm import (
+    Away,
+    CacheOracle,
+    Corrective,
+    DualState,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    LargestGap,
+    MaxOracle,
+    MeanParts,
+    Pairwise,
+    Permutation,
+    Proportional,
+    Uniform,
+    certify,
+)
 from torchssvm.batch import apply_head, to_device
+from torchssvm.caching import OracleRule
 from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.datasets.ocr_drawing import draw_words
+from torchssvm.directions import DirectionRule
+from torchssvm.dual import Storage
 from torchssvm.report import Entry, RunReport, evaluate
 
 WORDS = {"small": 626, "large": 6251}  # of the training split
 BATCH_SIZE = {"small": 32, "large": 64}  # the quickest to a small gap on a CPU
+DIRECTIONS = {"fw": FrankWolfe, "pairwise": Pairwise, "away": Away, "hybrid": Hybrid, "corrective": Corrective}
+ORDERS = {"gap": Proportional, "largest": LargestGap, "uniform": Uniform, "permutation": Permutation}
 
 
 def parser(description: str, report: str) -> argparse.ArgumentParser:
@@ -41,6 +62,22 @@ def parser(description: str, report: str) -> argparse.ArgumentParser:
     flags.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, cuda:1, ...")
     flags.add_argument("--report", type=folder, default=report, metavar="PATH", help="folder (default: %(default)s)")
     return flags
+
+
+def add_rules(flags: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The flags of how a step is made and which words it takes."""
+    flags.add_argument("--direction", choices=DIRECTIONS, default="fw", help="of a step (default: fw, Frank-Wolfe)")
+    flags.add_argument("--cache", action="store_true", help="go to labelings found before where they promise enough")
+    flags.add_argument(
+        "--order", choices=ORDERS, default="gap", help="of the words (default: gap, in proportion to the gaps)"
+    )
+    return flags
+
+
+def rules(args: argparse.Namespace) -> tuple[DirectionRule, OracleRule, Storage]:
+    """Direction, oracle rule, and the storage of the dual that goes with them."""
+    direction, oracle = DIRECTIONS[args.direction](), CacheOracle() if args.cache else MaxOracle()
+    return direction, oracle, Labelings() if direction.needs_labelings or oracle.needs_labelings else MeanParts()
 
 
 def parse(flags: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -119,6 +156,8 @@ def finish(
         extra={
             "size": args.size,
             "batch_size": args.batch_size,
+            **{name: value for name, value in vars(args).items() if name in ("direction", "cache", "order")},
+            "cache_hits": dual.cache_hits,
             "letter_error": on_test.token_error,
             "word_error": on_test.word_error,  # every word's share of wrong letters, averaged over the words
         },

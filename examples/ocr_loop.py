@@ -6,7 +6,7 @@ python examples/ocr_loop.py --size small --lam 0.01 --gap 0.01
 import time
 
 import torch
-from common import finish, in_order, parse, parser, show_progress
+from common import ORDERS, add_rules, finish, in_order, parse, parser, rules, show_progress
 from torch.utils.data import DataLoader
 
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, certify
@@ -19,16 +19,17 @@ EPOCHS = 10  # between exact passes
 
 
 def main() -> None:
-    args = parse(parser(__doc__, report="runs/ocr_loop"))
+    args = parse(add_rules(parser(__doc__, report="runs/ocr_loop")))
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     torch.manual_seed(args.seed)
 
     train, test = OCR("train", args.size), OCR("test", args.size)
     head = ocr_chain().to(args.device)
-    dual = DualState.for_head(head, num_examples=len(train), lam=args.lam)
-    loss = BlockGap(dual)
+    direction, oracle, storage = rules(args)
+    dual = DualState.for_head(head, num_examples=len(train), lam=args.lam, storage=storage)
+    loss = BlockGap(dual, direction, oracle=oracle)
     optimizer = BCFW(head.parameters(), dual)
-    sampler = GapBatchSampler(dual, batch_size=args.batch_size, seed=args.seed)
+    sampler = GapBatchSampler(dual, batch_size=args.batch_size, order=ORDERS[args.order](), seed=args.seed)
     loader = DataLoader(train, batch_sampler=sampler, collate_fn=train.collate)
 
     history: list[Entry] = []

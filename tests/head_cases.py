@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from problems import examples, flat, rng
 from torch import Tensor, nn
 
-from torchssvm.potentials import Parts, Potentials, adjoint, as_potentials, per_example_adjoint
+from torchssvm.potentials import Parts, Potentials, adjoint, as_potentials, per_example_adjoint, response
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -123,6 +123,43 @@ class HeadTestCase(ABC):
         without = Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged)
         for mine, general in zip(found, per_example_adjoint(without, parts, parameters), strict=True):
             torch.testing.assert_close(mine, general)
+
+    @examples(15)
+    @given(seed=SEEDS, batch=st.integers(1, 4))
+    def test_the_response_is_the_map_times_its_adjoint(self, seed, batch):
+        """``Phi_i Phi_i^T`` of every example, Phi_i written out by the weights' unit vectors; with and without help."""
+        head, inputs = self.setting(seed, batch)
+        potentials = as_potentials(head(*inputs))
+        parameters = list(head.parameters())
+        parts = self.random_parts(potentials, rng(seed + 1))
+        shapes = {name: tensor.shape[1:] for name, tensor in potentials.tensors.items()}
+        columns = []
+        unit = copy.deepcopy(head)
+        with torch.no_grad():
+            for row in torch.eye(flat(parameters).numel(), dtype=torch.float64):
+                nn.utils.vector_to_parameters(row, unit.parameters())
+                columns.append(torch.cat([t.flatten(1) for t in as_potentials(unit(*inputs)).tensors.values()], 1))
+        maps = torch.stack(columns, 2)  # [B, p, d]
+        flattened = torch.cat([parts[name].flatten(1) for name in shapes], 1).unsqueeze(2)
+        expected = (maps @ (maps.mT @ flattened)).squeeze(2)
+        without = Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged)
+        for given_potentials in (potentials, without):
+            found = response(given_potentials, parts, parameters)
+            assert found.keys() == shapes.keys()
+            together = Potentials(found, potentials.lengths, ragged=potentials.ragged)
+            wanted = Potentials(
+                {
+                    name: part.view(batch, *shape)
+                    for (name, shape), part in zip(
+                        shapes.items(), expected.split([shape.numel() for shape in shapes.values()], 1), strict=True
+                    )
+                },
+                potentials.lengths,
+                ragged=potentials.ragged,
+            )
+            for row in range(batch):
+                for name, tensor in self.own(together, row).items():
+                    torch.testing.assert_close(tensor, self.own(wanted, row)[name])
 
     @examples(20)
     @given(seed=SEEDS)

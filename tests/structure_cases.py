@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from labelings_cases import LabelingsTestCase
 from problems import examples, rng
 from torch import Tensor
 
@@ -21,7 +22,7 @@ SEEDS = st.integers(0, 2**31 - 1)
 BATCHES = st.integers(1, 4)
 
 
-class StructureTestCase(ABC):
+class StructureTestCase(LabelingsTestCase):
     """Small problems only: every output is listed.
 
     Tests draw a seed; with ``integers`` the potentials are small whole numbers, so that ties are common and sums are
@@ -109,12 +110,6 @@ class StructureTestCase(ABC):
     def augmented_score(self, structure: Structure, potentials: Potentials, labeling: Any, target: Any) -> Tensor:
         """What the max oracle of training maximises."""
         return self.score(structure, potentials, labeling) + structure.loss(labeling, target)
-
-    def difference(self, structure: Structure, potentials: Potentials, labeling: Any, target: Any) -> Parts:
-        """The parts of a corner."""
-        own = conform(structure.parts(labeling), potentials, "parts")
-        truth = conform(structure.parts(target), potentials, "parts")
-        return {name: own[name] - truth[name] for name in own}
 
     # -- The tests -----------------------------------------------------------------------------------------
 

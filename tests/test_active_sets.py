@@ -21,7 +21,6 @@ from torchssvm import (
     Pairwise,
     certify,
 )
-from torchssvm.batch import apply_head
 from torchssvm.dual import DualState
 from torchssvm.sampling import Proportional, Uniform
 
@@ -185,23 +184,3 @@ def test_the_compiled_loop_alone(direction, order):
         held = torch.cat([p.detach().flatten() for p in dual.parameters])
         assert certificate.primal == pytest.approx(truth.primal(held))
     assert certificate.dual <= truth.optimum() + 1e-7 <= certificate.primal + 2e-7
-
-
-def test_labelings_are_scored_by_lookup():
-    problem = PROBLEMS["chain"](2, n=4, states=3, longest=4)
-    batch = problem.batch(range(4))
-    torch.nn.utils.vector_to_parameters(
-        torch.randn(sum(p.numel() for p in problem.head.parameters()), dtype=torch.float64), problem.head.parameters()
-    )
-    potentials = apply_head(problem.head, batch).detach()
-    structure = problem.structure
-    target = structure.check_target(batch.y, potentials)
-    every = torch.stack(list(structure.enumerate(potentials))[::7], 1)
-    mass = torch.randn(every.shape[:2], dtype=torch.float64)
-    plain = super(type(structure), structure)
-    found = structure.relative_scores(every, target, potentials)
-    torch.testing.assert_close(found, plain.relative_scores(every, target, potentials))
-    torch.testing.assert_close(
-        structure.mean_difference(every, mass, target, potentials),
-        plain.mean_difference(every, mass, target, potentials),
-    )

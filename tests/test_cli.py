@@ -17,6 +17,7 @@ pytest.importorskip("lightning")
 pytest.importorskip("jsonargparse")
 
 from torchssvm.cli import main
+from torchssvm.lightning import StructuredSVM
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "ocr.yaml"
 
@@ -114,6 +115,59 @@ trainer: {accelerator: cpu, max_epochs: 2, limit_train_batches: 3, limit_val_bat
     content = torch.load(next(tmp_path.rglob("*.ckpt")), weights_only=True)
     assert len(content["optimizer_states"]) == 2
     assert content["torchssvm"]["features_moved"]
+
+
+RULES = """
+model:
+  head: {class_path: torchssvm.LinearChain, init_args: {in_features: 128, num_states: 26}}
+  lam: 0.1
+  direction: {class_path: torchssvm.Corrective, init_args: {steps: 7}}
+  oracle: {class_path: torchssvm.CacheOracle, init_args: {factor: 0.5}}
+  storage: {class_path: torchssvm.Labelings, init_args: {capacity: 5}}
+  line_search: torchssvm.ShortStep
+trainer: {accelerator: cpu, max_epochs: 1, limit_train_batches: 3, limit_val_batches: 1, logger: false}
+"""
+
+
+@pytest.fixture
+def rules(tmp_path, monkeypatch):
+    """Runs ``torchssvm fit`` on a configuration with rules; returns the model that was trained."""
+    trained = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(StructuredSVM, "on_train_end", lambda self: trained.append(self), raising=False)
+    (tmp_path / "rules.yaml").write_text(RULES)
+
+    def fit(*flags: str) -> StructuredSVM:
+        main(["fit", "--config=rules.yaml", *flags])
+        return trained[-1]
+
+    return fit
+
+
+def test_direction_oracle_and_storage_from_a_configuration(rules, tmp_path):
+    model = rules()
+    assert repr(model.direction) == "Corrective(steps=7, tolerance=0.01)"
+    assert repr(model.oracle) == "CacheOracle(factor=0.5, floor=0.01)"
+    assert model.dual.storage.capacity == 5
+    assert repr(model.line_search) == "ShortStep()"
+    content = torch.load(next(tmp_path.rglob("*.ckpt")), weights_only=True)
+    assert content["optimizer_states"][0]["dual"]["storage"]["sets"]["capacity"] == 5
+
+
+def test_direction_and_oracle_from_flags(rules):
+    model = rules("--model.direction=torchssvm.Pairwise", "--model.oracle=null", "--model.storage=null")
+    assert repr(model.direction) == "Pairwise()"
+    assert repr(model.oracle) == "MaxOracle()"
+    assert model.dual.storage.capacity == 20
+    flags = "--model.oracle=torchssvm.CacheOracle", "--model.oracle.factor=0.125", "--model.direction=null"
+    model = rules(*flags)
+    assert repr(model.direction) == "FrankWolfe()"
+    assert model.oracle.factor == 0.125
+
+
+def test_a_contradicting_storage_in_a_configuration(rules):
+    with pytest.raises(ValueError, match=r"direction=Corrective.*storage=MeanParts\(\).*Labelings\(\)"):
+        rules("--model.storage=torchssvm.MeanParts")
 
 
 def test_an_unknown_option_is_an_error(capsys):

@@ -3,11 +3,25 @@
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from torchssvm import (
+    Away,
+    CacheOracle,
+    Corrective,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    MaxOracle,
+    MeanParts,
+    Pairwise,
+)
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 KEYS = {
@@ -30,6 +44,10 @@ def run(script, folder, *flags):
     """The report of a run, after the checks that every report must pass."""
     done = start(script, "--report", str(folder), *flags)
     assert done.returncode == 0, done.stderr[-3000:]
+    return checked(folder, done.stdout)
+
+
+def checked(folder, output):
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert report.keys() >= KEYS
     for name in ("primal", "dual", "gap", "seconds", "train_loss", "test_loss", "letter_error", "word_error"):
@@ -45,9 +63,26 @@ def run(script, folder, *flags):
     )  # the loss is each word's share of errors
     assert (folder / "convergence.png").stat().st_size > 10_000
     for name in ("gap", "stopped because", "letter error"):  # the table
-        assert f"\n{name} " in done.stdout
-    assert report["stopped_because"] in done.stdout
+        assert f"\n{name} " in output
+    assert report["stopped_because"] in output
     return report
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    """As ``run``, in this process: what takes seconds to import has been imported."""
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def run_here(script, folder, *flags):
+        path = str(EXAMPLES / f"{script}.py")
+        monkeypatch.setattr(sys, "argv", [path, "--report", str(folder), *flags])
+        runpy.run_path(path, run_name="__main__")
+        return checked(folder, capsys.readouterr().out)
+
+    yield run_here
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +108,9 @@ def test_lightning_proves_the_same_optimum(loop, tmp_path):
     assert max(loop["dual"], other["dual"]) <= min(loop["primal"], other["primal"])
 
 
-def test_the_loop_is_repeatable_and_says_that_passes_ran_out(tmp_path):
+def test_the_loop_is_repeatable_and_says_that_passes_ran_out(tmp_path, run_here):
     flags = ("--max-passes", "2", "--gap", "0.001")
-    first, second = run("ocr_loop", tmp_path / "1", *flags), run("ocr_loop", tmp_path / "2", *flags)
+    first, second = run("ocr_loop", tmp_path / "1", *flags), run_here("ocr_loop", tmp_path / "2", *flags)
     assert first["gap"] > 0.001
     assert first["stopped_because"].startswith("2 passes")
     assert 2 <= first["passes"] < 4
@@ -83,13 +118,44 @@ def test_the_loop_is_repeatable_and_says_that_passes_ran_out(tmp_path):
     assert [first[k] for k in ("primal", "dual", "test_loss")] == [second[k] for k in ("primal", "dual", "test_loss")]
 
 
-@pytest.mark.parametrize("joint", [(), ("--joint", "--rounds", "1")])
-def test_chain_on_a_cnn(joint, tmp_path):
-    report = run("ocr_cnn", tmp_path, "--pretraining", "1", "--max-passes", "3", "--gap", "1e-5", *joint)
+@pytest.mark.parametrize("script", ["ocr_loop", "ocr"])
+def test_direction_cache_and_order_are_flags(script, tmp_path, run_here, loop):
+    flags = ("--direction", "corrective", "--cache", "--order", "permutation")
+    report = run_here(script, tmp_path, *flags, "--lam", "0.01", "--max-passes", "2", "--gap", "1e-5")
+    assert (report["direction"], report["cache"], report["order"]) == ("corrective", True, "permutation")
+    assert report["cache_hits"] > 0
+    assert report["dual"] <= loop["primal"]
+    assert report["primal"] >= loop["dual"]
+    assert (loop["direction"], loop["cache"], loop["order"], loop["cache_hits"]) == ("fw", False, "gap", 0)
+
+
+@pytest.mark.parametrize(
+    "flags, direction, oracle, storage",
+    [
+        ((), FrankWolfe, MaxOracle, MeanParts),
+        (("--cache",), FrankWolfe, CacheOracle, Labelings),
+        (("--direction", "pairwise"), Pairwise, MaxOracle, Labelings),
+        (("--direction", "away"), Away, MaxOracle, Labelings),
+        (("--direction", "hybrid", "--cache"), Hybrid, CacheOracle, Labelings),
+        (("--direction", "corrective"), Corrective, MaxOracle, Labelings),
+    ],
+)
+def test_the_storage_is_the_one_that_direction_and_oracle_need(flags, direction, oracle, storage, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import common
+
+    args = common.parse(common.add_rules(common.parser("", report="runs/test")), list(flags))
+    assert [type(rule) for rule in common.rules(args)] == [direction, oracle, storage]
+
+
+def test_chain_on_a_cnn(tmp_path):
+    """With joint training before the CNN is frozen: everything that is done without it is done here too."""
+    flags = ("--pretraining", "1", "--joint", "--rounds", "1")
+    report = run("ocr_cnn", tmp_path, *flags, "--max-passes", "3", "--gap", "1e-5")
     assert report["stopped_because"].startswith("max_passes=3 reached")
     assert report["num_weights"] == 64 * 26 + 26 * 26 + 3 * 26
     assert report["letter_error"] < 0.7  # guessing: 0.96
-    assert ("jointly" in report["task"]) == bool(joint)
+    assert "jointly" in report["task"]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +172,8 @@ def test_chain_on_a_cnn(joint, tmp_path):
         (("--device", "cuda:99"), "CUDA devices, so no cuda:99"),
         (("--size", "medium"), "--size: invalid choice"),
         (("--report", __file__), "is not a folder"),
+        (("--direction", "steepest"), "--direction: invalid choice"),
+        (("--order", "alphabetical"), "--order: invalid choice"),
     ],
 )
 def test_bad_flags_are_refused(flags, message, monkeypatch, capsys):
@@ -113,7 +181,7 @@ def test_bad_flags_are_refused(flags, message, monkeypatch, capsys):
     import common
 
     with pytest.raises(SystemExit) as stop:
-        common.parse(common.parser("", report="runs/test"), list(flags))
+        common.parse(common.add_rules(common.parser("", report="runs/test")), list(flags))
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
 

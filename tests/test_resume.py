@@ -18,7 +18,19 @@ L = pytest.importorskip("lightning")
 
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 
-from torchssvm import GapBatchSampler, LinearChain, Permutation  # noqa: E402
+from torchssvm import (  # noqa: E402
+    Away,
+    CacheOracle,
+    Corrective,
+    FrankWolfe,
+    GapBatchSampler,
+    Hybrid,
+    Labelings,
+    LinearChain,
+    MaxOracle,
+    Pairwise,
+    Permutation,
+)
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
 
@@ -137,9 +149,11 @@ def run(
     every: int = 2,
     trainer: dict | None = None,
     checkpoint: dict | None = None,
+    rules: dict | None = None,
     **data,
 ) -> dict:
     torch.manual_seed(0)
+    rules = rules or {}
     if joint:
         model = StructuredSVM(
             LinearChain(8, 26),
@@ -147,9 +161,10 @@ def run(
             features=Features(),
             features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
             joint=Alternate(features=1, head=1),
+            **rules,
         )
     else:
-        model = StructuredSVM(LinearChain(128, 26), lam=1e-2)
+        model = StructuredSVM(LinearChain(128, 26), lam=1e-2, **rules)
     torch.manual_seed(1 if resume is None else 2)  # whatever is random must come from the checkpoint
     everything = Everything()
     callbacks = [DualityGap(1e-9, every_n_epochs=every), AveragedWeights(), everything]
@@ -230,6 +245,32 @@ def test_a_resumed_run_ends_as_the_run_left_alone(case, tmp_path):
     assert len(checkpoints) > 1
     for number, checkpoint in enumerate(checkpoints):
         same(run(tmp_path / str(number), resume=checkpoint, **case), alone, checkpoint.name)
+
+
+@pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
+@pytest.mark.parametrize("direction", [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()], ids=repr)
+def test_every_direction_resumes_with_its_labelings(direction, oracle, tmp_path):
+    """Of three labelings a word, so that some have had to leave; with averages, exact passes and draws by the gaps."""
+    rules = {"direction": direction, "oracle": oracle, "storage": Labelings(3)}
+    case = {"checkpoint": {"every_n_train_steps": 16}, "rules": rules, "epochs": 4}
+    alone = run(tmp_path / "alone", **case)
+    state = alone["dual"]["storage"]
+    assert bool(state["mixed"].any())
+    assert (alone["dual"]["cache_hits"] > 0) == oracle.needs_labelings
+    assert alone["averages"][0]["average"]["count"] == 40
+    checkpoints = sorted((tmp_path / "alone").glob("*.ckpt"))
+    assert len(checkpoints) == 2
+    for checkpoint in checkpoints:
+        same(run(tmp_path / "again", resume=checkpoint, **case), alone, checkpoint.name)
+
+
+def test_labelings_of_trained_features_resume_with_workers(tmp_path):
+    rules = {"direction": Corrective(), "oracle": CacheOracle(), "storage": Labelings(3)}
+    case = {"checkpoint": {"every_n_train_steps": 15}, "rules": rules, "joint": True, "workers": 2, "every": 3}
+    alone = run(tmp_path / "alone", **case)
+    assert alone["dual"]["storage"]["sets"]["gram"] is not None
+    (first, *_) = sorted((tmp_path / "alone").glob("*.ckpt"))
+    same(run(tmp_path / "again", resume=first, **case), alone, first.name)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from custom import LabelSets
+from labelings_cases import LabelingsTestCase
 from problems import rng
 from structure_cases import StructureTestCase
 
@@ -263,3 +265,14 @@ class TestChainWeightedLabels(TestChain):
             weights[1, 0] = value
             yield WeightedLabels(target.labels, weights), "weights must be finite, non-negative"
         yield WeightedLabels(target.labels, target.weights[:, 1:]), "weights must be"
+
+
+class TestLabelSets(LabelingsTestCase):
+    """A structure from scratch, with the defaults of the base class: labelings without lengths."""
+
+    def setting(self, seed, batch=3, integers=False):
+        random = rng(seed)
+        structure = LabelSets(5, 2)
+        potentials = Potentials(torch.randn(batch, 5, generator=random, dtype=torch.float64))
+        target = structure.argmax(Potentials(torch.randn(batch, 5, generator=random, dtype=torch.float64)))
+        return structure, potentials, structure.check_target(target, potentials)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labelings_cases import LabelingsTestCase
 from torch import Tensor
 
 from torchssvm.potentials import Potentials, inner
@@ -216,6 +217,30 @@ def test_the_enumerators_count_right():
     assert [len(projective_trees(n, False)) for n in (1, 2, 3, 4)] == [1, 2, 7, 30]
     assert [len(bracketings(n, 1)) for n in (1, 2, 3, 4)] == [1, 1, 2, 5]  # Catalan
     assert [len(segmentations(n, 4, 1)) for n in (2, 3, 4, 5, 6)] == [1, 2, 4, 7, 13]  # tribonacci
+
+
+# --- Active sets and caches -------------------------------------------------------------------------------
+
+
+class TorchStructLabelings(LabelingsTestCase):
+    """Events are shaped like the potentials, and padded along several axes."""
+
+    case: Case
+
+    def setting(self, seed, batch=3, integers=False):
+        potentials = self.case.draw(seed, "ties" if integers else "normal", batch)
+        random = torch.Generator().manual_seed(seed)
+        rows = []
+        for row in range(batch):
+            outputs = self.case.all_outputs(potentials, row)
+            rows.append(outputs[torch.randint(0, len(outputs), (), generator=random)])
+        target = self.case.structure.check_target(torch.stack(rows), potentials)
+        return self.case.structure, potentials, target
+
+
+for _case in CASES:
+    _name = "TestLabelings_" + _case.name.replace("-", "_")
+    globals()[_name] = type(_name, (TorchStructLabelings,), {"case": _case, "__module__": __name__})
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------

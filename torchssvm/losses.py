@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchssvm.batch import first_occurrences, tree_map, tree_replace, tree_tensors
 from torchssvm.caching import MaxOracle, OracleRule
 from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
-from torchssvm.dual import DualState, Found, Proposal, Stored
+from torchssvm.dual import DualState, Found, Proposal, Storage, Stored
 from torchssvm.optim.box_qp import gram, solve_box_qp
 from torchssvm.potentials import (
     Parts,
@@ -36,6 +36,10 @@ class BlockGap(nn.Module):
     backward pass proposes the step to the dual, with the upstream gradient it was given; ``BCFW.step`` takes it. Calls
     without a backward pass leave nothing behind.
 
+    Of an approximate oracle (``Decoding.exact`` is False), or of a cached labeling, s_i is not the best output: the
+    value is then at most the true gap of the blocks and can be negative, and the step, which never lowers the dual, may
+    be 0 ([B13] appendix C). It bounds nothing; ``certify`` takes the oracle's upper bounds and says ``exact=False``.
+
     Args:
         dual: The dual state.
         direction: Which direction to take; None is ``FrankWolfe()``.
@@ -44,6 +48,7 @@ class BlockGap(nn.Module):
 
     Raises:
         ValueError: ``sweeps`` is negative, or ``direction`` or ``oracle`` needs the dual to keep labelings.
+        TypeError: ``direction`` or ``oracle`` is not such an object.
     """
 
     def __init__(
@@ -61,12 +66,7 @@ class BlockGap(nn.Module):
         self.direction = direction if direction is not None else FrankWolfe()
         self.oracle = oracle if oracle is not None else MaxOracle()
         self.sweeps = sweeps
-        for name, rule in (("direction", self.direction), ("oracle", self.oracle)):
-            if rule.needs_labelings and not dual.storage.keeps_labelings:
-                raise ValueError(
-                    f"{name}={rule} moves between single labelings, and storage={type(dual.storage).__name__}() does "
-                    "not keep them: make the dual with storage=Labelings()"
-                )
+        check_rules(self.direction, self.oracle, dual.storage)
         if self.direction.needs_curvature:
             dual.storage.keep_curvature()
 
@@ -228,6 +228,10 @@ class StructuredHinge(nn.Module):
     An ordinary loss for an ordinary optimizer: it trains the features below the head (or, with weight decay ``lam``,
     the head itself by subgradients). Its gradient is not for BCFW.
 
+    Of an approximate oracle (``Decoding.exact`` is False) the value is that of the output that was found, a lower bound
+    of the hinge in the primal objective; its gradient is a subgradient of that bound only. For an upper bound of the
+    primal use :func:`torchssvm.primal` or ``certify``, which take ``Decoding.bound`` and say ``exact=False``.
+
     Args:
         structure: What an output is.
     """
@@ -250,6 +254,26 @@ class StructuredHinge(nn.Module):
         for name, tensor in potentials.tensors.items():
             value = value + (corner.parts[name] * tensor).sum() / size
         return value.to(potentials.dtype)
+
+
+def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage) -> None:
+    """Whether direction and oracle rule go with the storage.
+
+    Raises:
+        TypeError: One of the rules is a class, or no rule at all.
+        ValueError: One of them needs labelings, and the storage keeps none.
+    """
+    for name, rule, method, such in (
+        ("direction", direction, "__call__", "Pairwise()"),
+        ("oracle", oracle, "misses", "CacheOracle()"),
+    ):
+        if isinstance(rule, type) or not hasattr(rule, "needs_labelings") or not hasattr(rule, method):
+            raise TypeError(f"{name}={rule!r} must be an object such as {such}")
+        if rule.needs_labelings and not storage.keeps_labelings:
+            raise ValueError(
+                f"{name}={rule} moves between single labelings, and storage={type(storage).__name__}() does not keep "
+                "them: use storage=Labelings()"
+            )
 
 
 class _ProposeInBackward(torch.autograd.Function):

@@ -145,7 +145,7 @@ class CompiledChain:
             dual.moved += made
             done += made
             if len(order):
-                self._waiting = order[made:]
+                self._waiting = (self._waiting if len(self._waiting) else order)[made:]
             if made < max(len(order), len(points)):
                 if bool((dual.gap_estimates == 0.0).all()):
                     break

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchssvm.dual import checkpoint
 from torchssvm.dual.bounds import Box
 from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.proposal import Proposal
-from torchssvm.dual.storage import Storage, require
+from torchssvm.dual.pending import PendingSteps
+from torchssvm.dual.problem import check_lam, check_problem, find_structure
+from torchssvm.dual.storage import Storage
 from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import Potentials
 from torchssvm.structures import Structure
 
-_FORMAT = 2
 
-
-class Observer(Protocol):
-    """Wants to know of steps."""
-
-    def after_step(self) -> None:
-        """A step was taken or discarded."""
-        ...
-
-
-class DualState:
+class DualState(PendingSteps):
     """One dual block for every training example, and what is known of it.
 
     The weights follow from it: ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``; the dual objective is
@@ -80,23 +71,8 @@ class DualState:
         storage: Storage | None = None,
         memory_limit: int | None = None,
     ) -> None:
-        if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
-            raise ValueError(f"num_examples={num_examples} must be a positive number: is the dataset empty?")
-        if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
-            raise ValueError(f"lam={lam} must be positive and finite")
-        if not isinstance(structure, Structure):
-            raise TypeError(f"structure must be a torchssvm.Structure, not {type(structure).__name__}")
-        self.parameters = list(parameters)
-        if not self.parameters:
-            raise ValueError("the head has no parameters to train")
-        for parameter in self.parameters:
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise TypeError(
-                    f"the head's weights are {parameter.dtype}; keep the head in float32 or float64 "
-                    "(the features below it may have any dtype)"
-                )
-        if len({parameter.dtype for parameter in self.parameters}) > 1:
-            raise TypeError("the head's weights have several dtypes; use one")
+        super().__init__()
+        self.parameters = check_problem(num_examples, lam, structure, parameters)
         self.num_examples = num_examples
         self.lam = float(lam)
         self.structure = structure
@@ -109,7 +85,6 @@ class DualState:
         self.steps = 0
         self.cache_hits = 0
         self.oracle_calls = 0
-        self.visits = 0
         self.moved = 0
         self.box = Box(self.parameters)
         self.unclipped: list[Tensor] = list(self.parameters)
@@ -117,8 +92,6 @@ class DualState:
         self.held_norm = 0.0
         self.version = 0
         self.restarts = 0
-        self._pending: list[Proposal] = []
-        self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
     @classmethod
     def for_head(
@@ -144,11 +117,7 @@ class DualState:
         Raises:
             ValueError: As the constructor, or there is no structure, or a parameter does not require a gradient.
         """
-        structure = structure if structure is not None else getattr(head, "structure", None)
-        if structure is None:
-            raise ValueError(
-                f"structure=None, and {type(head).__name__} has no attribute `structure`: pass one of them"
-            )
+        structure = find_structure(head, structure)
         frozen = [name for name, parameter in head.named_parameters() if not parameter.requires_grad]
         if frozen:
             raise ValueError(
@@ -228,8 +197,7 @@ class DualState:
         Raises:
             ValueError: ``lam`` is not positive and finite.
         """
-        if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
-            raise ValueError(f"lam={lam} must be positive and finite")
+        check_lam(lam)
         held = self.unclipped if self.recomputed is None else self.recomputed
         self.set_weights([tensor * (self.lam / lam) for tensor in held])
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
@@ -242,11 +210,6 @@ class DualState:
         self.lam = self.storage.lam = lam
         self.restarts += 1
         self.remember_weights()
-
-    @property
-    def pending(self) -> bool:
-        """Whether a backward pass has proposed a step that is not taken yet."""
-        return bool(self._pending)
 
     def check_batch(self, index: Tensor, potentials: Potentials) -> Tensor:
         """The index on the right device, or an error.
@@ -325,114 +288,13 @@ class DualState:
         self.version += 1
         self.held_norm = math.sqrt(squared_norm(self.parameters))
 
-    def propose(self, proposal: Proposal) -> None:
-        """Keep a step until the optimizer takes it; called by the backward pass of ``BlockGap``."""
-        self._pending.append(proposal)
-        self.visits += 1
-
-    def take(self) -> list[Proposal]:
-        """The steps proposed since the last one; they are forgotten here."""
-        proposals, self._pending = self._pending, []
-        return proposals
-
-    def discard(self) -> None:
-        """Forget proposed steps, as ``zero_grad`` forgets their gradients."""
-        if self._pending:
-            self._pending = []
-            self.notify()
-
-    def observe(self, observer: Observer) -> None:
-        """Call ``observer.after_step()`` whenever a step was taken or discarded, as long as it lives."""
-        self._observers.add(observer)
-
-    def forget(self, observer: Observer) -> None:
-        """Call it no more."""
-        self._observers.discard(observer)
-
-    def notify(self) -> None:
-        """Tell the observers that a step was taken or discarded."""
-        for observer in list(self._observers):
-            observer.after_step()
-
     def state_dict(self) -> dict[str, Any]:
         """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
-        return {
-            "format": _FORMAT,
-            "num_examples": self.num_examples,
-            "lam": self.lam,
-            "structure": repr(self.structure),
-            "weights": [parameter.detach().clone() for parameter in self.parameters],
-            "box": self.box.state_dict(self.unclipped) if self.box else None,
-            "recomputed": None if self.recomputed is None else [tensor.clone() for tensor in self.recomputed],
-            "loss": self.loss.clone(),
-            "gap_estimates": self.gap_estimates.clone(),
-            "oracle_gaps": self.oracle_gaps.clone(),
-            "certified_gap": self.certified_gap,
-            "cache_hits": self.cache_hits,
-            "steps": self.steps,
-            "oracle_calls": self.oracle_calls,
-            "visits": self.visits,
-            "moved": self.moved,
-            "storage": self.storage.state_dict(),
-        }
+        return checkpoint.state_of(self)
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError if ``state`` is another problem's or damaged; changes nothing."""
-        if require(state, "format", int, "dual") != _FORMAT:
-            raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {_FORMAT}")
-        weights = require(state, "weights", list, "dual")
-        expected = {
-            "num_examples": (self.num_examples, require(state, "num_examples", int, "dual")),
-            "lam": (self.lam, require(state, "lam", float, "dual")),
-            "structure": (repr(self.structure), require(state, "structure", str, "dual")),
-            "weights": (
-                [(list(p.shape), p.dtype) for p in self.parameters],
-                [(list(w.shape), w.dtype) for w in weights if isinstance(w, Tensor)],
-            ),
-        }
-        for name, (here, there) in expected.items():
-            if here != there:
-                raise ValueError(f"the checkpoint is of another problem: {name} is {there} there and {here} here")
-        for name, allowed in (
-            ("loss", math.nextafter(math.inf, 0.0)),
-            ("gap_estimates", math.inf),
-            ("oracle_gaps", math.inf),
-        ):
-            values = require(state, name, Tensor, "dual")
-            if (
-                values.shape != (self.num_examples,)
-                or values.dtype != torch.float64
-                or not bool((values.abs() <= allowed).all())
-                or (name != "loss" and bool((values < 0.0).any()))
-            ):
-                raise ValueError(
-                    f"the checkpoint is damaged: dual[{name!r}] does not hold {self.num_examples} valid float64 numbers"
-                )
-        if not require(state, "certified_gap", float, "dual") >= 0.0:
-            raise ValueError(f"the checkpoint is damaged: dual['certified_gap'] is {state['certified_gap']}")
-        for name in ("steps", "oracle_calls", "cache_hits", "visits", "moved"):
-            if require(state, name, int, "dual") < 0:
-                raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
-        for name in ("weights", "recomputed"):
-            if name not in state:
-                raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is missing")
-            if state[name] is not None and not self._fit(require(state, name, list, "dual")):
-                raise ValueError(
-                    f"the checkpoint is damaged: dual[{name!r}] does not hold finite numbers for each weight"
-                )
-        self.box.parse(state, self.parameters)
-        self.storage.check_state(require(state, "storage", dict, "dual"))
-        storage = state["storage"]
-        if state["steps"] and not (
-            storage.get("buffers") or storage.get("blocks") or storage.get("sets", {}).get("labelings")
-        ):
-            raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
-
-    def _fit(self, tensors: list[Any]) -> bool:
-        return len(tensors) == len(self.parameters) and all(
-            isinstance(t, Tensor) and t.shape == p.shape and t.dtype == p.dtype and bool(torch.isfinite(t).all())
-            for t, p in zip(tensors, self.parameters, strict=True)
-        )
+        checkpoint.check(self, state)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -441,32 +303,11 @@ class DualState:
         Raises:
             ValueError: The state is of another problem, or damaged.
         """
-        self.check_state(state)
-        device = self.parameters[0].device
-        for parameter, weights in zip(self.parameters, state["weights"], strict=True):
-            parameter.copy_(weights)
-        self.box.to(device)
-        self.unclipped = self.box.parse(state, self.parameters)
-        recomputed = state["recomputed"]
-        self.recomputed = None if recomputed is None else [tensor.to(device, copy=True) for tensor in recomputed]
-        self.loss = state["loss"].to(device, copy=True)
-        self.gap_estimates = state["gap_estimates"].to(device, copy=True)
-        self.oracle_gaps = state["oracle_gaps"].to(device, copy=True)
-        self.certified_gap = state["certified_gap"]
-        self.steps, self.oracle_calls, self.visits = state["steps"], state["oracle_calls"], state["visits"]
-        self.cache_hits, self.moved = state["cache_hits"], state["moved"]
-        self.storage.load_state_dict(state["storage"])
+        checkpoint.check(self, state)
+        checkpoint.restore(self, state)
         self._pending = []
         self.restarts += 1
         self.remember_weights()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles; observers that are copied along observe the copy."""
-        return {**vars(self), "_observers": list(self._observers)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._observers = weakref.WeakSet(state["_observers"])
 
     def __repr__(self) -> str:
         return (

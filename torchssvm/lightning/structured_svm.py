@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchssvm.batch import Batch, apply_head
+from torchssvm.caching import OracleRule
 from torchssvm.certificate import recompute_weights
-from torchssvm.directions import DirectionRule
 from torchssvm.dual import DualState
-from torchssvm.dual.bounds import Bound, Box
+from torchssvm.dual.bounds import Bound
+from torchssvm.dual.problem import check_lam, find_structure
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
+from torchssvm.lightning.arguments import Direction, check_bounds, choose_rules
 from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.resumable import Resumable
@@ -48,17 +50,23 @@ class StructuredSVM(Resumable):
         features_optimizer: ``parameters -> torch.optim.Optimizer``; trains the features too.
         joint: Which epochs train which; None is ``Alternate()``. Only with ``features_optimizer``.
         structure: What an output is; None is ``head.structure``.
-        storage: How dual blocks are kept; None is ``MeanParts()``, the only one that can follow moving features.
+        storage: How dual blocks are kept; None is ``Labelings()`` where ``direction`` or ``oracle`` move between single
+            labelings, else ``MeanParts()``. Both follow features that are trained, ``Weights()`` does not. Every fit
+            begins with an empty copy.
         sweeps: Sweeps of the box QP over a batch's blocks; see :class:`torchssvm.BlockGap`.
-        direction: Which direction to take; None is ``FrankWolfe()``.
+        direction: Which direction to take, such as ``Pairwise()`` or ``Corrective()``; None is ``FrankWolfe()``.
+        oracle: When to decode, and when to go to a labeling found before: ``CacheOracle()``; None is ``MaxOracle()``,
+            always decode. With a cache, ``cache_hits`` is logged.
         memory_limit: Bytes that the dual blocks may take; None is what the device has left.
         bounds: ``(lower, upper)`` by the name of a parameter of the head, such as ``{"transition": (0.0, None)}``; see
             :class:`torchssvm.BCFW`.
         line_search: How far a step goes; None is ``ExactSearch()``.
 
     Raises:
-        ValueError: Arguments contradict each other, or bounds do not fit the head.
-        TypeError: A bound is neither a number nor a tensor.
+        ValueError: Arguments contradict each other (such as a direction that needs labelings and a storage that keeps
+            none), a number is out of range, or bounds do not fit the head.
+        TypeError: A bound is neither a number nor a tensor; ``direction``, ``oracle`` or ``storage`` is not such an
+            object.
     """
 
     def __init__(
@@ -71,7 +79,8 @@ class StructuredSVM(Resumable):
         structure: Structure | None = None,
         storage: Storage | None = None,
         sweeps: int = 5,
-        direction: DirectionRule | None = None,
+        direction: Direction | None = None,
+        oracle: OracleRule | None = None,
         memory_limit: int | None = None,
         bounds: dict[str, tuple[Bound | None, Bound | None]] | None = None,
         line_search: LineSearch | None = None,
@@ -82,28 +91,22 @@ class StructuredSVM(Resumable):
             raise ValueError("features_optimizer is given, and features=None: there is nothing for it to train")
         if joint is not None and features_optimizer is None:
             raise ValueError(f"joint={joint} needs features_optimizer; without it the features are frozen")
-        if features_optimizer is not None and storage is not None and storage.needs_gradients:
-            raise ValueError(
-                f"storage={type(storage).__name__}() keeps weights of old features; features that are trained need "
-                "storage=MeanParts()"
-            )
-        structure = structure if structure is not None else getattr(head, "structure", None)
-        if structure is None:
-            raise ValueError(
-                f"structure=None, and {type(head).__name__} has no attribute `structure`: pass one of them"
-            )
+        check_lam(lam)
+        if sweeps < 0:
+            raise ValueError(f"sweeps={sweeps} must be at least 0")
         self.save_hyperparameters("lam", "sweeps", "memory_limit", "bounds")
         self.bounds = dict(bounds or {})
-        _check_bounds(head, self.bounds)
+        check_bounds(head, self.bounds)
         self.head = head
         self.features = features
         self.lam = lam
-        self.structure: Structure = structure
+        self.structure = find_structure(head, structure)
         self.features_optimizer = features_optimizer
         self.joint = (joint or Alternate()) if features_optimizer is not None else None
-        self.storage = storage
         self.sweeps = sweeps
-        self.direction = direction
+        self.direction, self.oracle, self.storage = choose_rules(
+            direction, oracle, storage, features_move=features_optimizer is not None
+        )
         self.memory_limit = memory_limit
         self.line_search = line_search
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
@@ -151,7 +154,7 @@ class StructuredSVM(Resumable):
             return
         optimizer = self._optimizer(bcfw=True)
         optimizer.zero_grad()
-        loss = BlockGap(self.dual, self.direction, sweeps=self.sweeps)
+        loss = BlockGap(self.dual, self.direction, oracle=self.oracle, sweeps=self.sweeps)
         extracted = self._extract(batch.x)
         with full_precision(self.device):
             potentials = self._apply_head(extracted, batch.lengths)
@@ -214,6 +217,8 @@ class StructuredSVM(Resumable):
         dual = self.dual
         self.log("dual", dual.value(), prog_bar=True)
         self.log("oracle_calls", float(dual.oracle_calls), prog_bar=True)
+        if self.oracle.needs_labelings:
+            self.log("cache_hits", float(dual.cache_hits), prog_bar=True)
         if (estimate := dual.gap_estimate) < float("inf"):  # every block has been seen
             self.log("gap_estimate", estimate, prog_bar=True)
 
@@ -318,14 +323,3 @@ class StructuredSVM(Resumable):
     def _optimizer(self, *, bcfw: bool) -> Any:
         found = self.optimizers()
         return next(o for o in (found if isinstance(found, list) else [found]) if isinstance(o, BCFW) == bcfw)
-
-
-def _check_bounds(head: nn.Module, bounds: dict[str, tuple[Bound | None, Bound | None]]) -> None:
-    """Raise unless ``bounds`` are pairs that fit the parameters they name."""
-    named = dict(head.named_parameters())
-    for name, pair in bounds.items():
-        if name not in named:
-            raise ValueError(f"bounds names {name!r}, and the parameters of the head are {sorted(named)}")
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"bounds[{name!r}]={pair} must be a pair (lower, upper), None for no bound")
-        Box([named[name]], [(pair[0], pair[1])])

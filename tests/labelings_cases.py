@@ -1,0 +1,105 @@
+"""How a structure deals with several labelings of an example: what active sets and caches are made of.
+
+Every structure inherits these tests through ``StructureTestCase``; structures that are tested in another way inherit
+``LabelingsTestCase`` alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, rng
+
+from torchssvm.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.potentials import Parts, Potentials, conform, inner
+from torchssvm.structures import Structure
+from torchssvm.structures.base import as_decoding, each_labeling, fit
+
+
+class LabelingsTestCase(ABC):
+    """A structure may look things up; here everything is made of the parts."""
+
+    @abstractmethod
+    def setting(self, seed: int, batch: int = 3, integers: bool = False) -> tuple[Structure, Potentials, Any]:
+        """Structure, potentials and checked target of a random batch."""
+
+    def difference(self, structure: Structure, potentials: Potentials, labeling: Any, target: Any) -> Parts:
+        """The parts of a corner."""
+        own = conform(structure.parts(labeling), potentials, "parts")
+        truth = conform(structure.parts(target), potentials, "parts")
+        return {name: own[name] - truth[name] for name in own}
+
+    def alone(self, labeling: Any, potentials: Potentials, row: int) -> Any:
+        """The target of one example as a batch of one, in its own padding if that is how the structure batches."""
+        return tree_map(lambda tensor: tensor[row : row + 1], labeling)
+
+    def cropped(self, potentials: Potentials, row: int) -> Potentials:
+        """The potentials of one example as a batch of one, in the padding of ``alone``."""
+        return potentials.select(torch.tensor([row]))
+
+    def several(self, structure: Structure, potentials: Potentials, seed: int, count: int) -> Any:
+        """Labelings ``[B, C, ...]`` as the oracle gives them, at random potentials."""
+        random, found = rng(seed + 1), []
+        for _ in range(count):
+            noise = {
+                name: torch.randn(tensor.shape, generator=random, dtype=torch.float64).to(tensor.dtype)
+                for name, tensor in potentials.tensors.items()
+            }
+            found.append(as_decoding(structure.argmax(potentials.replace(noise))).labeling)
+        stacked = [torch.stack(several, 1) for several in zip(*map(tree_tensors, found), strict=True)]
+        return tree_replace(found[0], stacked)
+
+    @examples(15)
+    @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), count=st.integers(1, 4))
+    def test_cached_labelings_score_what_their_parts_do(self, seed, batch, count):
+        structure, potentials, target = self.setting(seed, batch)
+        labelings = self.several(structure, potentials, seed, count)
+        found = structure.relative_scores(labelings, target, potentials)
+        assert found.shape == (batch, count)
+        assert found.dtype == torch.float64
+        for column, labeling in enumerate(each_labeling(labelings)):
+            parts = self.difference(structure, potentials, labeling, target)
+            torch.testing.assert_close(found[:, column], inner(parts, potentials.tensors))
+
+    @examples(15)
+    @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), count=st.integers(1, 4))
+    def test_the_mean_of_labelings_is_the_mean_of_their_parts(self, seed, batch, count):
+        structure, potentials, target = self.setting(seed, batch)
+        labelings = self.several(structure, potentials, seed, count)
+        mass = torch.randn(batch, count, generator=rng(seed), dtype=torch.float64)
+        found = structure.mean_difference(labelings, mass, target, potentials)
+        expected = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
+        for column, labeling in enumerate(each_labeling(labelings)):
+            for name, tensor in self.difference(structure, potentials, labeling, target).items():
+                expected[name] += mass[:, column].view(-1, *[1] * (tensor.ndim - 1)).to(tensor.dtype) * tensor
+        assert found.keys() == expected.keys()
+        for name, tensor in found.items():
+            assert tensor.dtype == potentials.dtype
+            torch.testing.assert_close(tensor, expected[name])
+
+    @examples(15)
+    @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), more=st.integers(0, 3))
+    def test_stored_labelings_take_the_padding_of_any_batch(self, seed, batch, more):
+        """They come wider from the store, go with an example alone, and are what they were in the batch again."""
+        structure, potentials, target = self.setting(seed, batch)
+        labelings = self.several(structure, potentials, seed, 2)
+        scores = structure.relative_scores(labelings, target, potentials)
+
+        def wider(tensor: torch.Tensor) -> torch.Tensor:
+            return fit(tensor, [size + more for size in tensor.shape[2:]], structure.padding)
+
+        def same(found: Any, expected: Any) -> None:
+            for mine, theirs in zip(tree_tensors(found), tree_tensors(expected), strict=True):
+                assert torch.equal(mine, theirs)
+
+        same(structure.resize(tree_map(wider, labelings), target), labelings)
+        for row in range(batch):
+            own = tree_map(lambda tensor, row=row: tensor[row : row + 1], labelings)
+            alone, only = self.alone(target, potentials, row), self.cropped(potentials, row)
+            resized = structure.resize(tree_map(wider, own), alone)
+            torch.testing.assert_close(structure.relative_scores(resized, alone, only), scores[row : row + 1])
+            same(structure.resize(resized, tree_map(lambda tensor, row=row: tensor[row : row + 1], target)), own)

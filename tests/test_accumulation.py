@@ -1,0 +1,114 @@
+"""Several batches before one step, with blocks kept as labelings: every direction, with and without a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Training, assert_same, examples, reference, rng
+
+from torchssvm import Away, CacheOracle, Corrective, FrankWolfe, Hybrid, Labelings, Pairwise, certify
+
+SEEDS = st.integers(0, 2**31 - 1)
+KINDS = st.sampled_from(sorted(PROBLEMS))
+directions = pytest.mark.parametrize("direction", [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()], ids=repr)
+
+
+def accumulate(training: Training, batches: list[list[int]], scale: float) -> None:
+    training.optim.zero_grad()
+    for rows in batches:
+        training.backward(rows, scale)
+    training.optim.step()
+
+
+def check(training: Training, truth, rounding: float) -> None:
+    """What the blocks, the losses and the weights say of one another."""
+    storage, dual = training.dual.storage, training.dual
+    assert bool((storage.sets.mass >= 0.0).all())
+    assert bool(((storage.rest_mass + storage.sets.mass.sum(1)).sub(1.0).abs() < 1e-12).all())
+    total = storage.rest_loss + (storage.sets.mass * storage.sets.loss).sum(1) / dual.num_examples
+    torch.testing.assert_close(total, dual.loss, rtol=0, atol=1e-12)
+    found = certify(training.head, dual, training.problem.everything(2))
+    assert found.drift < rounding
+    assert found.gap >= -rounding
+    assert found.primal == pytest.approx(truth.primal(training.weights()), abs=rounding)
+    assert float(dual.gap_estimates.sum()) == pytest.approx(found.gap, abs=10 * rounding)
+
+
+@directions
+@examples(8)
+@given(
+    seed=SEEDS,
+    kind=KINDS,
+    cache=st.booleans(),
+    adjoint=st.booleans(),
+    sweeps=st.sampled_from([0, 1, 5]),
+    capacity=st.sampled_from([2, 20]),
+    scale=st.sampled_from([1.0, 0.5]),
+    dtype=st.sampled_from([torch.float64, torch.float64, torch.float32]),
+)
+def test_accumulated_steps_raise_the_dual(direction, seed, kind, cache, adjoint, sweeps, capacity, scale, dtype):
+    """Where the batches are merged into one box QP, an example may be in several of them."""
+    problem = PROBLEMS[kind](seed, lam=0.1, adjoint=adjoint, dtype=dtype)
+    truth, random = reference(problem), rng(seed)
+    rounding = 1e-9 if dtype == torch.float64 else 1e-4
+    training = problem.train(
+        storage=Labelings(capacity), direction=direction, oracle=CacheOracle(0.5) if cache else None, sweeps=sweeps
+    )
+    dual, held, seen = training.dual, 0.0, 0
+    for step in range(12):
+        order = torch.randperm(problem.n, generator=random)
+        batches = [part.tolist() for part in order[: 2 + step % 4].split([1, 1 + step % 4])]
+        if adjoint and sweeps:
+            batches.append([batches[0][0], batches[1][0]])
+        accumulate(training, batches, scale)
+        seen += sum(map(len, batches))
+        assert dual.value() >= held - rounding
+        held = dual.value()
+        assert dual.oracle_calls + dual.cache_hits == seen
+        if step % 6 == 5:
+            check(training, truth, rounding)
+            seen += problem.n
+    assert held > 0.0
+    assert dual.steps == 12
+
+
+@directions
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_two_accumulated_batches_are_one_batch(kind, direction):
+    """With one sweep nothing depends on when the box QP stops; blocks, masses and caches are the same afterwards."""
+    if isinstance(direction, Corrective):  # rounding decides when it stops, and between labelings of the same use
+        direction = Corrective(steps=5000, tolerance=0.0)
+    problem = PROBLEMS[kind](5, lam=0.2)
+    truth = reference(problem)
+    together, apart = (problem.copy().train(storage=Labelings(3), direction=direction, sweeps=1) for _ in range(2))
+    compared = 0
+    for first, second in [([0, 1], [2]), ([4], [3, 0]), ([2, 1], [4, 3]), ([0], [1]), ([3, 2], [0, 1])] * 2:
+        if truth.tied(together.weights(), first + second):
+            continue
+        compared += 1
+        together.step(first + second)
+        accumulate(apart, [first, second], 1.0)
+        torch.testing.assert_close(apart.weights(), together.weights(), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(apart.dual.loss, together.dual.loss, rtol=1e-6, atol=1e-8)
+        for name in () if isinstance(direction, Corrective) else ("mass", "loss", "count"):
+            mine, other = (getattr(run.dual.storage.sets, name) for run in (apart, together))
+            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
+    assert compared >= 3
+
+
+@directions
+def test_a_block_cannot_move_twice_from_one_start(direction):
+    """Without the box QP an example in two batches would be moved twice: refused before anything has changed."""
+    problem = PROBLEMS["chain"](3, adjoint=False)
+    training = problem.train(storage=Labelings(), direction=direction).run([[0], [1, 2]])
+    training.optim.zero_grad()
+    training.backward([0, 1])
+    training.backward([2, 1])
+    before = training.snapshot()
+    with pytest.raises(ValueError, match=r"examples \[1\] came in two of the batches"):
+        training.optim.step()
+    assert_same(training.snapshot(), before)
+    training.step([1, 2])
+    check(training, reference(problem), 1e-9)

@@ -1,0 +1,184 @@
+"""The compiled loop between checkpoints, and by turns with the plain torch loop on the same dual."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from problems import PROBLEMS, Problem, Training, assert_same, reference, rng
+
+from torchssvm import (
+    Away,
+    CacheOracle,
+    Corrective,
+    DualState,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    MaxOracle,
+    Pairwise,
+    Permutation,
+    Proportional,
+    Uniform,
+    certify,
+)
+
+pytest.importorskip("numba")
+
+from torchssvm.compiled import CompiledChain
+
+DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
+ORACLES = [MaxOracle(), CacheOracle()]
+directions = pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+oracles = pytest.mark.parametrize("oracle", ORACLES, ids=repr)
+
+
+def problem(dtype: torch.dtype = torch.float64, states: int = 3, lam: float = 0.05) -> Problem:
+    return PROBLEMS["chain"](5, n=8, states=states, longest=4, lam=lam, dtype=dtype)
+
+
+def compiled(direction, oracle, order=None, *, capacity: int = 2, seed: int = 0, dtype=torch.float64) -> CompiledChain:
+    """A new pair of head and dual; of two labelings a block, so that some have to leave."""
+    made = problem(dtype)
+    dual = DualState.for_head(made.head, made.n, made.lam, storage=Labelings(capacity))
+    rules = {"direction": direction, "oracle": oracle, "order": order, "seed": seed}
+    return CompiledChain(made.head, dual, made.everything(3), **rules)
+
+
+def state(loop: CompiledChain) -> dict:
+    file = io.BytesIO()
+    torch.save({"dual": loop.dual.state_dict(), "loop": loop.state_dict()}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def resumed(loop: CompiledChain, held: dict) -> CompiledChain:
+    loop.dual.load_state_dict(held["dual"])
+    loop.load_state_dict(held["loop"])
+    return loop
+
+
+@pytest.mark.parametrize(
+    "order, stop", [(Proportional(), 3), (Proportional(), 45), (Permutation(), 29), (Uniform(), 20)]
+)
+@oracles
+@directions
+def test_a_resumed_run_is_the_one_left_alone_to_the_bit(direction, oracle, order, stop):
+    """Stopped in the first round of the blocks, in the middle of a permutation, and after an exact pass."""
+
+    def first(loop: CompiledChain) -> CompiledChain:
+        loop.run(stop)
+        if stop > 40:
+            loop.certify()  # its weights are for the next visit
+        return loop
+
+    def second(loop: CompiledChain) -> CompiledChain:
+        for _ in range(2):
+            loop.run(30)
+            loop.certify()
+        return loop
+
+    alone = second(first(compiled(direction, oracle, order)))
+    held = state(first(compiled(direction, oracle, order)))
+    again = second(resumed(compiled(direction, oracle, order, seed=99), held))
+    assert_same(state(again), state(alone))
+    assert bool(alone.storage.mixed.any())
+    assert (alone.dual.cache_hits > 0) == oracle.needs_labelings
+
+
+@pytest.mark.parametrize("order", [Uniform(), Permutation()], ids=repr)
+@directions
+def test_visits_may_be_counted_out_in_any_portions(direction, order):
+    whole, pieces = compiled(direction, MaxOracle(), order), compiled(direction, MaxOracle(), order)
+    whole.run(60)
+    for visits in (1, 19, 3, 37):
+        pieces.run(visits)
+    assert_same(state(pieces), state(whole))
+
+
+def test_a_permutation_is_not_begun_again_before_it_is_over():
+    loop = compiled(FrankWolfe(), MaxOracle(), Permutation())
+    for _ in range(3):
+        seen = []
+        for _ in range(4):
+            before = loop.storage.sets.used.amax(1)
+            loop.run(2)
+            seen += (loop.storage.sets.used.amax(1) > before).nonzero().flatten().tolist()
+        assert sorted(seen) == list(range(8))
+
+
+@pytest.mark.parametrize("oracle, dtype", [(CacheOracle(), torch.float32), (MaxOracle(), torch.float64)])
+@directions
+def test_the_two_loops_take_turns_on_one_dual(direction, oracle, dtype):
+    """The compiled loop goes on where the torch loop stopped, and the torch loop where the compiled one did."""
+    rounding = 1e-10 if dtype == torch.float64 else 2e-5
+    own = problem(dtype, states=2, lam=0.5)
+    truth = reference(problem(states=2, lam=0.5))
+    optimum = truth.optimum()
+    training = Training(own, storage=Labelings(3), direction=direction, oracle=oracle)
+    loop = CompiledChain(own.head, training.dual, own.everything(3), direction=direction, oracle=oracle)
+    dual, random, held = training.dual, rng(1), 0.0
+    for _ in range(3):
+        for _ in range(10):
+            training.step(torch.randint(0, own.n, (2,), generator=random).tolist())
+            assert dual.value() >= held - rounding
+            held = dual.value()
+        assert certify(own.head, dual, own.everything(3)).drift < rounding
+        for _ in range(5):
+            assert loop.run(6) == 6 or not bool(dual.gap_estimates.any())  # then there is nothing left to do
+            assert dual.value() >= held - rounding
+            held = dual.value()
+        found = loop.certify()
+        assert found.drift < rounding
+        assert found.gap >= -rounding
+        assert found.dual - rounding <= optimum + 1e-7 <= found.primal + rounding + 2e-7
+    storage = dual.storage
+    torch.testing.assert_close(storage.rest_mass + storage.sets.mass.sum(1), torch.ones(own.n, dtype=torch.float64))
+    total = storage.rest_loss + (storage.sets.mass * storage.sets.loss).sum(1) / own.n
+    torch.testing.assert_close(total, dual.loss, rtol=0, atol=rounding)
+    assert dual.steps > 3 * 10 + 30
+
+
+@oracles
+@directions
+def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
+    def torch_loop() -> Training:
+        return Training(problem(), storage=Labelings(3), direction=direction, oracle=oracle)
+
+    loop, training = compiled(direction, oracle, capacity=3), torch_loop()
+    loop.run(40)
+    training.run([[k % 8] for k in range(40)])
+    there, back = torch_loop(), compiled(direction, oracle, capacity=3)
+    there.dual.load_state_dict(state(loop)["dual"])
+    back.dual.load_state_dict(training.optim.state_dict()["dual"])
+    for source, target, go in (
+        (loop.dual, there.dual, lambda: there.run([[k % 8, (k + 3) % 8] for k in range(20)])),
+        (training.dual, back.dual, lambda: back.run(40)),
+    ):
+        assert_same(target.state_dict(), source.state_dict())
+        before, seen = target.value(), target.oracle_calls + target.cache_hits
+        go()
+        assert target.value() > before
+        assert target.oracle_calls + target.cache_hits == seen + 40
+    for head, dual in ((there.head, there.dual), (back.head, back.dual)):
+        found = certify(head, dual, problem().everything(4))
+        assert found.drift < 1e-10
+        assert found.gap >= 0.0
+
+
+@pytest.mark.parametrize("damage", ["waiting", "generator", "missing"])
+def test_a_damaged_state_of_the_loop_is_refused(damage):
+    loop = compiled(Pairwise(), MaxOracle(), Permutation())
+    loop.run(5)
+    held = loop.state_dict()
+    wrong = dict(held)
+    if damage == "waiting":
+        wrong["waiting"] = torch.tensor([0, 8])
+    elif damage == "generator":
+        wrong["generator"] = held["generator"][:-3]
+    else:
+        del wrong["waiting"]
+    with pytest.raises(ValueError, match="damaged"):
+        loop.load_state_dict(wrong)
+    assert_same(loop.state_dict(), held)

@@ -1,0 +1,58 @@
+"""What a training problem must be, before anything is stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchssvm.structures import Structure
+
+
+def check_problem(
+    num_examples: int, lam: float, structure: Structure, parameters: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
+    """The parameters, if all four are what :class:`torchssvm.DualState` takes.
+
+    Raises:
+        ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
+        TypeError: A parameter is not float32 or float64, or ``structure`` is not a Structure.
+    """
+    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
+        raise ValueError(f"num_examples={num_examples} must be a positive number: is the dataset empty?")
+    check_lam(lam)
+    if not isinstance(structure, Structure):
+        raise TypeError(f"structure must be a torchssvm.Structure, not {type(structure).__name__}")
+    held = list(parameters)
+    if not held:
+        raise ValueError("the head has no parameters to train")
+    for parameter in held:
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"the head's weights are {parameter.dtype}; keep the head in float32 or float64 "
+                "(the features below it may have any dtype)"
+            )
+    if len({parameter.dtype for parameter in held}) > 1:
+        raise TypeError("the head's weights have several dtypes; use one")
+    return held
+
+
+def check_lam(lam: Any) -> None:
+    """Raise ValueError unless the regularisation is a positive, finite number."""
+    if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
+        raise ValueError(f"lam={lam} must be positive and finite")
+
+
+def find_structure(head: nn.Module, structure: Structure | None) -> Structure:
+    """``structure``, or else the head's own.
+
+    Raises:
+        ValueError: There is none.
+    """
+    structure = structure if structure is not None else getattr(head, "structure", None)
+    if structure is None:
+        raise ValueError(f"structure=None, and {type(head).__name__} has no attribute `structure`: pass one of them")
+    return structure

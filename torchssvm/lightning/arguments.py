@@ -1,0 +1,67 @@
+"""What ``StructuredSVM`` checks of its arguments, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from torchssvm.caching import MaxOracle, OracleRule
+from torchssvm.directions import DirectionRule, FrankWolfe
+from torchssvm.dual import Labelings, MeanParts
+from torchssvm.dual.bounds import Bound, Box
+from torchssvm.dual.storage import Storage
+from torchssvm.losses import check_rules
+
+Direction = DirectionRule | Callable[..., Any]
+"""A direction rule. The second half is for configuration files: jsonargparse takes a protocol whose ``__call__``
+returns a Tensor for a way to make Tensors, and would refuse ``class_path: torchssvm.Pairwise``. What is no direction
+``choose_rules`` refuses."""
+
+
+def choose_rules(
+    direction: Direction | None, oracle: OracleRule | None, storage: Storage | None, *, features_move: bool
+) -> tuple[DirectionRule, OracleRule, Storage]:
+    """Direction, oracle rule and an empty storage that go together; None takes the default.
+
+    Args:
+        direction: None is ``FrankWolfe()``.
+        oracle: None is ``MaxOracle()``.
+        storage: None is ``Labelings()`` where direction or oracle need labelings, else ``MeanParts()``.
+        features_move: Whether the features below the head are trained.
+
+    Raises:
+        TypeError: One of them is a class, or no such object at all.
+        ValueError: Direction or oracle need labelings that the storage does not keep; the storage cannot follow
+            features that move; or it belongs to a dual already.
+    """
+    chosen: Any = direction if direction is not None else FrankWolfe()
+    oracle = oracle if oracle is not None else MaxOracle()
+    if storage is None:
+        needed = getattr(chosen, "needs_labelings", False) or getattr(oracle, "needs_labelings", False)
+        storage = Labelings() if needed else MeanParts()
+    if not isinstance(storage, Storage):
+        raise TypeError(f"storage={storage} must be an object such as MeanParts(), Labelings() or Weights()")
+    check_rules(chosen, oracle, storage)
+    if features_move and storage.needs_gradients:
+        raise ValueError(
+            f"storage={type(storage).__name__}() keeps weights of old features; features that are trained need "
+            "storage=MeanParts() or Labelings()"
+        )
+    if hasattr(storage, "num_examples"):
+        raise ValueError(
+            f"storage={type(storage).__name__}() already belongs to a DualState: give a new one, which every fit copies"
+        )
+    return chosen, oracle, storage
+
+
+def check_bounds(head: nn.Module, bounds: dict[str, tuple[Bound | None, Bound | None]]) -> None:
+    """Raise unless ``bounds`` are pairs that fit the parameters they name."""
+    named = dict(head.named_parameters())
+    for name, pair in bounds.items():
+        if name not in named:
+            raise ValueError(f"bounds names {name!r}, and the parameters of the head are {sorted(named)}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"bounds[{name!r}]={pair} must be a pair (lower, upper), None for no bound")
+        Box([named[name]], [(pair[0], pair[1])])
