@@ -303,7 +303,7 @@ class DualState(PendingSteps):
         Raises:
             ValueError: The state is of another problem, or damaged.
         """
-        checkpoint.check(self, state)
+        self.check_state(state)
         checkpoint.restore(self, state)
         self._pending = []
         self.restarts += 1
