@@ -118,6 +118,7 @@ def certify(
         dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
         if features_moved(dual, weights):
             dual.restarts += 1  # the next step starts elsewhere
+            dual.storage.forget_features()
     return Certificate(
         primal=primal,
         dual=value,
@@ -196,7 +197,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
 
     Args:
         head: As in :func:`certify`.
-        dual: The dual state, with a storage that can follow the features (``MeanParts``).
+        dual: The dual state, with a storage that can follow the features (``MeanParts`` or ``Labelings``).
         batches: Every training example exactly once.
 
     Returns:
@@ -206,7 +207,9 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
         ValueError: An example is missing or came twice, or the storage keeps weights.
     """
     if dual.storage.needs_gradients:
-        raise ValueError(f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts()")
+        raise ValueError(
+            f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
+        )
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for batch, potentials, index in _every_example(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)

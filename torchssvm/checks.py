@@ -24,7 +24,7 @@ from torchssvm.potentials import (
 from torchssvm.structures import Structure, find_corner
 from torchssvm.structures.base import as_decoding
 
-_MOST_LABELINGS = 20_000
+_MOST_LABELINGS = 2_000
 _RANDOM_ROUNDS = 8
 _DECOMPOSES = "loss equals <parts, delta> + constant"
 
