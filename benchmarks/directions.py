@@ -92,7 +92,7 @@ def run(solver: Solver, words: OCR, lam: float, seed: int, args: argparse.Namesp
                 "passes": certificate.passes,
                 "oracle_calls": loop.dual.oracle_calls,
                 "sampling_passes": certificate.passes - len(checks) - 1,
-                "visits": loop.dual.visits / len(words),
+                "visits": loop.dual.moved / len(words),
                 "seconds": seconds,
             }
         )

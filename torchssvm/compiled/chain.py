@@ -13,16 +13,16 @@ from torch import Tensor
 from torchssvm.batch import Batch
 from torchssvm.caching import CacheOracle, MaxOracle, OracleRule
 from torchssvm.certificate import Certificate, certify
+from torchssvm.compiled.gate import Gate
 from torchssvm.compiled.packing import pack
 from torchssvm.compiled.state import Blocks, Examples, Model, Options, Scalars, Scratch
 from torchssvm.directions import Away, Corrective, DirectionRule, FrankWolfe, Hybrid, Pairwise
-from torchssvm.dual import DualState, Labelings
+from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
 from torchssvm.heads import LinearChain
 from torchssvm.oracles.compiled import numba_available
 from torchssvm.sampling import Order, Permutation, Proportional, Uniform
 from torchssvm.solve import Schedule, run_until
-from torchssvm.structures import Chain
 
 _DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
 
@@ -46,7 +46,9 @@ class CompiledChain:
     Raises:
         ImportError: Numba is not installed.
         TypeError: The head, its structure, a rule or the storage is not one that is compiled.
-        ValueError: The batches do not hold every example once, or are not valid.
+        ValueError: The batches do not hold every example once, or are not valid; or the dual is that of another head,
+            structure or training set.
+        MemoryError: The blocks would not fit in the dual's ``memory_limit``.
     """
 
     def __init__(
@@ -65,21 +67,14 @@ class CompiledChain:
         self.direction: Any = direction if direction is not None else FrankWolfe()
         self.oracle: Any = oracle if oracle is not None else MaxOracle()
         self.order: Any = order if order is not None else Proportional()
-        if not isinstance(head, LinearChain) or head.positions is not None or type(head.structure) is not Chain:
-            raise TypeError(f"head={head} must be a LinearChain with shared transitions and a Chain structure")
-        if head.emission.device.type != "cpu":
-            raise TypeError(f"head is on {head.emission.device}; the compiled loop runs on the CPU")
-        if not isinstance(dual.storage, Labelings):
-            raise TypeError(f"the dual's storage is {type(dual.storage).__name__}(); make it with storage=Labelings()")
-        if dual.box:
-            raise TypeError("the head's weights have bounds, which are not compiled; use BlockGap and BCFW")
         if type(self.direction) not in _DIRECTIONS:
             raise TypeError(f"direction={self.direction} is not compiled; use BlockGap and BCFW")
         if type(self.oracle) not in (MaxOracle, CacheOracle):
             raise TypeError(f"oracle={self.oracle} is not compiled; use BlockGap and BCFW")
         if type(self.order) not in (Proportional, Uniform, Permutation) or getattr(self.order, "power", 1.0) != 1.0:
             raise TypeError(f"order={self.order} is not compiled; use Proportional(), Uniform() or Permutation()")
-        self.head, self.dual, self.storage = head, dual, dual.storage
+        self._gate = Gate(head, dual)
+        self.head, self.dual, self.storage = head, dual, self._gate.storage
         self.generator = torch.Generator().manual_seed(seed)
         self._batches = list(batches)
         self._examples = pack(head, dual, self._batches)
@@ -102,7 +97,11 @@ class CompiledChain:
             gram=torch.zeros(atoms, atoms, dtype=torch.float64).numpy(),
             work=torch.zeros(atoms, dtype=torch.float64).numpy(),
         )
+        self._lengths = self._examples.start.diff()
+        self._gate.check_blocks(self._lengths)
+        self._check_memory()
         self._examples = Examples(*(t.numpy() for t in self._examples))
+        self._gate.begin()
         self._waiting = torch.zeros(0, dtype=torch.int64)
 
     @torch.no_grad()
@@ -111,9 +110,18 @@ class CompiledChain:
 
         Returns:
             Visits made; fewer only when all gaps are zero.
+
+        Raises:
+            ValueError: ``visits`` is negative; or the head or the dual are no longer those of this loop.
+            TypeError: The weights have bounds by now.
+            RuntimeError: The weights were changed by others. Nothing has changed then.
         """
         from torchssvm.compiled.chain_loop import visit_blocks
 
+        if visits < 0:
+            raise ValueError(f"visits={visits} must be at least 0")
+        self._gate.check_weights()
+        self._gate.check_blocks(self._lengths)
         dual = self.dual
         if dual.recomputed is not None:
             for parameter, weights in zip(dual.parameters, dual.recomputed, strict=True):
@@ -141,7 +149,6 @@ class CompiledChain:
             dual.oracle_calls += calls
             dual.cache_hits += hits
             dual.steps += made
-            dual.visits += made
             dual.moved += made
             done += made
             if len(order):
@@ -149,7 +156,10 @@ class CompiledChain:
             if made < max(len(order), len(points)):
                 if bool((dual.gap_estimates == 0.0).all()):
                     break
+                if self.storage.rest.buffers and all(b.complete for b in self.storage.rest.buffers.values()):
+                    raise RuntimeError("the gaps are not finite: the weights must have overflowed")
                 self._make_room()
+        self._gate.remember_lengths(self._lengths)
         dual.remember_weights()
         dual.notify()
         return done
@@ -168,7 +178,8 @@ class CompiledChain:
             tolerance: The gap to reach.
             schedule: When exact passes are made, asked after every quarter of an epoch, or after an epoch of fewer than
                 1000 examples; None is ``WhenEstimated()``.
-            max_passes: Stop at this many effective passes of the dual, those before this call included.
+            max_passes: Stop after the portion of visits in which the dual's effective passes, those before this call
+                included, come to so many; one more pass is the certificate.
             on_check: Called with the certificate of every exact pass.
 
         Raises:
@@ -255,6 +266,14 @@ class CompiledChain:
             by_gap=by_gap,
         )
 
+    def _check_memory(self) -> None:
+        if self.direction.needs_curvature:
+            self.storage.keep_curvature()
+        batch = self._batches[0]
+        self.storage.check_memory(
+            self.head(batch.x, batch.lengths), "Labelings(capacity=...) with a smaller capacity takes less"
+        )
+
     def _make_room(self) -> None:
         """Give every example its rows in the rest."""
         batch = self._batches[0]
@@ -275,7 +294,11 @@ class CompiledChain:
             ValueError: The state is damaged.
         """
         waiting, generator = (require(state, name, Tensor, "state") for name in ("waiting", "generator"))
-        if waiting.dtype != torch.int64 or bool(((waiting < 0) | (waiting >= self.dual.num_examples)).any()):
+        if (
+            waiting.dtype != torch.int64
+            or waiting.ndim != 1
+            or bool(((waiting < 0) | (waiting >= self.dual.num_examples)).any())
+        ):
             raise ValueError("the checkpoint is damaged: state['waiting'] does not hold examples")
         try:
             torch.Generator().set_state(generator)

@@ -74,7 +74,7 @@ def _best(atoms, corner, away, mass, hinge, gram, change):
                 slope += change[c] * hinge[c]
                 for e in range(atoms):
                     bend += change[c] * gram[c, e] * change[e]
-        step = 1.0 if bend <= slope else max(slope / bend, 0.0)
+        step = 1.0 if bend <= slope or bend <= 0.0 else max(slope / bend, 0.0)
         gain = step * (slope - step * bend / 2.0)
         if gain > largest:
             best, largest = rule, gain

@@ -20,6 +20,9 @@ def pack(head: LinearChain, dual: DualState, batches: list[Batch]) -> Examples:
         index = dual.check_batch(batch.index, potentials)
         target = head.structure.check_target(batch.y, potentials)
         costs, labels = head.structure.costs(target)
+        if not bool(torch.isfinite(batch.x).all()):
+            row = int((~torch.isfinite(batch.x).flatten(1).all(1)).nonzero()[0])
+            raise ValueError(f"x of example {int(index[row])} holds numbers that are not finite, padding included")
         lengths = (labels >= 0).sum(1).tolist()
         for row, (i, length) in enumerate(zip(index.tolist(), lengths, strict=True)):
             if pieces[i] is not None:
