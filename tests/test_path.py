@@ -293,6 +293,43 @@ class TestPath:
         path = follow(problem, lam_min=0.0, epsilon=0.01, max_passes=20, schedule=lambda: EveryPasses(100))
         assert all(point.gap <= 0.01 for point in path.points)
 
+    def test_an_interrupted_step_leaves_no_hole(self):
+        """The dual was rescaled, and the training after it failed: going on must not go further down first."""
+
+        class Failing(Items):
+            def collate(self, items):
+                nonlocal broken
+                if broken and len(run.path.points) == 4:
+                    broken = False
+                    raise OSError("the disk is gone")
+                return super().collate(items)
+
+        broken = False
+        problem = chain(5, lam=0.3)
+        run = PathRun(problem.head, Failing(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        while len(run.path.points if run._points else ()) < 4:
+            assert run.advance()
+        broken, served = True, run.path.lowest
+        with pytest.raises(OSError, match="disk"):
+            run.advance()
+        assert not broken
+        assert run.path.lowest == served
+        resumed = PathRun(problem.copy().head, Items(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        resumed.load_state_dict(run.state_dict())
+        for one in (run, resumed):
+            assert one.advance()
+            assert one.path.points[4].lam == pytest.approx(served)
+            assert one.path.gap(served * (1 + 1e-9)) <= 0.1 + 1e-9
+
+    def test_a_dual_beside_the_path_is_not_resumed(self):
+        problem = chain(5, lam=0.3)
+        run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        run.advance()
+        state = run.state_dict()
+        state["dual"]["lam"] *= 0.5
+        with pytest.raises(ValueError, match="beside the path"):
+            run.load_state_dict(state)
+
     def test_heuristic(self):
         problem = chain(7)
         exact = follow(problem.copy(), rule=Certified())

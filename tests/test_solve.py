@@ -190,6 +190,43 @@ def test_steps_say_how_many_blocks_they_visited():
     assert visited == [4, 2, 4, 2]
 
 
+def test_an_approximate_oracle_is_certified_less_and_less_often():
+    """Its gap may stay above the tolerance, whatever the steps do."""
+    dual = multiclass(7).train().dual
+    dual.gap_estimates.fill_(0.0)
+    schedule = WhenEstimated(passes=4, at_least=0.5)
+    schedule.due(dual, 1.0)
+    waits = []
+    for exact in (False, False, False, False, True, True):
+        start = dual.passes
+        while not schedule.due(dual, 1.0):
+            dual.oracle_calls += 1
+        waits.append(dual.passes - start)
+        numbers = dict.fromkeys(("primal", "dual", "gap", "drift", "seconds", "lam"), 1.0)
+        schedule.after(
+            Certificate(exact=exact, oracle_calls=0, passes=dual.passes, num_examples=dual.num_examples, **numbers)
+        )
+    assert waits == pytest.approx([0.5, 1.0, 2.0, 4.0, 4.0, 0.5])
+
+
+def test_nothing_changes_before_arguments_are_looked_at():
+    problem = multiclass(13)
+    loss = block_gap(problem)
+    with torch.no_grad():
+        for p in problem.head.parameters():
+            p.fill_(1.0)
+    other = block_gap(multiclass(13))
+    for options in (
+        {"tolerance": -1.0},
+        {"tolerance": 0.1, "optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
+        {"tolerance": 0.1, "optimizer": BCFW(other.dual.parameters, other.dual)},
+    ):
+        with pytest.raises(ValueError, match=r"tolerance=-1|must be a BCFW of the dual"):
+            solve(problem.head, loss, Items(problem), **options)
+        assert all(bool((p == 1.0).all()) for p in problem.head.parameters())
+    assert not loss.dual.pending
+
+
 def test_bad_input():
     problem = multiclass(13)
     loss = block_gap(problem)

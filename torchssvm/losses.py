@@ -60,8 +60,8 @@ class BlockGap(nn.Module):
         sweeps: int = 5,
     ) -> None:
         super().__init__()
-        if sweeps < 0:
-            raise ValueError(f"sweeps={sweeps} must be at least 0")
+        if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
+            raise ValueError(f"sweeps={sweeps!r} must be a whole number, at least 0")
         self.dual = dual
         self.direction = direction if direction is not None else FrankWolfe()
         self.oracle = oracle if oracle is not None else MaxOracle()

@@ -132,6 +132,11 @@ def every_example(
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
     for batch in batches:
+        if not isinstance(batch, Batch):
+            raise TypeError(
+                f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths); give the "
+                "DataLoader a collate_fn that makes them"
+            )
         batch = to_device(batch, device)
         with torch.enable_grad() if grad else nullcontext():
             potentials = as_potentials(apply_head(head, batch))

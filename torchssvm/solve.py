@@ -76,6 +76,7 @@ class WhenEstimated(EveryPasses):
 
     def __init__(self, passes: float = 10.0, at_least: float = 1.0) -> None:
         super().__init__(passes)
+        self._wait = at_least
         if not 0 < at_least <= passes:
             raise ValueError(f"at_least={at_least} must be positive and at most passes={passes}")
         self.at_least = at_least
@@ -85,7 +86,12 @@ class WhenEstimated(EveryPasses):
         if super().due(dual, tolerance):
             return True
         assert self._last is not None
-        return dual.passes - self._last >= self.at_least and dual.gap_estimate <= tolerance
+        return dual.passes - self._last >= self._wait and dual.gap_estimate <= tolerance
+
+    def after(self, certificate: Certificate) -> None:
+        """Count from here; longer each time where an approximate oracle leaves a gap that no step can close."""
+        super().after(certificate)
+        self._wait = self.at_least if certificate.exact else min(2 * self._wait, self.passes)
 
 
 def solve(
@@ -115,7 +121,8 @@ def solve(
         batch_size: Blocks of a step.
         order: In which order blocks are visited; None is ``Proportional()``, gap sampling.
         schedule: When exact passes are made; None is ``WhenEstimated()``.
-        max_passes: Stop at this many effective passes of the dual, those before this call included.
+        max_passes: Stop at this many effective passes of the dual, those before this call included. Give it where the
+            oracle is approximate: its gap may never come down to the tolerance.
         seed: Of the sampler.
         optimizer: None is ``BCFW(head.parameters(), loss.dual)``.
         on_check: Called with the certificate of every exact pass.
@@ -128,6 +135,7 @@ def solve(
         ValueError: An argument is out of range, or the dataset is not that of the dual.
     """
     dual = loss.dual
+    _check_limits(tolerance, max_passes)
     with Steps(
         head, loss, dataset, batch_size=batch_size, order=order, seed=seed, optimizer=optimizer, collate_fn=collate_fn
     ) as steps:
@@ -166,12 +174,7 @@ def run_until(
     Raises:
         ValueError: An argument is out of range.
     """
-    if not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise ValueError(f"tolerance={tolerance} must be at least 0 and finite")
-    if not max_passes > 0:
-        raise ValueError(f"max_passes={max_passes} must be positive")
-    if tolerance == 0 and max_passes == math.inf:
-        raise ValueError("tolerance=0 is never reached, because of rounding: give max_passes, or a positive tolerance")
+    _check_limits(tolerance, max_passes)
     schedule = schedule if schedule is not None else WhenEstimated()
 
     def check() -> tuple[Certificate, bool]:
@@ -200,6 +203,15 @@ def run_until(
     raise AssertionError("steps do not end")
 
 
+def _check_limits(tolerance: float, max_passes: float) -> None:
+    if not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise ValueError(f"tolerance={tolerance} must be at least 0 and finite")
+    if not max_passes > 0:
+        raise ValueError(f"max_passes={max_passes} must be positive")
+    if tolerance == 0 and max_passes == math.inf:
+        raise ValueError("tolerance=0 is never reached, because of rounding: give max_passes, or a positive tolerance")
+
+
 class Steps:
     """Endless training steps of one run; iterating takes them, and yields the number of blocks that each visited.
 
@@ -216,7 +228,8 @@ class Steps:
         collate_fn: None is ``dataset.collate``.
 
     Raises:
-        ValueError: The dataset is not of the dual's size, or has no ``collate``.
+        ValueError: The dataset is not of the dual's size, or has no ``collate``; or the optimizer is not BCFW of this
+            dual.
     """
 
     def __init__(
@@ -233,6 +246,8 @@ class Steps:
     ) -> None:
         if len(dataset) != loss.dual.num_examples:
             raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
+        if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:
+            raise ValueError(f"optimizer={type(optimizer).__name__} must be a BCFW of the dual of the loss")
         self.fetch = fetcher(dataset, collate_fn)
         self.sampler = GapBatchSampler(loss.dual, batch_size=batch_size, order=order, seed=seed)
         self.head = head

@@ -32,8 +32,8 @@ class Corrective:
     needs_curvature = True
 
     def __init__(self, steps: int = 30, tolerance: float = 0.01) -> None:
-        if steps < 1:
-            raise ValueError(f"steps={steps} must be at least 1")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"steps={steps!r} must be a whole number, at least 1")
         if not 0.0 <= tolerance < 1.0:
             raise ValueError(f"tolerance={tolerance} must be at least 0 and less than 1")
         self.steps = steps

@@ -37,8 +37,8 @@ class Labelings(Storage):
     keeps_labelings = True
 
     def __init__(self, capacity: int = 20) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity={capacity} must be at least 1")
+        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+            raise ValueError(f"capacity={capacity!r} must be a whole number, at least 1")
         self.capacity = capacity
         self.wants_curvature = False
         self._template: Labeling | None = None

@@ -76,6 +76,8 @@ class DualState(PendingSteps):
         self.num_examples = num_examples
         self.lam = float(lam)
         self.structure = structure
+        if storage is not None and not isinstance(storage, Storage):
+            raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
         self.storage = storage if storage is not None else MeanParts()
         self.storage.bind(num_examples, self.lam, structure, self.parameters, memory_limit)
         self.loss = torch.zeros(num_examples, dtype=torch.float64)

@@ -77,6 +77,10 @@ class KernelSSVM:
     ) -> None:
         if sweeps < 0:
             raise ValueError(f"sweeps={sweeps} must be at least 0")
+        if direction is not None and (isinstance(direction, type) or hasattr(direction, "needs_labelings")):
+            raise TypeError(
+                f"direction={direction!r} must be an object of torchssvm.kernels, such as torchssvm.kernels.Pairwise()"
+            )
         self.head = head
         self.direction = direction if direction is not None else FrankWolfe()
         self.sweeps = sweeps

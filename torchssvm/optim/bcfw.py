@@ -55,7 +55,7 @@ class BCFW(Optimizer):
         line_search: LineSearch | None = None,
     ) -> None:
         _refuse_distributed()
-        if line_search is not None and not callable(line_search):
+        if line_search is not None and (isinstance(line_search, type) or not callable(line_search)):
             raise TypeError(f"line_search={line_search} must be an object such as ExactSearch()")
         super().__init__(params, {"lr": 0.0})
         for group in self.param_groups:

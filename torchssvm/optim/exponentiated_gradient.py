@@ -152,6 +152,7 @@ class ExponentiatedGradient:
         with torch.enable_grad():
             potentials = as_potentials(apply_head(self.head, batch))
         index = dual.check_batch(batch.index, potentials)
+        target = dual.structure.check_target(batch.y, potentials)
         if dual.recomputed is not None:  # an exact pass has removed the drift of rounding
             with torch.no_grad():
                 for parameter, weights in zip(dual.parameters, dual.recomputed, strict=True):
@@ -160,7 +161,6 @@ class ExponentiatedGradient:
             dual.remember_weights()
             with torch.enable_grad():
                 potentials = as_potentials(apply_head(self.head, batch))
-        target = dual.structure.check_target(batch.y, potentials)
         with full_precision(potentials.device):
             return self._search(potentials, target, index)
 

@@ -130,7 +130,7 @@ class PathRun:
             )
             accuracy = self.rule.first(training, bound)
         else:
-            dual.rescale(self._factor())
+            dual.rescale(self._lowest / dual.lam)  # 1 where an interrupted call has done so before
             training = training._replace(seed=self._seed + len(self._points))
             accuracy = self.rule.next(training, tolerance)
         self._seconds += time.perf_counter() - start
@@ -184,6 +184,8 @@ class PathRun:
             if here != there:
                 raise ValueError(f"the checkpoint is of another run: {name} is {there} there and {here} here")
         lam, held = require(dual, "lam", float, "dual"), self.dual.lam
+        if not any(math.isclose(lam, at, rel_tol=1e-9) for at in (path.points[-1].lam, path.lowest)):
+            raise ValueError(f"the checkpoint is damaged: its dual is at lambda {lam}, beside the path")
         self.dual.lam = self.dual.storage.lam = lam
         try:
             self.dual.load_state_dict(dual)
