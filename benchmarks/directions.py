@@ -1,4 +1,4 @@
-"""Uniform or gap sampling, Frank-Wolfe or pairwise steps, with or without the cache, as in [G16]; corrective steps.
+"""Uniform or gap sampling, Frank-Wolfe or pairwise steps, with or without the cache, as in [G16]; and more.
 
 python benchmarks/directions.py --out runs/directions [--size large] [--lam 0.001 ...] [--seeds 3]
 
@@ -15,7 +15,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +33,13 @@ from torchssvm import (
     LinearChain,
     MaxOracle,
     Pairwise,
+    Permutation,
     Proportional,
     Uniform,
 )
 from torchssvm.compiled import CompiledChain
 from torchssvm.datasets import OCR
+from torchssvm.solve import run_until
 
 GAPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 
@@ -48,6 +50,26 @@ class Solver(NamedTuple):
     order: Callable[[], Any]
     direction: Callable[[], Any]
     oracle: Callable[[], Any]
+    steps: Callable[[CompiledChain], Iterator[int]] | None = None
+
+
+def multi_plane(loop: CompiledChain) -> Iterator[int]:
+    """A pass that calls the oracle, then passes over cached labelings as long as they gain as much in a second."""
+    dual, n = loop.dual, loop.dual.num_examples
+
+    def gain(oracle: MaxOracle | CacheOracle) -> tuple[int, float]:
+        loop.oracle, value, start = oracle, dual.value(), time.process_time()
+        visited = loop.run(n)
+        return visited, (dual.value() - value) / (time.process_time() - start)
+
+    while True:
+        visited, rate = gain(MaxOracle())
+        yield visited
+        while True:
+            visited, own = gain(CacheOracle(factor=0.0, floor=0.0))
+            yield visited
+            if own < rate:
+                break
 
 
 SOLVERS = {
@@ -61,6 +83,8 @@ SOLVERS = {
 } | {
     "gap corrective": Solver(Proportional, Corrective, MaxOracle),
     "gap corrective + cache": Solver(Proportional, Corrective, CacheOracle),
+    "multi-plane pairwise": Solver(Permutation, Pairwise, MaxOracle, multi_plane),
+    "multi-plane corrective": Solver(Permutation, Corrective, MaxOracle, multi_plane),
 }
 
 
@@ -100,7 +124,11 @@ def run(solver: Solver, words: OCR, lam: float, seed: int, args: argparse.Namesp
             raise TimeoutError
 
     with contextlib.suppress(TimeoutError):
-        loop.solve(args.gap, max_passes=args.max_passes, on_check=note)
+        if solver.steps is None:
+            loop.solve(args.gap, max_passes=args.max_passes, on_check=note)
+        else:
+            limits = {"tolerance": args.gap, "max_passes": args.max_passes}
+            run_until(solver.steps(loop), loop.dual, loop.certify, on_check=note, **limits)
     return {"checks": checks, "machine": describe_machine(), "memory": loop.dual.storage.nbytes()}
 
 
