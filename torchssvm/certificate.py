@@ -162,7 +162,7 @@ def exact_pass(
     exact = True
     gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch, potentials, index in _every_example(head, dual, batches):
+    for batch, potentials, index in every_training_example(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
         corner = find_corner(dual.structure, potentials, target)
         stored = dual.storage.gather(index, potentials, target)
@@ -212,7 +212,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
             f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
         )
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch, potentials, index in _every_example(head, dual, batches):
+    for batch, potentials, index in every_training_example(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
         with full_precision(potentials.device):
             parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
@@ -233,7 +233,7 @@ def _squared_distance(held: Sequence[Tensor], weights: Sequence[Tensor]) -> floa
     return squared_norm(p.detach().to(torch.float64) - w for p, w in zip(held, weights, strict=True))
 
 
-def _every_example(
+def every_training_example(
     head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """The batches with their potentials and checked index; raises ValueError unless every example comes once."""

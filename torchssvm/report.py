@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.certificate import Certificate
+from torchssvm.figures import new_figure
 from torchssvm.potentials import as_potentials
 from torchssvm.structures import Structure
 from torchssvm.structures.base import as_decoding
@@ -323,14 +324,8 @@ class RunReport:
         Raises:
             ImportError: matplotlib is missing.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "matplotlib":
-                raise
-            raise ImportError("the picture needs matplotlib: pip install 'torchssvm[plot]'") from error
         ratios = [2.0] if draw_examples is None else [2.0, 1.0]
-        figure = Figure(figsize=(10, 3.2 * sum(ratios)), layout="constrained")
+        figure = new_figure((10, 3.2 * sum(ratios)))
         figures = figure.subfigures(len(ratios), 1, height_ratios=ratios, squeeze=False)[:, 0]
         self._draw_convergence(figures[0])
         if draw_examples is not None:

@@ -254,10 +254,7 @@ class GapBatchSampler(Sampler[list[int]]):
         drawn, snapshots = require(state, "drawn", list, "sampler"), require(state, "snapshots", dict, "sampler")
         if epoch < 0 or not 0 <= used < len(self):
             raise ValueError(f"the checkpoint is damaged: the sampler was in epoch {epoch}, after {used} batches")
-        try:
-            torch.Generator().set_state(generator.cpu())
-        except (TypeError, RuntimeError) as error:
-            raise ValueError(f"the checkpoint is damaged: sampler['generator'] is no random state: {error}") from error
+        check_random_state(generator, "sampler['generator']")
         if not all(self._is_batch(batch) for batch in drawn):
             raise ValueError("the checkpoint is damaged: sampler['drawn'] does not hold batches of existing examples")
         for at, gaps in snapshots.items():
@@ -347,3 +344,11 @@ def _chunks(order: Tensor, batches: int, batch_size: int) -> list[Tensor]:
             batch = order[:batch_size]
         result.append(batch)
     return result
+
+
+def check_random_state(generator: Tensor, where: str) -> None:
+    """Raise ValueError, naming ``where``, if the tensor is no state of a generator."""
+    try:
+        torch.Generator().set_state(generator.cpu())
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint is damaged: {where} is no random state: {error}") from error

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compare.picture import new_figure
 from torchssvm import RegularizationPath
+from torchssvm.figures import new_figure
 from torchssvm.path import plot
 
 _PANELS = {

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from compare.race import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from torchssvm.figures import new_figure
 
 _CLOCKS = {"passes": "effective passes", "seconds": "seconds of training"}
 _FIGURES = {"suboptimality": "primal suboptimality", "gap": "own duality gap", "test_error": "test error"}
@@ -60,21 +58,6 @@ def draw(rows: Sequence[Row], file: Path) -> None:
         fontsize="small",
     )
     figure.savefig(file, dpi=130)
-
-
-def new_figure(figsize: tuple[float, float]) -> Figure:
-    """A figure that opens no window.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        raise ImportError("the picture needs matplotlib: pip install 'torchssvm[plot]'") from error
-    return Figure(figsize=figsize, layout="constrained")
 
 
 def _styles(solvers: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
 from torchssvm.heads import LinearChain
 from torchssvm.oracles.compiled import numba_available
-from torchssvm.sampling import Order, Permutation, Proportional, Uniform
+from torchssvm.sampling import Order, Permutation, Proportional, Uniform, check_random_state
 from torchssvm.solve import Schedule, run_until
 
 _DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
@@ -77,30 +78,15 @@ class CompiledChain:
         self.head, self.dual, self.storage = head, dual, self._gate.storage
         self.generator = torch.Generator().manual_seed(seed)
         self._batches = list(batches)
-        self._examples = pack(head, dual, self._batches)
-        states, longest = head.structure.num_states, int(self._examples.start.diff().max())
-        self._longest = longest
-        atoms, dtype = self.storage.capacity + 2, head.emission.dtype
-        self._scratch = Scratch(
-            emission=torch.zeros(longest, states, dtype=dtype).numpy(),
-            row=torch.zeros(states, dtype=dtype).numpy(),
-            prefixes=torch.zeros(longest, states, dtype=dtype).numpy(),
-            response=torch.zeros(longest, states, dtype=torch.float64).numpy(),
-            pairs=torch.zeros(states, states, dtype=torch.float64).numpy(),
-            delta=torch.zeros(longest, states, dtype=torch.float64).numpy(),
-            delta_pairs=torch.zeros(states, states, dtype=torch.float64).numpy(),
-            corner=torch.zeros(longest, dtype=torch.int64).numpy(),
-            mass=torch.zeros(atoms, dtype=torch.float64).numpy(),
-            hinge=torch.zeros(atoms, dtype=torch.float64).numpy(),
-            score_loss=torch.zeros(atoms, dtype=torch.float64).numpy(),
-            change=torch.zeros(atoms, dtype=torch.float64).numpy(),
-            gram=torch.zeros(atoms, atoms, dtype=torch.float64).numpy(),
-            work=torch.zeros(atoms, dtype=torch.float64).numpy(),
-        )
-        self._lengths = self._examples.start.diff()
+        examples = pack(head, dual, self._batches)
+        self._lengths = examples.start.diff()
         self._gate.check_blocks(self._lengths)
         self._check_memory()
-        self._examples = Examples(*(t.numpy() for t in self._examples))
+        self._examples = Examples(*(t.numpy() for t in examples))
+        self._longest = int(self._lengths.max())
+        self._scratch = _scratch(
+            self._longest, head.structure.num_states, self.storage.capacity + 2, examples.value.numpy().dtype
+        )
         self._gate.begin()
         self._waiting = torch.zeros(0, dtype=torch.int64)
 
@@ -124,9 +110,7 @@ class CompiledChain:
         self._gate.check_blocks(self._lengths)
         dual = self.dual
         if dual.recomputed is not None:
-            for parameter, weights in zip(dual.parameters, dual.recomputed, strict=True):
-                parameter.copy_(weights)
-            dual.recomputed = None
+            dual.set_weights(dual.recomputed)
         dual.discard()
         done = 0
         while done < visits:
@@ -300,10 +284,7 @@ class CompiledChain:
             or bool(((waiting < 0) | (waiting >= self.dual.num_examples)).any())
         ):
             raise ValueError("the checkpoint is damaged: state['waiting'] does not hold examples")
-        try:
-            torch.Generator().set_state(generator)
-        except (TypeError, RuntimeError) as error:
-            raise ValueError(f"the checkpoint is damaged: state['generator'] is no random state: {error}") from error
+        check_random_state(generator, "state['generator']")
         self.generator.set_state(generator)
         self._waiting = waiting.clone()
 
@@ -318,3 +299,22 @@ def _tree(gaps: Tensor) -> Tensor:
         level = level.view(-1, 2).sum(1)
         levels.append(level)
     return torch.cat([torch.zeros(1, dtype=torch.float64), *reversed(levels)])
+
+
+def _scratch(longest: int, states: int, atoms: int, dtype: np.dtype) -> Scratch:
+    return Scratch(
+        emission=np.zeros((longest, states), dtype),
+        row=np.zeros(states, dtype),
+        prefixes=np.zeros((longest, states), dtype),
+        response=np.zeros((longest, states)),
+        pairs=np.zeros((states, states)),
+        delta=np.zeros((longest, states)),
+        delta_pairs=np.zeros((states, states)),
+        corner=np.zeros(longest, np.int64),
+        mass=np.zeros(atoms),
+        hinge=np.zeros(atoms),
+        score_loss=np.zeros(atoms),
+        change=np.zeros(atoms),
+        gram=np.zeros((atoms, atoms)),
+        work=np.zeros(atoms),
+    )

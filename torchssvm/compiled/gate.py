@@ -73,7 +73,7 @@ class Gate:
         size = math.sqrt(squared_norm(dual.parameters))
         if not math.isfinite(size):
             raise RuntimeError("the head's weights are not finite")
-        if dual.steps and dual.recomputed is None and abs(size - dual.held_norm) > 1e-5 * max(size, dual.held_norm):
+        if dual.steps and dual.recomputed is None and dual.norm_changed(size):
             raise RuntimeError(
                 f"the head's weights have changed since the last step (their norm was {dual.held_norm:.6g} and is "
                 f"{size:.6g}): they are a function of the dual; load a state instead of setting them"

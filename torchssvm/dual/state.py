@@ -285,6 +285,10 @@ class DualState(PendingSteps):
         self.recomputed = None
         self.remember_weights()
 
+    def norm_changed(self, norm: float) -> bool:
+        """Whether weights of this norm are not those that the last step left, beyond rounding."""
+        return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
+
     def remember_weights(self) -> None:
         """Note the weights as those of the dual; ``BCFW.step`` refuses others, and directions computed before."""
         self.version += 1

@@ -71,7 +71,7 @@ class KernelBlocks:
     def check_weights(self) -> None:
         """Raise RuntimeError if the explicit weights are not as the last step left them."""
         held, found = self.dual.held_norm, math.sqrt(squared_norm(self.dual.parameters))
-        if abs(found - held) > 1e-5 * max(found, held):
+        if self.dual.norm_changed(found):
             raise RuntimeError(
                 f"the head's explicit weights have changed since the last step (their norm was {held:.6g} and is "
                 f"{found:.6g}): they are a function of the dual blocks. certify() sets them back"

@@ -211,7 +211,7 @@ class BCFW(Optimizer):
                 raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_ADVICE}")
         gradient, weights = flat(actual), flat(dual.parameters)
         found, length, size = float(weights @ gradient), float(gradient.norm()), float(weights.norm())
-        if dual.recomputed is None and abs(size - dual.held_norm) > 1e-5 * max(size, dual.held_norm):
+        if dual.recomputed is None and dual.norm_changed(size):
             raise RuntimeError(
                 f"the head's weights have changed since BCFW set them (their norm was {dual.held_norm:.6g} and is "
                 f"{size:.6g}): they are a function of the dual. Load the optimizer's state too, or make BCFW after "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.batch import Batch
-from torchssvm.certificate import Certificate, _every_example
+from torchssvm.certificate import Certificate, every_training_example
 from torchssvm.dual import DualState
 from torchssvm.dual.state import flat, squared_norm
 from torchssvm.dual.storage import require
@@ -157,7 +157,7 @@ class CuttingPlane:
         """Primal at the head's weights, and whether it is exact; the slack collects the corners."""
         problem = self._problem
         hinges, exact = 0.0, True
-        for batch, potentials, index in _every_example(self.head, problem, batches):
+        for batch, potentials, index in every_training_example(self.head, problem, batches):
             target = problem.structure.check_target(batch.y, potentials)
             corner = find_corner(problem.structure, potentials, target)
             with full_precision(potentials.device):

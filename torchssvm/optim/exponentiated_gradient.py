@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.batch import Batch, apply_head, first_occurrences, to_device
-from torchssvm.certificate import Certificate, _every_example, certify
+from torchssvm.certificate import Certificate, certify, every_training_example
 from torchssvm.dual import DualState, MeanParts
 from torchssvm.dual.storage import require
 from torchssvm.optim.exponentiated_search import Search, loss_potentials, mean_parts
@@ -113,7 +113,7 @@ class ExponentiatedGradient:
         dual = self.dual
         storage, losses = self._empty(), torch.zeros_like(dual.loss)
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-        for batch, potentials, index in _every_example(self.head, dual, batches):
+        for batch, potentials, index in every_training_example(self.head, dual, batches):
             target = dual.structure.check_target(batch.y, potentials)
             with torch.no_grad(), full_precision(potentials.device):
                 delta, constant = loss_potentials(dual.structure, target, potentials)
@@ -154,11 +154,7 @@ class ExponentiatedGradient:
         index = dual.check_batch(batch.index, potentials)
         target = dual.structure.check_target(batch.y, potentials)
         if dual.recomputed is not None:  # an exact pass has removed the drift of rounding
-            with torch.no_grad():
-                for parameter, weights in zip(dual.parameters, dual.recomputed, strict=True):
-                    parameter.copy_(weights)
-            dual.recomputed = None
-            dual.remember_weights()
+            dual.set_weights(dual.recomputed)
             with torch.enable_grad():
                 potentials = as_potentials(apply_head(self.head, batch))
         with full_precision(potentials.device):

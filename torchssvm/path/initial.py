@@ -102,8 +102,4 @@ def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, collate_f
         for parameter in dual.parameters:
             nn.init.zeros_(parameter)
     optimizer.zero_grad()
-    with torch.no_grad():
-        for parameter, weights in zip(dual.parameters, dual.recomputed or dual.parameters, strict=True):
-            parameter.copy_(weights)
-    dual.recomputed = None
-    dual.remember_weights()
+    dual.set_weights(dual.recomputed or dual.parameters)

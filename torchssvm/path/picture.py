@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from torchssvm.figures import new_figure
 from torchssvm.path.result import RegularizationPath
 
 if TYPE_CHECKING:
@@ -27,14 +28,7 @@ def plot(
     Raises:
         ImportError: matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        raise ImportError("the picture needs matplotlib: pip install 'torchssvm[plot]'") from error
-
-    figure = Figure(figsize=(7, 6.5 if scores else 4.6), layout="constrained")
+    figure = new_figure((7, 6.5 if scores else 4.6))
     axes = figure.subplots(3 if scores else 2, 1, sharex=True)
     marks = path.breakpoints.tolist()
     largest = 3 * marks[0]
