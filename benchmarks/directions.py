@@ -37,7 +37,7 @@ from torchssvm import (
     Proportional,
     Uniform,
 )
-from torchssvm.compiled import CompiledChain
+from torchssvm.compiled import CompiledBCFW
 from torchssvm.datasets import OCR
 from torchssvm.solve import run_until
 
@@ -50,10 +50,10 @@ class Solver(NamedTuple):
     order: Callable[[], Any]
     direction: Callable[[], Any]
     oracle: Callable[[], Any]
-    steps: Callable[[CompiledChain], Iterator[int]] | None = None
+    steps: Callable[[CompiledBCFW], Iterator[int]] | None = None
 
 
-def multi_plane(loop: CompiledChain) -> Iterator[int]:
+def multi_plane(loop: CompiledBCFW) -> Iterator[int]:
     """A pass that calls the oracle, then passes over cached labelings as long as they gain as much in a second."""
     dual, n = loop.dual, loop.dual.num_examples
 
@@ -92,11 +92,11 @@ def run(solver: Solver, words: OCR, lam: float, seed: int, args: argparse.Namesp
     """One training run; its certificates with the CPU seconds at each."""
     batches = list(DataLoader(words, batch_size=512, collate_fn=words.collate))
 
-    def make() -> CompiledChain:
+    def make() -> CompiledBCFW:
         head = LinearChain(128, 26).to(torch.float64 if args.double else torch.float32)
         dual = DualState.for_head(head, len(words), lam, storage=Labelings(args.capacity))
         rules = {"direction": solver.direction(), "oracle": solver.oracle(), "order": solver.order()}
-        return CompiledChain(head, dual, batches, seed=seed, **rules)
+        return CompiledBCFW(head, dual, batches, seed=seed, **rules)
 
     warm = make()
     for _ in range(2):  # compiles everything

@@ -133,14 +133,14 @@ def test_a_damaged_state_is_refused(field):
 
 def compiled_pair(direction, oracle, capacity, lam=0.05):
     pytest.importorskip("numba")
-    from torchssvm.compiled import CompiledChain
+    from torchssvm.compiled import CompiledBCFW
 
     problem = PROBLEMS["chain"](5, n=8, states=3, longest=4, lam=lam)
     twin = problem.copy()
     run = training(problem, direction, oracle, capacity)
     assert isinstance(twin.head, LinearChain)
     dual = DualState.for_head(twin.head, twin.n, lam, storage=Labelings(capacity))
-    return problem, run, CompiledChain(twin.head, dual, twin.everything(3), direction=direction, oracle=oracle)
+    return problem, run, CompiledBCFW(twin.head, dual, twin.everything(3), direction=direction, oracle=oracle)
 
 
 @pytest.mark.parametrize("capacity", [2, 20])
@@ -166,13 +166,13 @@ def test_the_compiled_loop_takes_the_same_steps(direction, oracle, capacity):
 @pytest.mark.parametrize("order", [Proportional(), Uniform()], ids=repr)
 @pytest.mark.parametrize("direction", RULES, ids=repr)
 def test_the_compiled_loop_alone(direction, order):
-    from torchssvm.compiled import CompiledChain
+    from torchssvm.compiled import CompiledBCFW
 
     problem = PROBLEMS["chain"](1, lam=0.5)
     truth = reference(problem)
     dual = DualState.for_head(problem.head, problem.n, 0.5, storage=Labelings(2))
     rules = {"direction": direction, "oracle": CacheOracle(), "order": order}
-    loop = CompiledChain(problem.head, dual, problem.everything(), **rules)
+    loop = CompiledBCFW(problem.head, dual, problem.everything(), **rules)
     before = 0.0
     for _ in range(20):
         assert loop.run(16) == 16 or not bool(dual.gap_estimates.any())

@@ -45,7 +45,7 @@ from torchssvm import (
     regularization_path,
 )
 from torchssvm.batch import apply_head
-from torchssvm.compiled import CompiledChain
+from torchssvm.compiled import CompiledBCFW
 from torchssvm.datasets import OCR
 from torchssvm.kernels import KernelSSVM, Linear
 from torchssvm.kernels import Pairwise as KernelPairwise
@@ -111,7 +111,7 @@ def averaged(problem: Problem, average: type) -> Interval:
 
 def compiled(problem: Problem, direction, oracle) -> Interval:
     dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings(3))
-    loop = CompiledChain(problem.head, dual, problem.everything(), direction=direction, oracle=oracle)
+    loop = CompiledBCFW(problem.head, dual, problem.everything(), direction=direction, oracle=oracle)
     for _ in range(3):
         loop.run(VISITS * problem.n // 3)
         found = loop.certify()
@@ -198,7 +198,7 @@ SOLVERS: dict[str, Solver] = {
     },
     **{f"BCFW, {a.__name__}": functools.partial(averaged, average=a) for a in (WeightedAverage, SuffixAverage)},
     **{
-        f"CompiledChain, {direction}, {oracle}": functools.partial(compiled, direction=direction, oracle=oracle)
+        f"CompiledBCFW, {direction}, {oracle}": functools.partial(compiled, direction=direction, oracle=oracle)
         for direction, oracle in itertools.product(DIRECTIONS, ORACLES)
     },
     "OneSlack": functools.partial(cutting_plane, slack=OneSlack),
@@ -216,7 +216,7 @@ SOLVERS: dict[str, Solver] = {
 
 def applies(name: str, kind: str) -> bool:
     """The compiled loop is for chains with shared transitions, kernel heads are made for the package's own heads."""
-    if name.startswith("CompiledChain"):
+    if name.startswith("CompiledBCFW"):
         return kind == "chain"
     return not (name.startswith("KernelSSVM") and "adjoint" in kind)
 

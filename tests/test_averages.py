@@ -23,7 +23,7 @@ from torchssvm import (
     Weights,
     certify,
 )
-from torchssvm.compiled import CompiledChain
+from torchssvm.compiled import CompiledBCFW
 from torchssvm.potentials import as_potentials
 
 
@@ -195,7 +195,7 @@ def test_the_compiled_loop_tells_of_its_last_step():
     pytest.importorskip("numba")
     problem = chain(2, boundary=True)
     dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings())
-    solver = CompiledChain(problem.head, dual, problem.everything())
+    solver = CompiledBCFW(problem.head, dual, problem.everything())
     average, iterates = UniformAverage.following(dual), []
     for _ in range(5):
         solver.run(4)

@@ -11,7 +11,7 @@ from torchssvm.batch import Batch
 
 pytest.importorskip("numba")
 
-from torchssvm.compiled import CompiledChain
+from torchssvm.compiled import CompiledBCFW
 
 
 def small(capacity=3, seed=0):
@@ -29,14 +29,14 @@ def test_another_structure_or_head_is_refused():
     head, _, batch = small()
     other = DualState.for_head(head, 6, 0.1, structure=SlackRescaling(head.structure), storage=Labelings())
     with pytest.raises(ValueError, match=r"the dual's structure is .*use BlockGap"):
-        CompiledChain(head, other, [batch])
+        CompiledBCFW(head, other, [batch])
     with pytest.raises(ValueError, match="not those that the dual was made for"):
-        CompiledChain(LinearChain(5, 3, structure=head.structure), small()[1], [batch])
+        CompiledBCFW(LinearChain(5, 3, structure=head.structure), small()[1], [batch])
 
 
 def test_weights_that_are_not_those_of_the_dual_are_refused():
     head, dual, batch = small()
-    loop = CompiledChain(head, dual, [batch])
+    loop = CompiledBCFW(head, dual, [batch])
     loop.run(30)
     before = dual.state_dict()
     held = head.emission.detach().clone()
@@ -57,19 +57,19 @@ def test_a_new_dual_stands_for_zero_weights():
     with torch.no_grad():
         head.bias.fill_(2.0)
     with pytest.raises(ValueError, match="left out"):
-        CompiledChain(
+        CompiledBCFW(
             head, dual, [batch._replace(x=batch.x[:3], y=batch.y[:3], index=torch.arange(3), lengths=batch.lengths[:3])]
         )
     assert float(head.bias.detach().sum()) == 6.0
     with pytest.warns(UserWarning, match="were not zero"):
-        loop = CompiledChain(head, dual, [batch])
+        loop = CompiledBCFW(head, dual, [batch])
     loop.run(60)
     assert loop.certify().drift < 1e-5
 
 
 def test_bounds_that_come_later_are_refused():
     head, dual, batch = small()
-    loop = CompiledChain(head, dual, [batch])
+    loop = CompiledBCFW(head, dual, [batch])
     BCFW([{"params": list(head.parameters()), "lower": 0.0}], dual)
     with pytest.raises(TypeError, match="bounds"):
         loop.run(6)
@@ -84,12 +84,12 @@ def test_examples_of_other_lengths_are_refused():
         optim.step()
     y = batch.y.clamp(min=0)
     with pytest.raises(ValueError, match=r"example 0 has length 4.*made for length 3"):
-        CompiledChain(head, dual, [batch._replace(y=y, lengths=torch.full((6,), 4))])
+        CompiledBCFW(head, dual, [batch._replace(y=y, lengths=torch.full((6,), 4))])
 
 
 def test_the_torch_loop_knows_the_lengths_of_compiled_blocks():
     head, dual, batch = small()
-    CompiledChain(head, dual, [batch]).run(30)
+    CompiledBCFW(head, dual, [batch]).run(30)
     with pytest.raises(ValueError, match="example 0 came with length 4"):
         BlockGap(dual)(head(batch.x, torch.full((6,), 4)), batch.y.clamp(min=0), batch.index)
 
@@ -98,17 +98,17 @@ def test_features_that_are_not_finite_are_refused():
     head, dual, batch = small()
     batch.x[2, 0, 0] = float("nan")
     with pytest.raises(ValueError, match="x of example 2 holds numbers that are not finite"):
-        CompiledChain(head, dual, [batch])
+        CompiledBCFW(head, dual, [batch])
 
 
 @pytest.mark.parametrize("labels", [7, -1])
 def test_labels_that_the_head_does_not_have_are_refused(labels):
     head, dual, batch = small()
-    CompiledChain(head, dual, [batch]).run(60)
+    CompiledBCFW(head, dual, [batch]).run(60)
     state = dual.state_dict()
     state["storage"]["sets"]["labelings"][0].fill_(labels)
     head, dual, batch = small()
-    loop = CompiledChain(head, dual, [batch])
+    loop = CompiledBCFW(head, dual, [batch])
     dual.load_state_dict(state)
     with pytest.raises(ValueError, match="labels beyond 0 to 2"):
         loop.run(6)
@@ -116,18 +116,18 @@ def test_labels_that_the_head_does_not_have_are_refused(labels):
 
 def test_rows_of_the_rest_that_are_too_few_are_refused():
     head, dual, batch = small(capacity=1)
-    CompiledChain(head, dual, [batch]).run(60)
+    CompiledBCFW(head, dual, [batch]).run(60)
     assert bool(dual.storage.mixed.any())
     dual.storage.rest.buffers["emission"].rows.fill_(1)
     with pytest.raises(ValueError, match="made for length 1"):
-        CompiledChain(head, dual, [batch])
+        CompiledBCFW(head, dual, [batch])
 
 
 def test_the_memory_limit_holds():
     head, _, batch = small()
     dual = DualState.for_head(head, 6, 0.1, storage=Labelings(), memory_limit=10)
     with pytest.raises(MemoryError, match="capacity"):
-        CompiledChain(head, dual, [batch])
+        CompiledBCFW(head, dual, [batch])
 
 
 def test_compiled_steps_leave_the_position_of_a_sampler():
@@ -136,11 +136,11 @@ def test_compiled_steps_leave_the_position_of_a_sampler():
     batches = iter(sampler)
     next(batches)
     before = sampler.state_dict()
-    CompiledChain(head, dual, [batch]).run(12)
+    CompiledBCFW(head, dual, [batch]).run(12)
     assert_same(sampler.state_dict(), before)
 
 
 def test_visits_must_make_sense():
     head, dual, batch = small()
     with pytest.raises(ValueError, match="visits=-1"):
-        CompiledChain(head, dual, [batch]).run(-1)
+        CompiledBCFW(head, dual, [batch]).run(-1)

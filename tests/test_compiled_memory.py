@@ -13,7 +13,7 @@ import torch
 from torchssvm import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm import CacheOracle, DualState, Labelings, LinearChain, MaxOracle
 from torchssvm.batch import Batch
-from torchssvm.compiled import CompiledChain
+from torchssvm.compiled import CompiledBCFW
 
 n, longest, states = 30, 5, 4
 mixed = 0
@@ -29,7 +29,7 @@ for seed in range(8):
             for oracle in (MaxOracle(), CacheOracle()):
                 head = LinearChain(6, states)
                 dual = DualState.for_head(head, n, 0.01, storage=Labelings(capacity))
-                loop = CompiledChain(head, dual, batches, direction=direction, oracle=oracle, seed=seed)
+                loop = CompiledBCFW(head, dual, batches, direction=direction, oracle=oracle, seed=seed)
                 loop.run(20 * n)
                 loop.certify()
                 loop.run(20 * n)

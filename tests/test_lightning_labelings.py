@@ -35,7 +35,7 @@ from torchssvm import (  # noqa: E402
     certify,
     recompute_weights,
 )
-from torchssvm.compiled import CompiledChain  # noqa: E402
+from torchssvm.compiled import CompiledBCFW  # noqa: E402
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
 
@@ -139,7 +139,7 @@ def optimum(words) -> tuple[float, float]:
     head = LinearChain(128, 26).double()
     dual = DualState.for_head(head, WORDS, 0.05, storage=Labelings(40))
     everything = DataLoader(words, batch_size=WORDS, collate_fn=words.collate)
-    solver = CompiledChain(head, dual, everything, direction=Corrective(), order=Permutation())
+    solver = CompiledBCFW(head, dual, everything, direction=Corrective(), order=Permutation())
     solver.run(200 * WORDS)
     found = solver.certify()
     assert 0.0 <= found.gap < 1e-4

@@ -205,10 +205,10 @@ def test_ocr_small_certificates_enclose_the_known_optimum():
 def test_ocr_small_to_a_gap_of_a_hundredth():
     """The compiled loop takes the dual there in seconds, and the torch loop keeps it there."""
     pytest.importorskip("numba")
-    from torchssvm.compiled import CompiledChain
+    from torchssvm.compiled import CompiledBCFW
 
     problem, training = words_and_head(Labelings())
-    loop = CompiledChain(problem.head, training.dual, problem.everything(64), direction=Corrective())
+    loop = CompiledBCFW(problem.head, training.dual, problem.everything(64), direction=Corrective())
     found = loop.certify()
     while found.gap > 0.01 and found.passes < 500:
         loop.run(20 * problem.n)

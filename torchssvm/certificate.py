@@ -83,13 +83,24 @@ def certify(
         RuntimeError: The gap is negative by more than rounding: the dual is not one of these examples. Or the held
             weights are out of their bounds, where no primal value bounds the optimum.
     """
+    return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
+
+
+def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bool) -> Certificate:
+    """What an exact pass proves; brings the gaps of ``dual`` up to date. Arguments and errors as in :func:`certify`.
+
+    Args:
+        dual: The dual state.
+        make_pass: Makes the pass.
+        refresh: Whether the next step starts from the recomputed weights.
+    """
     start = time.perf_counter()
     dual.to(dual.parameters[0].device)
     if not dual.box.holds([p.detach() for p in dual.parameters]):
         raise RuntimeError(
             "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
         )
-    hinges, exact, gaps, weights = exact_pass(head, dual, batches, remember=True)
+    hinges, exact, gaps, weights = make_pass()
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
     length = squared_norm(weights)
     value = dual.objective(float(dual.loss.sum()), weights)

@@ -14,7 +14,7 @@ from torch import nn
 from compare.tasks import Task
 from torchssvm import Average, DualState, certify, primal
 from torchssvm.certificate import Certificate
-from torchssvm.compiled import CompiledChain
+from torchssvm.compiled import CompiledBCFW
 from torchssvm.solve import EveryPasses, Steps, in_order
 
 _EPOCHS = 100  # of blocks visited, after which an exact pass is due even if the cache has answered all the time
@@ -156,14 +156,14 @@ class TorchRun(DualRun):
 
 
 class CompiledRun(DualRun):
-    """Blocks in the compiled loop, ``CompiledChain``, a quarter of an epoch at a time.
+    """Blocks in the compiled loop, ``CompiledBCFW``, a quarter of an epoch at a time.
 
     Args:
         task: What to train, a chain.
         settings: Lambda and so on.
         dual: Makes the dual state of a head.
         exact_passes: Whether the solver needs exact passes of its own.
-        options: Direction, oracle and order for ``CompiledChain``.
+        options: Direction, oracle and order for ``CompiledBCFW``.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class CompiledRun(DualRun):
     ) -> None:
         super().__init__(task, settings)
         self.dual = dual(self.head, self.n, settings.lam)
-        self.chain = CompiledChain(self.head, self.dual, in_order(task.train), seed=settings.seed, **options)
+        self.chain = CompiledBCFW(self.head, self.dual, in_order(task.train), seed=settings.seed, **options)
         self.exact_passes = exact_passes
 
     def steps(self) -> Generator[int]:

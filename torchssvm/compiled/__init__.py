@@ -1,5 +1,7 @@
 """The training loop of fixed features, compiled: blocks one after another, with no Python between them."""
 
-from torchssvm.compiled.chain import CompiledChain
+from torchssvm.compiled.solver import CompiledBCFW
 
-__all__ = ["CompiledChain"]
+CompiledChain = CompiledBCFW
+
+__all__ = ["CompiledBCFW"]

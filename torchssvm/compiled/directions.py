@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from torchssvm.compiled.jit import kernel
 
 FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, work):
     """The change of the masses for a step of 1, written to ``change``.
 
@@ -30,7 +31,7 @@ def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, wor
     _classical(rule, atoms, corner, away, mass, change)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _others(atoms, away, mass):
     total = 0.0
     for c in range(atoms):
@@ -39,7 +40,7 @@ def _others(atoms, away, mass):
     return total > 0.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _classical(rule, atoms, corner, away, mass, change):
     if rule == PAIRWISE:
         for c in range(atoms):
@@ -61,7 +62,7 @@ def _classical(rule, atoms, corner, away, mass, change):
         change[corner] += 1.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _best(atoms, corner, away, mass, hinge, gram, change):
     best, largest = FRANK_WOLFE, -1.0
     for rule in (FRANK_WOLFE, PAIRWISE, AWAY):
@@ -81,7 +82,7 @@ def _best(atoms, corner, away, mass, hinge, gram, change):
     return best
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _climb(atoms, mass, hinge, gram, steps, tolerance, change, rates):
     for c in range(atoms):
         rates[c] = hinge[c]

@@ -9,40 +9,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.dual import DualState, Labelings
+from torchssvm.compiled.kinds import Kind
+from torchssvm.dual import DualState, Labelings, MeanParts
 from torchssvm.dual.bounds import Box
+from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import squared_norm
-from torchssvm.heads import LinearChain
-from torchssvm.structures import Chain
 
 
 class Gate:
-    """Refuses a head or a dual that the compiled loop was not made for, before anything changes.
+    """Refuses a dual that is not of this head, or that the compiled loop was not made for, before anything changes.
 
     Args:
-        head: The head.
+        kind: The head.
         dual: Its dual state.
 
     Raises:
-        TypeError: The head, its structure or the storage is not one that is compiled.
+        TypeError: The storage is not one that is compiled.
         ValueError: The dual is that of another head or of another structure.
     """
 
-    def __init__(self, head: LinearChain, dual: DualState) -> None:
-        if not isinstance(head, LinearChain) or head.positions is not None or type(head.structure) is not Chain:
-            raise TypeError(f"head={head} must be a LinearChain with shared transitions and a Chain structure")
-        if head.emission.device.type != "cpu":
-            raise TypeError(f"head is on {head.emission.device}; the compiled loop runs on the CPU")
-        if not isinstance(dual.storage, Labelings):
-            raise TypeError(f"the dual's storage is {type(dual.storage).__name__}(); make it with storage=Labelings()")
-        if type(dual.structure) is not Chain or repr(dual.structure) != repr(head.structure):
+    def __init__(self, kind: Kind, dual: DualState) -> None:
+        if type(dual.storage) not in (Labelings, MeanParts):
+            raise TypeError(
+                f"the dual's storage is {type(dual.storage).__name__}(): make it with storage=MeanParts() or "
+                "storage=Labelings()"
+            )
+        if type(dual.structure) is not type(kind.structure) or repr(dual.structure) != repr(kind.structure):
             raise ValueError(
                 f"the dual's structure is {dual.structure}, and the compiled loop decodes by head.structure, "
-                f"{head.structure}: give the structure to the head, or use BlockGap and BCFW"
+                f"{kind.structure}: give the structure to the head, or use BlockGap and BCFW"
             )
-        self.head, self.dual, self.storage = head, dual, dual.storage
+        self.kind, self.dual = kind, dual
         self._shapes = [(p.shape, p.dtype) for p in dual.parameters]
-        self._sets: Any = None  # the active sets whose labelings were looked at
+        self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were looked at
         self.check_weights()
 
     def begin(self) -> None:
@@ -50,7 +49,7 @@ class Gate:
         if self.dual.begin(Box(self.dual.parameters)):
             warnings.warn(
                 "the head's weights were not zero, and a new dual stands for zero weights: they are now zero",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def check_weights(self) -> None:
@@ -61,11 +60,11 @@ class Gate:
             TypeError: They have bounds.
             RuntimeError: They were changed since.
         """
-        head, dual = self.head, self.dual
+        head, dual = self.kind.head, self.dual
         if [id(p) for p in head.parameters()] != [id(p) for p in dual.parameters]:
             raise ValueError("the head's parameters are not those that the dual was made for: make a DualState for it")
         if [(p.shape, p.dtype) for p in dual.parameters] != self._shapes or dual.parameters[0].device.type != "cpu":
-            raise ValueError("the head's parameters have another shape, dtype or device now: make a new CompiledChain")
+            raise ValueError("the head's parameters have another shape, dtype or device now: make a new compiled loop")
         if not all(p.is_contiguous() for p in dual.parameters):
             raise ValueError("the head's parameters must be contiguous")
         if dual.box:
@@ -80,7 +79,7 @@ class Gate:
             )
 
     def check_blocks(self, lengths: Tensor) -> None:
-        """Whether every block holds labelings of its own example.
+        """Whether every block holds labelings of its own example; nothing to do while only this loop changes them.
 
         Args:
             lengths: ``[n]`` int64, those of the examples.
@@ -88,40 +87,64 @@ class Gate:
         Raises:
             ValueError: A block is of another length, or of labels that the head does not have.
         """
-        sets, rest, states = self.storage.sets, self.storage.rest, self.head.structure.num_states
-        rows = [buffer.rows for name, buffer in rest.buffers.items() if name == "emission"]
-        for held in (sets.length, *rows):
-            if bool((wrong := (held > 0) & (held != lengths)).any()):
-                i = int(wrong.nonzero()[0])
-                raise ValueError(
-                    f"example {i} has length {int(lengths[i])}, and its dual block was made for length {int(held[i])}: "
-                    "an index must always name the same example, at the same length"
-                )
-        if self._sets is sets:
+        storage = self.dual.storage
+        contents = storage.sets if isinstance(storage, Labelings) else storage.buffers  # type: ignore[attr-defined]
+        if self._seen is not None and self._seen[0] is contents and self._seen[1] == self.dual.version:
             return
+        if isinstance(storage, Labelings):
+            self._check_lengths(storage.sets.length, lengths)
+            self._check_labelings(storage, lengths)
+        else:
+            assert isinstance(storage, MeanParts)
+            self._check_rows(storage.buffers, lengths)
+        self._seen = (contents, self.dual.version)
+
+    def remember(self) -> None:
+        """The blocks are as this loop has left them."""
+        if self._seen is not None:
+            self._seen = (self._seen[0], self.dual.version)
+
+    def _check_lengths(self, held: Tensor, lengths: Tensor) -> None:
+        if bool((wrong := (held > 0) & (held != lengths)).any()):
+            i = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"example {i} has length {int(lengths[i])}, and its dual block was made for length {int(held[i])}: "
+                "an index must always name the same example, at the same length"
+            )
+
+    def _check_labelings(self, storage: Labelings, lengths: Tensor) -> None:
+        sets, states = storage.sets, self.kind.num_states
         if sets.labelings:
-            (labels,) = sets.labelings
-            integral = not labels.is_floating_point() and labels.dtype != torch.bool and labels.ndim == 3
-            if not integral or labels.shape[2] < int((lengths * (sets.count > 0)).max()):
-                raise ValueError(f"the dual's labelings are {labels.dtype} {list(labels.shape)}, not of this problem")
+            (held,) = sets.labelings
+            integral = not held.is_floating_point() and held.dtype != torch.bool
+            if not integral or held.ndim != (2 if self.kind.pairs is None else 3):
+                raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
+            labels = self.kind.as_sequences(held)
+            if labels.shape[2] < int((lengths * (sets.count > 0)).max()):
+                raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
             inside = torch.arange(labels.shape[2]) < lengths.unsqueeze(1)
             used = torch.arange(labels.shape[1]) < sets.count.unsqueeze(1)
             own = labels[inside.unsqueeze(1) & used.unsqueeze(2)]
             if bool(((own < 0) | (own >= states)).any()):
                 raise ValueError(f"the dual's labelings have labels beyond 0 to {states - 1}: not of this problem")
-        for name, buffer in rest.buffers.items():
-            there = buffer.start > 0
-            shape = (states,) if name == "emission" else (states, states)
-            wide = buffer.values.ndim == 1 or tuple(buffer.values.shape[1:]) == shape
-            fits = bool((buffer.start + buffer.rows <= len(buffer.values)).all())
-            single = name == "emission" or bool((buffer.rows[there] == 1).all())
-            if not (wide and fits and single and bool(there[self.storage.mixed].all())):
-                raise ValueError("the dual's merged labelings are not of this problem")
-        if bool(self.storage.mixed.any()) and not rest.buffers:
-            raise ValueError("the dual's merged labelings are missing")
-        self._sets = sets
+        self._check_rows(storage.rest.buffers, lengths, storage.mixed)
 
-    def remember_lengths(self, lengths: Tensor) -> None:
-        """Note the lengths of the blocks that hold labelings now."""
-        sets = self.storage.sets
-        sets.length = torch.where(sets.count > 0, lengths, sets.length)
+    def _check_rows(self, buffers: dict[str, RowBuffer], lengths: Tensor, needed: Tensor | None = None) -> None:
+        """``needed`` says which examples must have rows."""
+        kind, states = self.kind, self.kind.num_states
+        shapes = {kind.emission: (states,)} | ({} if kind.pairs is None else {kind.pairs: (states, states)})
+        if not buffers:
+            if needed is not None and bool(needed.any()):
+                raise ValueError("the dual's merged labelings are missing")
+            return
+        if buffers.keys() != shapes.keys():
+            raise ValueError(f"the dual holds blocks for {sorted(buffers)}, and the head gives {sorted(shapes)}")
+        self._check_lengths(buffers[kind.emission].rows, lengths)
+        for name, buffer in buffers.items():
+            there = buffer.start > 0
+            wide = buffer.values.ndim == 1 or tuple(buffer.values.shape[1:]) == shapes[name]
+            fits = bool((buffer.start + buffer.rows <= len(buffer.values)).all())
+            single = name == kind.emission or bool((buffer.rows[there] == 1).all())
+            present = needed is None or bool(there[needed].all())
+            if not (wide and fits and single and present):
+                raise ValueError("the dual's mean parts are not of this problem")

@@ -4,36 +4,48 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class Examples(NamedTuple):
-    """The training set, token after token.
+    """The training set, token after token; an example without a sequence is one token.
 
     Attributes:
-        value: ``[nonzeros]`` features that are not zero; looking for them again in every visit would cost more than
-            all the rest of it.
+        dense: Whether features are in ``x``, or in ``value`` and ``column``.
+        x: ``[tokens, F]``, or empty.
+        value: ``[nonzeros]`` features that are not zero, or empty: looking for them again in every visit would cost
+            more than all the rest of it.
         column: ``[nonzeros]`` int32, which feature each is.
         row: ``[tokens + 1]`` int64, where each token's begin.
         y: ``[tokens]`` int64 targets.
-        cost: ``[tokens]`` float64, what a wrong label costs.
+        cost: ``[tokens]`` float64, what a wrong label costs, or a factor of ``cost_matrix``.
         added: The same in the dtype of the weights.
+        cost_matrix: ``[K, K]`` by target and label, or ``[0, 0]`` where all wrong labels cost the same.
         start: ``[n + 1]`` int64, where each example's tokens begin.
-        inner: ``[sum T^2]`` float64, inner products of each example's tokens, the bias among their features.
+        inner: ``[sum T (T + 1) / 2]`` inner products of each example's tokens, the bias among their features: token t
+            with 0 to t, for all t.
         inner_start: ``[n]`` int64, where each example's begin.
     """
 
+    dense: bool
+    x: Any
     value: Any
     column: Any
     row: Any
     y: Any
     cost: Any
     added: Any
+    cost_matrix: Any
     start: Any
     inner: Any
     inner_start: Any
 
 
 class Model(NamedTuple):
-    """The weights of a linear chain; ``has_bias`` and ``has_boundary`` say which of the last three count."""
+    """Weights: emissions ``[F, K]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three times ``[K]``.
+
+    ``has_bias`` and ``has_boundary`` say which of these three count.
+    """
 
     emission: Any
     transition: Any
@@ -45,7 +57,7 @@ class Model(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The active sets and the rest, as ``Labelings`` keeps them."""
+    """The active sets and the rest, as ``Labelings`` keeps them; ``MeanParts`` are a rest, with no slots."""
 
     count: Any
     mass: Any
@@ -96,19 +108,43 @@ class Options(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one block: potentials, one row of weights, prefixes of Viterbi, responses, directions, and the atoms."""
+    """Room for one block: potentials, maxima of Viterbi, responses, directions, and the atoms."""
 
     emission: Any
-    row: Any
+    into: Any
     prefixes: Any
     response: Any
     pairs: Any
     delta: Any
     delta_pairs: Any
+    squares: Any
     corner: Any
+    labels: Any
     mass: Any
     hinge: Any
     score_loss: Any
     change: Any
     gram: Any
     work: Any
+
+
+def make_scratch(longest: int, states: int, pairs: int, atoms: int, dtype: np.dtype) -> Scratch:
+    """Room for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 where there are none."""
+    return Scratch(
+        emission=np.zeros((longest, states), dtype),
+        into=np.zeros((longest, states), dtype),
+        prefixes=np.zeros((longest, states), dtype),
+        response=np.zeros((longest, states)),
+        pairs=np.zeros((pairs, states)),
+        delta=np.zeros((longest, states), dtype),
+        delta_pairs=np.zeros((pairs, states), dtype),
+        squares=np.zeros(longest),
+        corner=np.zeros(longest, np.int64),
+        labels=np.zeros(longest, np.int64),
+        mass=np.zeros(atoms),
+        hinge=np.zeros(atoms),
+        score_loss=np.zeros(atoms),
+        change=np.zeros(atoms),
+        gram=np.zeros((atoms, atoms)),
+        work=np.zeros(atoms),
+    )

@@ -71,6 +71,11 @@ class RowBuffer:
             values = _resize(values, (len(values), *self.values.shape[1:]))
         self.values.index_copy_(0, places.flatten(), values)  # padding writes zeros to row 0
 
+    def fill_up(self, rows: Tensor, trailing: Sequence[int]) -> None:
+        """Give every example its ``rows`` (``[n]`` int64), each at least ``trailing`` large; new ones are zero."""
+        self._place(torch.arange(len(rows), device=rows.device), rows)
+        self._reserve(trailing)
+
     def _place(self, index: Tensor, rows: Tensor | None) -> None:
         """Give rows to the examples that have none."""
         new = self.start[index] == 0

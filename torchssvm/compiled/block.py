@@ -1,0 +1,288 @@
+"""One block of a chain, compiled by Numba: potentials, decoding, scores, inner products, the step.
+
+A multiclass example is a chain of one token. Import it only where Numba is installed. Loops take four rows at a time,
+which halves the traffic of what they add to and lets the compiler fill its vectors. Sums of products may be contracted
+and reordered; decoding is in the written order, so that its ties are those of ``torchssvm.oracles.viterbi``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.compiled.jit import kernel, summing
+
+
+@summing
+def potentials(examples, model, i, emission):
+    """Emissions of example i; returns its length."""
+    start, length = examples.start[i], examples.start[i + 1] - examples.start[i]
+    states = model.emission.shape[1]
+    for t in range(length):
+        row = emission[t]
+        for k in range(states):
+            row[k] = model.bias[k]
+        if examples.dense:
+            add_dense(row, examples.x[start + t], model.emission)
+        else:
+            begin, end = examples.row[start + t], examples.row[start + t + 1]
+            add_sparse(row, examples.value[begin:end], examples.column[begin:end], model.emission)
+    for k in range(states):
+        emission[0, k] += model.first[k]
+        emission[length - 1, k] += model.last[k]
+    return length
+
+
+@summing
+def add_sparse(row, value, column, weights):
+    """``row += x W`` of a token whose features are a list of those that are not zero."""
+    states, count = len(row), len(value)
+    p = 0
+    while p + 4 <= count:
+        a, b, c, d = value[p], value[p + 1], value[p + 2], value[p + 3]
+        wa, wb, wc, wd = weights[column[p]], weights[column[p + 1]], weights[column[p + 2]], weights[column[p + 3]]
+        for k in range(states):
+            row[k] += (a * wa[k] + b * wb[k]) + (c * wc[k] + d * wd[k])
+        p += 4
+    while p < count:
+        a, wa = value[p], weights[column[p]]
+        for k in range(states):
+            row[k] += a * wa[k]
+        p += 1
+
+
+@summing
+def add_dense(row, x, weights):
+    """``row += x W``."""
+    states, features = len(row), len(x)
+    f = 0
+    while f + 4 <= features:
+        a, b, c, d = x[f], x[f + 1], x[f + 2], x[f + 3]
+        wa, wb, wc, wd = weights[f], weights[f + 1], weights[f + 2], weights[f + 3]
+        for k in range(states):
+            row[k] += (a * wa[k] + b * wb[k]) + (c * wc[k] + d * wd[k])
+        f += 4
+    while f < features:
+        a, wa = x[f], weights[f]
+        for k in range(states):
+            row[k] += a * wa[k]
+        f += 1
+
+
+@kernel
+def score(labels, length, emission, transition):
+    """Score of one labeling."""
+    total = np.float64(emission[0, labels[0]])
+    for t in range(1, length):
+        total += emission[t, labels[t]] + transition[labels[t - 1], labels[t]]
+    return total
+
+
+@kernel
+def decode(examples, i, length, emission, transition, into, prefixes, labels):
+    """Loss-augmented Viterbi, with the ties of ``torchssvm.oracles.viterbi``; returns the loss.
+
+    The forward pass keeps maxima only, without emissions in ``into`` and with them in ``prefixes``; the state before is
+    then the first one that gives the maximum, found again for the best states alone.
+    """
+    start, states = examples.start[i], emission.shape[1]
+    for t in range(length):
+        token = start + t
+        augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
+        if t > 0:
+            arrive(prefixes[t - 1], transition, into[t])
+            row, arrived = prefixes[t], into[t]
+            for k in range(states):
+                row[k] = arrived[k] + row[k]
+    last, best = prefixes[length - 1], 0
+    for k in range(1, states):
+        if last[k] > last[best]:
+            best = k
+    labels[length - 1] = best
+    for t in range(length - 1, 0, -1):
+        before, highest, found = prefixes[t - 1], into[t, best], 0
+        for j in range(states):
+            if before[j] + transition[j, best] == highest:
+                found = j
+                break
+        best = found
+        labels[t - 1] = best
+    return loss_of(examples, start, length, labels)
+
+
+@kernel
+def arrive(before, transition, into):
+    """``into[k] = max_j before[j] + transition[j, k]``."""
+    states = len(before)
+    first, pairs = before[0], transition[0]
+    for k in range(states):
+        into[k] = first + pairs[k]
+    j = 1
+    while j + 4 <= states:
+        a, b, c, d = before[j], before[j + 1], before[j + 2], before[j + 3]
+        pa, pb, pc, pd = transition[j], transition[j + 1], transition[j + 2], transition[j + 3]
+        for k in range(states):
+            va, vb, vc, vd = a + pa[k], b + pb[k], c + pc[k], d + pd[k]
+            va = va if va > vb else vb
+            vc = vc if vc > vd else vd
+            va = va if va > vc else vc
+            into[k] = va if va > into[k] else into[k]
+        j += 4
+    while j < states:
+        a, pa = before[j], transition[j]
+        for k in range(states):
+            va = a + pa[k]
+            into[k] = va if va > into[k] else into[k]
+        j += 1
+
+
+@kernel
+def augment(target, cost, cost_matrix, emission, row):
+    """``row = emission`` plus what each label costs at this token."""
+    states = len(row)
+    if len(cost_matrix):
+        costs = cost_matrix[target]
+        for k in range(states):
+            row[k] = emission[k] + cost * row.dtype.type(costs[k])
+    else:
+        for k in range(states):
+            row[k] = emission[k] + cost
+        row[target] = emission[target]
+
+
+@kernel
+def loss_of(examples, start, length, labels):
+    """What a labeling costs."""
+    loss = 0.0
+    for t in range(length):
+        target = examples.y[start + t]
+        if labels[t] != target:
+            cost = examples.cost[start + t]
+            loss += cost * examples.cost_matrix[target, labels[t]] if len(examples.cost_matrix) else cost
+    return loss
+
+
+@kernel
+def triangle(t, u):
+    """Where the inner product of tokens t and u stands among those of an example."""
+    return t * (t + 1) // 2 + u if t >= u else u * (u + 1) // 2 + t
+
+
+@kernel
+def respond(examples, model, i, length, labels, response, pairs):
+    """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before)."""
+    start, inner, states = examples.start[i], examples.inner_start[i], model.emission.shape[1]
+    for t in range(length):
+        for k in range(states):
+            response[t, k] = 0.0
+    for u in range(length):
+        new, old = labels[u], examples.y[start + u]
+        if new != old:
+            for t in range(length):
+                value = examples.inner[inner + triangle(t, u)]
+                response[t, new] += value
+                response[t, old] -= value
+        if u > 0:
+            pairs[labels[u - 1], new] += 1.0
+            pairs[examples.y[start + u - 1], old] -= 1.0
+    if model.has_boundary:
+        for t in (0, length - 1):
+            response[t, labels[t]] += 1.0
+            response[t, examples.y[start + t]] -= 1.0
+
+
+@kernel
+def forget_pairs(examples, i, length, labels, pairs):
+    """Set the pairs that ``respond`` wrote back to zero."""
+    start = examples.start[i]
+    for u in range(1, length):
+        pairs[labels[u - 1], labels[u]] = 0.0
+        pairs[examples.y[start + u - 1], examples.y[start + u]] = 0.0
+
+
+@kernel
+def add_labeling(examples, i, length, labels, mass, delta, pairs):
+    """``mass (p(labels) - p(y))`` added to parts."""
+    start = examples.start[i]
+    for t in range(length):
+        new, old = labels[t], examples.y[start + t]
+        if new != old:
+            delta[t, new] += mass
+            delta[t, old] -= mass
+        if t > 0:
+            pairs[labels[t - 1], new] += mass
+            pairs[examples.y[start + t - 1], old] -= mass
+
+
+@summing
+def product(a, b):
+    """Inner product of two arrays of one axis, in float64."""
+    total = 0.0
+    for k in range(len(a)):
+        total += np.float64(a[k]) * np.float64(b[k])
+    return total
+
+
+@summing
+def row_product(a, b):
+    """Inner product in the dtype of the arrays: for rows of states, which are short."""
+    total = a[0] * b[0]
+    for k in range(1, len(a)):
+        total += a[k] * b[k]
+    return total
+
+
+@kernel
+def squared_length(examples, model, i, length, delta, pairs, squares):
+    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``."""
+    inner = examples.inner_start[i]
+    total = 0.0
+    for t in range(length):
+        squares[t] = row_product(delta[t], delta[t])
+        if squares[t] == 0.0:
+            continue
+        total += np.float64(examples.inner[inner + triangle(t, t)]) * squares[t]
+        for u in range(t):
+            weight = examples.inner[inner + triangle(t, u)]
+            if squares[u] > 0.0 and weight != 0.0:
+                total += 2.0 * weight * row_product(delta[t], delta[u])
+    for j in range(len(pairs)):
+        total += row_product(pairs[j], pairs[j])
+    if model.has_boundary:
+        total += squares[0] + squares[length - 1]
+    return total
+
+
+@summing
+def add_to_weights(examples, model, i, length, delta, pairs, squares, rate):
+    """``w += rate Phi_i^T delta``; destroys ``delta``. ``squares`` is 0 for tokens without a change."""
+    start = examples.start[i]
+    states, rate = model.emission.shape[1], delta.dtype.type(rate)
+    for t in range(length):
+        if squares[t] == 0.0:
+            continue
+        row = delta[t]
+        for k in range(states):
+            row[k] *= rate
+        if examples.dense:
+            x = examples.x[start + t]
+            for f in range(len(x)):
+                value, weights = x[f], model.emission[f]
+                for k in range(states):
+                    weights[k] += value * row[k]
+        else:
+            for p in range(examples.row[start + t], examples.row[start + t + 1]):
+                value, weights = examples.value[p], model.emission[examples.column[p]]
+                for k in range(states):
+                    weights[k] += value * row[k]
+        if model.has_bias:
+            for k in range(states):
+                model.bias[k] += row[k]
+    for j in range(len(pairs)):
+        change, weights = pairs[j], model.transition[j]
+        for k in range(states):
+            weights[k] += rate * change[k]
+    if model.has_boundary:
+        for t, weights in ((0, model.first), (length - 1, model.last)):
+            if squares[t] > 0.0:
+                for k in range(states):
+                    weights[k] += delta[t, k]

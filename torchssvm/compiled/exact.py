@@ -1,0 +1,104 @@
+"""One exact pass over a range of examples, compiled by Numba. Import it only where Numba is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.compiled.block import add_labeling, add_to_weights, decode, potentials, product, row_product, score
+from torchssvm.compiled.jit import kernel
+from torchssvm.compiled.loop import find_slot, insert, rest_views
+
+
+@kernel
+def exact_range(
+    begin, end, examples, model, blocks, scalars, options, remember, scratch, counters, part, total, every, hinges
+):
+    """Decode examples ``begin`` to ``end - 1`` at the weights of ``model``; blocks of other ranges are not touched.
+
+    Args:
+        begin, end: Which examples.
+        examples, model, blocks, scalars, scratch: See ``torchssvm.compiled.state``; ``scalars.gaps`` gets the gaps.
+        options: Those of a Frank-Wolfe step: inner products are left to the visits.
+        remember: Whether new outputs go to free slots and to those without mass.
+        counters: ``[3]`` int64; the last is the clock, which every example sees as it was before the pass.
+        part: Weights of a few examples, zero before and after; in the dtype of the weights.
+        total: Those of the range are added here, in float64, without the factor 1/(lam n).
+        every: After how many examples ``part`` is added to ``total``.
+        hinges: ``[n]`` float64, gets H_i.
+
+    Returns:
+        How many labelings were remembered.
+    """
+    n, clock, kept = len(blocks.count), counters[2], 0
+    delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
+    waiting = 0
+    for i in range(begin, end):
+        length = potentials(examples, model, i, scratch.emission)
+        emission, transition = scratch.emission, model.transition
+        start = examples.start[i]
+        found = scratch.corner
+        loss = decode(examples, i, length, emission, transition, scratch.into, scratch.prefixes, found)
+        base = score(examples.y[start : start + length], length, emission, transition)
+        hinges[i] = score(found, length, emission, transition) - base + loss
+        inner = 0.0
+        if psi_of(i, length, examples, blocks, delta, pairs):
+            for t in range(length):
+                inner += product(delta[t], emission[t])
+                squares[t] = row_product(delta[t], delta[t])
+            for j in range(len(pairs)):
+                inner += product(pairs[j], transition[j])
+            add_to_weights(examples, part, i, length, delta, pairs, squares, 1.0)
+            waiting += 1
+        scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
+        if waiting == every or i + 1 == end:
+            flush(part, total)
+            waiting = 0
+        if remember and find_slot(i, blocks.count[i], length, blocks.labelings, found) < 0:
+            counters[2] = clock
+            insert(i, 0.0, loss, 0, length, examples, blocks, options, scratch, counters)
+            kept += counters[2] > clock
+    counters[2] = clock
+    return kept
+
+
+@kernel
+def psi_of(i, length, examples, blocks, delta, pairs):
+    """``p(y_i) - mu_i`` of block i; False where it is zero, with nothing written then."""
+    rest = blocks.mixed[i] and blocks.rest_mass[i] > 0.0
+    some = rest
+    for c in range(blocks.count[i]):
+        some |= blocks.mass[i, c] > 0.0
+    if not some:
+        return False
+    if rest:
+        psi, psi_pairs = rest_views(blocks, i, length)
+        for t in range(length):
+            row, held = delta[t], psi[t]
+            for k in range(len(row)):
+                row[k] = held[k]
+        for j in range(len(pairs)):
+            row, held = pairs[j], psi_pairs[j]
+            for k in range(len(row)):
+                row[k] = held[k]
+    else:
+        delta[:length] = 0.0
+        pairs[:] = 0.0
+    for c in range(blocks.count[i]):
+        if blocks.mass[i, c] > 0.0:
+            add_labeling(examples, i, length, blocks.labelings[i, c], -blocks.mass[i, c], delta, pairs)
+    return True
+
+
+@kernel
+def flush(part, total):
+    """Move ``part`` to ``total``."""
+    for rows, sums in ((part.emission, total.emission), (part.transition, total.transition)):
+        for j in range(len(rows)):
+            row, held = rows[j], sums[j]
+            for k in range(len(row)):
+                held[k] += row[k]
+                row[k] = 0.0
+    for row, held in ((part.bias, total.bias), (part.first, total.first), (part.last, total.last)):
+        for k in range(len(row)):
+            held[k] += np.float64(row[k])
+            row[k] = 0.0

@@ -1,0 +1,106 @@
+"""Exact passes over packed examples, on all of torch's threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchssvm.certificate import ExactPass
+from torchssvm.compiled.memory import BlockMemory
+from torchssvm.compiled.state import Blocks, Examples, Model, Options, Scalars, Scratch
+from torchssvm.dual import DualState
+from torchssvm.oracles.threads import run_in_chunks, split
+
+_RANGES = 16  # sums are made range by range, so that they do not depend on the number of threads
+_NUMBERS = 1 << 22  # and as float64: of models so large, fewer ranges
+_EVERY = 64  # examples whose weights are summed in the dtype of the weights
+
+
+class ExactPasses:
+    """Decodes all examples of a packed training set.
+
+    Args:
+        examples: The training set.
+        make_scratch: Makes room for one thread.
+    """
+
+    def __init__(self, examples: Examples, make_scratch: Callable[[], Scratch]) -> None:
+        self._examples = examples
+        self._work = np.diff(examples.start)
+        self._make_scratch = make_scratch
+        self._local = threading.local()
+
+    def __call__(
+        self, model: Model, blocks: Blocks, dual: DualState, options: Options, memory: BlockMemory
+    ) -> ExactPass:
+        """Hinges, gaps and recomputed weights; new outputs are remembered where the storage keeps labelings.
+
+        Args:
+            model: The weights.
+            blocks: The blocks.
+            dual: The dual state; its gaps are not changed.
+            options: Those of a Frank-Wolfe step.
+            memory: Whose clock to use.
+
+        Raises:
+            RuntimeError: The hinges are not finite.
+        """
+        from torchssvm.compiled.exact import exact_range
+
+        numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
+        ranges = split(self._work, max(1, min(_RANGES, _NUMBERS // numbers)))
+        totals = [_zeros(model, np.float64) for _ in ranges[1:]]
+        n = dual.num_examples
+        hinges, gaps = np.zeros(n), np.zeros(n)
+        scalars = Scalars(dual.loss.numpy(), gaps, gaps)
+        every = _EVERY + numbers // 64
+
+        def decode(begin: int, end: int, thread: int) -> int:
+            scratch, part, kept = self._scratch(), _zeros(model, model.emission.dtype), 0
+            for place in range(begin, end):
+                counters = np.array([0, 0, memory.clock])
+                kept += exact_range(
+                    ranges[place],
+                    ranges[place + 1],
+                    self._examples,
+                    model,
+                    blocks,
+                    scalars,
+                    options,
+                    memory.capacity > 0,
+                    scratch,
+                    counters,
+                    part,
+                    totals[place],
+                    every,
+                    hinges,
+                )
+            return kept
+
+        sizes = np.add.reduceat(self._work, ranges[:-1])
+        kept = sum(run_in_chunks(decode, sizes))
+        if not np.isfinite(hinges).all():
+            raise RuntimeError("the hinges are not finite: the weights must have overflowed")
+        if kept:
+            memory.clock += 1
+            dual.version += 1  # slots may hold other labelings now
+        scale = 1.0 / (dual.lam * n)
+        weights = [
+            torch.from_numpy(sum(arrays)) * scale for arrays in zip(*map(memory.kind.trained, totals), strict=True)
+        ]
+        return ExactPass(float(hinges.sum()), True, torch.from_numpy(gaps), weights)
+
+    def _scratch(self) -> Scratch:
+        """Of this thread."""
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = self._make_scratch()
+        return self._local.scratch
+
+
+def _zeros(model: Model, dtype: np.dtype | type) -> Model:
+    arrays: list[Any] = [np.zeros(array.shape, dtype) for array in model[:5]]
+    return Model(*arrays, *model[5:])

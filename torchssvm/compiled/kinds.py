@@ -1,0 +1,179 @@
+"""The heads that are compiled, each told in the terms of the loop: tokens, emissions and pairs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.batch import Batch, apply_head
+from torchssvm.compiled.state import Model
+from torchssvm.heads import LinearChain, LinearMulticlass
+from torchssvm.potentials import SINGLE
+from torchssvm.structures import Chain, Multiclass, Structure
+from torchssvm.structures.base import Labeling
+
+
+class Kind(ABC):
+    """One head with its structure.
+
+    Attributes:
+        head: The head.
+        structure: Its structure.
+        emission: Name of the potentials that features make.
+        pairs: Name of the potentials of neighbouring labels; None where there are none.
+        has_bias: Whether every token has a feature that is always 1.
+    """
+
+    emission: str
+    pairs: str | None
+    structure: Structure
+    has_bias: bool
+
+    def __init__(self, head: Any) -> None:
+        self.head = head
+        self.structure = self.head.structure
+        self.has_bias = self.head.bias is not None
+
+    @property
+    @abstractmethod
+    def num_states(self) -> int:
+        """K."""
+
+    @abstractmethod
+    def tokens(self, batch: Batch, target: Labeling) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Features ``[tokens, F]``, labels and costs of all tokens, and the lengths ``[B]``."""
+
+    @abstractmethod
+    def model(self) -> Model:
+        """The weights, sharing their memory with the head's."""
+
+    @abstractmethod
+    def trained(self, model: Model) -> list[Any]:
+        """The arrays of ``model`` that are the head's parameters, in their order."""
+
+    def cost_matrix(self) -> Tensor:
+        """``Examples.cost_matrix``."""
+        return torch.zeros(0, 0, dtype=torch.float64)
+
+    def apply(self, batch: Batch) -> Any:
+        """Potentials of a batch."""
+        return apply_head(self.head, batch)
+
+    @abstractmethod
+    def as_sequences(self, labelings: Tensor) -> Tensor:
+        """Stored labelings as ``[n, C, N]``, sharing their memory."""
+
+    @abstractmethod
+    def longest_labeling(self, longest: int) -> Tensor:
+        """A batch of one labeling of the largest length and label."""
+
+
+class ChainKind(Kind):
+    """:class:`LinearChain` with shared transitions."""
+
+    emission, pairs = "emission", "transition"
+
+    @property
+    def num_states(self) -> int:
+        """K."""
+        return self.structure.num_states  # type: ignore[attr-defined]
+
+    def tokens(self, batch: Batch, target: Labeling) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Positions within the lengths."""
+        costs, labels = self.structure.costs(target)  # type: ignore[attr-defined]
+        real = labels >= 0
+        return batch.x[real], labels[real], costs[real], real.sum(1)
+
+    def model(self) -> Model:
+        """All five weights of the head."""
+        head = self.head
+        zero = torch.zeros(self.num_states, dtype=head.emission.dtype)
+        bias, first, last = (zero if p is None else p.detach() for p in (head.bias, head.first, head.last))
+        arrays: list[Any] = [t.detach().numpy() for t in (head.emission, head.transition, bias, first, last)]
+        return Model(*arrays, self.has_bias, head.first is not None)
+
+    def trained(self, model: Model) -> list[Any]:
+        """Emissions, pairs, and the biases that there are."""
+        biases = [model.bias] * model.has_bias + [model.first, model.last] * model.has_boundary
+        return [model.emission, model.transition, *biases]
+
+    def as_sequences(self, labelings: Tensor) -> Tensor:
+        """They are."""
+        return labelings
+
+    def longest_labeling(self, longest: int) -> Tensor:
+        """``[1, longest]``."""
+        return torch.full((1, longest), self.num_states - 1)
+
+
+class MulticlassKind(Kind):
+    """:class:`LinearMulticlass`: a sequence of one token, without pairs."""
+
+    emission, pairs = SINGLE, None
+
+    @property
+    def num_states(self) -> int:
+        """K."""
+        return self.structure.num_classes  # type: ignore[attr-defined]
+
+    def cost_matrix(self) -> Tensor:
+        """The structure's; empty for the zero-one loss."""
+        cost = self.structure.cost  # type: ignore[attr-defined]
+        if torch.equal(cost, 1.0 - torch.eye(len(cost), dtype=cost.dtype)):
+            return super().cost_matrix()
+        return cost
+
+    def tokens(self, batch: Batch, target: Labeling) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One for each example."""
+        return batch.x, target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
+
+    def model(self) -> Model:
+        """Weight and bias."""
+        head = self.head
+        zero = torch.zeros(self.num_states, dtype=head.weight.dtype)
+        bias = zero if head.bias is None else head.bias.detach()
+        return Model(
+            head.weight.detach().numpy(),
+            torch.zeros(0, self.num_states, dtype=head.weight.dtype).numpy(),
+            bias.numpy(),
+            zero.numpy(),
+            zero.numpy(),
+            has_bias=self.has_bias,
+            has_boundary=False,
+        )
+
+    def trained(self, model: Model) -> list[Any]:
+        """Weight and bias."""
+        return [model.emission] + [model.bias] * model.has_bias
+
+    def as_sequences(self, labelings: Tensor) -> Tensor:
+        """A last axis of one token."""
+        return labelings.unsqueeze(2)
+
+    def longest_labeling(self, longest: int) -> Tensor:
+        """``[1]``."""
+        return torch.full((1,), self.num_states - 1)
+
+
+def kind_of(head: nn.Module) -> Kind:
+    """How the loop sees this head.
+
+    Raises:
+        TypeError: It is of no kind that is compiled, or not on the CPU.
+    """
+    if type(head) is LinearChain and head.positions is None and type(head.structure) is Chain:
+        kind: Kind = ChainKind(head)
+    elif type(head) is LinearMulticlass and type(head.structure) is Multiclass:
+        kind = MulticlassKind(head)
+    else:
+        raise TypeError(
+            f"head={head} must be a LinearChain with shared transitions and a Chain structure, or a LinearMulticlass "
+            "with a Multiclass structure; use BlockGap and BCFW"
+        )
+    device = next(head.parameters()).device
+    if device.type != "cpu":
+        raise TypeError(f"head is on {device}; the compiled loop runs on the CPU")
+    return kind
