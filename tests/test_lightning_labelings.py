@@ -89,7 +89,7 @@ def test_the_storage_is_what_direction_and_oracle_need(rules, storage, words):
     made = model(**rules)
     trainer(max_epochs=1).fit(made, loader(words))
     assert type(made.dual.storage) is storage
-    assert made.dual.steps == 10
+    assert made.dual.moved == 30
     if "storage" in rules:
         assert getattr(made.dual.storage, "capacity", None) == getattr(rules["storage"], "capacity", None)
 

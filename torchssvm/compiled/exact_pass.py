@@ -103,4 +103,4 @@ class ExactPasses:
 
 def _zeros(model: Model, dtype: np.dtype | type) -> Model:
     arrays: list[Any] = [np.zeros(array.shape, dtype) for array in model[:5]]
-    return Model(*arrays, *model[5:])
+    return Model(*arrays, *model[5:])  # type: ignore[call-arg]

@@ -93,7 +93,7 @@ class ChainKind(Kind):
         zero = torch.zeros(self.num_states, dtype=head.emission.dtype)
         bias, first, last = (zero if p is None else p.detach() for p in (head.bias, head.first, head.last))
         arrays: list[Any] = [t.detach().numpy() for t in (head.emission, head.transition, bias, first, last)]
-        return Model(*arrays, self.has_bias, head.first is not None)
+        return Model(*arrays, self.has_bias, head.first is not None)  # type: ignore[call-arg]
 
     def trained(self, model: Model) -> list[Any]:
         """Emissions, pairs, and the biases that there are."""

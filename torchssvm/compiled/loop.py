@@ -142,6 +142,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         step = 1.0 if value * options.lam * n >= bend else value * options.lam * n / bend
 
     counters[2] += 1
+    scratch.step[0] += step
     if step > 0.0:
         add_to_weights(examples, model, i, length, delta, pairs, squares, -step / (options.lam * n))
         scalars.loss[i] += step * loss_change / n

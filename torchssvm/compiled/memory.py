@@ -43,7 +43,7 @@ class BlockMemory:
             needed = dual.num_examples * (self.labelings.sets.bytes_each(like, self.capacity, gram) + 8 + 8 + 1)
             self._check(needed, "Labelings(capacity=...) with a smaller capacity takes less")
         elif not self.has_rest:
-            self._check(self._rest_bytes(), "storage=Labelings() may take less")
+            self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
         states, n = kind.num_states, dual.num_examples
         self._nothing = Blocks(
             count=torch.zeros(n, dtype=torch.int64).numpy(),
@@ -113,7 +113,11 @@ class BlockMemory:
         Raises:
             MemoryError: They would not fit in the dual's ``memory_limit``.
         """
-        advice = "a larger capacity of Labelings() avoids it" if self.capacity else "storage=Labelings() may take less"
+        advice = (
+            "a larger capacity of Labelings() avoids it"
+            if self.capacity
+            else "storage=Weights() or Labelings() may take less"
+        )
         self._check(self._rest_bytes(), advice)
         states, dtype = self.kind.num_states, self.dual.parameters[0].dtype
         shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.kind.emission: (self.lengths, (states,))}
@@ -138,5 +142,5 @@ class BlockMemory:
 
     def _check(self, needed: int, advice: str) -> None:
         storage = self.dual.storage
-        what = f"{type(storage).__name__}()"
+        what = f"storage={type(storage).__name__}()"
         check_memory(needed, self.dual.parameters[0].device, storage.memory_limit, what, advice)

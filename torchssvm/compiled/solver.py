@@ -113,11 +113,14 @@ class CompiledBCFW:
         return done
 
     @torch.no_grad()
-    def visit(self, index: Tensor) -> None:
+    def visit(self, index: Tensor) -> float:
         """Visit the given blocks, one after another.
 
         Args:
             index: ``[V]`` int64, examples; one that is there twice is visited twice.
+
+        Returns:
+            The mean step, between 0 and 1.
 
         Raises:
             ValueError: ``index`` is not valid; or as :meth:`run`, like the rest.
@@ -126,6 +129,8 @@ class CompiledBCFW:
         """
         index = self._check_index(index)
         self._begin()
+        self._scratch.step[:] = 0.0
+        visits = len(index)
         nowhere = torch.zeros(0, dtype=torch.float64)
         while len(index):
             made = self._visit(index, nowhere)
@@ -133,6 +138,7 @@ class CompiledBCFW:
             if len(index):
                 self._make_room()
         self._end()
+        return float(self._scratch.step[0]) / max(visits, 1)
 
     def solve(
         self,

@@ -108,7 +108,7 @@ class Options(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one block: potentials, maxima of Viterbi, responses, directions, and the atoms."""
+    """Room for one block: potentials, maxima of Viterbi, responses, directions, the atoms; and the sum of all steps."""
 
     emission: Any
     into: Any
@@ -126,6 +126,7 @@ class Scratch(NamedTuple):
     change: Any
     gram: Any
     work: Any
+    step: Any
 
 
 def make_scratch(longest: int, states: int, pairs: int, atoms: int, dtype: np.dtype) -> Scratch:
@@ -147,4 +148,5 @@ def make_scratch(longest: int, states: int, pairs: int, atoms: int, dtype: np.dt
         change=np.zeros(atoms),
         gram=np.zeros((atoms, atoms)),
         work=np.zeros(atoms),
+        step=np.zeros(1),
     )

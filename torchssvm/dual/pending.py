@@ -26,6 +26,7 @@ class PendingSteps:
     def __init__(self) -> None:
         self.visits = 0
         self._pending: list[Proposal] = []
+        self._settled = False
         self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
     @property
@@ -42,6 +43,15 @@ class PendingSteps:
         """The steps proposed since the last one; they are forgotten here."""
         proposals, self._pending = self._pending, []
         return proposals
+
+    def settle(self) -> None:
+        """Say that the closure of an optimizer's step has moved blocks and weights itself."""
+        self._settled = True
+
+    def settled(self) -> bool:
+        """Whether it has, since this was last asked."""
+        settled, self._settled = self._settled, False
+        return settled
 
     def discard(self) -> None:
         """Forget proposed steps, as ``zero_grad`` forgets their gradients."""

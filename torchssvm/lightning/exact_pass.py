@@ -44,10 +44,13 @@ def certify_run(trainer: L.Trainer, module: L.LightningModule, loader: Iterable[
     Args:
         trainer: The trainer; its progress bar shows the pass.
         module: Its ``forward`` gives the potentials.
-        loader: Every training example once.
+        loader: Every training example once; not needed where a compiled loop holds them.
         refresh: As in :func:`torchssvm.certify`.
     """
     dual = find_bcfw(trainer).dual
+    make_loop: Any = getattr(module, "compiled_loop", None)
+    if make_loop is not None and (loop := make_loop()) is not None:
+        return loop.certify(refresh=refresh)
     with evaluating(module):
         return certify(in_precision(trainer, module), dual, visible(trainer, loader, "Certifying"), refresh=refresh)
 

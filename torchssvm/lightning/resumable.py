@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.utils.data import DataLoader
 
+from torchssvm.compiled import CompiledBCFW
 from torchssvm.dual import DualState
 from torchssvm.lightning.exact_pass import find_bcfw
 from torchssvm.lightning.loaders import count_examples, gap_sampler
@@ -38,6 +39,8 @@ class Run:
         frozen: Parameters whose gradients are switched off during the fit.
         features_moved: Whether the features have been trained since the weights were last those of the dual.
         trains_features: Whether this epoch trains the features.
+        loop: The compiled loop, where it is used.
+        uncompiled: Whether it was found that it cannot be.
     """
 
     def __init__(self) -> None:
@@ -49,14 +52,16 @@ class Run:
         self.frozen: list[nn.Parameter] = []
         self.features_moved = False
         self.trains_features = False
+        self.loop: CompiledBCFW | None = None
+        self.uncompiled = False
 
     def start(self, loader: DataLoader, *, resumed: bool) -> None:
         """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
         self.resume = self.resume if resumed else None
         self.loader, self.sampler = loader, gap_sampler(loader)
         self.features_moved = self.resume is not None and self.resume.features_moved
-        self.trains_features = False
-        self.at_first_batch = self.before_validation = None
+        self.trains_features = self.uncompiled = False
+        self.at_first_batch = self.before_validation = self.loop = None
 
 
 class Resumable(L.LightningModule):

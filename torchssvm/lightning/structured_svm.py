@@ -13,13 +13,15 @@ from torch.optim import Optimizer
 from torchssvm.batch import Batch, apply_head
 from torchssvm.caching import OracleRule
 from torchssvm.certificate import recompute_weights
+from torchssvm.compiled import CompiledBCFW
 from torchssvm.dual import DualState
 from torchssvm.dual.bounds import Bound
 from torchssvm.dual.problem import check_lam, find_structure
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.arguments import Direction, check_bounds, choose_rules
-from torchssvm.lightning.exact_pass import evaluating, in_precision
+from torchssvm.lightning.compiled_steps import make_loop, obstacle
+from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import check_batch, errors
@@ -61,6 +63,11 @@ class StructuredSVM(Resumable):
         bounds: ``(lower, upper)`` by the name of a parameter of the head, such as ``{"transition": (0.0, None)}``; see
             :class:`torchssvm.BCFW`.
         line_search: How far a step goes; None is ``ExactSearch()``.
+        compiled: Whether fixed features are kept for the whole run and visited by :class:`torchssvm.CompiledBCFW`, the
+            examples of a batch one after another: many times faster than steps in torch operations. None is whenever it
+            can be (``LinearChain`` or ``LinearMulticlass`` on the CPU with its own structure, features that are not
+            trained and fit in half of the memory that is left, no bounds, Numba installed). Give False if a dataset is
+            to give an example other features each time.
 
     Raises:
         ValueError: Arguments contradict each other (such as a direction that needs labelings and a storage that keeps
@@ -84,6 +91,7 @@ class StructuredSVM(Resumable):
         memory_limit: int | None = None,
         bounds: dict[str, tuple[Bound | None, Bound | None]] | None = None,
         line_search: LineSearch | None = None,
+        compiled: bool | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -109,6 +117,9 @@ class StructuredSVM(Resumable):
         )
         self.memory_limit = memory_limit
         self.line_search = line_search
+        if compiled and (reason := obstacle(self)) is not None:
+            raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
+        self.compiled = compiled
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
         self.train(self.training)
 
@@ -121,7 +132,7 @@ class StructuredSVM(Resumable):
             x: Input of the features, or of the head.
             lengths: ``[B]`` int64, where examples differ in length.
         """
-        return self._apply_head(self._extract(x), lengths)
+        return self._apply_head(self.extract(x), lengths)
 
     @torch.no_grad()
     def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
@@ -154,8 +165,12 @@ class StructuredSVM(Resumable):
             return
         optimizer = self._optimizer(bcfw=True)
         optimizer.zero_grad()
+        if (loop := self.compiled_loop()) is not None:
+            optimizer.step(lambda: self._visit(loop, batch))
+            self._log_progress(batch_idx)
+            return
         loss = BlockGap(self.dual, self.direction, oracle=self.oracle, sweeps=self.sweeps)
-        extracted = self._extract(batch.x)
+        extracted = self.extract(batch.x)
         with full_precision(self.device):
             potentials = self._apply_head(extracted, batch.lengths)
             self.manual_backward(loss(potentials, batch.y, batch.index))
@@ -197,7 +212,30 @@ class StructuredSVM(Resumable):
         for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
             self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight)
 
-    def _extract(self, x: Any) -> Any:
+    def _visit(self, loop: CompiledBCFW, batch: Batch) -> None:
+        if self.features is not None and self.features.training:
+            self.features.eval()
+        dual = self.dual
+        dual.visits += 1
+        mean_step = loop.visit(batch.index)
+        for group in find_bcfw(self.trainer).param_groups:
+            group["lr"] = mean_step / dual.lam
+        dual.settle()
+
+    def compiled_loop(self) -> CompiledBCFW | None:
+        """The compiled loop of the fit under way, made when it is first asked for; None where it cannot be used."""
+        run = self._run
+        if self.compiled is False or run.loader is None or run.uncompiled:
+            return None
+        if run.loop is None or run.loop.dual is not self.dual:
+            run.loop = None
+            if obstacle(self) is None:
+                run.loop = make_loop(self, run.loader, required=bool(self.compiled))
+            run.uncompiled = run.loop is None
+        return run.loop
+
+    def extract(self, x: Any) -> Any:
+        """What the head is given of an input: its features, without gradients, in evaluation mode unless trained."""
         if self.features is None:
             return x
         if self.features.training and not self._run.trains_features:
@@ -310,6 +348,7 @@ class StructuredSVM(Resumable):
                 parameter.requires_grad_(True)
             self._run.frozen = []
             self._run.trains_features = False
+            self._run.loop = None
             self._rest()
 
     def follow_features(self) -> None:

@@ -109,6 +109,8 @@ class BCFW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
+            if self.dual.settled():  # by a compiled loop: nothing is left to do
+                return result
         with full_precision(self.dual.parameters[0].device):
             self._take_step()
         return result

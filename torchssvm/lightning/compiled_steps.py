@@ -1,0 +1,88 @@
+"""Fixed features under a Trainer: kept once for the whole run, and visited by the compiled loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import DataLoader
+
+from torchssvm.batch import Batch
+from torchssvm.compiled import CompiledBCFW
+from torchssvm.compiled.kinds import kind_of
+from torchssvm.compiled.solver import check_compiled
+from torchssvm.dual import Labelings, MeanParts
+from torchssvm.lightning.loaders import count_examples, exact_pass_loader
+from torchssvm.lightning.steps import check_batch
+from torchssvm.memory import available_memory
+from torchssvm.optim import ExactSearch
+
+if TYPE_CHECKING:
+    from torchssvm.lightning.structured_svm import StructuredSVM
+
+_SHARE = 0.5  # of the memory that is left, at most, for the features of all examples
+
+
+def obstacle(module: StructuredSVM) -> str | None:
+    """Why the compiled loop cannot train this module; None if it can."""
+    if module.features_optimizer is not None:
+        return "the features are trained (features_optimizer)"
+    if module.bounds:
+        return f"weights have bounds ({sorted(module.bounds)})"
+    if module.line_search is not None and type(module.line_search) is not ExactSearch:
+        return f"line_search={module.line_search} is not ExactSearch()"
+    if type(module.storage) not in (MeanParts, Labelings):
+        return f"storage={type(module.storage).__name__}() is not compiled"
+    try:
+        check_compiled(module.direction, module.oracle)
+        kind = kind_of(module.head)
+    except (ImportError, TypeError) as error:
+        return str(error)
+    if type(module.structure) is not type(kind.structure) or repr(module.structure) != repr(kind.structure):
+        return f"structure={module.structure} is not that of the head, {kind.structure}"
+    return None
+
+
+def make_loop(module: StructuredSVM, loader: DataLoader, *, required: bool) -> CompiledBCFW | None:
+    """Go through the training set once, keep its features, and make the loop for them.
+
+    Args:
+        module: The module, in a fit, with its dual.
+        loader: Its training loader.
+        required: Whether it is an error if the features do not fit in memory.
+
+    Returns:
+        The loop; None if the features would take more than half of the memory that is left.
+
+    Raises:
+        MemoryError: They would, and ``required``.
+    """
+    batches = _batches(module, exact_pass_loader(loader))
+    first = next(batches)
+    n = count_examples(loader)
+    needed = first.x.numel() * first.x.element_size() * n // max(len(first.index), 1)
+    allowed = int(_SHARE * available_memory(first.x.device))
+    if needed > allowed:
+        message = (
+            f"the features of {n} examples would take about {needed / 2**20:,.0f} MiB, and half of the memory that is "
+            f"left is {allowed / 2**20:,.0f} MiB"
+        )
+        if required:
+            raise MemoryError(f"{message}: use compiled=False, which computes them for every batch")
+        rank_zero_info(f"{message}: every batch computes its own, without the compiled loop")
+        return None
+
+    def everything() -> Iterator[Batch]:
+        yield first
+        yield from batches
+
+    return CompiledBCFW(module.head, module.dual, everything(), direction=module.direction, oracle=module.oracle)
+
+
+def _batches(module: StructuredSVM, loader: DataLoader) -> Iterator[Batch]:
+    """Every training example once, with what the head is given of it."""
+    for batch in loader:
+        batch = module.trainer.precision_plugin.convert_input(check_batch(batch))
+        with module.trainer.precision_plugin.forward_context():
+            yield batch._replace(x=module.extract(batch.x))
