@@ -49,7 +49,7 @@ def fetch(array, begin, end):
 
 @kernel
 def fetch_block(i, examples, blocks):
-    """Fetch what a visit of block i reads, but for its labelings, which are few bytes."""
+    """Fetch what a visit of block i reads."""
     start, end = examples.start[i], examples.start[i + 1]
     if examples.dense:
         for t in range(start, end):
@@ -62,6 +62,14 @@ def fetch_block(i, examples, blocks):
     fetch(examples.added, start, end)
     place, length = examples.inner_start[i], end - start
     fetch(examples.inner, place, place + length * (length + 1) // 2)
+    count = blocks.count[i]
+    for c in range(count):
+        fetch(blocks.labelings[i, c], 0, length)
+        if len(blocks.gram) > 1:
+            fetch(blocks.gram[i, c], 0, count)
+    fetch(blocks.mass[i], 0, count)
+    fetch(blocks.loss[i], 0, count)
+    fetch(blocks.used[i], 0, count)
     if blocks.rest_emission_start[i] > 0 and blocks.mixed[i]:
         begin = blocks.rest_emission_start[i]
         for t in range(begin, begin + length):
