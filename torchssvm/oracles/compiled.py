@@ -1,4 +1,4 @@
-"""Numba, where it is installed: the same results to the bit, sooner."""
+"""Numba and Triton, where they are installed: the same results to the bit, sooner."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from typing import Any
 def numba_available() -> bool:
     """Whether the extra ``torchssvm[numba]`` is installed; it is imported only when a kernel is first used."""
     return importlib.util.find_spec("numba") is not None
+
+
+@functools.cache
+def triton_available() -> bool:
+    """Whether Triton is installed, as it is with the CUDA builds of torch."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
