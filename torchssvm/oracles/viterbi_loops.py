@@ -1,12 +1,10 @@
-"""The loops of Viterbi on a CPU, compiled by Numba; import it only where Numba is installed.
-
-Maxima are written ``v if v > r else r``: LLVM then uses vector instructions without fast-math, and rounding and ties
-are those of the order written here.
-"""
+"""The loops of Viterbi on a CPU, compiled by Numba; import it only where Numba is installed."""
 
 from __future__ import annotations
 
 from numba import njit
+
+from torchssvm.oracles.max_plus_loops import copy_block, first_of_largest, raise_maxima
 
 
 @njit(cache=True, nogil=True)
@@ -39,7 +37,7 @@ def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, la
     prefix = memory[stop : stop + group * width].reshape(group, width)  # the best prefix that ends in each state
     whole = rows > 0 and group == 1
     if whole and pairs.shape[0] == 1:
-        _copy_block(pairs[0, 0], 0, 0, block)
+        copy_block(pairs[0, 0], 0, 0, block)
     for first in range(begin, end, group):
         members = min(group, end - first)
         for g in range(members):
@@ -52,14 +50,14 @@ def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, la
         b = order[first] if order.shape[0] else first
         chain = b if pairs.shape[0] > 1 else 0
         if whole and pairs.shape[0] > 1:
-            _copy_block(pairs[chain, 0], 0, 0, block)
+            copy_block(pairs[chain, 0], 0, 0, block)
         for t in range(1, lengths[b] if lengths.shape[0] else longest):
             while lengths.shape[0] and lengths[order[first + members - 1] if order.shape[0] else b] <= t:
                 members -= 1  # of chains in lockstep, the shortest ends first
             if whole:
-                _raise_maxima(maxima[0, t], prefix[0], block, True)
+                raise_maxima(maxima[0, t], prefix[0], block, True)
             elif members == 1:
-                _raise_maxima(maxima[0, t], prefix[0], pairs[chain, t - 1 if pairs.shape[1] > 1 else 0], True)
+                raise_maxima(maxima[0, t], prefix[0], pairs[chain, t - 1 if pairs.shape[1] > 1 else 0], True)
             else:
                 _raise_in_lockstep(maxima, t, prefix, members, pairs[0, 0], block)
             for g in range(members):
@@ -68,10 +66,7 @@ def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, la
                     ending[k] = best[k] + own[k]
         for g in range(min(group, end - first)):
             b = order[first + g] if order.shape[0] else first + g
-            best = 0
-            for k in range(1, states):
-                if prefix[g, k] > prefix[g, best]:
-                    best = k
+            best = first_of_largest(prefix[g], states)
             value[b] = prefix[g, best]
             last = (lengths[b] if lengths.shape[0] else longest) - 1
             labels[b, last] = best
@@ -91,47 +86,9 @@ def _raise_in_lockstep(maxima, t, prefix, members, matrix, block):
     for left in range(0, matrix.shape[1], columns):
         for top in range(0, matrix.shape[0], rows):
             height = min(rows, matrix.shape[0] - top)
-            _copy_block(matrix, top, left, block)
+            copy_block(matrix, top, left, block)
             for g in range(members):
-                _raise_maxima(maxima[g, t, left : left + columns], prefix[g, top : top + height], block, top == 0)
-
-
-@njit(cache=True, nogil=True)
-def _copy_block(matrix, top, left, block):
-    """Copy as much of ``matrix[top:, left:]`` as there is and as fits."""
-    columns = min(block.shape[1], matrix.shape[1] - left)
-    for j in range(min(block.shape[0], matrix.shape[0] - top)):
-        source, target = matrix[top + j, left : left + columns], block[j]
-        for k in range(source.shape[0]):
-            target[k] = source[k]
-
-
-@njit(cache=True, nogil=True)
-def _raise_maxima(maxima, prefix, block, fresh):
-    """``maxima[k] = max(maxima[k], prefix[j] + block[j, k])`` over all j; ``fresh`` forgets what stands there."""
-    states, columns = min(prefix.shape[0], block.shape[0]), block.shape[1]
-    j = 0
-    if fresh:
-        score = prefix[0]
-        for k in range(columns):
-            maxima[k] = score + block[0, k]
-        j = 1
-    while j + 4 <= states:  # four at once: a quarter of the reads and writes of maxima
-        a, b, c, d = prefix[j], prefix[j + 1], prefix[j + 2], prefix[j + 3]
-        for k in range(columns):
-            best = maxima[k]
-            v, w, x, y = a + block[j, k], b + block[j + 1, k], c + block[j + 2, k], d + block[j + 3, k]
-            v = w if w > v else v
-            x = y if y > x else x
-            v = x if x > v else v
-            maxima[k] = v if v > best else best
-        j += 4
-    while j < states:
-        score = prefix[j]
-        for k in range(columns):
-            v, best = score + block[j, k], maxima[k]
-            maxima[k] = v if v > best else best
-        j += 1
+                raise_maxima(maxima[g, t, left : left + columns], prefix[g, top : top + height], block, top == 0)
 
 
 @njit(cache=True, nogil=True)

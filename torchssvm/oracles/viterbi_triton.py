@@ -5,12 +5,12 @@ Import it only where Triton is installed.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from torchssvm.oracles.compiled import on_device
 
 _IN_REGISTERS = 128  # up to so many states, the transitions of a chain stay in registers
 _TILE = 64  # states of a tile, of previous and of next ones, where they do not
@@ -33,13 +33,16 @@ def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None)
     pointers = emission.new_empty(batch, longest, states, dtype=torch.int16)
     arguments = (emission, pairs, lengths.contiguous(), pointers, labels, value)
     sizes = longest, states, by_chain, by_position
-    if states <= _IN_REGISTERS:
-        width = max(triton.next_power_of_2(states), 2)
-        kernel_options: dict[str, Any] = {"width": width, "moves": by_position > 0, "num_warps": max(1, width // 16)}
-        _decode[(batch,)](*arguments, *sizes, **kernel_options)
-    else:
-        prefix = emission.new_empty(batch, 2, states)
-        _decode_by_tiles[(batch,)](*arguments, prefix, *sizes, tile=_TILE, num_warps=8)
+    with on_device(emission):
+        if states <= _IN_REGISTERS:
+            width = max(triton.next_power_of_2(states), 2)
+            _decode[(batch,)](
+                *arguments, *sizes, width=width, moves=by_position > 0, num_warps=max(1, width // 16),
+                enable_fp_fusion=False,
+            )  # fmt: skip
+        else:
+            prefix = emission.new_empty(batch, 2, states)
+            _decode_by_tiles[(batch,)](*arguments, prefix, *sizes, tile=_TILE, num_warps=8, enable_fp_fusion=False)
     return labels, value
 
 
@@ -60,14 +63,16 @@ def _decode(
     pairs += b * by_chain
     # Padding is -inf, and comes after all states: it never wins, and loses ties.
     prefix = tl.load(emission + state, inside, -float("inf"))
-    matrix = tl.load(pairs + square, both & (length > 1), -float("inf"))
+    if not moves:
+        matrix = tl.load(pairs + square, both, -float("inf"))
     for t in range(1, length):
         if moves:
             matrix = tl.load(pairs + (t - 1) * by_position + square, both, -float("inf"))
         best, before = tl.max(prefix[:, None] + matrix, 0, return_indices=True, return_indices_tie_break_left=True)
         # a NaN among the scores may leave any index: none is followed out of the states
         tl.store(pointers + t * states + state, tl.minimum(before, states - 1).to(tl.int16), inside)
-        prefix = best + tl.load(emission + t * states + state, inside, -float("inf"))
+        # written again in the padding: from an infinite score a NaN would come back from there
+        prefix = tl.where(inside, best + tl.load(emission + t * states + state, inside), -float("inf"))
     best, last = tl.max(prefix, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(value + b, best)
     _follow(pointers, labels + b * longest, tl.minimum(last, states - 1), length, longest, states)
