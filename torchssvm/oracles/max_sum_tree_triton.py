@@ -34,7 +34,7 @@ def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tenso
     by_tree = edge.stride(0) if edge.ndim > 2 else 0
     by_node = edge.stride(1) if edge.ndim > 3 else 0
     # The deepest first, siblings in the order of their numbers, padding last.
-    order = torch.where(depth >= 0, -depth, 1).argsort(1, stable=True)
+    order = torch.where(depth >= 0, -depth, 1).argsort(dim=1, stable=True)
     size = (depth >= 0).sum(1)
     belief = node.detach().clone(memory_format=torch.contiguous_format)
     pointers = node.new_empty(batch, longest, states, dtype=torch.int16)
@@ -81,7 +81,7 @@ def _decode(
                     known = column < states
                     score = tl.load(belief + v * states + column, known, -float("inf"))
                     place = row.to(tl.int64)[:, None] * states + column[None, :]
-                    found = tl.load(matrix + place, inside[:, None] & known[None, :], -float("inf")) + score[None, :]
+                    found = tl.load(matrix + place, inside[:, None] & known[None, :], 0.0) + score[None, :]
                     best, index = tl.max(found, 1, return_indices=True, return_indices_tie_break_left=True)
                     better = best > highest  # at a tie, the tile before keeps it
                     highest, chosen = tl.where(better, best, highest), tl.where(better, left + index, chosen)

@@ -53,7 +53,7 @@ def _decode(
 ):  # fmt: skip
     """The transitions ``[width, width]`` in registers; ``moves`` where each position has its own."""
     b = tl.program_id(0).to(tl.int64)
-    length = tl.load(lengths + b)
+    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # never outside of the memory
     state = tl.arange(0, width)
     inside = state < states
     square = state[:, None] * states + state[None, :]
@@ -61,17 +61,16 @@ def _decode(
     emission += b * longest * states
     pointers += b * longest * states
     pairs += b * by_chain
-    # Padding is -inf, and comes after all states: it never wins, and loses ties.
+    # The score of padding is -inf, and it comes after all states: it never wins, and loses ties.
     prefix = tl.load(emission + state, inside, -float("inf"))
     if not moves:
-        matrix = tl.load(pairs + square, both, -float("inf"))
+        matrix = tl.load(pairs + square, both, 0.0)
     for t in range(1, length):
         if moves:
-            matrix = tl.load(pairs + (t - 1) * by_position + square, both, -float("inf"))
+            matrix = tl.load(pairs + (t - 1) * by_position + square, both, 0.0)
         best, before = tl.max(prefix[:, None] + matrix, 0, return_indices=True, return_indices_tie_break_left=True)
         # a NaN among the scores may leave any index: none is followed out of the states
         tl.store(pointers + t * states + state, tl.minimum(before, states - 1).to(tl.int16), inside)
-        # written again in the padding: from an infinite score a NaN would come back from there
         prefix = tl.where(inside, best + tl.load(emission + t * states + state, inside), -float("inf"))
     best, last = tl.max(prefix, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(value + b, best)
@@ -85,7 +84,7 @@ def _decode_by_tiles(
 ):  # fmt: skip
     """Tiles of the transitions; ``prefix`` ``[B, 2, K]`` holds the scores at this position and at the one before."""
     b = tl.program_id(0).to(tl.int64)
-    length = tl.load(lengths + b)
+    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # never outside of the memory
     emission += b * longest * states
     pointers += b * longest * states
     pairs += b * by_chain
@@ -107,7 +106,7 @@ def _decode_by_tiles(
                 known = row < states
                 score = tl.load(old + row, known, -float("inf"))
                 place = row.to(tl.int64)[:, None] * states + column[None, :]
-                found = score[:, None] + tl.load(matrix + place, known[:, None] & inside[None, :], -float("inf"))
+                found = score[:, None] + tl.load(matrix + place, known[:, None] & inside[None, :], 0.0)
                 highest, index = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
                 better = highest > best  # at a tie, the tile before keeps it
                 best, before = tl.where(better, highest, best), tl.where(better, top + index, before)
