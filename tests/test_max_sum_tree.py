@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 
-from torchssvm.oracles import max_sum_tree, viterbi
-from torchssvm.oracles import viterbi_cpu as driver
+from torchssvm.oracles import max_sum_tree, tuning, viterbi
 from torchssvm.oracles.max_sum_tree import max_sum_tree_torch, node_depths
 
 module = importlib.import_module("torchssvm.oracles.max_sum_tree")  # the function of the same name hides it
@@ -112,8 +111,8 @@ def test_blocks_of_several_trees_equal_torch(seed, batch, axes, ragged, integers
     pytest.importorskip("numba")
     arguments = trees(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
-        for name, setting in (("_WHOLE", 0), ("_LOCKSTEP", 0), ("_GROUP", 4), ("_BLOCK", (5, 16))):
-            patch.setattr(driver, name, setting)
+        for name, setting in (("WHOLE", 0), ("LOCKSTEP", 0), ("GROUP", 4), ("BLOCK", (5, 16))):
+            patch.setattr(tuning, name, setting)
         assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
 
 
@@ -140,7 +139,7 @@ def test_wide_and_deep_trees():
 
 
 def test_threads_do_not_change_the_result(monkeypatch):
-    monkeypatch.setattr(driver, "_GRAIN", 1)
+    monkeypatch.setattr(tuning, "GRAIN", 1)
     arguments = trees(5, 40, 9, 7, integers=True)
     before = torch.get_num_threads()
     try:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 
-from torchssvm.oracles import viterbi
-from torchssvm.oracles import viterbi_cpu as driver
+from torchssvm.oracles import tuning, viterbi
 from torchssvm.oracles.viterbi import viterbi_torch
 from torchssvm.oracles.viterbi_cpu import viterbi_cpu
 
@@ -59,7 +58,7 @@ def assert_same(found, expected):
 @pytest.fixture
 def two_threads(monkeypatch):
     """Several ranges for however little work."""
-    monkeypatch.setattr(driver, "_GRAIN", 1)
+    monkeypatch.setattr(tuning, "GRAIN", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -93,8 +92,8 @@ def test_blocks_in_lockstep_equal_torch(seed, batch, axes, ragged, integers):
     pytest.importorskip("numba")
     emission, transition, lengths = chains(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
-        for name, setting in (("_WHOLE", 0), ("_LOCKSTEP", 0), ("_GROUP", 4), ("_BLOCK", (5, 16))):
-            patch.setattr(driver, name, setting)
+        for name, setting in (("WHOLE", 0), ("LOCKSTEP", 0), ("GROUP", 4), ("BLOCK", (5, 16))):
+            patch.setattr(tuning, name, setting)
         assert_same(viterbi_cpu(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
 
 
@@ -110,8 +109,8 @@ def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     found = viterbi(emission, transition, lengths)
     torch.set_num_threads(1)
     assert_same(viterbi(emission, transition, lengths), found)
-    monkeypatch.setattr(driver, "_WHOLE", 0)
-    monkeypatch.setattr(driver, "_LOCKSTEP", 0)
+    monkeypatch.setattr(tuning, "WHOLE", 0)
+    monkeypatch.setattr(tuning, "LOCKSTEP", 0)
     torch.set_num_threads(2)
     assert_same(viterbi(emission, transition, lengths), found)
 

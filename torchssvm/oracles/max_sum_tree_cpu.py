@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.oracles import viterbi_cpu as chains
+from torchssvm.oracles import tuning
 from torchssvm.oracles.scratch import as_array, scratch
 from torchssvm.oracles.threads import run_in_chunks
 
@@ -30,7 +30,7 @@ def max_sum_tree_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor
     parents = np.ascontiguousarray(as_array(parent if parent.ndim == 2 else parent.unsqueeze(0)))
     known = _NONE if lengths is None else np.ascontiguousarray(as_array(lengths))
     out_labels, out_value = labels.numpy(), value.numpy()
-    group, shape = _plan(scores, edges)
+    group, shape = tuning.plan(batch, states, scores.itemsize, edges.shape[:2], 2 * longest)
     decode = _loops()
 
     def work(begin: int, end: int, _: int) -> int:
@@ -41,10 +41,10 @@ def max_sum_tree_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor
         )  # fmt: skip
 
     each = states * states
-    if batch * longest * each < 2 * chains._GRAIN:
+    if batch * longest * each < 2 * tuning.GRAIN:
         bad = [work(0, batch, 0)]
     else:
-        bad = run_in_chunks(work, (known if len(known) else np.full(batch, longest)) * each, grain=chains._GRAIN)
+        bad = run_in_chunks(work, (known if len(known) else np.full(batch, longest)) * each, grain=tuning.GRAIN)
     return max(bad) if max(bad) >= 0 else (labels, value)
 
 
@@ -63,19 +63,3 @@ def _child_first(edge: Tensor) -> np.ndarray:
         edge = edge[:1]
     edge = edge.unsqueeze(1) if edge.ndim == 3 else edge
     return as_array(edge.detach().mT.contiguous())
-
-
-def _plan(node: np.ndarray, edges: np.ndarray) -> tuple[int, tuple[int, int, int]]:
-    """Trees decoded together, and rows and columns of a block of the edges and the width of working rows."""
-    batch, longest, states = node.shape
-    padded = -(-states // chains._LANES) * chains._LANES
-    if edges.shape[1] == 1 and states <= chains._WHOLE:
-        return 1, (states, padded, padded)
-    size = node.itemsize
-    if edges.shape[0] == edges.shape[1] == 1 and states * states * size >= chains._LOCKSTEP:
-        rows, columns = chains._BLOCK[0], chains._BLOCK[1] // size
-        padded = -(-states // columns) * columns
-        group = min(chains._GROUP, batch, chains._GROUP_MEMORY // (2 * longest * padded * size))
-        if group > 1:
-            return group, (rows, columns, padded)
-    return 1, (0, padded, padded)
