@@ -68,10 +68,17 @@ def test_numbers_that_are_not_finite_give_labels_all_the_same(value):
         assert bool((labels[~real] == -1).all())
 
 
-def test_an_infinite_score_stays_in_its_place():
-    emission, transition, lengths = chains(1, 3, 5, 5)
+@pytest.mark.parametrize("states", [5, 130])
+def test_infinite_scores_equal_torch(states):
+    """One that is certain; then states and moves that are forbidden, up to all of them."""
+    emission, transition, lengths = chains(1, 3, 5, states)
     emission[1, 0, 2] = emission[2, 0, 1] = torch.inf
     assert_same(viterbi_triton(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+    for share in (0.3, 0.9, 1.0):
+        emission, transition, lengths = chains(2, 3, 5, states, integers=True)
+        for tensor in (emission, transition):
+            tensor[torch.rand(tensor.shape) < share] = -torch.inf
+        assert_same(viterbi_triton(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
 
 
 @examples(15)

@@ -129,6 +129,15 @@ def test_a_path_rooted_at_its_end_is_a_chain(available, seed, batch, longest, ra
         assert_same(max_sum_tree(node, edge.mT, parent, lengths), viterbi(node, edge, lengths))
 
 
+def test_forbidden_states_and_pairs_equal_torch():
+    """Scores of minus infinity, up to where nothing is allowed."""
+    for seed, share in itertools.product(range(8), (0.3, 0.9, 1.0)):
+        node, edge, parent, lengths = trees(seed, 4, 6, 3, integers=True)
+        for tensor in (node, edge):
+            tensor[torch.rand(tensor.shape, generator=rng(seed)) < share] = -torch.inf
+        assert_same(max_sum_tree(node, edge, parent, lengths), max_sum_tree_torch(node, edge, parent, lengths))
+
+
 def test_wide_and_deep_trees():
     random = rng(0)
     for parent in (torch.arange(-1, 299), torch.cat([torch.tensor([-1]), torch.zeros(299, dtype=torch.int64)])):

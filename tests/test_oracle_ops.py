@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import threading
 
@@ -95,6 +96,16 @@ def test_blocks_in_lockstep_equal_torch(seed, batch, axes, ragged, integers):
         for name, setting in (("WHOLE", 0), ("LOCKSTEP", 0), ("GROUP", 4), ("BLOCK", (5, 16))):
             patch.setattr(tuning, name, setting)
         assert_same(viterbi_cpu(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+
+
+@pytest.mark.parametrize("states", [3, 140])
+def test_forbidden_states_and_moves_equal_torch(states):
+    """Scores of minus infinity, up to where nothing is allowed."""
+    for seed, share in itertools.product(range(5), (0.3, 0.9, 1.0)):
+        emission, transition, lengths = chains(seed, 4, 5, states, integers=True)
+        for tensor in (emission, transition):
+            tensor[torch.rand(tensor.shape, generator=rng(seed)) < share] = -torch.inf
+        assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
 
 
 def test_large_state_spaces_equal_torch():
@@ -217,6 +228,25 @@ def test_an_empty_batch_has_no_labelings():
 def test_viterbi_passes_the_checks_of_torch(axes, ragged):
     arguments = chains(2, axes=axes, ragged=ragged)
     torch.library.opcheck(torch.ops.torchssvm.viterbi.default, arguments)
+
+
+def test_gradients_flow_around_the_labels():
+    """As in a structured hinge: the labels are constants, the scores are not."""
+
+    def hinge(emission, transition, lengths):
+        labels, value = viterbi(emission, transition, lengths)
+        indicators = torch.nn.functional.one_hot(labels.clamp(min=0), 3)
+        return (indicators * emission).sum() + value.sum()
+
+    emission, transition, lengths = chains(4)
+    found = []
+    for function in (hinge, torch.compile(hinge, backend="aot_eager", fullgraph=True)):
+        leaf = emission.clone().requires_grad_()
+        value = function(leaf, transition, lengths)
+        value.backward()
+        found.append((value.detach(), leaf.grad))
+    assert float(found[0][1].sum()) == len(emission) * emission.shape[1]
+    assert_same(*found)
 
 
 def test_viterbi_compiles_and_exports_in_one_graph():

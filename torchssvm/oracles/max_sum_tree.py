@@ -58,7 +58,8 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
 
 def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     _check_shapes(node, edge, parent, lengths)
-    if triton_available() and node.dtype in _COMPILED and edge.dtype is node.dtype and node.numel():
+    fits = node.shape[2] < 2**15 and node.shape[0] > 0  # back-pointers of two bytes
+    if fits and triton_available() and node.dtype in _COMPILED and edge.dtype is node.dtype:
         from torchssvm.oracles.max_sum_tree_triton import max_sum_tree_triton
 
         return max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))

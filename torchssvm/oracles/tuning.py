@@ -9,7 +9,7 @@ LOCKSTEP = 2**20  # bytes; a larger matrix is read in blocks, each for a group o
 GROUP = 16  # examples that share a block
 BLOCK = 16, 2048  # rows and bytes of a row: 32 KB stay in the L1 cache
 GROUP_MEMORY = 2**26  # most bytes of working memory of a group
-GRAIN = 280_000  # pairs of states, about 45 microseconds: what it takes to wake up another thread
+GRAIN = 400_000  # pairs of states, 20 to 60 microseconds: what it takes to wake up another thread
 
 
 def plan(

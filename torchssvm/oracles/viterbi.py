@@ -48,7 +48,8 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
 
 def _on_cuda(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     _check_shapes(emission, transition, lengths)
-    if triton_available() and emission.dtype in _COMPILED and transition.dtype is emission.dtype:
+    fits = emission.shape[2] < 2**15 and emission.shape[1] > 0  # back-pointers of two bytes
+    if fits and triton_available() and emission.dtype in _COMPILED and transition.dtype is emission.dtype:
         from torchssvm.oracles.viterbi_triton import viterbi_triton
 
         return viterbi_triton(emission, transition, lengths)
