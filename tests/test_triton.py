@@ -26,29 +26,25 @@ from triton.compiler import ASTSource
 from torchssvm.optim import box_qp_triton
 from torchssvm.oracles import max_sum_tree_triton, viterbi_triton
 
-def assemble(kernel, arguments, constants, capability):
+def assemble(kernel, arguments, **constants):
     types = dict(pair.split(":") for pair in arguments.split()) | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=types, constexprs=constants)
-    target = GPUTarget("cuda", capability, 32)
-    built = triton.compile(source, target=target, options={"num_warps": 4, "enable_fp_fusion": False})
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    built = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options)
     assert built.asm["cubin"]
     assert "fma.rn.f" not in built.asm["ptx"]  # it would round once where the CPU rounds twice
     return built.asm
 
-for capability, real in ((80, "fp32"), (90, "fp64")):
-    chain = "emission:*R pairs:*R lengths:*i64 pointers:*i16 labels:*i64 value:*R"
-    sizes = "longest:i32 states:i32 by_chain:i64 by_position:i32"
-    for moves in (True, False):
-        constants = {"width": 32, "moves": moves}
-        assemble(viterbi_triton._decode, f"{chain} {sizes}".replace("R", real), constants, capability)
-    arguments = f"{chain} prefix:*R {sizes}".replace("R", real)
-    assemble(viterbi_triton._decode_by_tiles, arguments, {"tile": 64}, capability)
-    tree = "belief:*R edge:*R parent:*i64 order:*i64 size:*i64 pointers:*i16 labels:*i64 value:*R"
-    arguments = f"{tree} longest:i32 states:i32 by_tree:i64 by_node:i32".replace("R", real)
-    assemble(max_sum_tree_triton._decode, arguments, {"tile": 32}, capability)
-    arguments = "matrix:*fp64 values:*fp64 result:*fp64 size:i32 sweeps:i32"
-    code = assemble(box_qp_triton._ascend, arguments, {"converged": 1e-3, "width": 64}, capability)
-    assert "1.000000e-03 : f64" in code["ttir"]
+chain = "emission:*fp32 pairs:*fp32 lengths:*i64 pointers:*i16 labels:*i64 value:*fp32"
+sizes = "longest:i32 states:i32 by_chain:i64 by_position:i32"
+for moves in (True, False):
+    assemble(viterbi_triton._decode, f"{chain} {sizes}", width=32, moves=moves)
+assemble(viterbi_triton._decode_by_tiles, f"{chain} prefix:*fp32 {sizes}", tile=64)
+tree = "belief:*fp64 edge:*fp64 parent:*i64 order:*i64 size:*i64 pointers:*i16 labels:*i64 value:*fp64"
+assemble(max_sum_tree_triton._decode, f"{tree} longest:i32 states:i32 by_tree:i64 by_node:i32", tile=32)
+box = "matrix:*fp64 values:*fp64 result:*fp64 size:i32 sweeps:i32"
+code = assemble(box_qp_triton._ascend, box, converged=1e-3, width=64)
+assert "1.000000e-03 : f64" in code["ttir"]
 print("assembled")
 """
 
