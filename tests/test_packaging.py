@@ -25,6 +25,7 @@ OPTIONAL = [
     "skimage",
     "sklearn",
     "torch_struct",
+    "triton",
 ]
 
 

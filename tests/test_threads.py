@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from problems import examples
 
@@ -29,15 +29,19 @@ SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 
 
 @examples(50)
-@given(sizes=SIZES, parts=st.integers(1, 7))
-def test_ranges_cover_all_items_and_share_the_work(sizes, parts):
-    bounds = split(sizes, parts)
+@given(sizes=SIZES, parts=st.integers(1, 7), grain=st.sampled_from([0.0, 20.0, 100.0]))
+@example(sizes=[10] * 20, parts=2, grain=60.0)
+def test_ranges_cover_all_items_and_share_the_work(sizes, parts, grain):
+    bounds = split(sizes, parts, grain)
     assert bounds[0] == 0
     assert bounds[-1] == len(sizes)
     assert all(a < b for a, b in itertools.pairwise(bounds))
     assert len(bounds) - 1 <= parts
-    share = sum(sizes) / parts
-    for a, b in itertools.pairwise(bounds):
+    if grain and len(bounds) > 2:
+        parts = min(parts, int(sum(sizes) / grain))
+    share = (sum(sizes) - grain) / parts if len(bounds) > 2 else sum(sizes)
+    assert sum(sizes[: bounds[1]]) <= share + grain + max(sizes)
+    for a, b in itertools.pairwise(bounds[1:]):
         assert sum(sizes[a:b]) <= share + max(sizes)
 
 

@@ -6,7 +6,7 @@ from torchssvm.certificate import Certificate, certify, recompute_weights
 from torchssvm.checks import CheckReport, check
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.heads import LinearChain, LinearMulticlass
+from torchssvm.heads import LinearChain, LinearMulticlass, LinearTree
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import (
     BCFW,
@@ -40,6 +40,7 @@ from torchssvm.structures import (
     SlackRescaling,
     Structure,
     TorchStruct,
+    Tree,
     WeightedLabels,
 )
 
@@ -71,6 +72,7 @@ __all__ = [
     "LargestGap",
     "LinearChain",
     "LinearMulticlass",
+    "LinearTree",
     "LossScaleSearch",
     "Marginals",
     "MaxOracle",
@@ -93,6 +95,7 @@ __all__ = [
     "Subgradient",
     "SuffixAverage",
     "TorchStruct",
+    "Tree",
     "Uniform",
     "UniformAverage",
     "WeightedAverage",

@@ -2,5 +2,6 @@
 
 from torchssvm.heads.linear_chain import LinearChain
 from torchssvm.heads.linear_multiclass import LinearMulticlass
+from torchssvm.heads.linear_tree import LinearTree
 
-__all__ = ["LinearChain", "LinearMulticlass"]
+__all__ = ["LinearChain", "LinearMulticlass", "LinearTree"]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.oracles.compiled import compiled, numba_available
+from torchssvm.oracles.compiled import compiled, numba_available, triton_available
 
 _CONVERGED = 1e-3  # steps are re-scaled by the line search, and corners are only approximately right: no need for more
 
@@ -17,7 +17,8 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
     """Maximise ``gamma^T v - gamma^T G gamma / 2`` over ``[0, 1]^R`` by cyclic coordinate ascent from 0.
 
     One sweep equals applying the corners one after another with exact, re-clipped steps. Solving stops early when a
-    sweep moves no gamma by more than 1e-3. It runs on the CPU, in float64.
+    sweep moves no gamma by more than 1e-3. It runs in float64 and on the CPU, unless the matrix is on a CUDA device and
+    small enough for the kernel there.
 
     Args:
         gram: G, ``[R, R]``, positive semidefinite.
@@ -27,6 +28,11 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
     Returns:
         gamma, ``[R]`` float64, on the device of ``values``.
     """
+    if gram.is_cuda and triton_available():
+        from torchssvm.optim.box_qp_triton import LARGEST, ascend_triton
+
+        if len(gram) <= LARGEST:
+            return ascend_triton(gram, values, sweeps, _CONVERGED).to(values.device)
     matrix = gram.detach().to("cpu", torch.float64).contiguous().numpy()
     residual = values.detach().to("cpu", torch.float64).numpy().copy()
     solve = _ascend_compiled if numba_available() else _ascend

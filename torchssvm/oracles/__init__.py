@@ -1,8 +1,19 @@
 """The kernels under the structures: they know tensors, and nothing of structures, heads or duals."""
 
 from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
+from torchssvm.oracles.max_sum_tree import max_sum_tree
 from torchssvm.oracles.sum_product import sum_product
+from torchssvm.oracles.threads import run_in_chunks
 from torchssvm.oracles.viterbi import viterbi
 from torchssvm.oracles.viterbi_by_level import ByLevel, viterbi_by_level
 
-__all__ = ["ByLevel", "chain_parts", "chain_scores", "sum_product", "viterbi", "viterbi_by_level"]
+__all__ = [
+    "ByLevel",
+    "chain_parts",
+    "chain_scores",
+    "max_sum_tree",
+    "run_in_chunks",
+    "sum_product",
+    "viterbi",
+    "viterbi_by_level",
+]

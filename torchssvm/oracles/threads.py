@@ -31,7 +31,8 @@ def run_in_chunks(
         function: ``function(begin, end, index)`` does items ``begin`` to ``end - 1``; ``index`` is the number of the
             range, from 0, different for each of this call. It should let go of the global lock for most of its time.
         sizes: The work of each item, non-negative, in any unit.
-        grain: Fewer ranges are made where each would have less work than this.
+        grain: As much work as is done while another thread wakes up. The calling thread, which begins at once, gets so
+            much more than the others, and fewer ranges are made where they would have less than that on average.
 
     Returns:
         What ``function`` returned for each range, in order; the ranges cover all items. Nothing for no items.
@@ -51,7 +52,10 @@ def run_in_chunks(
 
 
 def split(sizes: Sequence[int] | np.ndarray, parts: int, grain: float = 0.0) -> list[int]:
-    """Bounds of at most ``parts`` contiguous, non-empty ranges of about equal work: ``[0, ..., len(sizes)]``."""
+    """Bounds of at most ``parts`` contiguous, non-empty ranges: ``[0, ..., len(sizes)]``.
+
+    All but the first have about equal work, and the first has about ``grain`` more.
+    """
     work = np.asarray(sizes, np.float64)
     upto = work.cumsum()
     total = float(upto[-1])
@@ -60,7 +64,7 @@ def split(sizes: Sequence[int] | np.ndarray, parts: int, grain: float = 0.0) -> 
     if parts < 2 or total <= 0.0:
         return [0, len(work)]
     # An item belongs to the part in which the middle of its work lies.
-    targets = np.arange(1, parts) * (total / parts)
+    targets = np.arange(1, parts) * ((total - grain) / parts) + grain
     inner = np.searchsorted(upto - 0.5 * work, targets).tolist()
     return sorted({0, *inner, len(work)})
 

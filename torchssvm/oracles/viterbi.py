@@ -1,19 +1,23 @@
-"""Viterbi decoding of a batch of chains: plain torch operations, or a compiled kernel on the CPU."""
+"""Viterbi decoding of a batch of chains: one torch operator with a kernel for each device."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from torchssvm.oracles.compiled import numba_available
+from torchssvm.oracles.compiled import numba_available, triton_available
+from torchssvm.oracles.library import define
 from torchssvm.oracles.viterbi_cpu import viterbi_cpu
+
+_COMPILED = (torch.float32, torch.float64)
 
 
 def viterbi(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Best state sequence of every chain: ``argmax_y sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]``.
 
-    Ties go to the smallest state, decided from the last position to the first, on every device. On the CPU a kernel
-    compiled by Numba is used where the extra ``torchssvm[numba]`` is installed.
+    Ties go to the smallest state, decided from the last position to the first, on every device. It is the operator
+    ``torch.ops.torchssvm.viterbi``: on the CPU compiled by Numba where the extra ``torchssvm[numba]`` is installed, on
+    CUDA by Triton where that is, otherwise in torch operations; all give the same bits. It has no gradient.
 
     Args:
         emission: ``[B, N, K]``, float32 or float64.
@@ -22,16 +26,55 @@ def viterbi(emission: Tensor, transition: Tensor, lengths: Tensor | None = None)
 
     Returns:
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best sequence.
+
+    Raises:
+        ValueError: Shapes do not fit, or (on the CPU) a length is not in 1 to N.
     """
-    if transition.ndim == 3 and transition.stride(0) == 0:
-        transition = transition[0]  # one matrix seen B times: broadcasting reads it once
-    if emission.device.type == "cpu" and numba_available():
+    return _operator(emission, transition, lengths)
+
+
+def _fake(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    _check_shapes(emission, transition, lengths)
+    labels = emission.new_empty(emission.shape[:2], dtype=torch.int64)
+    return labels, emission.new_empty(emission.shape[0])
+
+
+def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    _check_shapes(emission, transition, lengths)
+    if numba_available() and emission.dtype in _COMPILED and transition.dtype is emission.dtype:
         return viterbi_cpu(emission, transition, lengths)
     return viterbi_torch(emission, transition, lengths)
 
 
+def _on_cuda(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    _check_shapes(emission, transition, lengths)
+    fits = emission.shape[2] < 2**15 and emission.shape[1] > 0  # back-pointers of two bytes
+    if fits and triton_available() and emission.dtype in _COMPILED and transition.dtype is emission.dtype:
+        from torchssvm.oracles.viterbi_triton import viterbi_triton
+
+        return viterbi_triton(emission, transition, lengths)
+    return viterbi_torch(emission, transition, lengths)
+
+
+def _check_shapes(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> None:
+    if emission.ndim != 3:
+        raise ValueError(f"emission must be [B, N, K], got {list(emission.shape)}")
+    batch, longest, states = emission.shape
+    shapes = (states, states), (batch, states, states), (batch, longest - 1, states, states)
+    if transition.ndim < 2 or transition.ndim > 4 or transition.shape != shapes[transition.ndim - 2]:
+        raise ValueError(
+            f"transition must be [K, K], [B, K, K] or [B, N-1, K, K] for emission [B, N, K] = "
+            f"{list(emission.shape)}, got {list(transition.shape)}"
+        )
+    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int64):
+        raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
+
+
+@torch.no_grad()
 def viterbi_torch(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """:func:`viterbi` in torch operations, for any device."""
+    if transition.ndim == 3 and transition.stride(0) == 0:
+        transition = transition[0]  # one matrix seen B times: broadcasting reads it once
     batch, longest, _ = emission.shape
     if lengths is None:
         return _longest_first(emission, transition, [batch] * longest)
@@ -84,3 +127,12 @@ def _incoming(transition: Tensor, t: int, state: Tensor) -> Tensor:
         return transition.t()[state]
     rows = torch.arange(len(state), device=state.device)
     return transition[rows, :, state] if transition.ndim == 3 else transition[rows, t, :, state]
+
+
+_operator = define(
+    "viterbi(Tensor emission, Tensor transition, Tensor? lengths) -> (Tensor labels, Tensor value)",
+    fake=_fake,
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    default=viterbi_torch,
+)

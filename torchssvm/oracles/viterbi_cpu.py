@@ -1,70 +1,77 @@
-"""Viterbi for one CPU core, compiled by Numba; same labels and values as the torch operations, to the bit."""
+"""Viterbi on the CPU, compiled by Numba; same labels and values as the torch operations, to the bit."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.oracles.compiled import compiled
+from torchssvm.oracles import tuning
+from torchssvm.oracles.scratch import as_array, scratch
+from torchssvm.oracles.threads import run_in_chunks
+
+_NONE = np.empty(0, np.int64)
 
 
 def viterbi_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As :func:`torchssvm.oracles.viterbi`, for CPU tensors; ``transition`` has 2, 3 or 4 axes."""
+    """As :func:`torchssvm.oracles.viterbi`, for CPU tensors of one dtype, float32 or float64.
+
+    Raises:
+        ValueError: A length is less than 1 or more than N; there are no states or no positions.
+    """
     batch, longest, states = emission.shape
-    pairs = transition.reshape((1,) * (4 - transition.ndim) + transition.shape) if transition.ndim == 2 else transition
-    pairs = pairs.unsqueeze(1) if pairs.ndim == 3 else pairs  # [B or 1, N-1 or 1, K, K]
-    if longest == 1:
-        pairs = emission.new_zeros(1, 1, states, states)
-    if lengths is None:
-        lengths = torch.full((batch,), longest)
-    labels = torch.full((batch, longest), -1)
-    value = emission.new_empty(batch)
-    _kernel(
-        emission.detach().contiguous().numpy(),
-        pairs.detach().contiguous().numpy(),
-        lengths.numpy(),
-        labels.numpy(),
-        value.numpy(),
-    )
+    if states < 1 or longest < 1:
+        raise ValueError(
+            f"emission must be [B, N, K] with at least one position and one state, got {[*emission.shape]}"
+        )
+    labels = torch.empty((batch, longest), dtype=torch.int64)
+    value = torch.empty(batch, dtype=emission.dtype)
+    e = np.ascontiguousarray(as_array(emission))
+    pairs = _four_axes(as_array(transition))
+    known = _NONE if lengths is None else np.ascontiguousarray(as_array(lengths))
+    out_labels, out_value = labels.numpy(), value.numpy()
+    group, shape = tuning.plan(batch, states, e.itemsize, pairs.shape[:2], longest + 1)
+    order = _NONE
+    if group > 1:
+        order = np.argsort(-known, kind="stable") if len(known) else np.arange(batch)
+    decode = _loops()
+
+    def work(begin: int, end: int, _: int) -> int:
+        memory = scratch(shape[0] * shape[1] + group * (longest + 1) * shape[2], e.dtype)
+        return decode(e, pairs, known, order, begin, end, group, shape, memory, out_labels, out_value)
+
+    each = states * states
+    if batch * longest * each < 2 * tuning.GRAIN:
+        bad = [work(0, batch, 0)]
+    else:
+        run = known if len(known) else np.full(batch, longest)
+        bad = run_in_chunks(work, (run[order] if len(order) else run) * each, grain=tuning.GRAIN)
+    for row in bad:
+        if row >= 0:
+            raise ValueError(
+                f"lengths must lie between 1 and the padded length {longest}, got {known[row]} in row {row}"
+            )
     return labels, value
 
 
-@compiled
-def _kernel(emission: Any, pairs: Any, lengths: Any, labels: Any, value: Any) -> None:
-    batch, longest, states = emission.shape
-    prefixes = np.empty((longest, states), emission.dtype)
-    for b in range(batch):
-        chain = b if pairs.shape[0] > 1 else 0
-        last = lengths[b] - 1
-        prefixes[0] = emission[b, 0]
-        for t in range(1, last + 1):
-            place = t - 1 if pairs.shape[1] > 1 else 0
-            row = prefixes[t]
-            for k in range(states):
-                row[k] = prefixes[t - 1, 0] + pairs[chain, place, 0, k]
-            for j in range(1, states):
-                score = prefixes[t - 1, j]
-                for k in range(states):
-                    row[k] = max(row[k], score + pairs[chain, place, j, k])
-            for k in range(states):
-                row[k] += emission[b, t, k]
-        best = 0
-        for k in range(1, states):
-            if prefixes[last, k] > prefixes[last, best]:
-                best = k
-        value[b] = prefixes[last, best]
-        labels[b, last] = best
-        for t in range(last, 0, -1):
-            place = t - 1 if pairs.shape[1] > 1 else 0
-            before = 0
-            highest = prefixes[t - 1, 0] + pairs[chain, place, 0, best]
-            for j in range(1, states):
-                score = prefixes[t - 1, j] + pairs[chain, place, j, best]
-                if score > highest:
-                    highest = score
-                    before = j
-            best = before
-            labels[b, t - 1] = best
+@functools.cache
+def _loops() -> Any:
+    from torchssvm.oracles.viterbi_loops import decode
+
+    return decode
+
+
+def _four_axes(transition: np.ndarray) -> np.ndarray:
+    """``[B or 1, N-1 or 1, K, K]``, contiguous; a matrix seen many times is there once."""
+    if transition.ndim == 2:
+        return np.ascontiguousarray(transition)[None, None]
+    if transition.strides[0] == 0:
+        transition = transition[:1]
+    if transition.ndim == 3:
+        transition = transition[:, None]
+    elif transition.shape[1] == 0:  # chains of one position
+        transition = np.zeros((1, 1, *transition.shape[2:]), transition.dtype)
+    return np.ascontiguousarray(transition)

@@ -7,6 +7,7 @@ from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, Every
 from torchssvm.structures.slack_rescaling import SlackRescaling
 from torchssvm.structures.slack_search import LossScaleSearch
 from torchssvm.structures.torch_struct import TorchStruct
+from torchssvm.structures.tree import Tree
 
 __all__ = [
     "Chain",
@@ -22,6 +23,7 @@ __all__ = [
     "SlackRescaling",
     "Structure",
     "TorchStruct",
+    "Tree",
     "WeightedLabels",
     "as_decoding",
     "find_corner",
