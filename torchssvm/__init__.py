@@ -4,6 +4,7 @@ from torchssvm.batch import Batch
 from torchssvm.caching import CacheOracle, MaxOracle
 from torchssvm.certificate import Certificate, certify, recompute_weights
 from torchssvm.checks import CheckReport, check
+from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.heads import LinearChain, LinearMulticlass, LinearTree
@@ -56,6 +57,7 @@ __all__ = [
     "Certificate",
     "Chain",
     "CheckReport",
+    "CompiledBCFW",
     "Corrective",
     "CuttingPlane",
     "Decoding",

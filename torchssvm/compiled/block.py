@@ -263,13 +263,7 @@ def add_to_weights(examples, model, i, length, delta, pairs, squares, rate):
         row = delta[t]
         for k in range(states):
             row[k] *= rate
-        if examples.dense:
-            x = examples.x[start + t]
-            for f in range(len(x)):
-                value, weights = x[f], model.emission[f]
-                for k in range(states):
-                    weights[k] += value * row[k]
-        else:
+        if not examples.dense:
             for p in range(examples.row[start + t], examples.row[start + t + 1]):
                 value, weights = examples.value[p], model.emission[examples.column[p]]
                 for k in range(states):
@@ -277,6 +271,8 @@ def add_to_weights(examples, model, i, length, delta, pairs, squares, rate):
         if model.has_bias:
             for k in range(states):
                 model.bias[k] += row[k]
+    if examples.dense:
+        add_outer(examples.x[start : start + length], delta, squares, model.emission)
     for j in range(len(pairs)):
         change, weights = pairs[j], model.transition[j]
         for k in range(states):
@@ -286,3 +282,37 @@ def add_to_weights(examples, model, i, length, delta, pairs, squares, rate):
             if squares[t] > 0.0:
                 for k in range(states):
                     weights[k] += delta[t, k]
+
+
+@summing
+def add_outer(x, rows, squares, weights):
+    """``weights += sum_t x[t] rows[t]^T`` over the tokens with a change, four of them at a time."""
+    length, states = len(x), weights.shape[1]
+    t = 0
+    while t < length:
+        found, a, b, c, d = 0, t, t, t, t
+        while t < length and found < 4:
+            if squares[t] > 0.0:
+                if found == 0:
+                    a = t
+                elif found == 1:
+                    b = t
+                elif found == 2:
+                    c = t
+                else:
+                    d = t
+                found += 1
+            t += 1
+        ra, rb, rc, rd = rows[a], rows[b], rows[c], rows[d]
+        if found == 4:
+            for f in range(x.shape[1]):
+                va, vb, vc, vd, held = x[a, f], x[b, f], x[c, f], x[d, f], weights[f]
+                for k in range(states):
+                    held[k] += (va * ra[k] + vb * rb[k]) + (vc * rc[k] + vd * rd[k])
+        else:
+            for place in range(found):
+                row, token = (ra, a) if place == 0 else (rb, b) if place == 1 else (rc, c)
+                for f in range(x.shape[1]):
+                    value, held = x[token, f], weights[f]
+                    for k in range(states):
+                        held[k] += value * row[k]

@@ -129,11 +129,11 @@ class BlockMemory:
                 buffer = self.rest.buffers[name] = RowBuffer(len(rows), dtype, torch.device("cpu"))
             buffer.fill_up(rows, trailing)
 
-    def remember_lengths(self) -> None:
-        """Note the lengths of the blocks that hold labelings now."""
+    def remember_lengths(self, index: Tensor | None) -> None:
+        """Note the lengths of the blocks ``index`` (None for all) that hold labelings now."""
         if self.labelings is not None and self.kind.pairs is not None:
-            sets = self.labelings.sets
-            sets.length = torch.where(sets.count > 0, self.lengths, sets.length)
+            sets, own = self.labelings.sets, slice(None) if index is None else index
+            sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
 
     def _rest_bytes(self) -> int:
         states = self.kind.num_states

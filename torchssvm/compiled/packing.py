@@ -66,8 +66,8 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
     x = torch.empty(tokens if dense else 0, features, dtype=dtype)
     counts = torch.zeros(tokens, dtype=torch.int64)
     lists: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for position, piece in enumerate(pieces):
-        pieces[position] = piece._replace(x=piece.x[:0])  # each piece is let go of when it has been copied
+    while pieces:
+        piece = pieces.pop()  # each is let go of when it has been copied
         place = _places(start[piece.index], piece.lengths)
         y[place], cost[place] = piece.labels, piece.cost
         if dense:

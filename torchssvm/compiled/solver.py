@@ -109,7 +109,7 @@ class CompiledBCFW:
                 if bool((self.dual.gap_estimates == 0.0).all()):
                     break
                 self._make_room()
-        self._end()
+        self._end(None)
         return done
 
     @torch.no_grad()
@@ -127,18 +127,17 @@ class CompiledBCFW:
             TypeError: See :meth:`run`.
             RuntimeError: See :meth:`run`.
         """
-        index = self._check_index(index)
+        index = given = self._check_index(index)
         self._begin()
         self._scratch.step[:] = 0.0
-        visits = len(index)
         nowhere = torch.zeros(0, dtype=torch.float64)
         while len(index):
             made = self._visit(index, nowhere)
             index = index[made:]
             if len(index):
                 self._make_room()
-        self._end()
-        return float(self._scratch.step[0]) / max(visits, 1)
+        self._end(given)
+        return float(self._scratch.step[0]) / max(len(given), 1)
 
     def solve(
         self,
@@ -195,7 +194,7 @@ class CompiledBCFW:
             refresh=refresh,
         )
         if memory.capacity:
-            memory.remember_lengths()
+            memory.remember_lengths(None)
         self._gate.remember()
         return certificate
 
@@ -227,8 +226,8 @@ class CompiledBCFW:
             dual.set_weights(dual.recomputed)
         dual.discard()
 
-    def _end(self) -> None:
-        self._memory.remember_lengths()
+    def _end(self, index: Tensor | None) -> None:
+        self._memory.remember_lengths(index)
         self.dual.remember_weights()
         self._gate.remember()
         self.dual.notify()
