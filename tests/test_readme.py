@@ -17,7 +17,7 @@ BLOCKS = code(README)
 
 
 def test_readme_has_its_examples() -> None:
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 8
     assert "SPEED_RATIO" not in README.read_text()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.compiled.jit import kernel, summing
+from torchssvm.oracles.max_plus_loops import first_of_largest, raise_maxima
 
 
 @summing
@@ -89,14 +90,11 @@ def decode(examples, i, length, emission, transition, into, prefixes, labels):
         token = start + t
         augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
         if t > 0:
-            arrive(prefixes[t - 1], transition, into[t])
+            raise_maxima(into[t], prefixes[t - 1], transition, True)
             row, arrived = prefixes[t], into[t]
             for k in range(states):
                 row[k] = arrived[k] + row[k]
-    last, best = prefixes[length - 1], 0
-    for k in range(1, states):
-        if last[k] > last[best]:
-            best = k
+    best = first_of_largest(prefixes[length - 1], states)
     labels[length - 1] = best
     for t in range(length - 1, 0, -1):
         before, highest, found = prefixes[t - 1], into[t, best], 0
@@ -107,32 +105,6 @@ def decode(examples, i, length, emission, transition, into, prefixes, labels):
         best = found
         labels[t - 1] = best
     return loss_of(examples, start, length, labels)
-
-
-@kernel
-def arrive(before, transition, into):
-    """``into[k] = max_j before[j] + transition[j, k]``."""
-    states = len(before)
-    first, pairs = before[0], transition[0]
-    for k in range(states):
-        into[k] = first + pairs[k]
-    j = 1
-    while j + 4 <= states:
-        a, b, c, d = before[j], before[j + 1], before[j + 2], before[j + 3]
-        pa, pb, pc, pd = transition[j], transition[j + 1], transition[j + 2], transition[j + 3]
-        for k in range(states):
-            va, vb, vc, vd = a + pa[k], b + pb[k], c + pc[k], d + pd[k]
-            va = va if va > vb else vb
-            vc = vc if vc > vd else vd
-            va = va if va > vc else vc
-            into[k] = va if va > into[k] else into[k]
-        j += 4
-    while j < states:
-        a, pa = before[j], transition[j]
-        for k in range(states):
-            va = a + pa[k]
-            into[k] = va if va > into[k] else into[k]
-        j += 1
 
 
 @kernel
