@@ -1,0 +1,181 @@
+"""Memory: the peak of OCR-large training over what it must hold, and a million chains within 8 GiB.
+
+What a process takes before it has any data (Python, torch, compiled kernels) is the base; the kernel's high-water mark
+(``VmHWM``, Linux) is set back there and read at the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .measuring import Ask, Clock, Limit, Settings, Summary, Table, exponent, median
+
+TITLE = "Memory"
+MIB, GIB = 2.0**20, 2.0**30
+SHAPE = {"length": 5, "states": 10, "features": 20}
+LAM = 1e-3
+NUMBERS = (100_000, 300_000, 1_000_000)
+PATIENCE = 1e4  # MiB that must be free before a million chains are tried
+
+
+def resident(field: str) -> float:
+    """``VmRSS`` or ``VmHWM`` of this process in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return float(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}: memory is measured on Linux only")
+
+
+def set_back() -> float:
+    """Begin a new high-water mark; returns what is resident now."""
+    import gc
+
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def warm(kind: str) -> None:
+    """Compile and load everything on a few chains."""
+    from .synthetic import Chains
+
+    chains = Chains(64, **SHAPE)
+    train_one_pass(kind, chains, certify=True)
+
+
+def train_one_pass(kind: str, chains: Any, *, certify: bool) -> dict[str, float]:
+    """Setting up, two passes (the second one is timed) and an exact pass."""
+    from .training import TorchLoop, compiled_loop
+
+    clock = Clock()
+    if kind == "compiled":
+        loop = compiled_loop(chains.problem(), "FW", LAM)
+        run = lambda: loop.run(chains.n)  # noqa: E731
+        exact = loop.certify
+    else:
+        torch_loop = TorchLoop(chains.dataset(), chains.problem(), LAM)
+        run, exact = torch_loop.epoch, torch_loop.certify
+    setup = clock.stop()["seconds"]
+    if kind == "compiled":
+        run()
+    clock = Clock()
+    run()
+    found = {"setup_seconds": setup, "seconds": clock.stop()["seconds"]}
+    if certify:
+        clock = Clock()
+        certificate = exact()
+        found |= {"exact_seconds": clock.stop()["seconds"], "gap": certificate.gap}
+    return found
+
+
+def synthetic(kind: str, n: int) -> dict[str, Any]:
+    """Peak over the base, and seconds of a pass, for n chains."""
+    from torchssvm.memory import available_memory
+
+    from .synthetic import Chains
+
+    import torch
+
+    warm(kind)
+    free = available_memory(torch.device("cpu"))
+    if n >= 1_000_000 and free < PATIENCE * MIB:
+        return {"skipped": f"only {free / GIB:.1f} GiB are free"}
+    base = set_back()
+    found = train_one_pass(kind, Chains(n, **SHAPE), certify=True)
+    return {**found, "peak": resident("VmHWM") - base, "base": base, "must": must(n, **SHAPE)}
+
+
+def ocr(kind: str, size: str, epochs: int) -> dict[str, Any]:
+    """Peak over the base of training on OCR."""
+    from torchssvm.datasets import OCR
+
+    from .training import TorchLoop, compiled_loop, ocr_problem
+
+    warm(kind)
+    words = OCR("train", size)  # the file is unpacked whole, for both splits
+    assert words.lengths is not None
+    tokens, n = int(words.lengths.sum()), len(words)
+    del words
+    base = set_back()
+    words = OCR("train", size)  # type: ignore[arg-type]
+    data = ocr_problem(words)
+    loop = compiled_loop(data, "FW", LAM) if kind == "compiled" else TorchLoop(words, data, LAM)
+    ready = resident("VmRSS") - base
+    for _ in range(epochs):
+        if kind == "compiled":
+            loop.run(n)  # type: ignore[union-attr]
+        else:
+            loop.epoch()  # type: ignore[union-attr]
+    loop.certify()
+    needed = 4.0 * (tokens * 128 + tokens * 26 + n * 26**2) + 8.0 * tokens
+    return {"peak": resident("VmHWM") - base, "ready": ready, "base": base, "must": needed}
+
+
+def must(n: int, length: int, states: int, features: int) -> float:
+    """Bytes of the data and of one number for each potential."""
+    return 4.0 * n * (length * features + length * states + states**2) + 8.0 * n * length
+
+
+MEASURES = {"synthetic": synthetic, "ocr": ocr}
+
+
+def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
+    """One process for each; a peak is not repeated, passes are."""
+    size, epochs = ("small", 2) if settings.quick else ("large", 5)
+    numbers = (2000, 6000) if settings.quick else NUMBERS
+    found: dict[str, Any] = {"ocr": {}, "synthetic": {}, "size": size}
+    for kind in ("compiled", "torch"):
+        found["ocr"][kind] = ask("ocr", kind=kind, size=size, epochs=epochs)
+    for kind in ("compiled", "torch"):
+        for n in numbers:
+            repeats = min(settings.repeats, 3) if kind == "compiled" else 1
+            found["synthetic"].setdefault(kind, {})[str(n)] = [ask("synthetic", kind=kind, n=n) for _ in range(repeats)]
+    return found
+
+
+def summarise(found: dict[str, Any]) -> Summary:
+    """Peaks against what must be held, seconds of a pass, and how they grow."""
+    ocr_rows = [
+        [f"{kind} loop", run["peak"] / MIB, run["must"] / MIB, run["peak"] / run["must"], run["base"] / MIB]
+        for kind, run in found["ocr"].items()
+    ]
+    rows, limits, notes = [], [], []
+    for kind, runs in found["synthetic"].items():
+        sizes, seconds = [], []
+        for n, several in runs.items():
+            if "skipped" in several[0]:
+                notes.append(f"{kind} loop, n = {n}: {several[0]['skipped']}")
+                continue
+            names = ("peak", "setup_seconds", "seconds", "exact_seconds")
+            peak, *times = (median(run[name] for run in several) or 0.0 for name in names)
+            rows.append([f"{kind} loop", int(n), peak / GIB, peak / several[0]["must"], *times, 1e6 * times[1] / int(n)])
+            sizes.append(float(n))
+            seconds.append(times[1])
+            if int(n) == NUMBERS[-1]:
+                total = peak + several[0]["base"]
+                limits.append(Limit(f"{kind} loop, a million chains, base included", total / GIB, 8.0, " GiB"))
+        if len(sizes) > 1:
+            notes.append(f"{kind} loop: seconds of a pass grow as n^{exponent(sizes, seconds):.2f}")
+    shape = ", ".join(f"{name} {value}" for name, value in SHAPE.items())
+    return Summary(
+        [
+            Table(
+                f"OCR-{found['size']}: peak over the base; data and one float32 for each potential",
+                ["", "peak, MiB", "data and potentials, MiB", "ratio", "base, MiB"],
+                ocr_rows,
+            ),
+            Table(
+                f"n synthetic chains ({shape}, float32): peak over the base, and seconds",
+                ["", "n", "peak, GiB", "over data and potentials", "setting up", "a pass", "an exact pass", "us a step"],
+                rows,
+            ),
+        ],
+        limits,
+        notes,
+    )
+
+
+def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Nothing: the table says it."""
+    return []
