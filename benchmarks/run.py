@@ -27,16 +27,17 @@ SCHEMA = 1
 
 def run_part(name: str, settings: Settings, out: Path) -> dict[str, Any]:
     """Measure one part; an error is written down and does not stop the others."""
-    part = importlib.import_module(f"suite.{name}")
-    print(f"{part.TITLE}", flush=True)
     start = time.perf_counter()
     result: dict[str, Any] = {
-        "title": part.TITLE,
+        "title": name,
         "settings": settings._asdict(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": describe_machine(),
     }
     try:
+        part = importlib.import_module(f"suite.{name}")
+        print(part.TITLE, flush=True)
+        result["title"] = part.TITLE
         found = part.collect(asker(name, log=lambda line: print(line, flush=True)), settings)
         summary = part.summarise(found)
         if settings.quick:

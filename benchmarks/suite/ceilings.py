@@ -1,7 +1,7 @@
 """What this machine can do at most, on one thread: multiply-adds, adds with maxima, bytes a second.
 
-The loops are compiled by Numba and work on arrays that stay in registers or in one level of the memory. A ceiling is the
-best of several runs, and of several ways to get there.
+The loops are compiled by Numba and work on arrays that stay in registers or in one level of the memory. A ceiling is
+the best of several runs, and of several ways to get there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ceilings(NamedTuple):
 
 
 @nb.njit(fastmath=True)
-def _multiply_add(repeats, start, factor, term):
+def _multiply_add(repeats: Any, start: Any, factor: Any, term: Any) -> Any:
     x = start.copy()
     for _ in range(repeats):
         for k in range(128):
@@ -40,7 +40,7 @@ def _multiply_add(repeats, start, factor, term):
 
 
 @nb.njit
-def _max_plus(repeats, start, term, least):
+def _max_plus(repeats: Any, start: Any, term: Any, least: Any) -> Any:
     x = start.copy()
     for _ in range(repeats):
         for k in range(128):
@@ -50,7 +50,7 @@ def _max_plus(repeats, start, term, least):
 
 
 @nb.njit
-def _max_plus_rows(repeats, before, pairs, after):
+def _max_plus_rows(repeats: Any, before: Any, pairs: Any, after: Any) -> Any:
     for _ in range(repeats):
         for j in range(0, 32, 4):
             for k in range(32):
@@ -63,7 +63,7 @@ def _max_plus_rows(repeats, before, pairs, after):
 
 
 @nb.njit
-def _triad(repeats, a, b, c, factor):
+def _triad(repeats: Any, a: Any, b: Any, c: Any, factor: Any) -> None:
     for _ in range(repeats):
         for k in range(len(a)):
             a[k] = b[k] + factor * c[k]

@@ -22,7 +22,7 @@ def train(package: str, size: str, lam: float, seed: int, epochs: int) -> dict[s
     """Seconds and test error, or that the package is not installed."""
     if importlib.util.find_spec(PACKAGES[package]) is None:
         return {"skipped": "not installed"}
-    words, test = OCR("train", size), OCR("test", size)  # type: ignore[arg-type]
+    words, test = OCR("train", size), OCR("test", size)
     return (crfsuite if package == "python-crfsuite" else pytorch_crf)(words, test, lam, seed, epochs)
 
 

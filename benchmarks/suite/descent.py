@@ -22,7 +22,7 @@ PARTS_OF_A_PASS = 20  # the average takes the iterate after each
 
 def reference(size: str, lam: float, tolerance: float, max_passes: float) -> dict[str, float]:
     """A certificate close to the optimum: corrective steps over cached labelings, float64."""
-    words = OCR("train", size)  # type: ignore[arg-type]
+    words = OCR("train", size)
     loop = compiled_loop(ocr_problem(words), "corrective + cache", lam, double=True, capacity=50)
     clock = Clock()
     best: dict[str, float] = {"primal": float("inf"), "dual": 0.0}
@@ -37,7 +37,7 @@ def reference(size: str, lam: float, tolerance: float, max_passes: float) -> dic
 
 def bcfw(size: str, lam: float, seed: int, passes: float, average: bool) -> dict[str, Any]:
     """The compiled loop, an exact pass after every ten; the primal of the last iterate, or of the weighted average."""
-    words = OCR("train", size)  # type: ignore[arg-type]
+    words = OCR("train", size)
     data, n = ocr_problem(words), len(words)
 
     def curve(end: float) -> tuple[list[dict[str, float]], Any]:
@@ -69,7 +69,7 @@ def hinge(
     optimizer: str, lr: float, epochs: int, size: str, lam: float, seed: int, batch_size: int = 64, points: int = 25
 ) -> dict[str, Any]:
     """A torch optimizer on the structured hinge and lam/2 |w|^2; the learning rate falls linearly to 0 over the run."""
-    words = OCR("train", size)  # type: ignore[arg-type]
+    words = OCR("train", size)
     data, n = ocr_problem(words), len(words)
     head = LinearChain(data.in_features, data.num_states)
     loss = StructuredHinge(head.structure)
@@ -109,6 +109,6 @@ def shuffled(n: int, batch_size: int, epochs: int, seed: int) -> Iterator[list[i
 @torch.no_grad()
 def test_error(head: LinearChain, size: str) -> float:
     """Share of wrong letters on the test words."""
-    found = evaluate(head, head.structure, in_order(OCR("test", size)))  # type: ignore[arg-type]
+    found = evaluate(head, head.structure, in_order(OCR("test", size)))
     assert found.token_error is not None
     return found.token_error

@@ -6,11 +6,19 @@ process.
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
-from .measuring import Ask, Limit, Settings, Summary, Table, best_of, in_turn, median
+import torch
+
+from torchssvm import certify
+from torchssvm.datasets import OCR
+
+from .ceilings import measure_ceilings
+from .measuring import Ask, Limit, Settings, Summary, Table, best_of, in_turn
 from .roofline import ocr_shape
+from .training import TorchLoop, compiled_loop, ocr_problem
 from .work import Shape, exact_pass
 
 TITLE = "Exact pass"
@@ -19,15 +27,7 @@ SIDES = ("compiled", "torch, labelings", "torch, mean parts")
 
 def certificates(size: str, lam: float, epochs: int, quick: bool) -> dict[str, Any]:
     """Seconds of an exact pass in the middle of a run: of the compiled loop, and by ``certify`` on each storage."""
-    import torch
-
-    from torchssvm import certify
-    from torchssvm.datasets import OCR
-
-    from .ceilings import measure_ceilings
-    from .training import TorchLoop, compiled_loop, ocr_problem
-
-    words = OCR("train", size)  # type: ignore[arg-type]
+    words = OCR("train", size)
     data = ocr_problem(words)
     loop = compiled_loop(data, "FW", lam)
     torch_loop = TorchLoop(words, data, lam)
@@ -58,7 +58,9 @@ MEASURES = {"certificates": certificates}
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """The same again and again."""
-    options = {"size": "small", "lam": 0.01, "epochs": 2} if settings.quick else {"size": "large", "lam": 0.001, "epochs": 5}
+    options: dict[str, Any] = (
+        {"size": "small", "lam": 0.01, "epochs": 2} if settings.quick else {"size": "large", "lam": 0.001, "epochs": 5}
+    )
     runs = in_turn(
         ["all"],
         settings.repeats,
@@ -71,17 +73,15 @@ def summarise(found: dict[str, Any]) -> Summary:
     """Milliseconds of a pass on one thread and on all."""
     runs = found["runs"]
     threads = runs[0]["threads"]
-    least = median(run["least"] for run in runs) or 0.0
+    least = statistics.median(run["least"] for run in runs)
     rows: list[list[Any]] = []
-    times: dict[str, float | None] = {}
+    times: dict[str, float] = {}
     for side in SIDES:
-        one, every = (median(run["seconds"][side][t] for run in runs) for t in ("1", str(threads)))
+        one, every = (statistics.median(run["seconds"][side][t] for run in runs) for t in ("1", str(threads)))
         times[side] = every
-        rows.append([side, 1e3 * (one or 0.0), 1e3 * (every or 0.0), (every or 0.0) / least])
+        rows.append([side, 1e3 * one, 1e3 * every, every / least])
     limit = max(30.0, 3e3 * least)
-    limits = [
-        Limit(f"exact pass, {side}, {threads} threads", 1e3 * (times[side] or 0.0), limit, " ms") for side in SIDES
-    ]
+    limits = [Limit(f"exact pass, {side}, {threads} threads", 1e3 * times[side], limit, " ms") for side in SIDES]
     columns = ["", "1 thread, ms", f"{threads} threads, ms", f"over the least time, {1e3 * least:.3g} ms"]
     return Summary([Table(f"OCR-{found['problem']['size']}: one exact pass", columns, rows)], limits)
 

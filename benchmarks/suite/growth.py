@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-from .measuring import Ask, Settings, Summary, Table, exponent, median
+from .figures import grid
+from .measuring import Ask, Settings, Summary, Table, exponent
+from .synthetic import Chains
+from .training import TorchLoop, compiled_loop
 
 TITLE = "Growth: seconds of a step"
 BASE = {"n": 2000, "length": 10, "states": 10, "features": 64}
@@ -26,9 +30,6 @@ def steps(kind: str, axis: str, values: list[int], seconds: float, base: dict[st
 
 
 def _step(kind: str, shape: dict[str, int], seconds: float) -> float:
-    from .synthetic import Chains
-    from .training import TorchLoop, compiled_loop
-
     chains = Chains(**shape, batch_size=256)
     if kind == "compiled":
         loop = compiled_loop(chains.problem(), "FW", LAM)
@@ -73,7 +74,13 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     for _ in range(settings.repeats):
         for axis, values in ranges.items():
             for kind in KINDS:
-                options = {"kind": kind, "axis": axis, "values": list(values), "seconds": seconds, "base": base}
+                options: dict[str, Any] = {
+                    "kind": kind,
+                    "axis": axis,
+                    "values": list(values),
+                    "seconds": seconds,
+                    "base": base,
+                }
                 runs[axis][kind].append(ask("steps", **options))
     return {"base": base, "ranges": ranges, "runs": runs}
 
@@ -97,14 +104,12 @@ def summarise(found: dict[str, Any]) -> Summary:
 
 def medians(several: list[list[float]]) -> list[float]:
     """Over the repeats, for each value."""
-    return [median(column) or 0.0 for column in zip(*several, strict=True)]
+    return [statistics.median(column) for column in zip(*several, strict=True)]
 
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     """Seconds of a step against each axis."""
-    from .figures import grid
-
-    charts = {}
+    charts: dict[str, dict[str, Any]] = {}
     for axis, kinds in found["runs"].items():
         values = found["ranges"][axis]
         charts[axis] = {}

@@ -149,7 +149,12 @@ def best_of(function: Callable[[], Any], seconds: float = 0.5, least: int = 3) -
 
 
 def interpolate(
-    checks: Sequence[dict[str, Any]], threshold: float, *, clock: str = "seconds", value: str = "gap", start: float = 1.0
+    checks: Sequence[dict[str, Any]],
+    threshold: float,
+    *,
+    clock: str = "seconds",
+    value: str = "gap",
+    start: float = 1.0,
 ) -> float | None:
     """When ``value`` first came down to the threshold: between two checks its logarithm is taken to be linear.
 

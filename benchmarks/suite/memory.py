@@ -6,17 +6,27 @@ What a process takes before it has any data (Python, torch, compiled kernels) is
 
 from __future__ import annotations
 
+import gc
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .measuring import Ask, Clock, Limit, Settings, Summary, Table, exponent, median
+import torch
+
+from torchssvm.datasets import OCR, PaddedDataset
+from torchssvm.memory import available_memory
+
+from .measuring import Ask, Clock, Limit, Settings, Summary, Table, exponent
+from .synthetic import Chains
+from .training import Problem, TorchLoop, compiled_loop, ocr_problem
 
 TITLE = "Memory"
 MIB, GIB = 2.0**20, 2.0**30
 SHAPE = {"length": 5, "states": 10, "features": 20}
 LAM = 1e-3
 NUMBERS = (100_000, 300_000, 1_000_000)
-PATIENCE = 1e4  # MiB that must be free before a million chains are tried
+ENOUGH = 10 * GIB  # what must be free before a million chains are tried
 
 
 def resident(field: str) -> float:
@@ -29,87 +39,64 @@ def resident(field: str) -> float:
 
 def set_back() -> float:
     """Begin a new high-water mark; returns what is resident now."""
-    import gc
-
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")
 
 
+def begin(
+    kind: str, words: Callable[[], PaddedDataset], problem: Problem
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A pass of steps and an exact pass of a loop; only the torch loop needs the words themselves."""
+    if kind == "compiled":
+        loop = compiled_loop(problem, "FW", LAM)
+        return lambda: loop.run(problem.num_examples), loop.certify
+    torch_loop = TorchLoop(words(), problem, LAM)
+    return torch_loop.epoch, torch_loop.certify
+
+
 def warm(kind: str) -> None:
     """Compile and load everything on a few chains."""
-    from .synthetic import Chains
-
-    chains = Chains(64, **SHAPE)
-    train_one_pass(kind, chains, certify=True)
+    passes(kind, Chains(64, **SHAPE))
 
 
-def train_one_pass(kind: str, chains: Any, *, certify: bool) -> dict[str, float]:
-    """Setting up, two passes (the second one is timed) and an exact pass."""
-    from .training import TorchLoop, compiled_loop
-
-    clock = Clock()
-    if kind == "compiled":
-        loop = compiled_loop(chains.problem(), "FW", LAM)
-        run = lambda: loop.run(chains.n)  # noqa: E731
-        exact = loop.certify
-    else:
-        torch_loop = TorchLoop(chains.dataset(), chains.problem(), LAM)
-        run, exact = torch_loop.epoch, torch_loop.certify
-    setup = clock.stop()["seconds"]
-    if kind == "compiled":
-        run()
-    clock = Clock()
+def passes(kind: str, chains: Chains) -> dict[str, float]:
+    """Seconds of setting up, of the second pass of steps, and of an exact pass."""
+    found, clock = {}, Clock()
+    run, exact = begin(kind, chains.dataset, chains.problem())
+    found["setup_seconds"] = clock.stop()["seconds"]
     run()
-    found = {"setup_seconds": setup, "seconds": clock.stop()["seconds"]}
-    if certify:
+    for name, one in (("seconds", run), ("exact_seconds", exact)):
         clock = Clock()
-        certificate = exact()
-        found |= {"exact_seconds": clock.stop()["seconds"], "gap": certificate.gap}
+        one()
+        found[name] = clock.stop()["seconds"]
     return found
 
 
 def synthetic(kind: str, n: int) -> dict[str, Any]:
     """Peak over the base, and seconds of a pass, for n chains."""
-    from torchssvm.memory import available_memory
-
-    from .synthetic import Chains
-
-    import torch
-
     warm(kind)
     free = available_memory(torch.device("cpu"))
-    if n >= 1_000_000 and free < PATIENCE * MIB:
+    if n >= NUMBERS[-1] and free < ENOUGH:
         return {"skipped": f"only {free / GIB:.1f} GiB are free"}
     base = set_back()
-    found = train_one_pass(kind, Chains(n, **SHAPE), certify=True)
+    found = passes(kind, Chains(n, **SHAPE))
     return {**found, "peak": resident("VmHWM") - base, "base": base, "must": must(n, **SHAPE)}
 
 
-def ocr(kind: str, size: str, epochs: int) -> dict[str, Any]:
+def ocr(kind: str, size: Any, epochs: int) -> dict[str, Any]:
     """Peak over the base of training on OCR."""
-    from torchssvm.datasets import OCR
-
-    from .training import TorchLoop, compiled_loop, ocr_problem
-
     warm(kind)
-    words = OCR("train", size)  # the file is unpacked whole, for both splits
+    base = set_back()
+    words = OCR("train", size)
+    run, exact = begin(kind, lambda: words, ocr_problem(words))
+    for _ in range(epochs):
+        run()
+    exact()
+    peak = resident("VmHWM") - base
     assert words.lengths is not None
     tokens, n = int(words.lengths.sum()), len(words)
-    del words
-    base = set_back()
-    words = OCR("train", size)  # type: ignore[arg-type]
-    data = ocr_problem(words)
-    loop = compiled_loop(data, "FW", LAM) if kind == "compiled" else TorchLoop(words, data, LAM)
-    ready = resident("VmRSS") - base
-    for _ in range(epochs):
-        if kind == "compiled":
-            loop.run(n)  # type: ignore[union-attr]
-        else:
-            loop.epoch()  # type: ignore[union-attr]
-    loop.certify()
-    needed = 4.0 * (tokens * 128 + tokens * 26 + n * 26**2) + 8.0 * tokens
-    return {"peak": resident("VmHWM") - base, "ready": ready, "base": base, "must": needed}
+    return {"peak": peak, "base": base, "must": 4.0 * (tokens * (128 + 26) + n * 26**2) + 8.0 * tokens}
 
 
 def must(n: int, length: int, states: int, features: int) -> float:
@@ -148,8 +135,10 @@ def summarise(found: dict[str, Any]) -> Summary:
                 notes.append(f"{kind} loop, n = {n}: {several[0]['skipped']}")
                 continue
             names = ("peak", "setup_seconds", "seconds", "exact_seconds")
-            peak, *times = (median(run[name] for run in several) or 0.0 for name in names)
-            rows.append([f"{kind} loop", int(n), peak / GIB, peak / several[0]["must"], *times, 1e6 * times[1] / int(n)])
+            peak, *times = (statistics.median(run[name] for run in several) for name in names)
+            rows.append(
+                [f"{kind} loop", int(n), peak / GIB, peak / several[0]["must"], *times, 1e6 * times[1] / int(n)]
+            )
             sizes.append(float(n))
             seconds.append(times[1])
             if int(n) == NUMBERS[-1]:
@@ -167,7 +156,16 @@ def summarise(found: dict[str, Any]) -> Summary:
             ),
             Table(
                 f"n synthetic chains ({shape}, float32): peak over the base, and seconds",
-                ["", "n", "peak, GiB", "over data and potentials", "setting up", "a pass", "an exact pass", "us a step"],
+                [
+                    "",
+                    "n",
+                    "peak, GiB",
+                    "over data and potentials",
+                    "setting up",
+                    "a pass",
+                    "an exact pass",
+                    "us a step",
+                ],
                 rows,
             ),
         ],

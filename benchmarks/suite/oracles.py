@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -20,7 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .measuring import Ask, Limit, Settings, Summary, Table, best_of, median, ratio
+from torchssvm.oracles import viterbi as oracle
+from torchssvm.oracles.viterbi import viterbi_torch
+
+from .measuring import Ask, Limit, Settings, Summary, Table, best_of, ratio
 
 TITLE = "Oracles: Viterbi"
 SETTINGS = [(64, 14, 26), (1, 8, 26), (256, 50, 3), (16, 100, 200), (4, 50, 2000)]
@@ -35,11 +39,9 @@ Decoder = Callable[[], Any]
 
 def decoders(emission: Tensor, transition: Tensor) -> dict[str, tuple[Decoder, Callable[[Any], Tensor]] | str]:
     """Of every side, the call and what tells the labels from its result; or why it is skipped."""
-    from torchssvm.oracles.viterbi import viterbi, viterbi_torch
-
     lengths = torch.full((len(emission),), emission.shape[1], device=emission.device)
     return {
-        OURS: (lambda: viterbi(emission, transition, lengths), lambda found: found[0]),
+        OURS: (lambda: oracle(emission, transition, lengths), lambda found: found[0]),
         PLAIN: (lambda: viterbi_torch(emission, transition, lengths), lambda found: found[0]),
         STRUCT: _torch_struct(emission, transition),
         CRF: _pytorch_crf(emission, transition),
@@ -71,7 +73,7 @@ def _torch_struct(emission: Tensor, transition: Tensor) -> Any:
 def _pytorch_crf(emission: Tensor, transition: Tensor) -> Any:
     if importlib.util.find_spec("torchcrf") is None:
         return "not installed"
-    batch, longest, states = emission.shape
+    batch, _, states = emission.shape
     if 4.0 * batch * states**2 > ROOM:
         return "skipped: would take too much memory"
     from torchcrf import CRF as Layer
@@ -149,33 +151,41 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {"shapes": shapes, "devices": devices, "runs": runs}
 
 
+def better(runs: list[dict[str, Any]], side: str) -> tuple[float, str] | None:
+    """Median seconds of a call on the better number of threads, and that number; None if it was skipped."""
+    if any(side not in run["seconds"] for run in runs):
+        return None
+    return min((statistics.median(run["seconds"][side][t] for run in runs), t) for t in runs[0]["seconds"][side])
+
+
 def summarise(found: dict[str, Any]) -> Summary:
     """Microseconds a call, how many times ours that is, and on how many threads."""
-    rows, times = [], {}
+    rows: list[list[Any]] = []
+    times: dict[tuple[str, str], float] = {}
     for key, runs in found["runs"].items():
-        skipped = {name: why for run in runs for name, why in run["skipped"].items()}
         row: list[Any] = [key]
-        for name in SIDES:
-            if any(name not in run["seconds"] for run in runs):
-                times[key, name] = None
-                row.append(skipped.get(name, "skipped"))
+        for side in SIDES:
+            if (its := better(runs, side)) is None:
+                row.append(next(run["skipped"][side] for run in runs if side in run["skipped"]))
                 continue
-            by_threads = {t: median(run["seconds"][name][t] for run in runs) for t in runs[0]["seconds"][name]}
-            threads = min(by_threads, key=lambda t: by_threads[t])
-            seconds = times[key, name] = by_threads[threads]
-            compared = "" if name == OURS else f" ({seconds / times[key, OURS]:,.1f} x)"
-            row.append(f"{1e6 * seconds:,.1f}{compared} on {threads}")
-        shape = key.partition("(")[2].rstrip(")").split(", ")
-        rows.append([*row, int(shape[0]) / times[key, OURS]])
+            times[key, side], threads = its
+            compared = "" if side == OURS else f" ({its[0] / times[key, OURS]:,.1f} x)"
+            row.append(f"{1e6 * its[0]:,.1f}{compared} on {threads}")
+        batch = int(key.partition("(")[2].partition(",")[0])
+        rows.append([*row, batch / times[key, OURS]])
     title = "Viterbi: microseconds a call of (B, T, K), on the better number of threads"
-    limits = []
     main, single = (f"cpu {shape}" for shape in SETTINGS[:2])
-    if (main, OURS) in times:
-        for name, least in ((STRUCT, 500.0), (PLAIN, 10.0)):
-            value = ratio(times[main, name], times[main, OURS])
-            limits.append(Limit(f"{name} over {OURS} at {SETTINGS[0]}", value, least, " x", at_least=True))
-    if (single, OURS) in times:
-        limits.append(Limit(f"one chain, {SETTINGS[1]}", 1e6 * times[single, OURS], 50.0, " us"))
+    limits = [
+        Limit(
+            f"{side} over {OURS} at {SETTINGS[0]}",
+            ratio(times.get((main, side)), times.get((main, OURS))),
+            least,
+            " x",
+            at_least=True,
+        )
+        for side, least in ((STRUCT, 500.0), (PLAIN, 10.0))
+    ]
+    limits.append(Limit(f"one chain, {SETTINGS[1]}", 1e6 * times.get((single, OURS), math.nan), 50.0, " us"))
     notes = [] if "cuda" in found["devices"] else ["CUDA: not run, there is no device"]
     return Summary([Table(title, ["device (B, T, K)", *SIDES, "chains/s"], rows)], limits, notes)
 

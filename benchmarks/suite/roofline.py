@@ -6,10 +6,15 @@ those ceilings, with perfect vectors, no waiting and no calls: nothing gets ther
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
-from .measuring import Ask, Clock, Settings, Summary, Table, best_of, in_turn, median
+from torchssvm.datasets import OCR
+
+from .ceilings import Ceilings, measure_ceilings
+from .measuring import Ask, Clock, Settings, Summary, Table, best_of, in_turn
+from .training import TorchLoop, compiled_loop, ocr_problem
 from .work import FORMULAS, Shape, exact_pass, step
 
 TITLE = "Roofline: how far from what the machine can do"
@@ -17,9 +22,7 @@ TITLE = "Roofline: how far from what the machine can do"
 
 def ocr_shape(size: str) -> Shape:
     """The sums of the training set that work depends on; bias and boundaries are features."""
-    from torchssvm.datasets import OCR
-
-    words = OCR("train", size)  # type: ignore[arg-type]
+    words = OCR("train", size)
     assert words.lengths is not None
     tokens, n = int(words.lengths.sum()), len(words)
     nonzeros = int((words.x != 0).sum()) + tokens + 2 * n
@@ -28,12 +31,7 @@ def ocr_shape(size: str) -> Shape:
 
 def roofline(size: str, lam: float, passes: int, quick: bool, seed: int) -> dict[str, Any]:
     """Seconds of a step of the compiled loop and of the torch loop, and of their exact passes; and the ceilings."""
-    from torchssvm.datasets import OCR
-
-    from .ceilings import measure_ceilings
-    from .training import TorchLoop, compiled_loop, ocr_problem
-
-    words = OCR("train", size)  # type: ignore[arg-type]
+    words = OCR("train", size)
     data = ocr_problem(words)
     loop = compiled_loop(data, "FW", lam, seed)
     torch_loop = TorchLoop(words, data, lam, seed)
@@ -71,7 +69,9 @@ MEASURES = {"roofline": roofline}
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """The same again and again."""
-    options = {"size": "small", "lam": 0.01, "passes": 2} if settings.quick else {"size": "large", "lam": 0.001, "passes": 5}
+    options: dict[str, Any] = (
+        {"size": "small", "lam": 0.01, "passes": 2} if settings.quick else {"size": "large", "lam": 0.001, "passes": 5}
+    )
     runs = in_turn(
         ["all"], settings.repeats, lambda _, repeat: ask("roofline", seed=repeat, quick=settings.quick, **options)
     )
@@ -80,13 +80,11 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
 
 def summarise(found: dict[str, Any]) -> Summary:
     """Ceilings, work, and measured times over the least times."""
-    from .ceilings import Ceilings
-
     runs = found["runs"]
-    peaks = [median(run[name] for run in runs) or 0.0 for name in ("multiply_add", "max_plus")]
-    triad = {level: median(run["triad"][level] for run in runs) or 0.0 for level in runs[0]["triad"]}
-    ceilings = Ceilings(*peaks, triad)
-    speeds = [["multiply-add", peaks[0] / 1e9, "GFLOP/s"], ["add and maximum", peaks[1] / 1e9, "GFLOP/s"]]
+    triad = {level: statistics.median(run["triad"][level] for run in runs) for level in runs[0]["triad"]}
+    peak, max_plus = (statistics.median(run[name] for run in runs) for name in ("multiply_add", "max_plus"))
+    ceilings = Ceilings(peak, max_plus, triad)
+    speeds: list[list[Any]] = [["multiply-add", peak / 1e9, "GFLOP/s"], ["add and maximum", max_plus / 1e9, "GFLOP/s"]]
     speeds += [[f"triad, {level}", speed / 1e9, "GB/s"] for level, speed in triad.items()]
     shape = Shape(**runs[0]["shape"])
     n = shape.examples
@@ -99,7 +97,7 @@ def summarise(found: dict[str, Any]) -> Summary:
             rows.append([f"{name}, {kind}", each.multiply_add, each.max_plus, each.traffic, 1e6 * floor])
     close = []
     for name in runs[0]["seconds"]:
-        seconds = median(run["seconds"][name] for run in runs) or 0.0
+        seconds = statistics.median(run["seconds"][name] for run in runs)
         floor = floors["exact pass" if "pass" in name else "step", "sparse"]
         close.append([name, 1e6 * seconds, 1e6 * floor, seconds / floor])
     title = f"OCR-{found['problem']['size']}"

@@ -7,13 +7,19 @@ and then; when it came down to a threshold is interpolated between two checks, t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from torchssvm import Certificate
+from torchssvm.datasets import OCR
+
+from .figures import lines
 from .measuring import FOLDER, Ask, Clock, Limit, Settings, Summary, Table, in_turn, interpolate, median, ratio
+from .training import TorchLoop, as_check, certified, compiled_loop, ocr_problem
 
 TITLE = "Solvers: seconds to a certified gap"
 REFERENCE = FOLDER / "ocr_reference.py"
@@ -49,11 +55,7 @@ def yardstick(size: str, lam: float, gap: float, seed: int, max_seconds: float) 
 
 def compiled(rules: str, size: str, lam: float, gap: float, seed: int, max_seconds: float) -> dict[str, Any]:
     """The compiled loop, with its own schedule of exact passes."""
-    from torchssvm.datasets import OCR
-
-    from .training import as_check, compiled_loop, ocr_problem
-
-    words = OCR("train", size)  # type: ignore[arg-type]
+    words = OCR("train", size)
     data = ocr_problem(words)
     warm = compiled_loop(data, rules, lam)
     for _ in range(2):  # compiles everything
@@ -65,36 +67,27 @@ def compiled(rules: str, size: str, lam: float, gap: float, seed: int, max_secon
     checks: list[dict[str, float]] = []
     clock = Clock()
 
-    def note(certificate: Any) -> None:
+    def note(certificate: Certificate) -> None:
         checks.append({**clock.stop(), **as_check(certificate, loop.dual)})
         if checks[-1]["seconds"] > max_seconds:
             raise TimeoutError
         clock.go()
 
-    try:
+    with contextlib.suppress(TimeoutError):
         loop.solve(gap, on_check=note)
-    except TimeoutError:
-        pass
     return {"checks": checks, "setup_seconds": setup_seconds}
 
 
 def torch_loop(size: str, lam: float, gap: float, seed: int, max_seconds: float) -> dict[str, Any]:
     """The plain loop of the README with batches of 64."""
-    from torchssvm.datasets import OCR
-
-    from .training import TorchLoop, certified, ocr_problem
-
-    words = OCR("train", size)  # type: ignore[arg-type]
+    words = OCR("train", size)
     data = ocr_problem(words)
-
-    def run(end: float, seconds: float) -> list[dict[str, float]]:
-        loop = TorchLoop(words, data, lam, seed)
-        return certified(iter(loop.epoch, 0), loop.certify, loop.dual, end, seconds)
 
     warm = TorchLoop(words, data, lam, seed)
     warm.epoch()
     warm.certify()
-    return {"checks": run(gap, max_seconds)}
+    loop = TorchLoop(words, data, lam, seed)
+    return {"checks": certified(loop, gap, max_seconds)}
 
 
 MEASURES = {"yardstick": yardstick, "compiled": compiled, "torch_loop": torch_loop}
@@ -126,7 +119,7 @@ def summarise(found: dict[str, Any]) -> Summary:
                 times[side, gap, clock] = median(interpolate(run["checks"], gap, clock=clock) for run in runs)
 
     def ratios(side: str, gap: float, clock: str = "seconds") -> float | None:
-        return ratio(times[side, gap, clock], times[BASE, gap, clock])
+        return ratio(times.get((side, gap, clock)), times.get((BASE, gap, clock)))
 
     rows = []
     for side, runs in found["runs"].items():
@@ -135,7 +128,9 @@ def summarise(found: dict[str, Any]) -> Summary:
             row += [times[side, gap, "seconds"], ratios(side, gap), ratios(side, gap, "cpu_seconds")]
         row.append(median(run["checks"][-1]["visits"] / run["checks"][-1]["seconds"] for run in runs))
         rows.append([*row, median(run["checks"][-1]["passes"] for run in runs)])
-    columns = [f"{name}gap {gap:g}{end}" for gap in gaps for name, end in (("", ", s"), ("ratio, ", ""), ("CPU ratio, ", ""))]
+    columns = [
+        f"{name}gap {gap:g}{end}" for gap in gaps for name, end in (("", ", s"), ("ratio, ", ""), ("CPU ratio, ", ""))
+    ]
     task = found["problem"]
     limits = []
     for gap, limit in ((first, 0.5), (last, 0.4)):
@@ -149,8 +144,6 @@ def summarise(found: dict[str, Any]) -> Summary:
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     """The gap over the seconds of the first repeat."""
-    from .figures import lines
-
     curves = {
         side: ([c["seconds"] for c in runs[0]["checks"]], [c["gap"] for c in runs[0]["checks"]])
         for side, runs in found["runs"].items()

@@ -24,7 +24,9 @@ class Chains:
         seed: Of everything.
     """
 
-    def __init__(self, n: int, length: int, states: int, features: int, *, batch_size: int = 4096, seed: int = 0) -> None:
+    def __init__(
+        self, n: int, length: int, states: int, features: int, *, batch_size: int = 4096, seed: int = 0
+    ) -> None:
         self.n, self.length, self.states, self.features = n, length, states, features
         self.batch_size, self.seed = batch_size, seed
         generator = torch.Generator().manual_seed(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -65,9 +65,7 @@ def compiled_loop(
     head = LinearChain(problem.in_features, problem.num_states).to(torch.float64 if double else torch.float32)
     dual = DualState.for_head(head, problem.num_examples, lam, storage=Labelings(capacity))
     chosen = RULES[rules]
-    return CompiledChain(
-        head, dual, problem.batches, direction=chosen.direction(), oracle=chosen.oracle(), seed=seed
-    )
+    return CompiledChain(head, dual, problem.batches, direction=chosen.direction(), oracle=chosen.oracle(), seed=seed)
 
 
 class TorchLoop:
@@ -106,17 +104,15 @@ class TorchLoop:
         return certify(self.head, self.dual, self.problem.batches)
 
 
-def certified(
-    epochs: Iterator[Any], exact_pass: Callable[[], Certificate], dual: DualState, gap: float, max_seconds: float
-) -> list[dict[str, float]]:
+def certified(loop: TorchLoop, gap: float, max_seconds: float) -> list[dict[str, float]]:
     """Nine epochs and an exact pass, again and again: checks with the seconds at each, everything inside the clock."""
     checks: list[dict[str, float]] = []
     clock = Clock()
     while not checks or (checks[-1]["gap"] > gap and checks[-1]["seconds"] < max_seconds):
         for _ in range(9):
-            next(epochs)
-        found = exact_pass()
-        checks.append({**clock.stop(), **as_check(found, dual)})
+            loop.epoch()
+        found = loop.certify()
+        checks.append({**clock.stop(), **as_check(found, loop.dual)})
         clock.go()
     return checks
 

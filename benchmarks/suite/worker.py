@@ -7,16 +7,16 @@ import json
 import os
 import sys
 
+import torch
+
 
 def main() -> None:
     """Run it and print what it returns."""
     part, measure, options = sys.argv[1:]
-    if "torch" not in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS")):
-        import torch
-
+    function = importlib.import_module(f"suite.{part}").MEASURES[measure]
+    if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
-    found = importlib.import_module(f"suite.{part}").MEASURES[measure](**json.loads(options))
-    print(json.dumps(found))
+    print(json.dumps(function(**json.loads(options))))
 
 
 if __name__ == "__main__":
