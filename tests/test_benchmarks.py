@@ -189,14 +189,15 @@ def test_solvers_measure_the_same_problem(tmp_path):
 
 
 def canned(optimum):
-    """Measures that decay at a known speed: the best learning rate is 0.03, and a horizon is the time to 1 %."""
+    """Measures that decay at a known speed: Adam's best learning rate is inside its grid, SGD's at its edge."""
 
     def ask(measure, *, threads=1, **options):
         if measure == "reference":
             return {"primal": optimum, "dual": optimum, "gap": 0.0, "passes": 9.0, "seconds": 1.0}
         if measure == "crf":
             return {"skipped": "not installed"}
-        rate = 1.0 if measure == "bcfw" else 0.5 - abs(math.log10(options["lr"] / 0.03)) / 10
+        best = {"Adam": 0.03, "SGD": 0.3}.get(options.get("optimizer"), 1.0)
+        rate = 1.0 if measure == "bcfw" else 0.5 - abs(math.log10(options["lr"] / best)) / 10
         start = 1.0 / optimum - 1.0
         times = [float(t) for t in range(1, 40 if measure == "bcfw" else options["epochs"])]
         curve = [{"seconds": t, "primal": optimum * (1 + start * math.exp(-rate * t))} for t in times]
@@ -232,7 +233,7 @@ def test_descents_lower_the_primal():
         values = [point["primal"] for point in found["curve"]]
         assert 0.165 < values[-1] < values[0]
         assert 0.0 < found["test_error"] < 0.5
-    for optimizer, lr in (("Adam", 0.01), ("SGD", 0.1)):
+    for optimizer, lr in (("Adam", 0.003), ("SGD", 0.03)):
         found = descent.hinge(optimizer, lr, 2, points=2, **known)
         assert 0.165 < found["curve"][-1]["primal"] < 1.0 == found["curve"][0]["primal"]
         assert [round(point["passes"]) for point in found["curve"]] == [0, 1, 2]
@@ -276,9 +277,9 @@ def test_growth(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux")
 def test_memory():
     base = memory.set_back()
-    block = torch.ones(40 * 2**18)
+    block = torch.ones(200 * 2**18)
     del block
-    assert 35 * 2**20 < memory.resident("VmHWM") - base < 80 * 2**20
+    assert 100 * 2**20 < memory.resident("VmHWM") - base < 300 * 2**20  # the system may take back pages meanwhile
     for kind in ("compiled", "torch"):
         found = memory.synthetic(kind, 300)
         assert found["peak"] >= 0.0
@@ -298,7 +299,7 @@ def test_memory():
         for n in memory.NUMBERS
     }
     several["1000000"][0]["peak"] = 9 * 2.0**30
-    ocr = {"compiled": {"peak": 2e6, "must": 1e6, "base": 1e8}}
+    ocr = {"compiled": [{"peak": 2e6, "must": 1e6, "base": 1e8}]}
     summary = memory.summarise({"ocr": ocr, "size": "small", "synthetic": {"compiled": several}})
     assert "compiled loop: seconds of a pass grow as n^1.00" in summary.notes
     assert [(limit.value, limit.verdict) for limit in summary.limits] == [(9.25, "missed")]

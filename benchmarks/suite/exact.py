@@ -31,6 +31,8 @@ def certificates(size: str, lam: float, epochs: int, quick: bool) -> dict[str, A
     data = ocr_problem(words)
     loop = compiled_loop(data, "FW", lam)
     torch_loop = TorchLoop(words, data, lam)
+    every = sorted({1, torch.get_num_threads()}, reverse=True)
+    torch.set_num_threads(1)
     for _ in range(epochs):
         loop.run(len(words))
         torch_loop.epoch()
@@ -43,7 +45,6 @@ def certificates(size: str, lam: float, epochs: int, quick: bool) -> dict[str, A
     if abs(gaps[0] - gaps[1]) > 1e-6:
         raise AssertionError(f"two passes over the same blocks found the gaps {gaps}")
     seconds: dict[str, dict[int, float]] = {name: {} for name in passes}
-    every = sorted({1, torch.get_num_threads()}, reverse=True)
     for threads in every:
         torch.set_num_threads(threads)
         for name, one in passes.items():

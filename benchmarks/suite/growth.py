@@ -68,7 +68,7 @@ MEASURES = {"steps": steps}
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """An axis and a loop in a process; the loops in turn."""
     base = {**BASE, "n": 200} if settings.quick else BASE
-    ranges = {"n": (200, 400), "states": (5, 10)} if settings.quick else RANGES
+    ranges = {"states": (5, 10)} if settings.quick else RANGES
     seconds = 0.05 if settings.quick else 1.0
     runs: dict[str, dict[str, list[Any]]] = {axis: {kind: [] for kind in KINDS} for axis in ranges}
     for _ in range(settings.repeats):

@@ -32,7 +32,7 @@ SIDES = (BASE, *COMPILED, TORCH)
 def problem(quick: bool) -> dict[str, Any]:
     """The task and its two thresholds."""
     if quick:
-        return {"size": "small", "lam": 0.01, "gaps": [0.3, 0.15]}
+        return {"size": "small", "lam": 0.01, "gaps": [0.6, 0.3]}
     return {"size": "large", "lam": 0.001, "gaps": [0.05, 0.01]}
 
 
