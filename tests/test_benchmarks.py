@@ -228,10 +228,11 @@ def test_baselines_take_the_best_learning_rate(tmp_path):
 
 def test_descents_lower_the_primal():
     known = {"size": "small", "lam": 0.01, "seed": 0}
-    for average in (False, True):
-        found = descent.bcfw(passes=12.0, average=average, **known)
+    for options in baselines.OURS.values():
+        found = descent.bcfw(**options, epochs=12.0, target=0.5, **known)
         values = [point["primal"] for point in found["curve"]]
         assert 0.165 < values[-1] < values[0]
+        assert min(values[:-1]) > 0.5  # it ends where it has come to the target
         assert 0.0 < found["test_error"] < 0.5
     for optimizer, lr in (("Adam", 0.003), ("SGD", 0.03)):
         found = descent.hinge(optimizer, lr, 2, points=2, **known)

@@ -35,33 +35,37 @@ def reference(size: str, lam: float, tolerance: float, max_passes: float) -> dic
     return {**best, "gap": best["primal"] - best["dual"], "passes": found.passes, **clock.stop()}
 
 
-def bcfw(size: str, lam: float, seed: int, passes: float, average: bool) -> dict[str, Any]:
-    """The compiled loop, an exact pass after every ten; the primal of the last iterate, or of the weighted average."""
+def bcfw(rules: str, average: bool, size: str, lam: float, seed: int, epochs: float, target: float) -> dict[str, Any]:
+    """The compiled loop, an exact pass after every ten; the primal of the last iterate, or of the weighted average.
+
+    It ends after so many epochs of visits, or as soon as the primal is at the target.
+    """
     words = OCR("train", size)
     data, n = ocr_problem(words), len(words)
 
     def curve(end: float) -> tuple[list[dict[str, float]], Any]:
-        loop = compiled_loop(data, "FW", lam, seed)
-        mean = WeightedAverage.following(loop.dual) if average else None
+        loop = compiled_loop(data, rules, lam, seed)
+        dual = loop.dual
+        mean = WeightedAverage.following(dual) if average else None
         points: list[dict[str, float]] = []
-        clock, due, certified = Clock(), 1.0, 0.0
+        clock, visits, due, certified = Clock(), 0, 1.0, 0.0
         while True:
-            loop.run(max(n // PARTS_OF_A_PASS, 1))
-            done = loop.dual.passes
-            if done - certified >= 10.0:
+            visits += loop.run(max(n // PARTS_OF_A_PASS, 1))
+            if dual.passes - certified >= 10.0:
                 certified = loop.certify().passes
-            if done >= due or done >= end:
+            epochs = visits / n
+            if epochs >= due:
                 read = clock.stop()
                 with mean.apply() if mean is not None else nullcontext():
-                    value = primal(loop.head, loop.dual.structure, data.batches, lam).value
-                    points.append({**read, "primal": value, "passes": done})
-                    if done >= end:
+                    value = primal(loop.head, dual.structure, data.batches, lam).value
+                    points.append({**read, "primal": value, "passes": dual.passes})
+                    if epochs >= end or value <= target:
                         return points, test_error(loop.head, size)
-                due = done + max(1.0, done / 10)
+                due = min(epochs + max(1.0, epochs / 10), end)
                 clock.go()
 
     curve(1.0)  # compiles
-    points, error = curve(passes)
+    points, error = curve(epochs)
     return {"curve": points, "test_error": error}
 
 
