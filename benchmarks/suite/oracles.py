@@ -61,7 +61,7 @@ def _torch_struct(emission: Tensor, transition: Tensor) -> Any:
     # [B, N-1, next, previous]; the emission of the first position goes with the first pair
     pairs = transition.t() + emission[:, 1:].unsqueeze(3)
     pairs[:, 0] += emission[:, 0].unsqueeze(1)
-    lengths = torch.full((batch,), longest)
+    lengths = torch.full((batch,), longest, device=emission.device)
 
     def labels(found: Tensor) -> Tensor:
         edges = found.detach().flatten(2).argmax(2)
