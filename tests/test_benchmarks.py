@@ -294,6 +294,7 @@ def test_memory():
                 "base": 2.0**28,
                 "setup_seconds": 1.0,
                 "seconds": n / 1e5,
+                "cpu_seconds": n / 1e5,
                 "exact_seconds": 1.0,
             }
         ]
@@ -302,7 +303,7 @@ def test_memory():
     several["1000000"][0]["peak"] = 9 * 2.0**30
     ocr = {"compiled": [{"peak": 2e6, "must": 1e6, "base": 1e8}]}
     summary = memory.summarise({"ocr": ocr, "size": "small", "synthetic": {"compiled": several}})
-    assert "compiled loop: seconds of a pass grow as n^1.00" in summary.notes
+    assert "compiled loop: CPU seconds of a pass grow as n^1.00" in summary.notes
     assert [(limit.value, limit.verdict) for limit in summary.limits] == [(9.25, "missed")]
 
 
