@@ -1,4 +1,7 @@
-"""Seconds of a step as the problem grows: examples, length, states, features, one of them at a time."""
+"""CPU seconds of a step as the problem grows: examples, length, states, features, one of them at a time.
+
+Both loops run on one thread, where CPU seconds are wall seconds less those that other processes had.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from .measuring import Ask, Settings, Summary, Table, exponent
 from .synthetic import Chains
 from .training import TorchLoop, compiled_loop
 
-TITLE = "Growth: seconds of a step"
+TITLE = "Growth: CPU seconds of a step"
 BASE = {"n": 2000, "length": 10, "states": 10, "features": 64}
 RANGES = {
     "n": (1000, 3000, 10_000, 30_000, 100_000),
@@ -25,7 +28,7 @@ LAM = 1e-3
 
 
 def steps(kind: str, axis: str, values: list[int], seconds: float, base: dict[str, int]) -> list[float]:
-    """Seconds of a step on one example for each value of the axis; all in this process, the shortest of several."""
+    """CPU seconds of a step on one example for each value of the axis, in one process; the shortest of several."""
     return [_step(kind, {**base, axis: value}, seconds) for value in values]
 
 
@@ -50,9 +53,9 @@ def _step(kind: str, shape: dict[str, int], seconds: float) -> float:
     run()
     shortest, end, calls = float("inf"), time.perf_counter() + seconds, 0
     while calls < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
+        start = time.process_time()
         made = run()
-        shortest = min(shortest, (time.perf_counter() - start) / made)
+        shortest = min(shortest, (time.process_time() - start) / made)
         calls += 1
     return shortest
 
@@ -98,7 +101,15 @@ def summarise(found: dict[str, Any]) -> Summary:
             whole = exponent(values, seconds)
             rows.append([axis, f"{kind} loop", f"{values[0]:,} to {values[-1]:,}", first, last, whole, upper])
     base = ", ".join(f"{name} {value}" for name, value in found["base"].items())
-    columns = ["varied", "", "from, to", "us a step", "us a step at the end", "exponent", "exponent, upper half"]
+    columns = [
+        "varied",
+        "",
+        "from, to",
+        "CPU us a step",
+        "CPU us a step at the end",
+        "exponent",
+        "exponent, upper half",
+    ]
     return Summary([Table(f"One thread; the others fixed at {base}", columns, rows)])
 
 
@@ -108,7 +119,7 @@ def medians(several: list[list[float]]) -> list[float]:
 
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Seconds of a step against each axis."""
+    """CPU seconds of a step against each axis."""
     charts: dict[str, dict[str, Any]] = {}
     for axis, kinds in found["runs"].items():
         values = found["ranges"][axis]
@@ -116,4 +127,4 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
         for kind, several in kinds.items():
             seconds = medians(several)
             charts[axis][f"{kind}: {exponent(values, seconds):.2f}"] = (values, seconds)
-    return [grid(folder / "growth.png", charts, list(charts), "seconds of a step on one example")]
+    return [grid(folder / "growth.png", charts, list(charts), "CPU seconds of a step on one example")]

@@ -116,8 +116,8 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     for kind in ("compiled", "torch"):
         options: dict[str, Any] = {"kind": kind, "size": size, "epochs": epochs}
         found["ocr"][kind] = [ask("ocr", **options) for _ in range(min(settings.repeats, 3))]
-    for kind in ("compiled", "torch"):
-        for n in numbers if kind == "compiled" or not settings.quick else numbers[:1]:
+    for kind in ("compiled",) if settings.quick else ("compiled", "torch"):
+        for n in numbers:
             repeats = min(settings.repeats, 3) if kind == "compiled" else 1
             found["synthetic"].setdefault(kind, {})[str(n)] = [ask("synthetic", kind=kind, n=n) for _ in range(repeats)]
     return found
