@@ -1,0 +1,135 @@
+"""Everything that is measured, with one command.
+
+python benchmarks/run.py [--out FOLDER] [--only PART ...] [--repeats 5] [--quick]
+
+Writes FOLDER/results.json, FOLDER/table.md and figures. Parts that are in the folder already and are not run now stay,
+with the machine and the day that they were measured on. Limits are about quiet machines and about full sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+from suite.measuring import Settings, Summary, asker
+
+PARTS = ("solvers", "oracles", "exact", "roofline", "baselines", "growth", "memory")
+SCHEMA = 1
+
+
+def run_part(name: str, settings: Settings, out: Path) -> dict[str, Any]:
+    """Measure one part; an error is written down and does not stop the others."""
+    start = time.perf_counter()
+    result: dict[str, Any] = {
+        "title": name,
+        "settings": settings._asdict(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+    }
+    try:
+        part = importlib.import_module(f"suite.{name}")
+        print(part.TITLE, flush=True)
+        result["title"] = part.TITLE
+        found = part.collect(asker(name, log=lambda line: print(line, flush=True)), settings)
+        summary = part.summarise(found)
+        if settings.quick:
+            summary = summary._replace(limits=(), notes=[*summary.notes, "small sizes: limits are not judged"])
+        result |= {"found": found, "summary": as_json(summary), "error": None}
+        result["figures"] = [file.name for file in part.draw(found, out)]
+        result["text"] = text(summary)
+    except Exception as error:
+        traceback.print_exc()
+        result |= {"error": f"{type(error).__name__}: {error}", "text": f"failed: {error}\n", "figures": []}
+    result["seconds"] = time.perf_counter() - start
+    print(f"\n{result['text']}", flush=True)
+    return result
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    """Tables, limits with their verdicts, and notes."""
+    return {
+        "tables": [table._asdict() for table in summary.tables],
+        "limits": [{**limit._asdict(), "verdict": limit.verdict} for limit in summary.limits],
+        "notes": list(summary.notes),
+    }
+
+
+def text(summary: Summary) -> str:
+    """The same in markdown."""
+    pieces = [table.markdown() for table in summary.tables]
+    if summary.limits:
+        pieces.append("".join(f"- {limit}\n" for limit in summary.limits))
+    if summary.notes:
+        pieces.append("".join(f"- {note}\n" for note in summary.notes))
+    return "\n".join(pieces)
+
+
+def write(out: Path, parts: dict[str, Any]) -> None:
+    """results.json and table.md."""
+    content = {"schema": SCHEMA, "parts": parts}
+    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    pages = []
+    for result in parts.values():
+        machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
+        kind = "quick, for a look only" if result["settings"]["quick"] else f"{result['settings']['repeats']} repeats"
+        figures = "".join(f"\n![]({name})\n" for name in result["figures"])
+        pages.append(f"## {result['title']}\n\n{result['text']}{figures}\n{result['date']}, {kind}; {machine}\n")
+    (out / "table.md").write_text("\n".join(pages), encoding="utf-8")
+
+
+def read(out: Path) -> dict[str, Any]:
+    """The parts that are in the folder already."""
+    file = out / "results.json"
+    if not file.exists():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if content.get("schema") != SCHEMA:
+        raise ValueError(f"{file} is not of schema {SCHEMA}: choose another --out")
+    return dict(content["parts"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print and write; 1 if a part failed."""
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder (default: %(default)s)")
+    flags.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    flags.add_argument("--repeats", type=int, help="of every measurement (default: 5; 1 with --quick)")
+    flags.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    args = flags.parse_args(arguments)
+    repeats = args.repeats if args.repeats is not None else 1 if args.quick else 5
+    if repeats < 1:
+        flags.error(f"--repeats must be at least 1, not {repeats}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        parts = read(args.out)
+    except (ValueError, KeyError) as error:
+        flags.error(str(error))
+    for name in PARTS:
+        if name in args.only:
+            parts[name] = run_part(name, Settings(repeats, args.quick), args.out)
+            parts = {known: parts[known] for known in PARTS if known in parts}
+            write(args.out, parts)
+    limits = [
+        (limit["verdict"], name, limit["name"])
+        for name in args.only
+        for limit in parts[name].get("summary", {}).get("limits", ())
+    ]
+    for verdict in ("met", "missed", "not measured"):
+        print(f"limits {verdict}: {sum(one == verdict for one, _, _ in limits)}")
+    failed = [name for name in args.only if parts[name]["error"]]
+    print(f"written: {args.out / 'results.json'}, {args.out / 'table.md'}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
