@@ -24,7 +24,7 @@ from torchssvm import (
     Pairwise,
     certify,
 )
-from torchssvm.compiled import CompiledChain
+from torchssvm.compiled import CompiledBCFW
 from torchssvm.datasets import PaddedDataset
 
 from .measuring import Clock
@@ -60,12 +60,12 @@ def ocr_problem(words: PaddedDataset) -> Problem:
 
 def compiled_loop(
     problem: Problem, rules: str, lam: float, seed: int = 0, *, double: bool = False, capacity: int = 20
-) -> CompiledChain:
+) -> CompiledBCFW:
     """A compiled loop at zero weights."""
     head = LinearChain(problem.in_features, problem.num_states).to(torch.float64 if double else torch.float32)
     dual = DualState.for_head(head, problem.num_examples, lam, storage=Labelings(capacity))
     chosen = RULES[rules]
-    return CompiledChain(head, dual, problem.batches, direction=chosen.direction(), oracle=chosen.oracle(), seed=seed)
+    return CompiledBCFW(head, dual, problem.batches, direction=chosen.direction(), oracle=chosen.oracle(), seed=seed)
 
 
 class TorchLoop:

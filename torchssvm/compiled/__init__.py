@@ -2,6 +2,4 @@
 
 from torchssvm.compiled.solver import CompiledBCFW
 
-CompiledChain = CompiledBCFW
-
 __all__ = ["CompiledBCFW"]

@@ -85,7 +85,7 @@ def decode(examples, i, length, emission, transition, into, prefixes, labels):
     The forward pass keeps maxima only, without emissions in ``into`` and with them in ``prefixes``; the state before is
     then the first one that gives the maximum, found again for the best states alone.
     """
-    start, states = examples.start[i], emission.shape[1]
+    start, states = examples.start[i], prefixes.shape[1]
     for t in range(length):
         token = start + t
         augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
@@ -142,7 +142,7 @@ def triangle(t, u):
 @kernel
 def respond(examples, model, i, length, labels, response, pairs):
     """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before)."""
-    start, inner, states = examples.start[i], examples.inner_start[i], model.emission.shape[1]
+    start, inner, states = examples.start[i], examples.inner_start[i], response.shape[1]
     for t in range(length):
         for k in range(states):
             response[t, k] = 0.0
@@ -204,24 +204,48 @@ def row_product(a, b):
 
 
 @kernel
-def squared_length(examples, model, i, length, delta, pairs, squares):
-    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``."""
+def squared_length(examples, model, i, length, delta, pairs, squares, active, row):
+    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``active`` and ``row`` are room for this."""
     inner = examples.inner_start[i]
-    total = 0.0
+    total, count = 0.0, 0
     for t in range(length):
         squares[t] = row_product(delta[t], delta[t])
-        if squares[t] == 0.0:
-            continue
+        if squares[t] > 0.0:
+            active[count] = t
+            count += 1
+    for a in range(count):
+        t = active[a]
         total += np.float64(examples.inner[inner + triangle(t, t)]) * squares[t]
-        for u in range(t):
-            weight = examples.inner[inner + triangle(t, u)]
-            if squares[u] > 0.0 and weight != 0.0:
-                total += 2.0 * weight * row_product(delta[t], delta[u])
-    for j in range(len(pairs)):
-        total += row_product(pairs[j], pairs[j])
+        if a > 0:
+            weigh_rows(examples.inner[inner + triangle(t, 0) :], delta, active[:a], row)
+            total += 2.0 * row_product(row, delta[t])
     if model.has_boundary:
         total += squares[0] + squares[length - 1]
+    if len(pairs):
+        row = pairs.reshape(pairs.size)
+        total += row_product(row, row)
     return total
+
+
+@summing
+def weigh_rows(weights, rows, chosen, total):
+    """``total = sum_t weights[t] rows[t]`` over the chosen t, four at a time."""
+    states, count = len(total), len(chosen)
+    for k in range(states):
+        total[k] = 0.0
+    place = 0
+    while place + 4 <= count:
+        a, b, c, d = chosen[place], chosen[place + 1], chosen[place + 2], chosen[place + 3]
+        wa, wb, wc, wd = weights[a], weights[b], weights[c], weights[d]
+        ra, rb, rc, rd = rows[a], rows[b], rows[c], rows[d]
+        for k in range(states):
+            total[k] += (wa * ra[k] + wb * rb[k]) + (wc * rc[k] + wd * rd[k])
+        place += 4
+    while place < count:
+        wa, ra = weights[chosen[place]], rows[chosen[place]]
+        for k in range(states):
+            total[k] += wa * ra[k]
+        place += 1
 
 
 @summing
@@ -245,10 +269,9 @@ def add_to_weights(examples, model, i, length, delta, pairs, squares, rate):
                 model.bias[k] += row[k]
     if examples.dense:
         add_outer(examples.x[start : start + length], delta, squares, model.emission)
-    for j in range(len(pairs)):
-        change, weights = pairs[j], model.transition[j]
-        for k in range(states):
-            weights[k] += rate * change[k]
+    change, held = pairs.reshape(pairs.size), model.transition.reshape(model.transition.size)
+    for k in range(len(held)):
+        held[k] += rate * change[k]
     if model.has_boundary:
         for t, weights in ((0, model.first), (length - 1, model.last)):
             if squares[t] > 0.0:

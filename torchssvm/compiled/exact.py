@@ -45,8 +45,7 @@ def exact_range(
             for t in range(length):
                 inner += product(delta[t], emission[t])
                 squares[t] = row_product(delta[t], delta[t])
-            for j in range(len(pairs)):
-                inner += product(pairs[j], transition[j])
+            inner += product(pairs.reshape(pairs.size), transition.reshape(transition.size))
             add_to_weights(examples, part, i, length, delta, pairs, squares, 1.0)
             waiting += 1
         scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
@@ -74,12 +73,11 @@ def psi_of(i, length, examples, blocks, delta, pairs):
         psi, psi_pairs = rest_views(blocks, i, length)
         for t in range(length):
             row, held = delta[t], psi[t]
-            for k in range(len(row)):
+            for k in range(len(held)):
                 row[k] = held[k]
-        for j in range(len(pairs)):
-            row, held = pairs[j], psi_pairs[j]
-            for k in range(len(row)):
-                row[k] = held[k]
+        row, held = pairs.reshape(pairs.size), psi_pairs.reshape(psi_pairs.size)
+        for k in range(len(row)):
+            row[k] = held[k]
     else:
         delta[:length] = 0.0
         pairs[:] = 0.0

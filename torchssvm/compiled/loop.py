@@ -136,7 +136,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    bend = squared_length(examples, model, i, length, delta, pairs, squares)
+    bend = squared_length(examples, model, i, length, delta, pairs, squares, scratch.labels, scratch.into[0])
     step = 0.0
     if value > 0.0:
         step = 1.0 if value * options.lam * n >= bend else value * options.lam * n / bend
@@ -181,8 +181,7 @@ def fill_atoms(i, count, length, base, blocks, scalars, emission, transition, sc
         inner = 0.0
         for t in range(length):
             inner += product(psi[t], emission[t])
-        for j in range(len(transition)):
-            inner += product(psi_pairs[j], transition[j])
+        inner += product(psi_pairs.reshape(psi_pairs.size), transition.reshape(transition.size))
         held = blocks.rest_loss[i] if blocks.mass.shape[1] else scalars.loss[i]
         parts[0] = held * n / mass[0]
         hinge[0] = -inner / mass[0] + parts[0]
@@ -221,12 +220,11 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
         decay = delta.dtype.type(-change[0] / scratch.mass[0])
         for t in range(length):
             row, held = delta[t], psi[t]
-            for k in range(len(row)):
+            for k in range(len(held)):
                 row[k] = decay * held[k]
-        for j in range(len(pairs)):
-            row, held = pairs[j], psi_pairs[j]
-            for k in range(len(row)):
-                row[k] = decay * held[k]
+        change_of, held_pairs = pairs.reshape(pairs.size), psi_pairs.reshape(psi_pairs.size)
+        for k in range(len(change_of)):
+            change_of[k] = decay * held_pairs[k]
     else:
         delta[:length] = 0.0
         pairs[:] = 0.0
@@ -248,10 +246,9 @@ def move_masses(i, count, length, step, blocks, scratch):
             held = psi[t]
             for k in range(len(held)):
                 held[k] *= keep
-        for j in range(len(psi_pairs)):
-            held = psi_pairs[j]
-            for k in range(len(held)):
-                held[k] *= keep
+        held_pairs = psi_pairs.reshape(psi_pairs.size)
+        for k in range(len(held_pairs)):
+            held_pairs[k] *= keep
         blocks.rest_loss[i] *= 1.0 + step * change[0] / mass[0]
     blocks.rest_mass[i] = max(mass[0] + step * change[0], 0.0)
     for c in range(count):
@@ -278,7 +275,7 @@ def rest_views(blocks, i, length):
 def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2)."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
-    states = model.emission.shape[1]
+    states = response.shape[1]
     start = examples.start[i]
     target = examples.y[start : start + length]
     for a in range(atoms):
@@ -322,8 +319,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
                 value += psi[t, k]
             response[t, k] = value
             total += value * psi[t, k]
-    for j in range(len(psi_pairs)):
-        total += product(psi_pairs[j], psi_pairs[j])
+    total += product(psi_pairs.reshape(psi_pairs.size), psi_pairs.reshape(psi_pairs.size))
     own = score(target, length, response, psi_pairs)
     gram[0, 0] = share * share * total
     for c in range(count + 1):

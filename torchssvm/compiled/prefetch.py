@@ -75,5 +75,4 @@ def fetch_block(i, examples, blocks):
         for t in range(begin, begin + length):
             fetch(blocks.rest_emission[t], 0, blocks.rest_emission.shape[1])
         pairs = blocks.rest_transition[blocks.rest_transition_start[i]]
-        for j in range(len(pairs)):
-            fetch(pairs[j], 0, pairs.shape[1])
+        fetch(pairs.reshape(pairs.size), 0, pairs.size)

@@ -78,7 +78,7 @@ class CompiledBCFW:
         self._gate.check_blocks(self._lengths)
         self._memory = BlockMemory(kind, dual, self._lengths, curvature=self.direction.needs_curvature)
         dtype = self._examples.added.dtype
-        sizes = (self._memory.longest, kind.num_states, 0 if kind.pairs is None else kind.num_states)
+        sizes = (self._memory.longest, kind.num_states, kind.width, 0 if kind.pairs is None else kind.num_states)
         self._kind, self._scratch = kind, make_scratch(*sizes, self._memory.capacity + 2, dtype)
         self._exact = ExactPasses(self._examples, lambda: make_scratch(*sizes, self._memory.capacity + 2, dtype))
         self._gate.begin()
@@ -239,18 +239,20 @@ class CompiledBCFW:
         dual, memory = self.dual, self._memory
         tree = sums_of(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)
         counters = torch.tensor([0, 0, memory.clock])
+        model = self._kind.model()
         made = visit_blocks(
             order.numpy(),
             points.numpy(),
             tree.numpy(),
             self._examples,
-            self._kind.model(),
+            model,
             memory.blocks(),
             Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
             self._options(len(points) > 0),
             self._scratch,
             counters.numpy(),
         )
+        self._kind.take_back(model)
         calls, hits, memory.clock = (int(number) for number in counters)
         dual.oracle_calls += calls
         dual.cache_hits += hits

@@ -42,7 +42,9 @@ class Examples(NamedTuple):
 
 
 class Model(NamedTuple):
-    """Weights: emissions ``[F, K]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three times ``[K]``.
+    """Weights: emissions ``[F, W]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three times ``[W]``.
+
+    W is at least K; rows of K numbers are filled up with zeros, see ``torchssvm.compiled.kinds``.
 
     ``has_bias`` and ``has_boundary`` say which of these three count.
     """
@@ -129,15 +131,18 @@ class Scratch(NamedTuple):
     step: Any
 
 
-def make_scratch(longest: int, states: int, pairs: int, atoms: int, dtype: np.dtype) -> Scratch:
-    """Room for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 where there are none."""
+def make_scratch(longest: int, states: int, width: int, pairs: int, atoms: int, dtype: np.dtype) -> Scratch:
+    """Room for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 where there are none.
+
+    Rows that meet those of the weights are as wide as these, ``width``.
+    """
     return Scratch(
-        emission=np.zeros((longest, states), dtype),
+        emission=np.zeros((longest, width), dtype),
         into=np.zeros((longest, states), dtype),
         prefixes=np.zeros((longest, states), dtype),
         response=np.zeros((longest, states)),
         pairs=np.zeros((pairs, states)),
-        delta=np.zeros((longest, states), dtype),
+        delta=np.zeros((longest, width), dtype),
         delta_pairs=np.zeros((pairs, states), dtype),
         squares=np.zeros(longest),
         corner=np.zeros(longest, np.int64),
