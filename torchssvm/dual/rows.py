@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual.storage import require
+from torchssvm.fast_sums import fits_numba
+from torchssvm.oracles.compiled import compiled
+
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 class RowBuffer:
@@ -40,23 +44,51 @@ class RowBuffer:
         places = self.start[index].unsqueeze(1) + position
         return places.masked_fill_(position >= self.rows[index].unsqueeze(1), 0)
 
-    def read(self, places: Tensor, trailing: Sequence[int]) -> Tensor:
-        """The rows at ``places`` as ``[B, longest, *trailing]``."""
-        shape = (*places.shape, *trailing)
-        if self.used == 1:
-            return self.values.new_zeros(shape)
-        found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
-        return found if found.shape == shape else _resize(found, shape)
+    def read(self, index: Tensor, rows: Tensor | None, longest: int, trailing: Sequence[int]) -> tuple[Tensor, int]:
+        """The rows of the examples ``index`` as ``[B, longest, *trailing]``, zero where nothing is stored.
 
-    def add(self, index: Tensor, rows: Tensor | None, values: Tensor, places: Tensor | None = None) -> None:
-        """Add ``values`` ``[B, longest, *trailing]`` to the ``rows`` (None: 1 each) first rows of distinct examples.
+        Args:
+            index: ``[B]`` int64.
+            rows: ``[B]`` int64, how many each should have; None for one.
+            longest: Rows to read.
+            trailing: Sizes of the other axes.
 
-        ``places`` may be what ``locate`` said at a time when the buffer was complete: it is still right.
+        Returns:
+            The rows, and the first place in ``index`` of an example that is stored with another number of rows, or -1.
         """
-        if places is None:
+        shape = (len(index), longest, *trailing)
+        if self.used == 1:
+            return self.values.new_zeros(shape), -1
+        if shape[2:] == self.values.shape[1:] and fits_numba(self.values, index):
+            found = self.values.new_empty(shape)
+            expected = _NONE if rows is None else rows
+            flat = self.values.flatten(1)
+            arrays = (flat, self.start, self.rows, index, expected, found.view(len(index), longest, flat.shape[1]))
+            return found, _read(*(t.numpy() for t in arrays))
+        wrong = -1
+        if rows is not None:
+            differs = (self.rows[index] != rows) & (self.start[index] > 0)
+            if bool(differs.any()):
+                wrong = int(differs.nonzero()[0])
+        places = self.locate(index, longest)
+        found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
+        return found if found.shape == shape else _resize(found, shape), wrong
+
+    def add(self, index: Tensor, rows: Tensor | None, values: Tensor, factors: Tensor) -> None:
+        """Add ``factors_i values_i``, with values ``[B, longest, *trailing]``, to the rows of distinct examples.
+
+        ``rows`` (None: 1 each) says how many rows each of them has.
+        """
+        if not self.complete:
             self._place(index, rows)
-            places = self.locate(index, values.shape[1])
         self._reserve(values.shape[2:])
+        factors = factors.to(values.dtype)
+        if values.shape[2:] == self.values.shape[1:] and fits_numba(self.values, index, values, factors):
+            arrays = (self.values.flatten(1), self.start, self.rows, index, values.flatten(2), factors)
+            _add(*(t.numpy() for t in arrays))
+            return
+        values = values * factors.view(-1, *[1] * (values.ndim - 1))
+        places = self.locate(index, values.shape[1])
         values = values.flatten(0, 1)
         if values.shape[1:] != self.values.shape[1:]:
             values = _resize(values, (len(values), *self.values.shape[1:]))
@@ -151,3 +183,26 @@ def _resize(values: Tensor, shape: Sequence[int]) -> Tensor:
     common = tuple(slice(min(a, b)) for a, b in zip(values.shape, shape, strict=True))
     result[common] = values[common]
     return result
+
+
+@compiled
+def _read(values: Any, start: Any, held: Any, index: Any, expected: Any, found: Any) -> int:
+    wrong = -1
+    for b in range(index.shape[0]):
+        first, count = start[index[b]], held[index[b]]
+        if first > 0 and expected.shape[0] and expected[b] != count and wrong < 0:
+            wrong = b
+        count = min(count, found.shape[1]) if first > 0 else 0
+        found[b, :count] = values[first : first + count]
+        found[b, count:] = 0
+    return wrong
+
+
+@compiled
+def _add(values: Any, start: Any, held: Any, index: Any, change: Any, factors: Any) -> None:
+    for b in range(index.shape[0]):
+        first = start[index[b]]
+        for t in range(min(held[index[b]], change.shape[1])):
+            row, added = values[first + t], change[b, t]
+            for k in range(row.shape[0]):
+                row[k] += factors[b] * added[k]

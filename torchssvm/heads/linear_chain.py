@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchssvm.potentials import Parts, Potentials, full_precision
+from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.structures import Chain
 from torchssvm.structures.chain import check_lengths
 
@@ -95,7 +95,8 @@ class LinearChain(nn.Module):
             if self.bias is not None:
                 gradients.append(v.sum(1))
             if self.first is not None:
-                gradients += [v[:, 0], v[torch.arange(batch, device=v.device), last]]
+                at_last = last.view(-1, 1, 1).expand(-1, 1, v.shape[2])
+                gradients += [v[:, 0], v.gather(1, at_last).squeeze(1)]
             return gradients
 
         def response(parts: Parts) -> Parts:
@@ -116,6 +117,7 @@ class LinearChain(nn.Module):
             ragged=ragged,
             adjoint=adjoint,
             response=response,
+            weights=None if x.requires_grad else own_weights(self),
         )
 
     def _pad(self, pairs: Tensor) -> Tensor:

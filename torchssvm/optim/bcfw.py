@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.bounds import Box
 from torchssvm.dual.state import flat
-from torchssvm.optim.box_qp import gram, solve_box_qp
+from torchssvm.optim.box_qp import solve_batch
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch
-from torchssvm.potentials import combine, full_precision
+from torchssvm.potentials import full_precision
 
 
 class BCFW(Optimizer):
@@ -236,7 +236,7 @@ class BCFW(Optimizer):
             told = proposals[0].scale ** 2 * proposals[0].squared_norm
             if abs(length**2 - told) <= 30 * eps * told:
                 return
-        known = [_known_gradient(proposal, dual.num_examples) for proposal in proposals]
+        known = [_known_gradient(proposal) for proposal in proposals]
         if any(part is None for part in known):
             return
         reference = sum(part for part in known if part is not None)
@@ -318,16 +318,14 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
-def _known_gradient(proposal: Proposal, num_examples: int) -> Tensor | None:
+def _known_gradient(proposal: Proposal) -> Tensor | None:
     """The gradient that the backward pass gave, as one vector, where it can be told without it."""
-    if proposal.gradients is not None:
-        return flat(combine(proposal.gradients, proposal.gammas * (proposal.scale / num_examples)))
     return None if proposal.reference is None else proposal.scale * flat(proposal.reference)
 
 
 def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
     """How large the numbers are that the slopes were summed from: their rounding is relative to it."""
-    total = proposal.scale * float(proposal.gammas @ proposal.slope_terms)
+    total = proposal.scale * sum(float(proposal.gammas @ terms.abs()) for terms in proposal.slope_terms)
     for name, tensor in proposal.potentials.tensors.items():
         sizes = tensor.flatten(1).norm(dim=1) * proposal.parts[name].flatten(1).norm(dim=1)
         total += proposal.scale * float(proposal.gammas @ sizes.to(torch.float64)) / num_examples
@@ -360,13 +358,13 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
         for several in zip(*(p.gradients or [] for p in proposals), strict=True)
     ]
     values = torch.cat([p.values[rows] for p, rows in zip(proposals, keep, strict=True)])
-    matrix = gram(stacked, torch.arange(len(values), device=values.device)) / (dual.lam * dual.num_examples**2)
-    gammas = solve_box_qp(matrix, values, max(p.sweeps for p in proposals))
+    weight, most = 1.0 / (dual.lam * dual.num_examples**2), max(p.sweeps for p in proposals)
+    gammas, combined, _ = solve_batch(stacked, values, weight, most, factor=1.0 / dual.num_examples)
     coefficients = [
         torch.zeros_like(proposal.gammas).index_put_((rows,), part)
         for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)
     ]
-    return coefficients, combine(stacked, gammas / dual.num_examples), keep
+    return coefficients, combined, keep
 
 
 def _largest_step(proposals: list[Proposal]) -> float:

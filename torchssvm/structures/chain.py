@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.fast_sums import fits_numba
 from torchssvm.oracles import chain_parts, chain_scores, sum_product, viterbi
 from torchssvm.potentials import Parts, Potentials
-from torchssvm.structures.base import Decoding, Marginals, Structure, digest
+from torchssvm.structures import chain_cpu
+from torchssvm.structures.base import Decoding, Examined, Marginals, Structure, digest
 from torchssvm.structures.multiclass import check_labels
 
 
@@ -67,11 +69,16 @@ class Chain(Structure):
         """Viterbi with the Hamming loss added to the emissions."""
         costs, labels = self.costs(target)
         emission = potentials["emission"]
+        transition = potentials["transition"]
+        if fits_numba(emission, costs, labels):
+            augmented = torch.empty_like(emission)
+            chain_cpu.augment(*(t.detach().numpy() for t in (emission, costs, labels, augmented)))
+            return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
         costs = costs.to(emission.dtype).unsqueeze(2)
         # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
         # so the cost is written where the label is wrong.
         augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
-        return self.argmax(potentials.replace({"emission": augmented, "transition": potentials["transition"]}))
+        return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product (forward-backward)."""
@@ -100,19 +107,51 @@ class Chain(Structure):
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
     ) -> Parts:
         """The states and pairs that appear, less those that disappear."""
-        states, found, true = self.num_states, _labels(labeling), _labels(target)
-        real = (true >= 0).to(potentials.dtype)
         parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
-        pairs = real[:, 1:]
-        transition = parts["transition"].flatten(1 if self.shared else 2)
+        return self._scatter(parts, _labels(labeling), _labels(target))
+
+    def add_difference(
+        self,
+        parts: Parts,
+        labeling: Tensor | WeightedLabels,
+        target: Tensor | WeightedLabels,
+        potentials: Potentials,
+    ) -> Parts:
+        """Into ``parts``; padding is left alone."""
+        return self._scatter(parts, _labels(labeling), _labels(target))
+
+    def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
+        """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
+        emission, pairs = parts["emission"], _four_axes(parts["transition"])
+        if fits_numba(emission, pairs, found, true) and self._are_states(found, true):
+            chain_cpu.scatter(*(t.numpy() for t in (found, true, emission, pairs)))
+            return parts
+        states, dtype = self.num_states, emission.dtype
+        real = (true >= 0).to(dtype)
+        both = real[:, 1:]
+        transition = parts["transition"].view(*parts["transition"].shape[:-2], -1)
         for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
-            parts["emission"].scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
+            emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
             places = labels[:, :-1] * states + labels[:, 1:]
             if self.shared:
-                transition.scatter_add_(1, places, sign * pairs)
+                transition.scatter_add_(1, places, sign * both)
             else:
-                transition.scatter_add_(2, places.unsqueeze(2), (sign * pairs).unsqueeze(2))
+                transition.scatter_add_(2, places.unsqueeze(2), (sign * both).unsqueeze(2))
         return parts
+
+    def examine(
+        self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Examined:
+        """Looked up in the potentials: a labeling of length T costs 4 T - 2 reads, and a glance at all for NaN."""
+        emission, transition, found = potentials["emission"], potentials["transition"], _labels(labeling)
+        costs, labels = self.costs(target)
+        one = _four_axes(transition[:1] if transition.stride(0) == 0 else transition)
+        if not (fits_numba(emission, one, found, labels, costs) and self._are_states(found, labels)):
+            return super().examine(labeling, target, potentials)
+        score, loss = torch.empty_like(costs[:, 0]), torch.empty_like(costs[:, 0])
+        arrays = (found, labels, costs, emission, one, score, loss)
+        chain_cpu.examine(*(t.detach().numpy() for t in arrays))
+        return Examined(score, loss)
 
     def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
         """Looked up in the potentials, ``[B, C]`` float64: a labeling of length T costs 2 T - 1 reads."""
@@ -157,14 +196,29 @@ class Chain(Structure):
         labels = _labels(target)
         if labels.shape != (batch, longest) or labels.dtype != torch.int64:
             raise ValueError(f"target must be int64 [{batch}, {longest}], got {labels.dtype} {list(labels.shape)}")
-        real = check_lengths(potentials.lengths, batch, longest, emission.device)
-        check_labels(labels, states, real)
-        labels = labels.masked_fill(~real, -1)
+        labels = self._check_labels(labels, potentials)
         if not isinstance(target, WeightedLabels):
             return labels
+        real = labels >= 0
         if target.weights.shape != labels.shape or not _non_negative(target.weights[real]):
             raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
+
+    def _are_states(self, found: Tensor, labels: Tensor) -> bool:
+        """Whether compiled kernels may use ``found`` as indices."""
+        return found.shape == labels.shape and chain_cpu.are_states(found.numpy(), labels.numpy(), self.num_states)
+
+    def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
+        """The labels with -1 beyond each length."""
+        (batch, longest), lengths = labels.shape, potentials.lengths
+        extremes = potentials.extremes
+        if lengths is not None and extremes is not None and extremes[1] <= longest and fits_numba(labels, lengths):
+            masked = torch.empty_like(labels)
+            if chain_cpu.mask(labels.numpy(), lengths.numpy(), self.num_states, masked.numpy()):
+                return masked
+        real = check_lengths(lengths, batch, longest, labels.device)
+        check_labels(labels, self.num_states, real)
+        return labels.masked_fill(~real, -1)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N sequences."""
@@ -176,6 +230,10 @@ class Chain(Structure):
     def costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
         """What a wrong label costs at every token (``[B, N]`` float64, zero in the padding), and the true labels."""
         labels = _labels(target)
+        if not isinstance(target, WeightedLabels) and self.class_weight is None and fits_numba(labels):
+            costs = torch.empty(labels.shape, dtype=torch.float64)
+            chain_cpu.uniform_costs(labels.numpy(), self.normalize, costs.numpy())
+            return costs, labels
         real = labels >= 0
         costs = real.to(torch.float64)
         if isinstance(target, WeightedLabels):
@@ -214,6 +272,11 @@ def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
     if potentials.tensors.keys() != {"emission", "transition"} or potentials["emission"].ndim != 3:
         raise ValueError(f"a chain takes potentials emission [B, N, K] and transition, got {potentials}")
     return potentials["emission"], potentials["transition"]
+
+
+def _four_axes(transition: Tensor) -> Tensor:
+    """``[B, N-1 or 1, K, K]``, a view."""
+    return transition if transition.ndim == 4 else transition.unsqueeze(1)
 
 
 def _labels(labeling: Tensor | WeightedLabels) -> Tensor:
