@@ -63,8 +63,9 @@ def apply_head(head: Any, batch: Batch) -> Any:
 
 def first_occurrences(index: Tensor) -> Tensor:
     """Rows that hold a number for the first time, in order: ``[R]`` int64."""
-    if len(set(index.tolist())) == len(index):
-        return torch.arange(len(index), device=index.device)
+    size = index.shape[0]
+    if len(set(index.tolist())) == size:
+        return torch.arange(size, device=index.device)
     ordered, rows = index.sort(stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[1:] = ordered[1:] != ordered[:-1]

@@ -164,8 +164,7 @@ class BlockGap(nn.Module):
         held = stored.inner(potentials)
         towards = corner.score / n
         slopes, changes = towards + held, corner.loss / n - dual.loss[index]
-        decoded = torch.ones_like(index, dtype=torch.bool)
-        found = Found(corner.labeling, corner.made, corner.score, corner.loss, decoded, torch.zeros_like(index))
+        found = Found(corner.labeling, corner.made, corner.score, corner.loss, None, None)
         return slopes + changes, _Chosen(found, None, slopes, (towards, held), changes)
 
     def _between_atoms(
@@ -189,17 +188,17 @@ class BlockGap(nn.Module):
     ) -> Found:
         """The outputs to move to: from the cache where the oracle rule says so, from the max oracle elsewhere."""
         dual = self.dual
-        decoded = torch.ones_like(index, dtype=torch.bool)
+        decoded: Tensor | None = None
         if self.oracle.needs_labelings and atoms[0].shape[1] > 1:
             mass, scores, losses, valid = atoms
             hinges = scores + losses
             best = hinges[:, 1:].masked_fill(~valid[:, 1:], -torch.inf).max(1)
             gaps = (best.values - (mass * hinges).sum(1)) / dual.num_examples
             decoded = self.oracle.misses(gaps, index, dual) | torch.isinf(best.values)
-        if bool(decoded.all()):
+        if decoded is None or bool(decoded.all()):
             corner = find_corner(dual.structure, potentials, target)
             column = stored.lookup(corner.labeling)
-            return Found(corner.labeling, corner.made, corner.score, corner.loss, decoded, column)
+            return Found(corner.labeling, corner.made, corner.score, corner.loss, None, column)
         column = best.indices + 1
         labeling = stored.cached(column)
         score, loss = (t.gather(1, column.unsqueeze(1)).squeeze(1) for t in (scores, losses))

@@ -27,7 +27,7 @@ class Proposal:
         slope_terms: ``[B]`` float64 each, the terms that each slope was summed from: their rounding is in it.
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
         block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
-        decoded: ``[B]`` bool, where the max oracle was called.
+        decoded: ``[B]`` bool, where the max oracle was called; None where it was for all.
         change: The change of the atoms' masses, ``[B, A + 1]``; None where all of it goes to the corner.
         parts: The direction as ``Stored.combine`` gave it.
         gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
@@ -48,7 +48,7 @@ class Proposal:
     slope_terms: tuple[Tensor, ...]
     loss_changes: Tensor
     block_gaps: Tensor
-    decoded: Tensor
+    decoded: Tensor | None
     change: Tensor | None
     parts: Parts
     gradients: list[Tensor] | None

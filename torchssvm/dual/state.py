@@ -226,10 +226,9 @@ class DualState(PendingSteps):
             raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
         if not size:
             raise ValueError("the batch is empty: index holds no example")
-        if bool(((index < 0) | (index >= self.num_examples)).any()):
-            raise ValueError(
-                f"index holds {int(index.min())} to {int(index.max())}; the dual has num_examples={self.num_examples}"
-            )
+        low, high = (int(extreme) for extreme in index.aminmax())
+        if low < 0 or high >= self.num_examples:
+            raise ValueError(f"index holds {low} to {high}; the dual has num_examples={self.num_examples}")
         if potentials.dtype != weights.dtype:
             raise TypeError(
                 f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
@@ -285,6 +284,16 @@ class DualState(PendingSteps):
         self.recomputed = None
         self.remember_weights()
 
+    @torch.no_grad()
+    def move_weights(self, directions: Sequence[Tensor], rate: float) -> None:
+        """``v += rate d``, from the v that an exact pass has recomputed if there is one, and the weights with it."""
+        if self.recomputed is None and not self.box:
+            torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
+            self.remember_weights()
+            return
+        start = self.unclipped if self.recomputed is None else self.recomputed
+        self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(start, directions, strict=True))
+
     def norm_changed(self, norm: float) -> bool:
         """Whether weights of this norm are not those that the last step left, beyond rounding."""
         return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
@@ -324,7 +333,7 @@ class DualState(PendingSteps):
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """All numbers of ``tensors`` in one float64 vector."""
-    return torch.cat([tensor.detach().flatten() for tensor in tensors]).to(torch.float64)
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).to(torch.float64)
 
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:

@@ -30,16 +30,17 @@ class Found(NamedTuple):
         parts: ``p(s_i) - p(y_i)`` if they are known already, else None.
         score: ``[B]`` float64, ``<p(s_i) - p(y_i), theta_i>``.
         loss: ``[B]`` float64, L_i(s_i).
-        decoded: ``[B]`` bool, whether the max oracle was asked.
-        column: ``[B]`` int64, the column of :meth:`Stored.atoms` that holds the labeling already, 0 where none does.
+        decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
+        column: ``[B]`` int64, the column of :meth:`Stored.atoms` that holds the labeling already, 0 where none does;
+            None where nobody asked.
     """
 
     labeling: Labeling
     parts: Parts | None
     score: Tensor
     loss: Tensor
-    decoded: Tensor
-    column: Tensor
+    decoded: Tensor | None
+    column: Tensor | None
 
 
 class Stored(ABC):

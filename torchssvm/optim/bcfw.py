@@ -87,7 +87,11 @@ class BCFW(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the steps that they belong to."""
-        super().zero_grad(set_to_none)
+        if set_to_none:
+            for parameter in self.dual.parameters:
+                parameter.grad = None
+        else:
+            super().zero_grad(set_to_none)
         self.dual.discard()
 
     @torch.no_grad()
@@ -124,8 +128,8 @@ class BCFW(Optimizer):
             )
         try:
             self._check_bounds()
-            self._check_gradient(proposals)
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
+            self._check_gradient(proposals, gradients)
             if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
                 coefficients, gradients, moving = _merge(proposals, dual)
                 largest = 1.0
@@ -144,16 +148,7 @@ class BCFW(Optimizer):
                 value += float(moved @ flat(gradients))
             gamma = self._move_weights(value, gradients, largest)
             for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
-                index, decoded = proposal.index[rows], proposal.decoded[rows]
-                move, gaps = gamma * coefficient, proposal.block_gaps[rows].clamp(min=0.0)
-                proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
-                dual.loss.index_add_(0, index, (move * proposal.loss_changes)[rows])
-                dual.gap_estimates[index] = gaps
-                dual.oracle_gaps[index] = torch.where(decoded, gaps, dual.oracle_gaps[index])
-                calls = int(proposal.decoded.sum())
-                dual.oracle_calls += calls
-                dual.cache_hits += len(proposal.index) - calls
-                dual.moved += len(rows)
+                self._move_blocks(proposal, gamma * coefficient, rows)
             dual.steps += 1
         finally:
             dual.notify()
@@ -176,10 +171,28 @@ class BCFW(Optimizer):
         if not 0.0 <= gamma <= largest:
             raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
         rate = gamma / dual.lam
-        dual.set_weights(torch.add(v, d, alpha=-rate) for v, d in zip(start, gradients, strict=True))
+        dual.move_weights(gradients, -rate)
         for group in self.param_groups:
             group["lr"] = rate
         return gamma
+
+    def _move_blocks(self, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
+        """Move the blocks of a batch's ``rows`` by ``move`` ``[B]``, and note what was seen of them."""
+        dual, index, decoded, gaps = self.dual, proposal.index, proposal.decoded, proposal.block_gaps.clamp(min=0.0)
+        size = index.shape[0]
+        proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
+        calls = size if decoded is None else int(decoded.sum())
+        changes = move * proposal.loss_changes
+        if rows.shape[0] < size:
+            index, gaps, changes = index[rows], gaps[rows], changes[rows]
+            decoded = None if decoded is None else decoded[rows]
+        dual.loss.index_add_(0, index, changes)
+        dual.gap_estimates.index_copy_(0, index, gaps)
+        seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
+        dual.oracle_gaps.index_copy_(0, index, seen)
+        dual.oracle_calls += calls
+        dual.cache_hits += size - calls
+        dual.moved += rows.shape[0]
 
     def _check_bounds(self) -> None:
         """Groups are dictionaries that anybody can write to, and the dual keeps to the bounds that it began with."""
@@ -190,7 +203,7 @@ class BCFW(Optimizer):
                     "them: make a new DualState and BCFW"
                 )
 
-    def _check_gradient(self, proposals: list[Proposal]) -> None:
+    def _check_gradient(self, proposals: list[Proposal], gradients: list[Tensor]) -> None:
         """Whether the gradients are those of the proposals; Euler's identity is the main witness.
 
         For a linear head ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. Where per-example gradients are known, and at
@@ -205,12 +218,12 @@ class BCFW(Optimizer):
                 )
             if not (math.isfinite(proposal.scale) and proposal.scale > 0.0):
                 raise RuntimeError(f"the loss was multiplied by {proposal.scale}: only positive factors make sense")
-        actual = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
-        for parameter, gradient in zip(dual.parameters, actual, strict=True):
+        for parameter, gradient in zip(dual.parameters, gradients, strict=True):
             if gradient.dtype != parameter.dtype or gradient.is_sparse:
                 raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_ADVICE}")
-        gradient, weights = flat(actual), flat(dual.parameters)
-        found, length, size = float(weights @ gradient), float(gradient.norm()), float(weights.norm())
+        both = flat([*dual.parameters, *gradients]).view(2, -1)
+        (squared_size, found), (_, squared_length) = (both @ both.t()).tolist()
+        size, length = math.sqrt(squared_size), math.sqrt(squared_length)
         if dual.recomputed is None and dual.norm_changed(size):
             raise RuntimeError(
                 f"the head's weights have changed since BCFW set them (their norm was {dual.held_norm:.6g} and is "
@@ -234,8 +247,9 @@ class BCFW(Optimizer):
             # The length tells almost every change, and is known already: only if it is not to the last digits what it
             # should be, the gradient itself is compared.
             told = proposals[0].scale ** 2 * proposals[0].squared_norm
-            if abs(length**2 - told) <= 30 * eps * told:
+            if abs(squared_length - told) <= 30 * eps * told:
                 return
+        gradient = both[1]
         known = [_known_gradient(proposal) for proposal in proposals]
         if any(part is None for part in known):
             return
@@ -327,7 +341,9 @@ def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
     """How large the numbers are that the slopes were summed from: their rounding is relative to it."""
     total = proposal.scale * sum(float(proposal.gammas @ terms.abs()) for terms in proposal.slope_terms)
     for name, tensor in proposal.potentials.tensors.items():
-        sizes = tensor.flatten(1).norm(dim=1) * proposal.parts[name].flatten(1).norm(dim=1)
+        # Parts are sums too: where labelings cancel, what is left of their masses is rounding.
+        moved = 0.0 if proposal.change is None else proposal.change.abs().sum(1)
+        sizes = tensor.flatten(1).norm(dim=1) * (proposal.parts[name].flatten(1).norm(dim=1) + moved)
         total += proposal.scale * float(proposal.gammas @ sizes.to(torch.float64)) / num_examples
     return total
 

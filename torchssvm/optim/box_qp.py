@@ -45,8 +45,8 @@ def solve_batch(
         sweeps: Most sweeps; 0 sets all gammas to 1.
         factor: Multiplies the combined gradient.
     """
-    rows = [gradient.flatten(1) for gradient in gradients]
-    if not sweeps or len(values) < 2:
+    rows = [gradient.flatten(1).contiguous() for gradient in gradients]
+    if not sweeps or values.shape[0] < 2:
         gammas = torch.ones_like(values)
     elif fits_numba(values, *rows):
         arrays = tuple(row.numpy() for row in rows)
@@ -56,7 +56,7 @@ def solve_batch(
         combined = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         return BatchSteps(torch.from_numpy(found), combined, square)
     else:
-        gammas = solve_box_qp(gram(rows, torch.arange(len(values))) * weight, values, sweeps)
+        gammas = solve_box_qp(gram(rows, torch.arange(len(values), device=values.device)) * weight, values, sweeps)
     combined = combine(gradients, gammas * factor)
     squares = torch.stack([part.to(torch.float64).square().sum() for part in combined])
     return BatchSteps(gammas, combined, float(squares.sum()))
