@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchssvm.oracles.compiled import numba_available
@@ -31,5 +32,8 @@ def compiled_sums(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fits_numba(*tensors: Tensor) -> bool:
-    """Whether kernels can take these tensors: on the CPU, with Numba, and contiguous."""
-    return numba_available() and all(t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+    """Whether kernels can take these tensors: on the CPU, with Numba, and contiguous; not under ``torch.compile``."""
+    for tensor in tensors:
+        if not (tensor.is_cpu and tensor.is_contiguous()):
+            return False
+    return numba_available() and not torch.compiler.is_compiling()

@@ -243,7 +243,7 @@ def per_example_adjoint(potentials: Potentials, parts: Parts, parameters: Sequen
     """
     if potentials.adjoint is not None:
         gradients = list(potentials.adjoint(parts))
-        if [tuple(g.shape[1:]) for g in gradients] != [tuple(p.shape) for p in parameters]:
+        if [g.shape[1:] for g in gradients] != [p.shape for p in parameters]:
             raise ValueError(
                 f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}; expected [B, *shape] for "
                 f"each parameter in the order of head.parameters(): {[list(p.shape) for p in parameters]}"

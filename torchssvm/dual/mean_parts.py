@@ -45,22 +45,23 @@ class MeanParts(Storage):
             raise ValueError(f"the dual holds blocks for {sorted(self.buffers)}, and the potentials are {potentials}")
         psi = {}
         for name, buffer in self.buffers.items():
-            view = _row_view(potentials, name)
+            shape = potentials[name].shape
+            longest, trailing = (shape[1], shape[2:]) if name in potentials.ragged else (1, shape[1:])
             held = buffer.values.shape[1:]
-            if held != view.shape[2:] and (potentials.lengths is None or len(held) != view.ndim - 2):
+            if held != trailing and (potentials.lengths is None or len(held) != len(trailing)):
                 raise ValueError(
                     f"the blocks of {name} hold {list(held)} numbers a row, and example {int(index[0])} came with "
-                    f"{list(view.shape[2:])}: examples of different sizes need lengths, in every batch"
+                    f"{list(trailing)}: examples of different sizes need lengths, in every batch"
                 )
             rows = _rows(potentials, name)
-            found, wrong = buffer.read(index, rows, view.shape[1], view.shape[2:])
+            found, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
                 example = int(index[wrong])
                 raise ValueError(
                     f"example {example} came with {int(rows[wrong])} rows of {name}, and its dual block "
                     f"has {int(buffer.rows[example])}: an index must always name the same example, at the same length"
                 )
-            psi[name] = found.view(potentials[name].shape)
+            psi[name] = found.view(shape)
         return StoredParts(self, index, potentials, psi, target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:

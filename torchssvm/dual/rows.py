@@ -32,11 +32,12 @@ class RowBuffer:
         self.values = torch.zeros(1, dtype=dtype, device=device)
         self.used = 1
         self.examples = 0
+        self._arrays: tuple[Any, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Whether all examples have their rows."""
-        return self.examples == len(self.start)
+        return self.examples == self.start.shape[0]
 
     def locate(self, index: Tensor, longest: int) -> Tensor:
         """Where the rows of the examples ``index`` lie: ``[B, longest]``, 0 for padding and for what is not stored."""
@@ -61,10 +62,8 @@ class RowBuffer:
             return self.values.new_zeros(shape), -1
         if shape[2:] == self.values.shape[1:] and fits_numba(self.values, index):
             found = self.values.new_empty(shape)
-            expected = _NONE if rows is None else rows
-            flat = self.values.flatten(1)
-            arrays = (flat, self.start, self.rows, index, expected, found.view(len(index), longest, flat.shape[1]))
-            return found, _read(*(t.numpy() for t in arrays))
+            flat = found.numpy().reshape(*shape[:2], -1)
+            return found, _read(*self._as_arrays(), index.numpy(), (_NONE if rows is None else rows).numpy(), flat)
         wrong = -1
         if rows is not None:
             differs = (self.rows[index] != rows) & (self.start[index] > 0)
@@ -84,8 +83,8 @@ class RowBuffer:
         self._reserve(values.shape[2:])
         factors = factors.to(values.dtype)
         if values.shape[2:] == self.values.shape[1:] and fits_numba(self.values, index, values, factors):
-            arrays = (self.values.flatten(1), self.start, self.rows, index, values.flatten(2), factors)
-            _add(*(t.numpy() for t in arrays))
+            flat = values.numpy().reshape(*values.shape[:2], -1)
+            _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
             return
         values = values * factors.view(-1, *[1] * (values.ndim - 1))
         places = self.locate(index, values.shape[1])
@@ -93,6 +92,14 @@ class RowBuffer:
         if values.shape[1:] != self.values.shape[1:]:
             values = _resize(values, (len(values), *self.values.shape[1:]))
         self.values.index_add_(0, places.flatten(), values)  # padding adds zeros to row 0
+
+    def _as_arrays(self) -> tuple[Any, ...]:
+        """Values ``[rows, numbers]``, start and rows for compiled kernels, on the CPU."""
+        tensors = (self.values, self.start, self.rows)
+        if not self._arrays or any(a is not b for a, b in zip(self._arrays[0], tensors, strict=True)):
+            values = self.values.numpy().reshape(self.values.shape[0], -1)
+            self._arrays = (tensors, (values, self.start.numpy(), self.rows.numpy()))
+        return self._arrays[1]
 
     def write(self, index: Tensor, values: Tensor) -> None:
         """Replace the rows of examples that have some by ``values`` ``[B, longest, *trailing]``; padding is zero."""
@@ -118,7 +125,7 @@ class RowBuffer:
         """Make room for all rows in use, each at least ``trailing`` large."""
         held = tuple(self.values.shape[1:])
         wide = tuple(max(a, b) for a, b in zip(held, trailing, strict=True)) if held else tuple(trailing)
-        if self.used > len(self.values) or wide != held:
+        if self.used > self.values.shape[0] or wide != held:
             # Judge the final size by the examples seen; zeros cost no memory until they are written.
             expected = 2 + int((self.used - 1) / self.examples * len(self.start) * 1.02)
             capacity = max(self.used, expected, len(self.values))
@@ -126,6 +133,10 @@ class RowBuffer:
             if self.values.ndim > 1:
                 grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
             self.values = grown
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: their arrays are views of tensors of their own."""
+        return {**vars(self), "_arrays": ()}
 
     def nbytes(self) -> int:
         """Bytes of the rows and of their places."""

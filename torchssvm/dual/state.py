@@ -226,9 +226,11 @@ class DualState(PendingSteps):
             raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
         if not size:
             raise ValueError("the batch is empty: index holds no example")
-        low, high = (int(extreme) for extreme in index.aminmax())
-        if low < 0 or high >= self.num_examples:
-            raise ValueError(f"index holds {low} to {high}; the dual has num_examples={self.num_examples}")
+        numbers = index.tolist()
+        if min(numbers) < 0 or max(numbers) >= self.num_examples:
+            raise ValueError(
+                f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={self.num_examples}"
+            )
         if potentials.dtype != weights.dtype:
             raise TypeError(
                 f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
@@ -333,7 +335,8 @@ class DualState(PendingSteps):
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """All numbers of ``tensors`` in one float64 vector."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).to(torch.float64)
+    with torch.no_grad():
+        return torch.cat([tensor.reshape(-1) for tensor in tensors]).to(torch.float64)
 
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:

@@ -129,10 +129,10 @@ class BCFW(Optimizer):
         try:
             self._check_bounds()
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
-            self._check_gradient(proposals, gradients)
+            squared: float | None = self._check_gradient(proposals, gradients)
             if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
                 coefficients, gradients, moving = _merge(proposals, dual)
-                largest = 1.0
+                largest, squared = 1.0, None
             else:
                 moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
@@ -146,27 +146,30 @@ class BCFW(Optimizer):
                 # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
                 moved = flat(dual.box.clip(dual.recomputed)) - flat(dual.parameters)
                 value += float(moved @ flat(gradients))
-            gamma = self._move_weights(value, gradients, largest)
+            gamma = self._move_weights(value, gradients, largest, squared)
             for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
                 self._move_blocks(proposal, gamma * coefficient, rows)
             dual.steps += 1
         finally:
             dual.notify()
 
-    def _move_weights(self, value: float, gradients: list[Tensor], largest: float) -> float:
+    def _move_weights(
+        self, value: float, gradients: list[Tensor], largest: float, squared: float | None = None
+    ) -> float:
         """``v -= (gamma/lam) d`` and ``w = clip(v)``, from the v that the last exact pass recomputed if there is one.
 
         Args:
             value: Derivative of the dual where the step starts.
             gradients: d, for each parameter.
             largest: Largest feasible gamma.
+            squared: ``|d|^2``, if it is known.
 
         Returns:
             The gamma that the line search found.
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
-        line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples)
+        line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
         gamma = self.line_search(line)
         if not 0.0 <= gamma <= largest:
             raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
@@ -203,11 +206,14 @@ class BCFW(Optimizer):
                     "them: make a new DualState and BCFW"
                 )
 
-    def _check_gradient(self, proposals: list[Proposal], gradients: list[Tensor]) -> None:
+    def _check_gradient(self, proposals: list[Proposal], gradients: list[Tensor]) -> float:
         """Whether the gradients are those of the proposals; Euler's identity is the main witness.
 
         For a linear head ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. Where per-example gradients are known, and at
         w = 0, where Euler's identity says nothing, the gradient itself is compared.
+
+        Returns:
+            The squared length of the gradient.
         """
         dual = self.dual
         for proposal in proposals:
@@ -248,11 +254,11 @@ class BCFW(Optimizer):
             # should be, the gradient itself is compared.
             told = proposals[0].scale ** 2 * proposals[0].squared_norm
             if abs(squared_length - told) <= 30 * eps * told:
-                return
+                return squared_length
         gradient = both[1]
         known = [_known_gradient(proposal) for proposal in proposals]
         if any(part is None for part in known):
-            return
+            return squared_length
         reference = sum(part for part in known if part is not None)
         assert isinstance(reference, Tensor)
         difference, scale = float((gradient - reference).norm()), float(reference.norm())
@@ -265,6 +271,7 @@ class BCFW(Optimizer):
                 f"the gradient differs from the one that the backward pass gave by {difference:.3g} (its length is "
                 f"{scale:.3g}): {_ADVICE}"
             )
+        return squared_length
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the optimizer is made: its parameters are those of the dual.

@@ -259,13 +259,19 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
     """
     if lengths is None:
         return torch.ones(batch, longest, dtype=torch.bool, device=device)
+    check_range(lengths, batch, longest)
+    return torch.arange(longest, device=device) < lengths.unsqueeze(1)
+
+
+def check_range(lengths: Tensor, batch: int, longest: int) -> None:
+    """Raise ValueError unless ``lengths`` is int64 ``[B]``, with numbers from 1 to N."""
     if lengths.shape != (batch,) or lengths.dtype != torch.int64:
         raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
-    if bool(((lengths < 1) | (lengths > longest)).any()):
+    numbers = lengths.tolist()
+    if numbers and (min(numbers) < 1 or max(numbers) > longest):
         raise ValueError(
-            f"lengths must lie between 1 and the padded length {longest}, got {lengths.min()} to {lengths.max()}"
+            f"lengths must lie between 1 and the padded length {longest}, got {min(numbers)} to {max(numbers)}"
         )
-    return torch.arange(longest, device=device) < lengths.unsqueeze(1)
 
 
 def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
