@@ -37,3 +37,8 @@ def fits_numba(*tensors: Tensor) -> bool:
         if not (tensor.is_cpu and tensor.is_contiguous()):
             return False
     return numba_available() and not torch.compiler.is_compiling()
+
+
+def arrays(*tensors: Tensor) -> tuple[Any, ...]:
+    """The tensors as numpy arrays of the same memory, cut from any graph."""
+    return tuple(t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors)

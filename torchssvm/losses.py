@@ -108,8 +108,8 @@ class BlockGap(nn.Module):
         gradients = self._gradients(potentials, parts, direct)
         with torch.no_grad():
             gammas, reference, squared = self._steps(gradients, chosen.slopes + chosen.loss_changes, rows)
-        to_head = reference is not None and potentials.weights is not None and _same(potentials.weights, dual.parameters)
-        if to_head:
+        inputs: list[Tensor]
+        if reference is not None and _same(potentials.weights or (), dual.parameters):
             inputs, outputs = list(dual.parameters), reference
         else:
             share = gammas / dual.num_examples
@@ -226,7 +226,8 @@ class BlockGap(nn.Module):
         """The gamma of each block, 0 in rows that do not count, and ``sum_i gamma_i d_i`` with its squared length."""
         whole = len(rows) == len(values)
         if gradients is None:
-            return (torch.ones_like(values) if whole else torch.zeros_like(values).index_fill_(0, rows, 1.0)), None, None
+            ones = torch.ones_like(values) if whole else torch.zeros_like(values).index_fill_(0, rows, 1.0)
+            return ones, None, None
         n = self.dual.num_examples
         if not whole:
             gradients = [gradient[rows] for gradient in gradients]

@@ -10,7 +10,7 @@ from torchssvm.dual.storage import Stored
 from torchssvm.potentials import Parts, Potentials
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Proposal:
     """The directions of a batch of blocks, as they stood when the backward pass ran.
 

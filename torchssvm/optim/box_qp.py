@@ -45,18 +45,17 @@ def solve_batch(
         sweeps: Most sweeps; 0 sets all gammas to 1.
         factor: Multiplies the combined gradient.
     """
-    rows = [gradient.flatten(1).contiguous() for gradient in gradients]
+    gradients = [gradient.contiguous() for gradient in gradients]
     if not sweeps or values.shape[0] < 2:
         gammas = torch.ones_like(values)
-    elif fits_numba(values, *rows):
-        arrays = tuple(row.numpy() for row in rows)
+    elif fits_numba(values, *gradients):
+        arrays = tuple(gradient.numpy().reshape(values.shape[0], -1) for gradient in gradients)
         found, total, square = _ascend_rows(arrays, values.numpy(), weight, sweeps, _CONVERGED, factor)
-        shapes = [gradient.shape[1:] for gradient in gradients]
-        parts = torch.from_numpy(total).split([shape.numel() for shape in shapes])
-        combined = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        parts = torch.from_numpy(total).split([array.shape[1] for array in arrays])
+        combined = [part.view(gradient.shape[1:]) for part, gradient in zip(parts, gradients, strict=True)]
         return BatchSteps(torch.from_numpy(found), combined, square)
     else:
-        gammas = solve_box_qp(gram(rows, torch.arange(len(values), device=values.device)) * weight, values, sweeps)
+        gammas = solve_box_qp(gram(gradients, torch.arange(len(values), device=values.device)) * weight, values, sweeps)
     combined = combine(gradients, gammas * factor)
     squares = torch.stack([part.to(torch.float64).square().sum() for part in combined])
     return BatchSteps(gammas, combined, float(squares.sum()))
@@ -155,7 +154,7 @@ def _ascend(matrix: Any, residual: Any, sweeps: int, converged: float) -> Any:
 _ascend_compiled = compiled(_ascend)
 
 
-def gram(gradients: list[Tensor], rows: Tensor) -> Tensor:
+def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:
     """Inner products of the per-example gradients of ``rows``, summed over the parameters: ``[R, R]``."""
     total: Tensor | float = 0.0
     for gradient in gradients:

@@ -9,12 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.fast_sums import fits_numba
+from torchssvm.fast_sums import arrays, fits_numba
 from torchssvm.oracles import chain_parts, chain_scores, sum_product, viterbi
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures import chain_cpu
 from torchssvm.structures.base import Decoding, Examined, Marginals, Structure, digest
 from torchssvm.structures.multiclass import check_labels
+
+_NONE = torch.empty(0, 0, dtype=torch.float64)
 
 
 class WeightedLabels(NamedTuple):
@@ -67,13 +69,14 @@ class Chain(Structure):
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
         """Viterbi with the Hamming loss added to the emissions."""
-        costs, labels = self.costs(target)
-        emission = potentials["emission"]
-        transition = potentials["transition"]
-        if fits_numba(emission, costs, labels):
+        emission, transition, labels = potentials["emission"], potentials["transition"], _labels(target)
+        if fits_numba(emission, labels):
             augmented = torch.empty_like(emission)
-            chain_cpu.augment(*(t.detach().numpy() for t in (emission, costs, labels, augmented)))
+            costs = _NONE if self._uniform(target) else self.costs(target)[0]
+            emission_in, costs_in, labels_in, out = arrays(emission, costs, labels, augmented)
+            chain_cpu.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out)
             return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
+        costs, _ = self.costs(target)
         costs = costs.to(emission.dtype).unsqueeze(2)
         # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
         # so the cost is written where the label is wrong.
@@ -123,9 +126,9 @@ class Chain(Structure):
     def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
         """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
         emission, pairs = parts["emission"], _four_axes(parts["transition"])
-        if fits_numba(emission, pairs, found, true) and self._are_states(found, true):
-            chain_cpu.scatter(*(t.numpy() for t in (found, true, emission, pairs)))
-            return parts
+        if fits_numba(emission, pairs, found, true) and found.shape == true.shape:
+            if chain_cpu.scatter(*arrays(found, true, emission, pairs)):
+                return parts
         states, dtype = self.num_states, emission.dtype
         real = (true >= 0).to(dtype)
         both = real[:, 1:]
@@ -144,14 +147,15 @@ class Chain(Structure):
     ) -> Examined:
         """Looked up in the potentials: a labeling of length T costs 4 T - 2 reads, and a glance at all for NaN."""
         emission, transition, found = potentials["emission"], potentials["transition"], _labels(labeling)
-        costs, labels = self.costs(target)
+        labels = _labels(target)
         one = _four_axes(transition[:1] if transition.stride(0) == 0 else transition)
-        if not (fits_numba(emission, one, found, labels, costs) and self._are_states(found, labels)):
-            return super().examine(labeling, target, potentials)
-        score, loss = torch.empty_like(costs[:, 0]), torch.empty_like(costs[:, 0])
-        arrays = (found, labels, costs, emission, one, score, loss)
-        chain_cpu.examine(*(t.detach().numpy() for t in arrays))
-        return Examined(score, loss)
+        if fits_numba(emission, one, found, labels) and found.shape == labels.shape:
+            costs = _NONE if self._uniform(target) else self.costs(target)[0]
+            score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
+            tables = arrays(found, labels, costs, emission, one, score, loss)
+            if chain_cpu.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
+                return Examined(score, loss)
+        return super().examine(labeling, target, potentials)
 
     def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
         """Looked up in the potentials, ``[B, C]`` float64: a labeling of length T costs 2 T - 1 reads."""
@@ -204,9 +208,9 @@ class Chain(Structure):
             raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
 
-    def _are_states(self, found: Tensor, labels: Tensor) -> bool:
-        """Whether compiled kernels may use ``found`` as indices."""
-        return found.shape == labels.shape and chain_cpu.are_states(found.numpy(), labels.numpy(), self.num_states)
+    def _uniform(self, target: Tensor | WeightedLabels) -> bool:
+        """Whether all tokens of an example cost the same."""
+        return not isinstance(target, WeightedLabels) and self.class_weight is None
 
     def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
         """The labels with -1 beyond each length."""
@@ -230,10 +234,6 @@ class Chain(Structure):
     def costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
         """What a wrong label costs at every token (``[B, N]`` float64, zero in the padding), and the true labels."""
         labels = _labels(target)
-        if not isinstance(target, WeightedLabels) and self.class_weight is None and fits_numba(labels):
-            costs = torch.empty(labels.shape, dtype=torch.float64)
-            chain_cpu.uniform_costs(labels.numpy(), self.normalize, costs.numpy())
-            return costs, labels
         real = labels >= 0
         costs = real.to(torch.float64)
         if isinstance(target, WeightedLabels):

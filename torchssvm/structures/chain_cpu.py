@@ -21,55 +21,64 @@ def mask(labels: Any, lengths: Any, states: int, masked: Any) -> bool:
 
 
 @compiled
-def are_states(found: Any, labels: Any, states: int) -> bool:
-    """Whether ``found`` has one of the states wherever there is a label."""
-    for b in range(labels.shape[0]):
-        for t in range(labels.shape[1]):
-            if labels[b, t] >= 0 and not 0 <= found[b, t] < states:
-                return False
-    return True
+def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: Any, augmented: Any) -> None:
+    """Add a position's cost to all states but the label's.
 
-
-@compiled
-def uniform_costs(labels: Any, normalize: bool, costs: Any) -> None:
-    """1 at every real position, or 1/T."""
-    for b in range(labels.shape[0]):
-        length = 0
-        for t in range(labels.shape[1]):
-            length += labels[b, t] >= 0
-        cost = 1.0 / length if normalize and length else 1.0
-        for t in range(labels.shape[1]):
-            costs[b, t] = cost if labels[b, t] >= 0 else 0.0
-
-
-@compiled
-def augment(emission: Any, costs: Any, labels: Any, augmented: Any) -> None:
-    """Add a position's cost to all states but the label's."""
+    Without ``costs`` (no rows) every real position costs ``uniform``, or the T-th part of it.
+    """
     for b in range(emission.shape[0]):
+        cost = 0.0
+        if not costs.shape[0]:
+            length = 0
+            for t in range(labels.shape[1]):
+                length += labels[b, t] >= 0
+            cost = uniform / length if normalize and length else uniform
         for t in range(emission.shape[1]):
-            cost = emission.dtype.type(costs[b, t])
+            if costs.shape[0]:
+                cost = costs[b, t]
+            added = emission.dtype.type(cost if labels[b, t] >= 0 else 0.0)
             for k in range(emission.shape[2]):
-                augmented[b, t, k] = emission[b, t, k] + cost
+                augmented[b, t, k] = emission[b, t, k] + added
             label = max(labels[b, t], 0)
             augmented[b, t, label] = emission[b, t, label]
 
 
 @compiled
-def examine(found: Any, labels: Any, costs: Any, emission: Any, pairs: Any, score: Any, loss: Any) -> None:
-    """Relative score and loss of ``found``; NaN where some potential of the example is not finite."""
+def examine(
+    found: Any,
+    labels: Any,
+    costs: Any,
+    uniform: float,
+    normalize: bool,
+    emission: Any,
+    pairs: Any,
+    score: Any,
+    loss: Any,
+) -> bool:
+    """Relative score and loss of ``found``; NaN where some potential of the example is not finite.
+
+    Costs as in ``augment``. False if ``found`` is not one of the states somewhere.
+    """
     for b in range(found.shape[0]):
         matrix = pairs[b if pairs.shape[0] > 1 else 0]
-        gain, cost = 0.0, 0.0
+        gain, cost, errors, length = 0.0, 0.0, 0, 0
         for t in range(found.shape[1]):
             state, label = found[b, t], labels[b, t]
             if label < 0:
                 break
+            if not 0 <= state < emission.shape[2]:
+                return False
+            length += 1
             gain += np.float64(emission[b, t, state]) - np.float64(emission[b, t, label])
             if state != label:
-                cost += costs[b, t]
+                errors += 1
+                if costs.shape[0]:
+                    cost += costs[b, t]
             if t > 0:
                 step = matrix[t - 1 if matrix.shape[0] > 1 else 0]
                 gain += np.float64(step[found[b, t - 1], state]) - np.float64(step[labels[b, t - 1], label])
+        if not costs.shape[0] and length:
+            cost = errors * (uniform / length if normalize else uniform)
         wrong = 0
         for row in emission[b]:
             for value in row:
@@ -81,11 +90,19 @@ def examine(found: Any, labels: Any, costs: Any, emission: Any, pairs: Any, scor
                     for value in row:
                         wrong_pairs |= not abs(value) < np.inf
         score[b], loss[b] = np.nan if wrong or wrong_pairs else gain, cost
+    return True
 
 
 @compiled
-def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> None:
-    """Add the states and pairs of ``found`` to the parts, and take away those of ``labels``."""
+def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> bool:
+    """Add the states and pairs of ``found`` to the parts, and take away those of ``labels``.
+
+    False, and nothing done, if ``found`` is not one of the states somewhere.
+    """
+    for b in range(found.shape[0]):
+        for t in range(found.shape[1]):
+            if labels[b, t] >= 0 and not 0 <= found[b, t] < emission.shape[2]:
+                return False
     for b in range(found.shape[0]):
         for t in range(found.shape[1]):
             state, label = found[b, t], labels[b, t]
@@ -97,3 +114,4 @@ def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> None:
                 place = t - 1 if pairs.shape[1] > 1 else 0
                 pairs[b, place, found[b, t - 1], state] += 1.0
                 pairs[b, place, labels[b, t - 1], label] -= 1.0
+    return True
