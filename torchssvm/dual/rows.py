@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class RowBuffer:
             return self.values.new_zeros(shape), -1
         if shape[2:] == self.values.shape[1:] and fits_numba(self.values, index):
             found = self.values.new_empty(shape)
-            flat = found.numpy().reshape(*shape[:2], -1)
+            flat = found.numpy().reshape(*shape[:2], math.prod(shape[2:]))
             return found, _read(*self._as_arrays(), index.numpy(), (_NONE if rows is None else rows).numpy(), flat)
         wrong = -1
         if rows is not None:
@@ -83,7 +84,7 @@ class RowBuffer:
         self._reserve(values.shape[2:])
         factors = factors.to(values.dtype)
         if values.shape[2:] == self.values.shape[1:] and fits_numba(self.values, index, values, factors):
-            flat = values.numpy().reshape(*values.shape[:2], -1)
+            flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))
             _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
             return
         values = values * factors.view(-1, *[1] * (values.ndim - 1))
@@ -97,7 +98,7 @@ class RowBuffer:
         """Values ``[rows, numbers]``, start and rows for compiled kernels, on the CPU."""
         tensors = (self.values, self.start, self.rows)
         if not self._arrays or any(a is not b for a, b in zip(self._arrays[0], tensors, strict=True)):
-            values = self.values.numpy().reshape(self.values.shape[0], -1)
+            values = self.values.numpy().reshape(self.values.shape[0], math.prod(self.values.shape[1:]))
             self._arrays = (tensors, (values, self.start.numpy(), self.rows.numpy()))
         return self._arrays[1]
 

@@ -348,8 +348,8 @@ def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
     """How large the numbers are that the slopes were summed from: their rounding is relative to it."""
     total = proposal.scale * sum(float(proposal.gammas @ terms.abs()) for terms in proposal.slope_terms)
     for name, tensor in proposal.potentials.tensors.items():
-        # Parts are sums too: where labelings cancel, what is left of their masses is rounding.
-        moved = 0.0 if proposal.change is None else proposal.change.abs().sum(1)
+        # Where labelings cancel, what is left of their masses and scores is rounding.
+        moved = 2.0 if proposal.change is None else proposal.change.abs().sum(1)
         sizes = tensor.flatten(1).norm(dim=1) * (proposal.parts[name].flatten(1).norm(dim=1) + moved)
         total += proposal.scale * float(proposal.gammas @ sizes.to(torch.float64)) / num_examples
     return total

@@ -49,7 +49,7 @@ def solve_batch(
     if not sweeps or values.shape[0] < 2:
         gammas = torch.ones_like(values)
     elif fits_numba(values, *gradients):
-        arrays = tuple(gradient.numpy().reshape(values.shape[0], -1) for gradient in gradients)
+        arrays = tuple(g.numpy().reshape(g.shape[0], g.shape[1:].numel()) for g in gradients)
         found, total, square = _ascend_rows(arrays, values.numpy(), weight, sweeps, _CONVERGED, factor)
         parts = torch.from_numpy(total).split([array.shape[1] for array in arrays])
         combined = [part.view(gradient.shape[1:]) for part, gradient in zip(parts, gradients, strict=True)]
