@@ -256,6 +256,7 @@ def _blocks(
     respond: Callable[[Parts], Parts],
 ) -> Blocks:
     """The atoms of the blocks, and the corner as their last column unless it is one of them."""
+    assert found.column is not None
     mass, scores, losses, valid = atoms
     new = found.column == 0
     mass = torch.cat([mass, torch.zeros_like(mass[:, :1])], 1)

@@ -263,6 +263,7 @@ class _StoredLabelings(Stored):
         self._rest_mass = storage.rest_mass[index]
         self._mixed = storage.mixed[index]
         self._gram: Tensor | None = None
+        self._learned = True  # whether the Gram matrix has rows for cached labelings that are not kept yet
         self._found: Found | None = None
         self._labelings: Labeling = None
         if self._columns:
@@ -337,6 +338,7 @@ class _StoredLabelings(Stored):
         return tree_replace(corner, [torch.cat(pair, 1) for pair in pairs])
 
     def curvature(self, found: Found, respond: Callable[[Parts], Parts]) -> Tensor:
+        assert found.column is not None
         structure, sets, columns = self._structure, self._storage.sets, self._columns
         everything = self._everything(found)
         size, device = len(self.index), self.index.device
@@ -345,6 +347,7 @@ class _StoredLabelings(Stored):
         if sets.gram is not None and columns:
             gram[:, 1:-1, 1:-1] = sets.gram[self.index, :columns, :columns]
             unknown[:, :-1] &= ~sets.known[self.index, :columns]
+            self._learned = bool(unknown[:, :-1].any())
         rows = torch.arange(size, device=device)
         while bool(unknown.any()):
             has, pick = unknown.any(1), unknown.to(torch.int8).argmax(1)
@@ -389,7 +392,9 @@ class _StoredLabelings(Stored):
         gradients: list[Tensor] | None,
     ) -> None:
         storage, sets, found, columns = self._storage, self._storage.sets, self._found, self._columns
-        assert found is not None and change is not None
+        assert found is not None
+        assert found.column is not None
+        assert change is not None
         index = self.index[rows]
         moved = coefficients[rows].unsqueeze(1) * change[rows]
         self._move_rest(rows, moved[:, 0])
@@ -402,7 +407,7 @@ class _StoredLabelings(Stored):
         if self._gram is not None:
             sets.keep_gram(storage.parameters[0].dtype)
             assert sets.gram is not None
-            if columns:
+            if columns and self._learned:
                 sets.gram[index, :columns, :columns] = self._gram[rows, 1:-1, 1:-1].to(sets.gram.dtype)
                 sets.known[index, :columns] = self._filled[rows]
         new = (~old).nonzero().flatten()

@@ -126,9 +126,9 @@ class Chain(Structure):
     def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
         """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
         emission, pairs = parts["emission"], _four_axes(parts["transition"])
-        if fits_numba(emission, pairs, found, true) and found.shape == true.shape:
-            if chain_cpu.scatter(*arrays(found, true, emission, pairs)):
-                return parts
+        fits = found.shape == true.shape and fits_numba(emission, pairs, found, true)
+        if fits and chain_cpu.scatter(*arrays(found, true, emission, pairs)):
+            return parts
         states, dtype = self.num_states, emission.dtype
         real = (true >= 0).to(dtype)
         both = real[:, 1:]
