@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.batch import first_occurrences, tree_map, tree_replace, tree_tensors
+from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.caching import MaxOracle, OracleRule
 from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
 from torchssvm.dual import DualState, Found, Proposal, Storage, Stored
@@ -89,9 +89,8 @@ class BlockGap(nn.Module):
 
     def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
         dual = self.dual
-        index = dual.check_batch(index, potentials)
+        index, rows = dual.check_rows(index, potentials)
         target = dual.structure.check_target(target, potentials)
-        rows = first_occurrences(index)
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
         with torch.no_grad():

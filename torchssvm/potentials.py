@@ -45,6 +45,8 @@ class Potentials:
         weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
             nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
             the backward pass through the head.
+        extremes: Optional. The smallest and the largest length, if the head has read them already: reading them from
+            another device waits for it.
 
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
@@ -62,6 +64,7 @@ class Potentials:
         adjoint: Adjoint | None = None,
         response: Response | None = None,
         weights: Sequence[Tensor] | None = None,
+        extremes: tuple[int, int] | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths
@@ -69,7 +72,7 @@ class Potentials:
         self.adjoint = adjoint
         self.response = response
         self.weights = weights
-        self.extremes: tuple[int, int] | None = None  # the smallest and the largest length
+        self.extremes = extremes if lengths is not None else None
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
         if len(sizes) != 1 or None in sizes:
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
@@ -88,11 +91,12 @@ class Potentials:
                     f"got {lengths.dtype} of shape {list(lengths.shape)}"
                 )
             longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
-            if numbers := lengths.tolist():
+            if self.extremes is None and (numbers := lengths.tolist()):
                 self.extremes = min(numbers), max(numbers)
-                if self.extremes[0] < 1 or (longest is not None and self.extremes[1] > longest):
-                    allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
-                    raise ValueError(f"lengths must {allowed}, got {numbers}")
+            low, high = self.extremes or (1, 1)
+            if low < 1 or (longest is not None and high > longest):
+                allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
+                raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
         elif self.ragged:
             raise ValueError(f"ragged={self.ragged} needs lengths, and lengths is None")
 

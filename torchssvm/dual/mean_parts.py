@@ -93,8 +93,8 @@ class MeanParts(Storage):
         for name, values in parts.items():
             if name not in self.buffers:
                 self.buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
-            view = values.view(_row_view(potentials, name).shape)
-            self.buffers[name].add(index, _rows(potentials, name), view, factors)
+            values = values if name in potentials.ragged else values.unsqueeze(1)
+            self.buffers[name].add(index, _rows(potentials, name), values, factors)
 
     def rescale(self, factor: float) -> None:
         """``psi_i *= factor``."""

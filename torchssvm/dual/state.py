@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.batch import first_occurrences
 from torchssvm.dual import checkpoint
 from torchssvm.dual.bounds import Box
 from torchssvm.dual.mean_parts import MeanParts
@@ -214,7 +215,11 @@ class DualState(PendingSteps):
         self.remember_weights()
 
     def check_batch(self, index: Tensor, potentials: Potentials) -> Tensor:
-        """The index on the right device, or an error.
+        """The index on the right device, or an error, as :meth:`check_rows`."""
+        return self.check_rows(index, potentials)[0]
+
+    def check_rows(self, index: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
+        """The index on the right device, and the rows that hold an example for the first time, ``[R]`` int64.
 
         Raises:
             ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
@@ -237,7 +242,8 @@ class DualState(PendingSteps):
                 "dtype of its weights, with autocast off"
             )
         self.to(weights.device)
-        return index.to(weights.device)
+        index = index.to(weights.device)
+        return index, first_occurrences(index, numbers)
 
     def to(self, device: torch.device) -> None:
         """Move what is stored."""

@@ -75,9 +75,9 @@ class LinearChain(nn.Module):
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         if lengths is None:
-            lengths = torch.full((batch,), longest, device=x.device)
+            lengths, extremes = torch.full((batch,), longest, device=x.device), (longest, longest)
         else:
-            check_range(lengths, batch, longest)
+            extremes = check_range(lengths, batch, longest)
         last = lengths - 1
         with full_precision(x.device):
             x = x.to(self.emission.dtype)
@@ -118,6 +118,7 @@ class LinearChain(nn.Module):
             adjoint=adjoint,
             response=response,
             weights=None if x.requires_grad else own_weights(self),
+            extremes=extremes,
         )
 
     def _pad(self, pairs: Tensor) -> Tensor:

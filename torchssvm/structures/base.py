@@ -350,8 +350,8 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
             score = inner(target_parts, potentials.tensors)
             bound = found.bound.to(torch.float64) - score
             slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
-    low, high = torch.cat([hinge, loss]).aminmax()
-    if not (float(low) >= 0.0 and float(high) < torch.inf):  # then the details
+    low, high = torch.stack(torch.cat([hinge, loss]).aminmax()).tolist()
+    if not (low >= 0.0 and high < torch.inf):  # then the details
         _reject(~torch.isfinite(hinge), "the potentials of rows {rows} are not finite: check features and weights")
         _reject(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.

@@ -215,12 +215,14 @@ class Chain(Structure):
     def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
         """The labels with -1 beyond each length."""
         (batch, longest), lengths = labels.shape, potentials.lengths
-        extremes = potentials.extremes
-        if lengths is not None and extremes is not None and extremes[1] <= longest and fits_numba(labels, lengths):
-            masked = torch.empty_like(labels)
-            if chain_cpu.mask(labels.numpy(), lengths.numpy(), self.num_states, masked.numpy()):
-                return masked
-        real = check_lengths(lengths, batch, longest, labels.device)
+        if lengths is not None and potentials.extremes is not None and potentials.extremes[1] <= longest:
+            if fits_numba(labels, lengths):
+                masked = torch.empty_like(labels)
+                if chain_cpu.mask(*arrays(labels, lengths), self.num_states, masked.numpy()):
+                    return masked
+            real = torch.arange(longest, device=labels.device) < lengths.unsqueeze(1)
+        else:
+            real = check_lengths(lengths, batch, longest, labels.device)
         check_labels(labels, self.num_states, real)
         return labels.masked_fill(~real, -1)
 
@@ -263,15 +265,19 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
     return torch.arange(longest, device=device) < lengths.unsqueeze(1)
 
 
-def check_range(lengths: Tensor, batch: int, longest: int) -> None:
-    """Raise ValueError unless ``lengths`` is int64 ``[B]``, with numbers from 1 to N."""
+def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
+    """The smallest and the largest length.
+
+    Raises:
+        ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
+    """
     if lengths.shape != (batch,) or lengths.dtype != torch.int64:
         raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
-    numbers = lengths.tolist()
-    if numbers and (min(numbers) < 1 or max(numbers) > longest):
-        raise ValueError(
-            f"lengths must lie between 1 and the padded length {longest}, got {min(numbers)} to {max(numbers)}"
-        )
+    numbers = lengths.tolist() or [1]
+    low, high = min(numbers), max(numbers)
+    if low < 1 or high > longest:
+        raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {low} to {high}")
+    return low, high
 
 
 def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
