@@ -143,9 +143,9 @@ class _Emission(torch.autograd.Function):
         if fits_numba(emission, last, *extra):
             linear_chain_cpu.add_everywhere(*(t.numpy() for t in (emission, last, *extra)))
             return emission
-        emission += extra[0]
-        emission[:, 0] += extra[1]
         emission[torch.arange(len(last), device=last.device), last] += extra[2]
+        emission[:, 1:] += extra[0]
+        emission[:, 0] += extra[0] + extra[1]
         return emission
 
     @staticmethod

@@ -9,16 +9,19 @@ from torchssvm.oracles.compiled import compiled
 
 @compiled
 def add_everywhere(emission: Any, last: Any, bias: Any, at_first: Any, at_last: Any) -> None:
-    """Add ``bias [K]`` to every token ``[B, N, K]``, and the two others to the first and the last of each example."""
+    """``(row + [t last] at_last) + (bias + [t first] at_first)`` for every row ``[K]`` of ``emission [B, N, K]``.
+
+    In this order: the compiled loop rounds in the same way, so that both decide ties alike.
+    """
     batch, longest, states = emission.shape
     for b in range(batch):
-        for t in range(longest):
+        for k in range(states):
+            emission[b, last[b], k] += at_last[k]
+            emission[b, 0, k] += bias[k] + at_first[k]
+        for t in range(1, longest):
             row = emission[b, t]
             for k in range(states):
                 row[k] += bias[k]
-        for k in range(states):
-            emission[b, 0, k] += at_first[k]
-            emission[b, last[b], k] += at_last[k]
 
 
 @compiled
