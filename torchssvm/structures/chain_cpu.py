@@ -61,24 +61,25 @@ def examine(
     """
     for b in range(found.shape[0]):
         matrix = pairs[b if pairs.shape[0] > 1 else 0]
-        gain, cost, errors, length = 0.0, 0.0, 0, 0
-        for t in range(found.shape[1]):
+        length = 0
+        while length < labels.shape[1] and labels[b, length] >= 0:
+            length += 1
+        each = uniform / length if normalize and length else uniform
+        # Both scores are summed as those of cached labelings are (oracles.chain_scores), and the loss position by
+        # position: a labeling scores the same wherever it comes from, so that ties are decided alike.
+        own, true, cost = 0.0, 0.0, 0.0
+        for t in range(length):
             state, label = found[b, t], labels[b, t]
-            if label < 0:
-                break
             if not 0 <= state < emission.shape[2]:
                 return False
-            length += 1
-            gain += np.float64(emission[b, t, state]) - np.float64(emission[b, t, label])
+            own += emission[b, t, state]
+            true += emission[b, t, label]
             if state != label:
-                errors += 1
-                if costs.shape[0]:
-                    cost += costs[b, t]
+                cost += costs[b, t] if costs.shape[0] else each
             if t > 0:
                 step = matrix[t - 1 if matrix.shape[0] > 1 else 0]
-                gain += np.float64(step[found[b, t - 1], state]) - np.float64(step[labels[b, t - 1], label])
-        if not costs.shape[0] and length:
-            cost = errors * (uniform / length if normalize else uniform)
+                own += step[found[b, t - 1], state]
+                true += step[labels[b, t - 1], label]
         wrong = 0
         for row in emission[b]:
             for value in row:
@@ -89,7 +90,7 @@ def examine(
                 for row in step:
                     for value in row:
                         wrong_pairs |= not abs(value) < np.inf
-        score[b], loss[b] = np.nan if wrong or wrong_pairs else gain, cost
+        score[b], loss[b] = np.nan if wrong or wrong_pairs else own - true, cost
     return True
 
 
