@@ -46,6 +46,7 @@ class PaddedDataset(Dataset[Example]):
         self.y = y
         self.lengths = lengths
         self.index = index
+        self._in_order = bool((index == torch.arange(n, device=index.device)).all())
         self._index: list[int] = index.tolist()
         # Whole numbers, such as pixels, are fetched from a copy of a quarter of the size: a fetch waits for memory.
         self._bytes: Tensor | None = None
@@ -83,12 +84,12 @@ class PaddedDataset(Dataset[Example]):
         rows = torch.tensor(indices, device=self.x.device)
         x, y = self.x if self._bytes is None else self._bytes, self.y
         if self._cut is not None:
-            longest = max(self._cut[i] for i in indices)
+            longest = max([self._cut[i] for i in indices])
             x, y = x[:, :longest], y[:, :longest]
         return Batch(
             x=x.index_select(0, rows).to(self.x.dtype),
             y=y.index_select(0, rows),
-            index=self.index.index_select(0, rows),
+            index=rows.to(self.index.device) if self._in_order else self.index.index_select(0, rows),
             lengths=None if self.lengths is None else self.lengths.index_select(0, rows),
         )
 

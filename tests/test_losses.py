@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, Training, chain, examples, flat, multiclass, reference, rng
 
 from torchssvm import BlockGap, MeanParts, StructuredHinge, Weights
-from torchssvm.batch import apply_head
-from torchssvm.losses import first_occurrences
+from torchssvm.batch import apply_head, first_occurrences
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

@@ -61,10 +61,16 @@ def apply_head(head: Any, batch: Batch) -> Any:
     return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
 
 
-def first_occurrences(index: Tensor) -> Tensor:
-    """Rows that hold a number for the first time, in order: ``[R]`` int64."""
-    if len(set(index.tolist())) == len(index):
-        return torch.arange(len(index), device=index.device)
+def first_occurrences(index: Tensor, numbers: Sequence[int] | None = None) -> Tensor:
+    """Rows that hold a number for the first time, in order: ``[R]`` int64.
+
+    Args:
+        index: ``[B]`` int64.
+        numbers: The same numbers, if they have been read already.
+    """
+    size = index.shape[0]
+    if len(set(index.tolist() if numbers is None else numbers)) == size:
+        return torch.arange(size, device=index.device)
     ordered, rows = index.sort(stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[1:] = ordered[1:] != ordered[:-1]

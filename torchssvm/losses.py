@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchssvm.batch import first_occurrences, tree_map, tree_replace, tree_tensors
+from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.caching import MaxOracle, OracleRule
 from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
 from torchssvm.dual import DualState, Found, Proposal, Storage, Stored
-from torchssvm.optim.box_qp import gram, solve_box_qp
+from torchssvm.optim.box_qp import solve_batch
 from torchssvm.potentials import (
     Parts,
     Potentials,
@@ -89,34 +89,36 @@ class BlockGap(nn.Module):
 
     def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
         dual = self.dual
-        index = dual.check_batch(index, potentials)
+        index, rows = dual.check_rows(index, potentials)
         target = dual.structure.check_target(target, potentials)
-        rows = first_occurrences(index)
         detached = potentials.detach()
+        training = torch.is_grad_enabled() and potentials.requires_grad
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
-            atoms = stored.atoms(detached, dual.loss[index])
-            found = self._find(stored, atoms, detached, target, index)
-            blocks = _blocks(stored, atoms, found, dual, lambda parts: response(potentials, parts, dual.parameters))
-            gaps = blocks.gaps()
-        if not (torch.is_grad_enabled() and potentials.requires_grad):
-            return gaps[rows].sum()
+            if self._simple:
+                gaps, chosen = self._to_corner(stored, detached, target, index)
+            else:
+                gaps, chosen = self._between_atoms(stored, potentials, target, index, training)
+            total = (gaps if len(rows) == len(gaps) else gaps[rows]).sum()
+        if not training or chosen is None:
+            return total
         with torch.no_grad():
-            change = self.direction(blocks)
-            parts, direct = stored.combine(change, found)
-            slope_terms = change * blocks.scores / dual.num_examples
-            slopes = slope_terms.sum(1)
-            changes = (change * blocks.losses).sum(1) / dual.num_examples
+            parts, direct = stored.combine(chosen.change, chosen.found)
         gradients = self._gradients(potentials, parts, direct)
-        gammas = torch.zeros_like(gaps)
-        gammas[rows], curvature = self._steps(gradients, slopes + changes, rows)
-        squared = None if curvature is None else self.dual.lam * float(gammas[rows] @ curvature @ gammas[rows])
-        share = gammas / dual.num_examples
-        weighted = scale(parts, share)
-        to_weights = None if direct is None else combine(direct, share)
-        reference = None
-        if gradients is None and some_are_zero(dual.parameters):
-            reference = adjoint(potentials, weighted, dual.parameters)
+        with torch.no_grad():
+            gammas, reference, squared = self._steps(gradients, chosen.slopes + chosen.loss_changes, rows)
+        inputs: list[Tensor]
+        if reference is not None and _same(potentials.weights or (), dual.parameters):
+            inputs, outputs = list(dual.parameters), reference
+        else:
+            share = gammas / dual.num_examples
+            weighted = scale(parts, share)
+            if gradients is None and some_are_zero(dual.parameters):
+                reference = adjoint(potentials, weighted, dual.parameters)
+            names = list(potentials.tensors)
+            inputs, outputs = [potentials.tensors[name] for name in names], [weighted[name] for name in names]
+            if direct is not None:
+                inputs, outputs = inputs + list(dual.parameters), outputs + combine(direct, share)
 
         version = dual.version
 
@@ -128,12 +130,12 @@ class BlockGap(nn.Module):
                     rows=rows,
                     gammas=gammas,
                     scale=upstream,
-                    slopes=slopes,
-                    slope_terms=slope_terms.abs().sum(1),
-                    loss_changes=changes,
+                    slopes=chosen.slopes,
+                    slope_terms=chosen.slope_terms,
+                    loss_changes=chosen.loss_changes,
                     block_gaps=gaps,
-                    decoded=found.decoded,
-                    change=change,
+                    decoded=chosen.found.decoded,
+                    change=chosen.change,
                     parts=parts,
                     gradients=gradients,
                     reference=reference,
@@ -144,29 +146,58 @@ class BlockGap(nn.Module):
                 )
             )
 
-        names = list(potentials.tensors)
-        inputs = [potentials.tensors[name] for name in names]
-        outputs = [weighted[name] for name in names]
-        if to_weights is not None:
-            inputs, outputs = inputs + list(dual.parameters), outputs + to_weights
-        return _ProposeInBackward.apply(gaps[rows].sum(), propose, outputs, *inputs)
+        return _ProposeInBackward.apply(total, propose, outputs, *inputs)
+
+    @property
+    def _simple(self) -> bool:
+        """Whether every block has one way to go: with all its mass to a corner that is decoded."""
+        known = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
+        return known and not self.dual.storage.keeps_labelings
+
+    def _to_corner(
+        self, stored: Stored, potentials: Potentials, target: Any, index: Tensor
+    ) -> tuple[Tensor, _Chosen | None]:
+        """What ``_between_atoms`` finds where a block has one atom and moves all of it to the corner."""
+        dual, n = self.dual, self.dual.num_examples
+        corner = find_corner(dual.structure, potentials, target)
+        held = stored.inner(potentials)
+        towards = corner.score / n
+        slopes, changes = towards + held, corner.loss / n - dual.loss[index]
+        found = Found(corner.labeling, corner.made, corner.score, corner.loss, None, None)
+        return slopes + changes, _Chosen(found, None, slopes, (towards, held), changes)
+
+    def _between_atoms(
+        self, stored: Stored, potentials: Potentials, target: Any, index: Tensor, training: bool
+    ) -> tuple[Tensor, _Chosen | None]:
+        """The block gaps, and, for training, the direction that the rule chooses between the blocks' atoms."""
+        dual, detached = self.dual, potentials.detach()
+        atoms = stored.atoms(detached, dual.loss[index])
+        found = self._find(stored, atoms, detached, target, index)
+        blocks = _blocks(stored, atoms, found, dual, lambda parts: response(potentials, parts, dual.parameters))
+        gaps = blocks.gaps()
+        if not training:
+            return gaps, None
+        change = self.direction(blocks)
+        terms = change * blocks.scores / dual.num_examples
+        changes = (change * blocks.losses).sum(1) / dual.num_examples
+        return gaps, _Chosen(found, change, terms.sum(1), tuple(terms.unbind(1)), changes)
 
     def _find(
         self, stored: Stored, atoms: tuple[Tensor, ...], potentials: Potentials, target: Any, index: Tensor
     ) -> Found:
         """The outputs to move to: from the cache where the oracle rule says so, from the max oracle elsewhere."""
         dual = self.dual
-        decoded = torch.ones_like(index, dtype=torch.bool)
+        decoded: Tensor | None = None
         if self.oracle.needs_labelings and atoms[0].shape[1] > 1:
             mass, scores, losses, valid = atoms
             hinges = scores + losses
             best = hinges[:, 1:].masked_fill(~valid[:, 1:], -torch.inf).max(1)
             gaps = (best.values - (mass * hinges).sum(1)) / dual.num_examples
             decoded = self.oracle.misses(gaps, index, dual) | torch.isinf(best.values)
-        if bool(decoded.all()):
+        if decoded is None or bool(decoded.all()):
             corner = find_corner(dual.structure, potentials, target)
             column = stored.lookup(corner.labeling)
-            return Found(corner.labeling, corner.parts, corner.score, corner.loss, decoded, column)
+            return Found(corner.labeling, corner.made, corner.score, corner.loss, None, column)
         column = best.indices + 1
         labeling = stored.cached(column)
         score, loss = (t.gather(1, column.unsqueeze(1)).squeeze(1) for t in (scores, losses))
@@ -188,12 +219,32 @@ class BlockGap(nn.Module):
         with torch.no_grad():
             return found if direct is None else [g + d for g, d in zip(found, direct, strict=True)]
 
-    def _steps(self, gradients: list[Tensor] | None, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The gamma of each of ``rows``, and the matrix G of the box QP if it was made."""
-        if gradients is None or self.sweeps == 0 or len(rows) < 2:
-            return torch.ones_like(values[rows]), None
-        curvature = gram(gradients, rows) / (self.dual.lam * self.dual.num_examples**2)
-        return solve_box_qp(curvature, values[rows], self.sweeps), curvature
+    def _steps(
+        self, gradients: list[Tensor] | None, values: Tensor, rows: Tensor
+    ) -> tuple[Tensor, list[Tensor] | None, float | None]:
+        """The gamma of each block, 0 in rows that do not count, and ``sum_i gamma_i d_i`` with its squared length."""
+        whole = len(rows) == len(values)
+        if gradients is None:
+            ones = torch.ones_like(values) if whole else torch.zeros_like(values).index_fill_(0, rows, 1.0)
+            return ones, None, None
+        n = self.dual.num_examples
+        if not whole:
+            gradients = [gradient[rows] for gradient in gradients]
+        weight = 1.0 / (self.dual.lam * n**2)
+        gammas, combined, squared = solve_batch(
+            gradients, values if whole else values[rows], weight, self.sweeps, factor=1.0 / n
+        )
+        return (gammas if whole else torch.zeros_like(values).index_copy_(0, rows, gammas)), combined, squared
+
+
+class _Chosen(NamedTuple):
+    """The directions of a batch's blocks; see :class:`Proposal`."""
+
+    found: Found
+    change: Tensor | None
+    slopes: Tensor
+    slope_terms: tuple[Tensor, ...]
+    loss_changes: Tensor
 
 
 def _blocks(
@@ -204,6 +255,7 @@ def _blocks(
     respond: Callable[[Parts], Parts],
 ) -> Blocks:
     """The atoms of the blocks, and the corner as their last column unless it is one of them."""
+    assert found.column is not None
     mass, scores, losses, valid = atoms
     new = found.column == 0
     mass = torch.cat([mass, torch.zeros_like(mass[:, :1])], 1)
@@ -299,3 +351,7 @@ class _ProposeInBackward(torch.autograd.Function):
 def some_are_zero(tensors: list[nn.Parameter]) -> bool:
     """Whether some weight is zero: Euler's identity does not see its gradient."""
     return not all(bool(t.detach().all()) for t in tensors)
+
+
+def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(tensors) == len(others) and all(a is b for a, b in zip(tensors, others, strict=True))

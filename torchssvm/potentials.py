@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from torchssvm.fast_sums import compiled_sums, fits_numba
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""
@@ -39,13 +42,18 @@ class Potentials:
             gives it gets a step size for every block of a batch (the box QP) instead of one for all.
         response: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that need
             inner products of labelings (``Corrective``, ``Hybrid``) are much faster with it.
+        weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
+            nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
+            the backward pass through the head.
+        extremes: Optional. The smallest and the largest length, if the head has read them already: reading them from
+            another device waits for it.
 
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
     """
 
-    __slots__ = ("adjoint", "lengths", "ragged", "response", "tensors")
+    __slots__ = ("adjoint", "extremes", "lengths", "ragged", "response", "tensors", "weights")
 
     def __init__(
         self,
@@ -55,20 +63,24 @@ class Potentials:
         ragged: Mapping[str, int] | None = None,
         adjoint: Adjoint | None = None,
         response: Response | None = None,
+        weights: Sequence[Tensor] | None = None,
+        extremes: tuple[int, int] | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
         self.response = response
-        sizes = {name: tensor.shape[0] if tensor.ndim else None for name, tensor in self.tensors.items()}
-        if len(set(sizes.values())) != 1 or None in sizes.values():
+        self.weights = weights
+        self.extremes = extremes if lengths is not None else None
+        sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
+        if len(sizes) != 1 or None in sizes:
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
             raise TypeError(
                 f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
             )
-        if unknown := set(self.ragged) - set(self.tensors):
+        if unknown := self.ragged.keys() - self.tensors.keys():
             raise ValueError(f"ragged names {sorted(unknown)}, but the tensors are {sorted(self.tensors)}")
         if lengths is not None:
             if not isinstance(lengths, Tensor):
@@ -79,7 +91,10 @@ class Potentials:
                     f"got {lengths.dtype} of shape {list(lengths.shape)}"
                 )
             longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
-            if bool((lengths < 1).any()) or (longest is not None and bool((lengths > longest).any())):
+            if self.extremes is None and (numbers := lengths.tolist()):
+                self.extremes = min(numbers), max(numbers)
+            low, high = self.extremes or (1, 1)
+            if low < 1 or (longest is not None and high > longest):
                 allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
                 raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
         elif self.ragged:
@@ -122,8 +137,8 @@ class Potentials:
     def replace(self, tensors: Parts) -> Potentials:
         """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
         other = object.__new__(Potentials)
-        other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
-        other.adjoint = other.response = None
+        other.tensors, other.lengths, other.ragged, other.extremes = tensors, self.lengths, self.ragged, self.extremes
+        other.adjoint = other.response = other.weights = None
         return other
 
     def detach(self) -> Potentials:
@@ -159,6 +174,11 @@ def as_parts(value: Tensor | Mapping[str, Tensor], argument: str = "parts") -> P
     raise TypeError(f"{argument} must be a tensor or a mapping of names to tensors, not {type(value).__name__}")
 
 
+def own_weights(head: nn.Module) -> list[Tensor]:
+    """The parameters that ``head`` holds itself, in order, as :class:`Potentials` takes them."""
+    return [parameter for parameter in head._parameters.values() if parameter is not None]
+
+
 def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argument: str) -> Parts:
     """Parts with the names, shapes and dtype of ``potentials``; a bare tensor takes the only name.
 
@@ -181,11 +201,31 @@ def inner(a: Parts, b: Parts) -> Tensor:
     """Per-example inner products ``<a_i, b_i>``, summed over all names: ``[B]`` float64."""
     total: Tensor | None = None
     for name, tensor in a.items():
-        value = (tensor * b[name]).flatten(1).sum(1, dtype=torch.float64)
+        value = _row_products(tensor, b[name])
         total = value if total is None else total + value
     if total is None:
         raise ValueError("parts are empty")
     return total
+
+
+def _row_products(a: Tensor, b: Tensor) -> Tensor:
+    """``<a_i, b_i>``, ``[B]`` float64."""
+    if not (a.requires_grad or b.requires_grad) and a.dtype == b.dtype and len(a):
+        one = b[:1] if b.stride(0) == 0 else b  # one tensor seen B times
+        if fits_numba(a, one):
+            total = torch.empty(len(a), dtype=torch.float64)
+            _inner(a.flatten(1).numpy(), one.flatten(1).numpy(), total.numpy())
+            return total
+    return (a * b).flatten(1).sum(1, dtype=torch.float64)
+
+
+@compiled_sums
+def _inner(a: Any, b: Any, total: Any) -> None:
+    for i in range(a.shape[0]):
+        x, y, found = a[i], b[i if b.shape[0] > 1 else 0], 0.0
+        for k in range(a.shape[1]):
+            found += x[k] * y[k]
+        total[i] = found
 
 
 def scale(parts: Parts, factors: Tensor) -> Parts:
@@ -207,7 +247,7 @@ def per_example_adjoint(potentials: Potentials, parts: Parts, parameters: Sequen
     """
     if potentials.adjoint is not None:
         gradients = list(potentials.adjoint(parts))
-        if [tuple(g.shape[1:]) for g in gradients] != [tuple(p.shape) for p in parameters]:
+        if [g.shape[1:] for g in gradients] != [p.shape for p in parameters]:
             raise ValueError(
                 f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}; expected [B, *shape] for "
                 f"each parameter in the order of head.parameters(): {[list(p.shape) for p in parameters]}"

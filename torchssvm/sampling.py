@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from torchssvm.batch import first_occurrences
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
 
@@ -53,21 +52,22 @@ class Proportional:
         largest = float(gaps.max())
         weights = (gaps / largest) ** self.power if largest > 0.0 else torch.ones_like(gaps)
         ends = weights.cumsum(0)
-        return [self._batch(weights, ends, batch_size, generator) for _ in range(batches)]
-
-    def _batch(self, weights: Tensor, ends: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
-        points = torch.rand(2 * batch_size + 16, dtype=torch.float64, generator=generator) * ends[-1]
+        points = torch.rand(batches, 2 * batch_size + 16, dtype=torch.float64, generator=generator) * ends[-1]
         drawn = torch.searchsorted(ends, points, right=True).clamp_(max=len(ends) - 1)
-        distinct = drawn[first_occurrences(drawn)]
-        distinct = distinct[weights[distinct] > 0.0]
+        if not bool((weights[drawn] > 0.0).all()):  # rounding at the end of the last interval
+            drawn = torch.where(weights[drawn] > 0.0, drawn, weights.argmax())
+        return [self._batch(list(dict.fromkeys(row)), weights, batch_size, generator) for row in drawn.tolist()]
+
+    def _batch(self, distinct: list[int], weights: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
+        """The first ``batch_size`` of the numbers drawn, or what else it takes to have as many."""
         if len(distinct) >= batch_size:
-            return distinct[:batch_size]
+            return torch.tensor(distinct[:batch_size])
         # Few weights dominate: the others follow in the order of exponential variables with their weights as rates
         # (compared in logarithms); a weight of 0 comes after all others.
         noise = torch.empty_like(weights).exponential_(generator=generator)
         keys = torch.where(weights > 0.0, noise.log() - weights.log(), 1e6 + noise)
         keys[distinct] = torch.inf
-        return torch.cat([distinct, keys.topk(batch_size - len(distinct), largest=False).indices])
+        return torch.cat([torch.tensor(distinct), keys.topk(batch_size - len(distinct), largest=False).indices])
 
 
 @dataclass(frozen=True)

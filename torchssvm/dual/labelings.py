@@ -10,11 +10,11 @@ from torch import Tensor
 
 from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.dual.active_sets import ActiveSets
-from torchssvm.dual.mean_parts import MeanParts, check_padding
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Found, Storage, Stored, require
 from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
 from torchssvm.structures import Corner, Structure, as_decoding
-from torchssvm.structures.base import Labeling
+from torchssvm.structures.base import Labeling, check_padding
 
 
 class Labelings(Storage):
@@ -240,7 +240,7 @@ class Labelings(Storage):
         one = tree_map(lambda t: t[torch.arange(len(slots), device=slots.device), slots].unsqueeze(1), held)
         one = self.structure.resize(one, target)
         parts = self.structure.mean_difference(one, mass.unsqueeze(1), target, potentials)
-        self.rest.add(index, potentials, {name: -tensor for name, tensor in parts.items()})
+        self.rest.add(index, potentials, parts, -torch.ones_like(mass))
         self.rest_mass[index] += mass
         self.rest_loss[index] += mass * sets.loss[index, slots] / self.num_examples
         self.mixed[index] = True
@@ -263,6 +263,7 @@ class _StoredLabelings(Stored):
         self._rest_mass = storage.rest_mass[index]
         self._mixed = storage.mixed[index]
         self._gram: Tensor | None = None
+        self._learned = True  # whether the Gram matrix has rows for cached labelings that are not kept yet
         self._found: Found | None = None
         self._labelings: Labeling = None
         if self._columns:
@@ -337,6 +338,7 @@ class _StoredLabelings(Stored):
         return tree_replace(corner, [torch.cat(pair, 1) for pair in pairs])
 
     def curvature(self, found: Found, respond: Callable[[Parts], Parts]) -> Tensor:
+        assert found.column is not None
         structure, sets, columns = self._structure, self._storage.sets, self._columns
         everything = self._everything(found)
         size, device = len(self.index), self.index.device
@@ -345,6 +347,7 @@ class _StoredLabelings(Stored):
         if sets.gram is not None and columns:
             gram[:, 1:-1, 1:-1] = sets.gram[self.index, :columns, :columns]
             unknown[:, :-1] &= ~sets.known[self.index, :columns]
+            self._learned = bool(unknown[:, :-1].any())
         rows = torch.arange(size, device=device)
         while bool(unknown.any()):
             has, pick = unknown.any(1), unknown.to(torch.int8).argmax(1)
@@ -367,7 +370,8 @@ class _StoredLabelings(Stored):
         self._gram = gram
         return gram
 
-    def combine(self, change: Tensor, found: Found) -> tuple[Parts, None]:
+    def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, None]:
+        assert change is not None
         self._found = found
         parts = self._structure.mean_difference(self._everything(found), change[:, 1:], self.target, self.potentials)
         if self._rest is not None:
@@ -380,10 +384,17 @@ class _StoredLabelings(Stored):
         return parts, None
 
     def move(
-        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+        self,
+        coefficients: Tensor,
+        rows: Tensor,
+        change: Tensor | None,
+        parts: Parts,
+        gradients: list[Tensor] | None,
     ) -> None:
         storage, sets, found, columns = self._storage, self._storage.sets, self._found, self._columns
         assert found is not None
+        assert found.column is not None
+        assert change is not None
         index = self.index[rows]
         moved = coefficients[rows].unsqueeze(1) * change[rows]
         self._move_rest(rows, moved[:, 0])
@@ -396,7 +407,7 @@ class _StoredLabelings(Stored):
         if self._gram is not None:
             sets.keep_gram(storage.parameters[0].dtype)
             assert sets.gram is not None
-            if columns:
+            if columns and self._learned:
                 sets.gram[index, :columns, :columns] = self._gram[rows, 1:-1, 1:-1].to(sets.gram.dtype)
                 sets.known[index, :columns] = self._filled[rows]
         new = (~old).nonzero().flatten()

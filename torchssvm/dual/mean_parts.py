@@ -11,7 +11,7 @@ from torch import Tensor
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.storage import Found, Storage, Stored, require
 from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
-from torchssvm.structures.base import Labeling
+from torchssvm.structures.base import Labeling, check_padding
 
 
 class MeanParts(Storage):
@@ -40,30 +40,29 @@ class MeanParts(Storage):
             self.check_memory(
                 potentials, "storage=Weights() takes num_examples times the number of weights, which may be less"
             )
-            return _Fresh(self, index, potentials)
+            return _Fresh(self, index, potentials, target)
         if self.buffers.keys() != potentials.tensors.keys():
             raise ValueError(f"the dual holds blocks for {sorted(self.buffers)}, and the potentials are {potentials}")
-        psi, places = {}, {}
+        psi = {}
         for name, buffer in self.buffers.items():
-            view = _row_view(potentials, name)
+            shape = potentials[name].shape
+            longest, trailing = (shape[1], shape[2:]) if name in potentials.ragged else (1, shape[1:])
             held = buffer.values.shape[1:]
-            if held != view.shape[2:] and (potentials.lengths is None or len(held) != view.ndim - 2):
+            if held != trailing and (potentials.lengths is None or len(held) != len(trailing)):
                 raise ValueError(
                     f"the blocks of {name} hold {list(held)} numbers a row, and example {int(index[0])} came with "
-                    f"{list(view.shape[2:])}: examples of different sizes need lengths, in every batch"
+                    f"{list(trailing)}: examples of different sizes need lengths, in every batch"
                 )
             rows = _rows(potentials, name)
-            if rows is not None and bool((wrong := (buffer.rows[index] != rows) & (buffer.start[index] > 0)).any()):
-                example = int(index[wrong][0])
+            found, wrong = buffer.read(index, rows, longest, trailing)
+            if wrong >= 0 and rows is not None:
+                example = int(index[wrong])
                 raise ValueError(
-                    f"example {example} came with {int(rows[index == example][0])} rows of {name}, and its dual block "
+                    f"example {example} came with {int(rows[wrong])} rows of {name}, and its dual block "
                     f"has {int(buffer.rows[example])}: an index must always name the same example, at the same length"
                 )
-            found = buffer.start[index].unsqueeze(1) if rows is None else buffer.locate(index, view.shape[1])
-            psi[name] = buffer.read(found, view.shape[2:]).view(potentials[name].shape)
-            if buffer.complete:
-                places[name] = found
-        return StoredParts(self, index, potentials, psi, places)
+            psi[name] = found.view(shape)
+        return StoredParts(self, index, potentials, psi, target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Raise ValueError if an example is in two batches with different numbers of rows."""
@@ -87,14 +86,15 @@ class MeanParts(Storage):
         weight = 1.0 / (self.lam * self.num_examples)
         return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters)]
 
-    def add(self, index: Tensor, potentials: Potentials, parts: Parts, places: Parts | None = None) -> None:
-        """``psi_i += parts_i`` for distinct examples; the first call allocates."""
+    def add(self, index: Tensor, potentials: Potentials, parts: Parts, factors: Tensor | None = None) -> None:
+        """``psi_i += factors_i parts_i`` (None: 1) for distinct examples; the first call allocates."""
+        if factors is None:
+            factors = torch.ones(len(index), dtype=torch.float64, device=index.device)
         for name, values in parts.items():
             if name not in self.buffers:
                 self.buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
-            known = places.get(name) if places else None
-            view = values.view(_row_view(potentials, name).shape)
-            self.buffers[name].add(index, _rows(potentials, name), view, known)
+            values = values if name in potentials.ragged else values.unsqueeze(1)
+            self.buffers[name].add(index, _rows(potentials, name), values, factors)
 
     def rescale(self, factor: float) -> None:
         """``psi_i *= factor``."""
@@ -141,11 +141,11 @@ class StoredParts(Stored):
     """Blocks as ``psi``, in the shapes of the potentials."""
 
     def __init__(
-        self, storage: MeanParts, index: Tensor, potentials: Potentials, psi: Parts, places: Parts | None = None
+        self, storage: MeanParts, index: Tensor, potentials: Potentials, psi: Parts, target: Labeling = None
     ) -> None:
         self.psi = psi
-        self._places = places
         self._storage = storage
+        self._target = target
         self.index = index
         self.potentials = potentials.detach()
 
@@ -155,43 +155,41 @@ class StoredParts(Stored):
         """``<psi_i, theta_i> / n``."""
         return inner(self.psi, potentials.detach().tensors) / self.num_examples
 
-    def combine(self, change: Tensor, found: Found) -> tuple[Parts, None]:
-        """Corner and block, weighted."""
-        assert found.parts is not None
-        parts, psi = found.parts, self.psi
+    def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, None]:
+        """Corner and block, weighted; all of the mass to a corner that is not made yet takes ``psi`` over."""
+        structure, psi = self._storage.structure, self.psi
+        if found.parts is None and change is None:
+            return structure.add_difference(psi, found.labeling, self._target, self.potentials), None
+        parts = found.parts
+        if parts is None:
+            parts = structure.difference(found.labeling, self._target, self.potentials)
         check_padding(parts, self.potentials)
-        if not bool((change[:, 1] == 1.0).all()):
+        if change is not None:
             parts, psi = scale(parts, change[:, 1]), scale(psi, -change[:, 0])
         return {name: tensor + psi[name] for name, tensor in parts.items()}, None
 
     def move(
-        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+        self,
+        coefficients: Tensor,
+        rows: Tensor,
+        change: Tensor | None,
+        parts: Parts,
+        gradients: list[Tensor] | None,
     ) -> None:
         """``psi_i -= coefficients_i Delta_i``."""
-        moved = scale(parts, -coefficients)
-        if len(rows) == len(self.index):
-            self._storage.add(self.index, self.potentials, moved, self._places)
-        else:
-            moved = {name: tensor[rows] for name, tensor in moved.items()}
-            self._storage.add(self.index[rows], self.potentials.select(rows), moved)
+        index, potentials = self.index, self.potentials
+        if len(rows) < len(index):
+            index, potentials, coefficients = index[rows], potentials.select(rows), coefficients[rows]
+            parts = {name: tensor[rows] for name, tensor in parts.items()}
+        self._storage.add(index, potentials, parts, -coefficients)
 
 
 class _Fresh(StoredParts):
     """Blocks of a dual that has not moved: all zero, and not allocated."""
 
-    def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials) -> None:
+    def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials, target: Labeling) -> None:
         psi = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
-        super().__init__(storage, index, potentials, psi)
-
-
-def check_padding(parts: Parts, potentials: Potentials) -> None:
-    """Raise ValueError if parts are not zero beyond an example's rows: nothing is stored there."""
-    for name, tensor in parts.items():
-        rows = _rows(potentials, name)
-        if rows is not None and tensor.shape[1]:
-            padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
-            if bool(tensor[padding].any()):
-                raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
+        super().__init__(storage, index, potentials, psi, target)
 
 
 def _row_view(potentials: Potentials, name: str) -> Tensor:
@@ -204,4 +202,5 @@ def _rows(potentials: Potentials, name: str) -> Tensor | None:
     """How many rows of the tensor belong to each example, ``[B]``; None for one each."""
     if name not in potentials.ragged or potentials.lengths is None:
         return None
-    return (potentials.lengths + potentials.ragged[name]).clamp(min=0)
+    offset = potentials.ragged[name]
+    return (potentials.lengths + offset).clamp(min=0) if offset else potentials.lengths

@@ -10,7 +10,7 @@ from torchssvm.dual.storage import Stored
 from torchssvm.potentials import Parts, Potentials
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Proposal:
     """The directions of a batch of blocks, as they stood when the backward pass ran.
 
@@ -24,16 +24,17 @@ class Proposal:
         gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
         scale: The upstream gradient that reached the loss.
         slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``: their weighted sum must equal ``<w, gradient>``.
-        slope_terms: ``[B]`` float64, the sum of the magnitudes of the two terms of each slope.
+        slope_terms: ``[B]`` float64 each, the terms that each slope was summed from: their rounding is in it.
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
         block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
-        decoded: ``[B]`` bool, where the max oracle was called.
-        change: The change of the atoms' masses, ``[B, A + 1]``.
+        decoded: ``[B]`` bool, where the max oracle was called; None where it was for all.
+        change: The change of the atoms' masses, ``[B, A + 1]``; None where all of it goes to the corner.
         parts: The direction as ``Stored.combine`` gave it.
         gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
-        reference: ``sum_i gamma_i d_i`` for each parameter, kept only where nothing else could tell a changed gradient.
+        reference: ``sum_i gamma_i d_i`` for each parameter, where it is known from ``gradients``, or where nothing else
+            could tell a changed gradient; else None.
         potentials: theta_i, detached.
-        squared_norm: ``|sum_i gamma_i d_i|^2``, where the box QP has told it; else None.
+        squared_norm: ``|sum_i gamma_i d_i|^2``, where ``gradients`` have told it; else None.
         stored: The blocks that the direction starts from.
         sweeps: Sweeps of the box QP; 0 where all blocks take one common step.
     """
@@ -44,11 +45,11 @@ class Proposal:
     gammas: Tensor
     scale: float
     slopes: Tensor
-    slope_terms: Tensor
+    slope_terms: tuple[Tensor, ...]
     loss_changes: Tensor
     block_gaps: Tensor
-    decoded: Tensor
-    change: Tensor
+    decoded: Tensor | None
+    change: Tensor | None
     parts: Parts
     gradients: list[Tensor] | None
     reference: list[Tensor] | None

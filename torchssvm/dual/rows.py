@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual.storage import require
+from torchssvm.fast_sums import fits_numba
+from torchssvm.oracles.compiled import compiled
+
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 class RowBuffer:
@@ -28,11 +33,12 @@ class RowBuffer:
         self.values = torch.zeros(1, dtype=dtype, device=device)
         self.used = 1
         self.examples = 0
+        self._arrays: tuple[Any, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Whether all examples have their rows."""
-        return self.examples == len(self.start)
+        return self.examples == self.start.shape[0]
 
     def locate(self, index: Tensor, longest: int) -> Tensor:
         """Where the rows of the examples ``index`` lie: ``[B, longest]``, 0 for padding and for what is not stored."""
@@ -40,27 +46,61 @@ class RowBuffer:
         places = self.start[index].unsqueeze(1) + position
         return places.masked_fill_(position >= self.rows[index].unsqueeze(1), 0)
 
-    def read(self, places: Tensor, trailing: Sequence[int]) -> Tensor:
-        """The rows at ``places`` as ``[B, longest, *trailing]``."""
-        shape = (*places.shape, *trailing)
-        if self.used == 1:
-            return self.values.new_zeros(shape)
-        found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
-        return found if found.shape == shape else _resize(found, shape)
+    def read(self, index: Tensor, rows: Tensor | None, longest: int, trailing: Sequence[int]) -> tuple[Tensor, int]:
+        """The rows of the examples ``index`` as ``[B, longest, *trailing]``, zero where nothing is stored.
 
-    def add(self, index: Tensor, rows: Tensor | None, values: Tensor, places: Tensor | None = None) -> None:
-        """Add ``values`` ``[B, longest, *trailing]`` to the ``rows`` (None: 1 each) first rows of distinct examples.
+        Args:
+            index: ``[B]`` int64.
+            rows: ``[B]`` int64, how many each should have; None for one.
+            longest: Rows to read.
+            trailing: Sizes of the other axes.
 
-        ``places`` may be what ``locate`` said at a time when the buffer was complete: it is still right.
+        Returns:
+            The rows, and the first place in ``index`` of an example that is stored with another number of rows, or -1.
         """
-        if places is None:
+        shape = (len(index), longest, *trailing)
+        if self.used == 1:
+            return self.values.new_zeros(shape), -1
+        if shape[2:] == self.values.shape[1:] and fits_numba(self.values, index):
+            found = self.values.new_empty(shape)
+            flat = found.numpy().reshape(*shape[:2], math.prod(shape[2:]))
+            return found, _read(*self._as_arrays(), index.numpy(), (_NONE if rows is None else rows).numpy(), flat)
+        wrong = -1
+        if rows is not None:
+            differs = (self.rows[index] != rows) & (self.start[index] > 0)
+            if bool(differs.any()):
+                wrong = int(differs.nonzero()[0])
+        places = self.locate(index, longest)
+        found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
+        return found if found.shape == shape else _resize(found, shape), wrong
+
+    def add(self, index: Tensor, rows: Tensor | None, values: Tensor, factors: Tensor) -> None:
+        """Add ``factors_i values_i``, with values ``[B, longest, *trailing]``, to the rows of distinct examples.
+
+        ``rows`` (None: 1 each) says how many rows each of them has.
+        """
+        if not self.complete:
             self._place(index, rows)
-            places = self.locate(index, values.shape[1])
         self._reserve(values.shape[2:])
+        factors = factors.to(values.dtype)
+        if values.shape[2:] == self.values.shape[1:] and fits_numba(self.values, index, values, factors):
+            flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))
+            _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
+            return
+        values = values * factors.view(-1, *[1] * (values.ndim - 1))
+        places = self.locate(index, values.shape[1])
         values = values.flatten(0, 1)
         if values.shape[1:] != self.values.shape[1:]:
             values = _resize(values, (len(values), *self.values.shape[1:]))
         self.values.index_add_(0, places.flatten(), values)  # padding adds zeros to row 0
+
+    def _as_arrays(self) -> tuple[Any, ...]:
+        """Values ``[rows, numbers]``, start and rows for compiled kernels, on the CPU."""
+        tensors = (self.values, self.start, self.rows)
+        if not self._arrays or any(a is not b for a, b in zip(self._arrays[0], tensors, strict=True)):
+            values = self.values.numpy().reshape(self.values.shape[0], math.prod(self.values.shape[1:]))
+            self._arrays = (tensors, (values, self.start.numpy(), self.rows.numpy()))
+        return self._arrays[1]
 
     def write(self, index: Tensor, values: Tensor) -> None:
         """Replace the rows of examples that have some by ``values`` ``[B, longest, *trailing]``; padding is zero."""
@@ -91,7 +131,7 @@ class RowBuffer:
         """Make room for all rows in use, each at least ``trailing`` large."""
         held = tuple(self.values.shape[1:])
         wide = tuple(max(a, b) for a, b in zip(held, trailing, strict=True)) if held else tuple(trailing)
-        if self.used > len(self.values) or wide != held:
+        if self.used > self.values.shape[0] or wide != held:
             # Judge the final size by the examples seen; zeros cost no memory until they are written.
             expected = 2 + int((self.used - 1) / self.examples * len(self.start) * 1.02)
             capacity = max(self.used, expected, len(self.values))
@@ -99,6 +139,10 @@ class RowBuffer:
             if self.values.ndim > 1:
                 grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
             self.values = grown
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: their arrays are views of tensors of their own."""
+        return {**vars(self), "_arrays": ()}
 
     def nbytes(self) -> int:
         """Bytes of the rows and of their places."""
@@ -156,3 +200,26 @@ def _resize(values: Tensor, shape: Sequence[int]) -> Tensor:
     common = tuple(slice(min(a, b)) for a, b in zip(values.shape, shape, strict=True))
     result[common] = values[common]
     return result
+
+
+@compiled
+def _read(values: Any, start: Any, held: Any, index: Any, expected: Any, found: Any) -> int:
+    wrong = -1
+    for b in range(index.shape[0]):
+        first, count = start[index[b]], held[index[b]]
+        if first > 0 and expected.shape[0] and expected[b] != count and wrong < 0:
+            wrong = b
+        count = min(count, found.shape[1]) if first > 0 else 0
+        found[b, :count] = values[first : first + count]
+        found[b, count:] = 0
+    return wrong
+
+
+@compiled
+def _add(values: Any, start: Any, held: Any, index: Any, change: Any, factors: Any) -> None:
+    for b in range(index.shape[0]):
+        first = start[index[b]]
+        for t in range(min(held[index[b]], change.shape[1])):
+            row, added = values[first + t], change[b, t]
+            for k in range(row.shape[0]):
+                row[k] += factors[b] * added[k]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.batch import first_occurrences
 from torchssvm.dual import checkpoint
 from torchssvm.dual.bounds import Box
 from torchssvm.dual.mean_parts import MeanParts
@@ -214,7 +215,11 @@ class DualState(PendingSteps):
         self.remember_weights()
 
     def check_batch(self, index: Tensor, potentials: Potentials) -> Tensor:
-        """The index on the right device, or an error.
+        """The index on the right device, or an error, as :meth:`check_rows`."""
+        return self.check_rows(index, potentials)[0]
+
+    def check_rows(self, index: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
+        """The index on the right device, and the rows that hold an example for the first time, ``[R]`` int64.
 
         Raises:
             ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
@@ -226,9 +231,10 @@ class DualState(PendingSteps):
             raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
         if not size:
             raise ValueError("the batch is empty: index holds no example")
-        if bool(((index < 0) | (index >= self.num_examples)).any()):
+        numbers = index.tolist()
+        if min(numbers) < 0 or max(numbers) >= self.num_examples:
             raise ValueError(
-                f"index holds {int(index.min())} to {int(index.max())}; the dual has num_examples={self.num_examples}"
+                f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={self.num_examples}"
             )
         if potentials.dtype != weights.dtype:
             raise TypeError(
@@ -236,7 +242,8 @@ class DualState(PendingSteps):
                 "dtype of its weights, with autocast off"
             )
         self.to(weights.device)
-        return index.to(weights.device)
+        index = index.to(weights.device)
+        return index, first_occurrences(index, numbers)
 
     def to(self, device: torch.device) -> None:
         """Move what is stored."""
@@ -285,6 +292,16 @@ class DualState(PendingSteps):
         self.recomputed = None
         self.remember_weights()
 
+    @torch.no_grad()
+    def move_weights(self, directions: Sequence[Tensor], rate: float) -> None:
+        """``v += rate d``, from the v that an exact pass has recomputed if there is one, and the weights with it."""
+        if self.recomputed is None and not self.box:
+            torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
+            self.remember_weights()
+            return
+        start = self.unclipped if self.recomputed is None else self.recomputed
+        self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(start, directions, strict=True))
+
     def norm_changed(self, norm: float) -> bool:
         """Whether weights of this norm are not those that the last step left, beyond rounding."""
         return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
@@ -324,7 +341,8 @@ class DualState(PendingSteps):
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """All numbers of ``tensors`` in one float64 vector."""
-    return torch.cat([tensor.detach().flatten() for tensor in tensors]).to(torch.float64)
+    with torch.no_grad():
+        return torch.cat([tensor.reshape(-1) for tensor in tensors]).to(torch.float64)
 
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:

@@ -27,19 +27,20 @@ class Found(NamedTuple):
 
     Attributes:
         labeling: The outputs, one for each example.
-        parts: ``p(s_i) - p(y_i)``; None where some came from the cache.
+        parts: ``p(s_i) - p(y_i)`` if they are known already, else None.
         score: ``[B]`` float64, ``<p(s_i) - p(y_i), theta_i>``.
         loss: ``[B]`` float64, L_i(s_i).
-        decoded: ``[B]`` bool, whether the max oracle was asked.
-        column: ``[B]`` int64, the column of :meth:`Stored.atoms` that holds the labeling already, 0 where none does.
+        decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
+        column: ``[B]`` int64, the column of :meth:`Stored.atoms` that holds the labeling already, 0 where none does;
+            None where nobody asked.
     """
 
     labeling: Labeling
     parts: Parts | None
     score: Tensor
     loss: Tensor
-    decoded: Tensor
-    column: Tensor
+    decoded: Tensor | None
+    column: Tensor | None
 
 
 class Stored(ABC):
@@ -81,11 +82,12 @@ class Stored(ABC):
         raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
 
     @abstractmethod
-    def combine(self, change: Tensor, found: Found) -> tuple[Parts, list[Tensor] | None]:
-        """The direction in parts space for a change of the masses.
+    def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, list[Tensor] | None]:
+        """The direction in parts space for a change of the masses. Called once, after :meth:`inner` and :meth:`atoms`.
 
         Args:
-            change: ``[B, A + 1]`` float64; the last column is the corner's.
+            change: ``[B, A + 1]`` float64; the last column is the corner's. None, where the storage keeps no labelings,
+                moves all mass to the corner.
             found: The corner.
 
         Returns:
@@ -95,14 +97,19 @@ class Stored(ABC):
 
     @abstractmethod
     def move(
-        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+        self,
+        coefficients: Tensor,
+        rows: Tensor,
+        change: Tensor | None,
+        parts: Parts,
+        gradients: list[Tensor] | None,
     ) -> None:
         """Move the batch's ``rows`` by ``coefficients_i`` times their direction; the only method that changes blocks.
 
         Args:
             coefficients: ``[B]`` float64.
             rows: ``[R]`` int64, rows of the batch, of distinct examples.
-            change: ``[B, A + 1]``, the change of the masses.
+            change: As ``combine`` was given it.
             parts: The first value of ``combine``.
             gradients: ``Phi_i^T Delta_i`` in full, for each parameter ``[B, *parameter.shape]``; only given where
                 ``needs_gradients``.

@@ -37,7 +37,7 @@ class Weights(Storage):
             blocks = [p.new_zeros(len(index), *p.shape).detach() for p in self.parameters]
         else:
             blocks = [block[index] for block in self._blocks]
-        return _StoredWeights(self, index, blocks)
+        return _StoredWeights(self, index, blocks, potentials.detach(), target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Weight vectors always fit each other."""
@@ -107,8 +107,11 @@ class Weights(Storage):
 
 
 class _StoredWeights(Stored):
-    def __init__(self, storage: Weights, index: Tensor, blocks: list[Tensor]) -> None:
+    def __init__(
+        self, storage: Weights, index: Tensor, blocks: list[Tensor], potentials: Potentials, target: Labeling
+    ) -> None:
         self.blocks = blocks
+        self._potentials, self._target = potentials, target
         self._storage = storage
         self._index = index
         self.num_examples = storage.num_examples
@@ -120,16 +123,22 @@ class _StoredWeights(Stored):
             total += (block * parameter.detach()).flatten(1).sum(1, dtype=torch.float64)
         return self._storage.lam * total
 
-    def combine(self, change: Tensor, found: Found) -> tuple[Parts, list[Tensor]]:
-        assert found.parts is not None
+    def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, list[Tensor]]:
         storage, parts = self._storage, found.parts
-        if not bool((change[:, 1] == 1.0).all()):
-            parts = scale(parts, change[:, 1])
-        factor = -change[:, 0] * storage.num_examples * storage.lam
+        if parts is None:
+            parts = storage.structure.difference(found.labeling, self._target, self._potentials)
+        factor = torch.full_like(found.score, storage.num_examples * storage.lam)
+        if change is not None:
+            parts, factor = scale(parts, change[:, 1]), factor * -change[:, 0]
         return parts, [block * factor.to(block.dtype).view(-1, *[1] * (block.ndim - 1)) for block in self.blocks]
 
     def move(
-        self, coefficients: Tensor, rows: Tensor, change: Tensor, parts: Parts, gradients: list[Tensor] | None
+        self,
+        coefficients: Tensor,
+        rows: Tensor,
+        change: Tensor | None,
+        parts: Parts,
+        gradients: list[Tensor] | None,
     ) -> None:
         # psi_i -= c Delta_i means w_i -= (c/(lam n)) Phi_i^T Delta_i
         assert gradients is not None

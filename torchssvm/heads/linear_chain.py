@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from torchssvm.potentials import Parts, Potentials, full_precision
+from torchssvm.fast_sums import fits_numba
+from torchssvm.heads import linear_chain_cpu
+from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.structures import Chain
-from torchssvm.structures.chain import check_lengths
+from torchssvm.structures.chain import check_range
 
 
 class LinearChain(nn.Module):
@@ -70,33 +75,29 @@ class LinearChain(nn.Module):
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         if lengths is None:
-            lengths = torch.full((batch,), longest, device=x.device)
+            lengths, extremes = torch.full((batch,), longest, device=x.device), (longest, longest)
         else:
-            check_lengths(lengths, batch, longest, x.device)
+            extremes = check_range(lengths, batch, longest)
         last = lengths - 1
         with full_precision(x.device):
             x = x.to(self.emission.dtype)
-            emission = x @ self.emission
-            everywhere: Tensor | None = self.bias
-            if self.first is not None and self.last is not None:
-                at_first, at_last = _boundary(longest, last, emission.dtype)
-                everywhere = (
-                    at_first * self.first if self.bias is None else torch.addcmul(self.bias, at_first, self.first)
-                )
-                emission = torch.addcmul(emission, at_last, self.last)
-            if everywhere is not None:
-                emission = emission + everywhere
+            extra = [self.bias, self.first, self.last]
+            if all(weights is None for weights in extra):
+                emission = x @ self.emission
+            else:
+                emission = _Emission.apply(x, last, self.emission, *extra)
             transition = self.transition if self.positions is None else self.transition[: longest - 1]
             transition = transition.expand(batch, *transition.shape)
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = parts["emission"]
-            gradients = [x.detach().transpose(1, 2) @ v, self._pad(parts["transition"])]
-            if self.bias is not None:
-                gradients.append(v.sum(1))
-            if self.first is not None:
-                gradients += [v[:, 0], v[torch.arange(batch, device=v.device), last]]
-            return gradients
+            sums = _sums(v, last)
+            own = zip((self.bias, self.first, self.last), sums, strict=True)
+            return [
+                x.detach().transpose(1, 2) @ v,
+                self._pad(parts["transition"]),
+                *(found for weights, found in own if weights is not None),
+            ]
 
         def response(parts: Parts) -> Parts:
             v, features = parts["emission"], x.detach()
@@ -116,6 +117,8 @@ class LinearChain(nn.Module):
             ragged=ragged,
             adjoint=adjoint,
             response=response,
+            weights=None if x.requires_grad else own_weights(self),
+            extremes=extremes,
         )
 
     def _pad(self, pairs: Tensor) -> Tensor:
@@ -127,7 +130,45 @@ class LinearChain(nn.Module):
         return padded
 
 
-def _boundary(longest: int, last: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Indicators of the first and of the last position, ``[1, N, 1]`` and ``[B, N, 1]``."""
-    position = torch.arange(longest, device=last.device)
-    return (position == 0).to(dtype).view(1, -1, 1), (position == last.unsqueeze(1)).to(dtype).unsqueeze(2)
+class _Emission(torch.autograd.Function):
+    """``x W + bias + [t first] first + [t last] last`` in one node of the graph; each of the last three may be None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, last: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, last, weight if ctx.needs_input_grad[0] else None)  # steps write to the weight
+        emission = x @ weight
+        extra = [weight.new_zeros(weight.shape[1]) if t is None else t.detach() for t in (bias, first, end)]
+        if fits_numba(emission, last, *extra):
+            linear_chain_cpu.add_everywhere(*(t.numpy() for t in (emission, last, *extra)))
+            return emission
+        emission[torch.arange(len(last), device=last.device), last] += extra[2]
+        emission[:, 1:] += extra[0]
+        emission[:, 0] += extra[0] + extra[1]
+        return emission
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        # In plain differentiable operations: `response` of heads without their own differentiates this once more.
+        (v,) = upstream
+        x, last, weight = ctx.saved_tensors
+        x_needs, _, _, *needs = ctx.needs_input_grad
+        at_last = v.gather(1, last.view(-1, 1, 1).expand(-1, 1, v.shape[2])).squeeze(1)
+        sums = (v.sum((0, 1)), v[:, 0].sum(0), at_last.sum(0))
+        return (
+            v @ weight.t() if x_needs else None,
+            None,
+            x.flatten(0, 1).t() @ v.flatten(0, 1),
+            *(found if needed else None for found, needed in zip(sums, needs, strict=True)),
+        )
+
+
+def _sums(v: Tensor, last: Tensor) -> Sequence[Tensor]:
+    """Every example's sum over all its tokens, the first and the last one, ``[B, K]`` each."""
+    if fits_numba(v, last) and not v.requires_grad:
+        sums = v.new_empty(3, v.shape[0], v.shape[2])
+        linear_chain_cpu.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
+        return sums.unbind(0)
+    at_last = last.view(-1, 1, 1).expand(-1, 1, v.shape[2])
+    return v.sum(1), v[:, 0], v.gather(1, at_last).squeeze(1)

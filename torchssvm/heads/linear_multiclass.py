@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchssvm.potentials import Parts, Potentials, full_precision
+from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.structures import Multiclass
 
 
@@ -51,4 +51,5 @@ class LinearMulticlass(nn.Module):
             squared = x.detach().square().sum(1, keepdim=True)
             return {name: v * (squared if self.bias is None else squared + 1.0) for name, v in parts.items()}
 
-        return Potentials(scores, adjoint=adjoint, response=response)
+        weights = None if x.requires_grad else own_weights(self)
+        return Potentials(scores, adjoint=adjoint, response=response, weights=weights)

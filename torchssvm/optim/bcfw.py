@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.bounds import Box
 from torchssvm.dual.state import flat
-from torchssvm.optim.box_qp import gram, solve_box_qp
+from torchssvm.optim.box_qp import solve_batch
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch
-from torchssvm.potentials import combine, full_precision
+from torchssvm.potentials import full_precision
 
 
 class BCFW(Optimizer):
@@ -87,7 +87,11 @@ class BCFW(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the steps that they belong to."""
-        super().zero_grad(set_to_none)
+        if set_to_none:
+            for parameter in self.dual.parameters:
+                parameter.grad = None
+        else:
+            super().zero_grad(set_to_none)
         self.dual.discard()
 
     @torch.no_grad()
@@ -126,11 +130,11 @@ class BCFW(Optimizer):
             )
         try:
             self._check_bounds()
-            self._check_gradient(proposals)
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
+            squared: float | None = self._check_gradient(proposals, gradients)
             if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
                 coefficients, gradients, moving = _merge(proposals, dual)
-                largest = 1.0
+                largest, squared = 1.0, None
             else:
                 moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
@@ -144,44 +148,56 @@ class BCFW(Optimizer):
                 # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
                 moved = flat(dual.box.clip(dual.recomputed)) - flat(dual.parameters)
                 value += float(moved @ flat(gradients))
-            gamma = self._move_weights(value, gradients, largest)
+            gamma = self._move_weights(value, gradients, largest, squared)
             for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
-                index, decoded = proposal.index[rows], proposal.decoded[rows]
-                move, gaps = gamma * coefficient, proposal.block_gaps[rows].clamp(min=0.0)
-                proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
-                dual.loss.index_add_(0, index, (move * proposal.loss_changes)[rows])
-                dual.gap_estimates[index] = gaps
-                dual.oracle_gaps[index] = torch.where(decoded, gaps, dual.oracle_gaps[index])
-                calls = int(proposal.decoded.sum())
-                dual.oracle_calls += calls
-                dual.cache_hits += len(proposal.index) - calls
-                dual.moved += len(rows)
+                self._move_blocks(proposal, gamma * coefficient, rows)
             dual.steps += 1
         finally:
             dual.notify()
 
-    def _move_weights(self, value: float, gradients: list[Tensor], largest: float) -> float:
+    def _move_weights(
+        self, value: float, gradients: list[Tensor], largest: float, squared: float | None = None
+    ) -> float:
         """``v -= (gamma/lam) d`` and ``w = clip(v)``, from the v that the last exact pass recomputed if there is one.
 
         Args:
             value: Derivative of the dual where the step starts.
             gradients: d, for each parameter.
             largest: Largest feasible gamma.
+            squared: ``|d|^2``, if it is known.
 
         Returns:
             The gamma that the line search found.
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
-        line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples)
+        line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
         gamma = self.line_search(line)
         if not 0.0 <= gamma <= largest:
             raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
         rate = gamma / dual.lam
-        dual.set_weights(torch.add(v, d, alpha=-rate) for v, d in zip(start, gradients, strict=True))
+        dual.move_weights(gradients, -rate)
         for group in self.param_groups:
             group["lr"] = rate
         return gamma
+
+    def _move_blocks(self, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
+        """Move the blocks of a batch's ``rows`` by ``move`` ``[B]``, and note what was seen of them."""
+        dual, index, decoded, gaps = self.dual, proposal.index, proposal.decoded, proposal.block_gaps.clamp(min=0.0)
+        size = index.shape[0]
+        proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
+        calls = size if decoded is None else int(decoded.sum())
+        changes = move * proposal.loss_changes
+        if rows.shape[0] < size:
+            index, gaps, changes = index[rows], gaps[rows], changes[rows]
+            decoded = None if decoded is None else decoded[rows]
+        dual.loss.index_add_(0, index, changes)
+        dual.gap_estimates.index_copy_(0, index, gaps)
+        seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
+        dual.oracle_gaps.index_copy_(0, index, seen)
+        dual.oracle_calls += calls
+        dual.cache_hits += size - calls
+        dual.moved += rows.shape[0]
 
     def _check_bounds(self) -> None:
         """Groups are dictionaries that anybody can write to, and the dual keeps to the bounds that it began with."""
@@ -192,11 +208,14 @@ class BCFW(Optimizer):
                     "them: make a new DualState and BCFW"
                 )
 
-    def _check_gradient(self, proposals: list[Proposal]) -> None:
+    def _check_gradient(self, proposals: list[Proposal], gradients: list[Tensor]) -> float:
         """Whether the gradients are those of the proposals; Euler's identity is the main witness.
 
         For a linear head ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. Where per-example gradients are known, and at
         w = 0, where Euler's identity says nothing, the gradient itself is compared.
+
+        Returns:
+            The squared length of the gradient.
         """
         dual = self.dual
         for proposal in proposals:
@@ -207,12 +226,12 @@ class BCFW(Optimizer):
                 )
             if not (math.isfinite(proposal.scale) and proposal.scale > 0.0):
                 raise RuntimeError(f"the loss was multiplied by {proposal.scale}: only positive factors make sense")
-        actual = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
-        for parameter, gradient in zip(dual.parameters, actual, strict=True):
+        for parameter, gradient in zip(dual.parameters, gradients, strict=True):
             if gradient.dtype != parameter.dtype or gradient.is_sparse:
                 raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_ADVICE}")
-        gradient, weights = flat(actual), flat(dual.parameters)
-        found, length, size = float(weights @ gradient), float(gradient.norm()), float(weights.norm())
+        both = flat([*dual.parameters, *gradients]).view(2, -1)
+        (squared_size, found), (_, squared_length) = (both @ both.t()).tolist()
+        size, length = math.sqrt(squared_size), math.sqrt(squared_length)
         if dual.recomputed is None and dual.norm_changed(size):
             raise RuntimeError(
                 f"the head's weights have changed since BCFW set them (their norm was {dual.held_norm:.6g} and is "
@@ -236,11 +255,12 @@ class BCFW(Optimizer):
             # The length tells almost every change, and is known already: only if it is not to the last digits what it
             # should be, the gradient itself is compared.
             told = proposals[0].scale ** 2 * proposals[0].squared_norm
-            if abs(length**2 - told) <= 30 * eps * told:
-                return
-        known = [_known_gradient(proposal, dual.num_examples) for proposal in proposals]
+            if abs(squared_length - told) <= 30 * eps * told:
+                return squared_length
+        gradient = both[1]
+        known = [_known_gradient(proposal) for proposal in proposals]
         if any(part is None for part in known):
-            return
+            return squared_length
         reference = sum(part for part in known if part is not None)
         assert isinstance(reference, Tensor)
         difference, scale = float((gradient - reference).norm()), float(reference.norm())
@@ -253,6 +273,7 @@ class BCFW(Optimizer):
                 f"the gradient differs from the one that the backward pass gave by {difference:.3g} (its length is "
                 f"{scale:.3g}): {_ADVICE}"
             )
+        return squared_length
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the optimizer is made: its parameters are those of the dual.
@@ -320,18 +341,18 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
-def _known_gradient(proposal: Proposal, num_examples: int) -> Tensor | None:
+def _known_gradient(proposal: Proposal) -> Tensor | None:
     """The gradient that the backward pass gave, as one vector, where it can be told without it."""
-    if proposal.gradients is not None:
-        return flat(combine(proposal.gradients, proposal.gammas * (proposal.scale / num_examples)))
     return None if proposal.reference is None else proposal.scale * flat(proposal.reference)
 
 
 def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
     """How large the numbers are that the slopes were summed from: their rounding is relative to it."""
-    total = proposal.scale * float(proposal.gammas @ proposal.slope_terms)
+    total = proposal.scale * sum(float(proposal.gammas @ terms.abs()) for terms in proposal.slope_terms)
     for name, tensor in proposal.potentials.tensors.items():
-        sizes = tensor.flatten(1).norm(dim=1) * proposal.parts[name].flatten(1).norm(dim=1)
+        # Where labelings cancel, what is left of their masses and scores is rounding.
+        moved = 2.0 if proposal.change is None else proposal.change.abs().sum(1)
+        sizes = tensor.flatten(1).norm(dim=1) * (proposal.parts[name].flatten(1).norm(dim=1) + moved)
         total += proposal.scale * float(proposal.gammas @ sizes.to(torch.float64)) / num_examples
     return total
 
@@ -362,13 +383,13 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
         for several in zip(*(p.gradients or [] for p in proposals), strict=True)
     ]
     values = torch.cat([p.values[rows] for p, rows in zip(proposals, keep, strict=True)])
-    matrix = gram(stacked, torch.arange(len(values), device=values.device)) / (dual.lam * dual.num_examples**2)
-    gammas = solve_box_qp(matrix, values, max(p.sweeps for p in proposals))
+    weight, most = 1.0 / (dual.lam * dual.num_examples**2), max(p.sweeps for p in proposals)
+    gammas, combined, _ = solve_batch(stacked, values, weight, most, factor=1.0 / dual.num_examples)
     coefficients = [
         torch.zeros_like(proposal.gammas).index_put_((rows,), part)
         for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)
     ]
-    return coefficients, combine(stacked, gammas / dual.num_examples), keep
+    return coefficients, combined, keep
 
 
 def _largest_step(proposals: list[Proposal]) -> float:

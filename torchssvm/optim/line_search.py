@@ -30,6 +30,7 @@ class Line:
         box: The bounds of the weights.
         moved: Blocks that all steps before this one have moved.
         num_examples: n.
+        known_squared_norm: ``|d|^2``, if it is known already.
     """
 
     value: float
@@ -40,11 +41,12 @@ class Line:
     box: Box
     moved: int
     num_examples: int
+    known_squared_norm: float | None = None
 
     @cached_property
     def squared_norm(self) -> float:
         """``|d|^2``."""
-        return squared_norm(self.gradients)
+        return squared_norm(self.gradients) if self.known_squared_norm is None else self.known_squared_norm
 
 
 class LineSearch(Protocol):

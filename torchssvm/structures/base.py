@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -119,6 +121,30 @@ class Structure(ABC):
         parts = conform(self.parts(labeling), potentials, "parts(labeling)")
         return subtract(parts, conform(self.parts(target), potentials, "parts(target)"))
 
+    def examine(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Examined:
+        """Score, relative to the target's, and loss of one labeling of every example.
+
+        The default makes the parts of the labeling. A structure that can do without them is faster; it must give NaN
+        or an infinite score where the potentials of an example are not finite.
+
+        Args:
+            labeling: As ``argmax`` returns it.
+            target: From ``check_target``.
+            potentials: The batch.
+        """
+        parts = self.difference(labeling, target, potentials)
+        return Examined(inner(parts, potentials.tensors), self.loss(labeling, target), parts)
+
+    def add_difference(self, parts: Parts, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+        """``parts + difference(labeling, target)``, padding checked; it may write into ``parts``.
+
+        Raises:
+            ValueError: The difference is not zero beyond an example's length.
+        """
+        difference = self.difference(labeling, target, potentials)
+        check_padding(difference, potentials)
+        return {name: tensor + difference[name] for name, tensor in parts.items()}
+
     def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
         """Scores of several labelings of every example, less the target's: ``<p(y) - p(y_i), theta_i>``.
 
@@ -216,6 +242,18 @@ class Structure(ABC):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
+def check_padding(parts: Parts, potentials: Potentials) -> None:
+    """Raise ValueError if parts are not zero beyond an example's rows: nothing is stored there."""
+    if potentials.lengths is None:
+        return
+    for name, tensor in parts.items():
+        if name in potentials.ragged and tensor.shape[1]:
+            rows = (potentials.lengths + potentials.ragged[name]).clamp(min=0)
+            padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
+            if bool(tensor[padding].any()):
+                raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
+
+
 def fit(tensor: Tensor, trailing: Sequence[int], padding: int) -> Tensor:
     """``tensor`` with its last axes cropped, or filled up with ``padding``, to the sizes ``trailing``."""
     first = tensor.ndim - len(trailing)
@@ -246,26 +284,47 @@ def as_decoding(found: Decoding | Labeling) -> Decoding:
     return found if isinstance(found, Decoding) else Decoding(found)
 
 
-class Corner(NamedTuple):
+class Examined(NamedTuple):
+    """What a structure says of one labeling of every example.
+
+    Attributes:
+        score: ``<p(y) - p(y_i), theta_i>``, ``[B]`` float64.
+        loss: L_i(y), ``[B]``.
+        parts: ``p(y) - p(y_i)``, where they were made; else None.
+    """
+
+    score: Tensor
+    loss: Tensor
+    parts: Parts | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Corner:
     """The output that the loss-augmented max oracle found, for every example of a batch.
 
     Attributes:
         labeling: The outputs s_i.
-        parts: ``p(s_i) - p(y_i)``.
         score: ``<p(s_i) - p(y_i), theta_i>``, ``[B]`` float64.
         loss: ``L_i(s_i)``, ``[B]`` float64.
         hinge: ``L_i(s_i) + <p(s_i) - p(y_i), theta_i>``, ``[B]`` float64: the structured hinge H_i of an exact oracle.
         bound: ``[B]`` float64, an upper bound of H_i; equal to ``hinge`` where the oracle is exact.
         exact: Whether ``hinge`` is H_i.
+        made: ``p(s_i) - p(y_i)`` if the structure made them to score the outputs; else None.
     """
 
     labeling: Labeling
-    parts: Parts
     score: Tensor
     loss: Tensor
     hinge: Tensor
     bound: Tensor
     exact: bool
+    made: Parts | None
+    _make: Callable[[], Parts]
+
+    @cached_property
+    def parts(self) -> Parts:
+        """``p(s_i) - p(y_i)``, made when they are first asked for."""
+        return self._make() if self.made is None else self.made
 
 
 @torch.no_grad()
@@ -279,9 +338,8 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
     with full_precision(potentials.device):
         potentials = potentials.detach()
         found = as_decoding(structure.augmented_argmax(potentials, target))
-        parts = structure.difference(found.labeling, target, potentials)
-        loss = _per_example(structure.loss(found.labeling, target), potentials, "loss(labeling, target)")
-        gain = inner(parts, potentials.tensors)
+        gain, loss, parts = structure.examine(found.labeling, target, potentials)
+        loss = _per_example(loss, potentials, "loss(labeling, target)")
         hinge = gain + loss
         if found.exact and found.bound is None:
             bound = hinge
@@ -292,7 +350,8 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
             score = inner(target_parts, potentials.tensors)
             bound = found.bound.to(torch.float64) - score
             slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
-    if not (float(torch.minimum(hinge, loss).min()) >= 0.0 and float(hinge.max()) < torch.inf):  # then the details
+    low, high = torch.stack(torch.cat([hinge, loss]).aminmax()).tolist()
+    if not (low >= 0.0 and high < torch.inf):  # then the details
         _reject(~torch.isfinite(hinge), "the potentials of rows {rows} are not finite: check features and weights")
         _reject(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
@@ -305,7 +364,16 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
     if bound is not hinge:
         _reject(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")
         bound = torch.maximum(bound, hinge)
-    return Corner(found.labeling, parts, gain, loss, hinge, bound, found.exact)
+    return Corner(
+        found.labeling,
+        gain,
+        loss,
+        hinge,
+        bound,
+        found.exact,
+        parts,
+        lambda: structure.difference(found.labeling, target, potentials),
+    )
 
 
 def _tolerance(potentials: Potentials) -> float:

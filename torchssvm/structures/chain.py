@@ -9,10 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.fast_sums import arrays, fits_numba
 from torchssvm.oracles import chain_parts, chain_scores, sum_product, viterbi
 from torchssvm.potentials import Parts, Potentials
-from torchssvm.structures.base import Decoding, Marginals, Structure, digest
+from torchssvm.structures import chain_cpu
+from torchssvm.structures.base import Decoding, Examined, Marginals, Structure, digest
 from torchssvm.structures.multiclass import check_labels
+
+_NONE = torch.empty(0, 0, dtype=torch.float64)
 
 
 class WeightedLabels(NamedTuple):
@@ -65,13 +69,19 @@ class Chain(Structure):
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
         """Viterbi with the Hamming loss added to the emissions."""
-        costs, labels = self.costs(target)
-        emission = potentials["emission"]
+        emission, transition, labels = potentials["emission"], potentials["transition"], _labels(target)
+        if fits_numba(emission, labels):
+            augmented = torch.empty_like(emission)
+            costs = _NONE if self._uniform(target) else self.costs(target)[0]
+            emission_in, costs_in, labels_in, out = arrays(emission, costs, labels, augmented)
+            chain_cpu.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out)
+            return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
+        costs, _ = self.costs(target)
         costs = costs.to(emission.dtype).unsqueeze(2)
         # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
         # so the cost is written where the label is wrong.
         augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
-        return self.argmax(potentials.replace({"emission": augmented, "transition": potentials["transition"]}))
+        return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product (forward-backward)."""
@@ -100,19 +110,52 @@ class Chain(Structure):
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
     ) -> Parts:
         """The states and pairs that appear, less those that disappear."""
-        states, found, true = self.num_states, _labels(labeling), _labels(target)
-        real = (true >= 0).to(potentials.dtype)
         parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
-        pairs = real[:, 1:]
-        transition = parts["transition"].flatten(1 if self.shared else 2)
+        return self._scatter(parts, _labels(labeling), _labels(target))
+
+    def add_difference(
+        self,
+        parts: Parts,
+        labeling: Tensor | WeightedLabels,
+        target: Tensor | WeightedLabels,
+        potentials: Potentials,
+    ) -> Parts:
+        """Into ``parts``; padding is left alone."""
+        return self._scatter(parts, _labels(labeling), _labels(target))
+
+    def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
+        """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
+        emission, pairs = parts["emission"], _four_axes(parts["transition"])
+        fits = found.shape == true.shape and fits_numba(emission, pairs, found, true)
+        if fits and chain_cpu.scatter(*arrays(found, true, emission, pairs)):
+            return parts
+        states, dtype = self.num_states, emission.dtype
+        real = (true >= 0).to(dtype)
+        both = real[:, 1:]
+        transition = parts["transition"].view(*parts["transition"].shape[:-2], -1)
         for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
-            parts["emission"].scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
+            emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
             places = labels[:, :-1] * states + labels[:, 1:]
             if self.shared:
-                transition.scatter_add_(1, places, sign * pairs)
+                transition.scatter_add_(1, places, sign * both)
             else:
-                transition.scatter_add_(2, places.unsqueeze(2), (sign * pairs).unsqueeze(2))
+                transition.scatter_add_(2, places.unsqueeze(2), (sign * both).unsqueeze(2))
         return parts
+
+    def examine(
+        self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Examined:
+        """Looked up in the potentials: a labeling of length T costs 4 T - 2 reads, and a glance at all for NaN."""
+        emission, transition, found = potentials["emission"], potentials["transition"], _labels(labeling)
+        labels = _labels(target)
+        one = _four_axes(transition[:1] if transition.stride(0) == 0 else transition)
+        if fits_numba(emission, one, found, labels) and found.shape == labels.shape:
+            costs = _NONE if self._uniform(target) else self.costs(target)[0]
+            score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
+            tables = arrays(found, labels, costs, emission, one, score, loss)
+            if chain_cpu.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
+                return Examined(score, loss)
+        return super().examine(labeling, target, potentials)
 
     def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
         """Looked up in the potentials, ``[B, C]`` float64: a labeling of length T costs 2 T - 1 reads."""
@@ -157,14 +200,31 @@ class Chain(Structure):
         labels = _labels(target)
         if labels.shape != (batch, longest) or labels.dtype != torch.int64:
             raise ValueError(f"target must be int64 [{batch}, {longest}], got {labels.dtype} {list(labels.shape)}")
-        real = check_lengths(potentials.lengths, batch, longest, emission.device)
-        check_labels(labels, states, real)
-        labels = labels.masked_fill(~real, -1)
+        labels = self._check_labels(labels, potentials)
         if not isinstance(target, WeightedLabels):
             return labels
+        real = labels >= 0
         if target.weights.shape != labels.shape or not _non_negative(target.weights[real]):
             raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
+
+    def _uniform(self, target: Tensor | WeightedLabels) -> bool:
+        """Whether all tokens of an example cost the same."""
+        return not isinstance(target, WeightedLabels) and self.class_weight is None
+
+    def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
+        """The labels with -1 beyond each length."""
+        (batch, longest), lengths = labels.shape, potentials.lengths
+        if lengths is not None and potentials.extremes is not None and potentials.extremes[1] <= longest:
+            if fits_numba(labels, lengths):
+                masked = torch.empty_like(labels)
+                if chain_cpu.mask(*arrays(labels, lengths), self.num_states, masked.numpy()):
+                    return masked
+            real = torch.arange(longest, device=labels.device) < lengths.unsqueeze(1)
+        else:
+            real = check_lengths(lengths, batch, longest, labels.device)
+        check_labels(labels, self.num_states, real)
+        return labels.masked_fill(~real, -1)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N sequences."""
@@ -201,19 +261,34 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
     """
     if lengths is None:
         return torch.ones(batch, longest, dtype=torch.bool, device=device)
+    check_range(lengths, batch, longest)
+    return torch.arange(longest, device=device) < lengths.unsqueeze(1)
+
+
+def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
+    """The smallest and the largest length.
+
+    Raises:
+        ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
+    """
     if lengths.shape != (batch,) or lengths.dtype != torch.int64:
         raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
-    if bool(((lengths < 1) | (lengths > longest)).any()):
-        raise ValueError(
-            f"lengths must lie between 1 and the padded length {longest}, got {lengths.min()} to {lengths.max()}"
-        )
-    return torch.arange(longest, device=device) < lengths.unsqueeze(1)
+    numbers = lengths.tolist() or [1]
+    low, high = min(numbers), max(numbers)
+    if low < 1 or high > longest:
+        raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {low} to {high}")
+    return low, high
 
 
 def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
     if potentials.tensors.keys() != {"emission", "transition"} or potentials["emission"].ndim != 3:
         raise ValueError(f"a chain takes potentials emission [B, N, K] and transition, got {potentials}")
     return potentials["emission"], potentials["transition"]
+
+
+def _four_axes(transition: Tensor) -> Tensor:
+    """``[B, N-1 or 1, K, K]``, a view."""
+    return transition if transition.ndim == 4 else transition.unsqueeze(1)
 
 
 def _labels(labeling: Tensor | WeightedLabels) -> Tensor:
