@@ -165,7 +165,9 @@ def test_solvers_measure_the_same_problem(tmp_path):
     runs = {
         "yardstick": [solvers.yardstick(gap=0.4, **task)],
         "compiled FW": [solvers.compiled("FW", gap=0.4, **task)],
-        "torch loop": [solvers.torch_loop(gap=0.9, **{**task, "max_seconds": 0.0})],
+        "torch loop, batches of 64": [
+            solvers.torch_loop(side="torch loop, batches of 64", gap=0.9, **{**task, "max_seconds": 0.0})
+        ],
     }
     for name, (found,) in runs.items():
         last = found["checks"][-1]
@@ -173,7 +175,7 @@ def test_solvers_measure_the_same_problem(tmp_path):
         assert last["dual"] <= 0.1651  # the optimum lies between 0.16502 and 0.16504
         assert last["primal"] >= 0.165
         assert last["visits"] > 0
-        assert last["gap"] <= 0.4 or name == "torch loop"
+        assert last["gap"] <= 0.4 or name.startswith("torch loop")
         seconds = [check["seconds"] for check in found["checks"]]
         assert seconds == sorted(seconds)
     assert runs["yardstick"][0]["checks"][0]["visits"] == 626 + 9 * 620

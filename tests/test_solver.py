@@ -161,7 +161,7 @@ def test_multiclass_is_liblinears_crammer_singer():
     training = problem.train()
     sampler = GapBatchSampler(training.dual, batch_size=50)
     found = None
-    for _ in range(40):
+    for _ in range(80):
         for _ in range(10):
             for rows in sampler:
                 training.step(rows)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.caching import MaxOracle, OracleRule
 from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
-from torchssvm.dual import DualState, Found, Proposal, Storage, Stored
+from torchssvm.dual import DualState, Found, MeanParts, Proposal, Storage, Stored
+from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.optim.box_qp import solve_batch
 from torchssvm.potentials import (
     Parts,
@@ -45,9 +46,15 @@ class BlockGap(nn.Module):
         direction: Which direction to take; None is ``FrankWolfe()``.
         oracle: When to decode, and when to go to a cached labeling; None is ``MaxOracle()``, always decode.
         sweeps: Sweeps of coordinate ascent over the batch's box QP; 0 takes one common step for all blocks.
+        in_turn: Take exact steps on the blocks of a batch one after another instead, each decoded at the weights that
+            the ones before it leave: single-example BCFW, which needs fewer passes than any batch, in compiled code.
+            For ``LinearChain`` and ``LinearMulticlass`` on the CPU, ``MeanParts()``, ``FrankWolfe()`` and
+            ``MaxOracle()``; a batch that holds an example twice is solved by the box QP. In training, the value is then
+            the sum of the gaps as the visits found them.
 
     Raises:
-        ValueError: ``sweeps`` is negative, or ``direction`` or ``oracle`` needs the dual to keep labelings.
+        ValueError: ``sweeps`` is negative, ``direction`` or ``oracle`` needs the dual to keep labelings, or
+            ``in_turn`` is not for these rules.
         TypeError: ``direction`` or ``oracle`` is not such an object.
     """
 
@@ -58,6 +65,7 @@ class BlockGap(nn.Module):
         *,
         oracle: OracleRule | None = None,
         sweeps: int = 5,
+        in_turn: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
@@ -67,6 +75,12 @@ class BlockGap(nn.Module):
         self.oracle = oracle if oracle is not None else MaxOracle()
         self.sweeps = sweeps
         check_rules(self.direction, self.oracle, dual.storage)
+        self.in_turn = in_turn
+        if in_turn and not (self._simple and type(dual.storage) is MeanParts):
+            raise ValueError(
+                "in_turn=True is for FrankWolfe(), MaxOracle() and MeanParts(), not for "
+                f"{self.direction}, {self.oracle} and {type(dual.storage).__name__}()"
+            )
         if self.direction.needs_curvature:
             dual.storage.keep_curvature()
 
@@ -95,6 +109,9 @@ class BlockGap(nn.Module):
         training = torch.is_grad_enabled() and potentials.requires_grad
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
+        if training and self.in_turn and len(rows) == len(index):
+            return self._visit_in_turn(stored, potentials, target, index, rows)
+        with torch.no_grad():
             if self._simple:
                 gaps, chosen = self._to_corner(stored, detached, target, index)
             else:
@@ -120,7 +137,48 @@ class BlockGap(nn.Module):
             if direct is not None:
                 inputs, outputs = inputs + list(dual.parameters), outputs + combine(direct, share)
 
-        version = dual.version
+        steps = _Steps(gammas, gaps, parts, gradients, reference, squared)
+        return self._promise(total, outputs, inputs, steps, chosen, stored, detached, index, rows)
+
+    def _visit_in_turn(
+        self, stored: Stored, potentials: Potentials, target: Any, index: Tensor, rows: Tensor
+    ) -> Tensor:
+        """The sum of the gaps as found by exact steps on the blocks, one after another."""
+        dual, n, detached = self.dual, self.dual.num_examples, potentials.detach()
+        if potentials.in_turn is None:
+            raise ValueError(
+                "in_turn=True needs a LinearChain or LinearMulticlass head on fixed features: the potentials have no "
+                "in_turn"
+            )
+        assert isinstance(stored, StoredParts)
+        with torch.no_grad():
+            found = potentials.in_turn(dual.structure, target, stored.psi, dual.loss[index], dual.lam, n)
+            gammas, gaps, combined = found.gammas, found.gaps, found.combined
+            score, loss, made = dual.structure.examine(found.labeling, target, detached)
+            if not bool(torch.isfinite(score).all()):
+                find_corner(dual.structure, detached, target)  # it says which potentials are not finite
+            held, towards, changes = stored.inner(detached), score / n, loss / n - dual.loss[index]
+            corner = Found(found.labeling, made, score, loss, None, None)
+            chosen = _Chosen(corner, None, towards + held, (towards, held), changes)
+            parts, _ = stored.combine(None, corner)
+            squared = sum(float(part.to(torch.float64).square().sum()) for part in combined)
+            steps = _Steps(gammas, gaps, parts, None, combined, squared)
+        return self._promise(gaps.sum(), combined, list(dual.parameters), steps, chosen, stored, detached, index, rows)
+
+    def _promise(
+        self,
+        value: Tensor,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        steps: _Steps,
+        chosen: _Chosen,
+        stored: Stored,
+        potentials: Potentials,
+        index: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        """``value``, whose backward pass gives ``outputs`` to ``inputs`` and proposes the steps."""
+        dual, version = self.dual, self.dual.version
 
         def propose(upstream: float) -> None:
             dual.propose(
@@ -128,25 +186,25 @@ class BlockGap(nn.Module):
                     version=version,
                     index=index,
                     rows=rows,
-                    gammas=gammas,
+                    gammas=steps.gammas,
                     scale=upstream,
                     slopes=chosen.slopes,
                     slope_terms=chosen.slope_terms,
                     loss_changes=chosen.loss_changes,
-                    block_gaps=gaps,
+                    block_gaps=steps.gaps,
                     decoded=chosen.found.decoded,
                     change=chosen.change,
-                    parts=parts,
-                    gradients=gradients,
-                    reference=reference,
-                    potentials=detached,
-                    squared_norm=squared,
+                    parts=steps.parts,
+                    gradients=steps.gradients,
+                    reference=steps.reference,
+                    potentials=potentials,
+                    squared_norm=steps.squared_norm,
                     stored=stored,
                     sweeps=self.sweeps,
                 )
             )
 
-        return _ProposeInBackward.apply(total, propose, outputs, *inputs)
+        return _ProposeInBackward.apply(value, propose, outputs, *inputs)
 
     @property
     def _simple(self) -> bool:
@@ -235,6 +293,17 @@ class BlockGap(nn.Module):
             gradients, values if whole else values[rows], weight, self.sweeps, factor=1.0 / n
         )
         return (gammas if whole else torch.zeros_like(values).index_copy_(0, rows, gammas)), combined, squared
+
+
+class _Steps(NamedTuple):
+    """How far the blocks of a batch go; see :class:`Proposal`."""
+
+    gammas: Tensor
+    gaps: Tensor
+    parts: Parts
+    gradients: list[Tensor] | None
+    reference: list[Tensor] | None
+    squared_norm: float | None
 
 
 class _Chosen(NamedTuple):

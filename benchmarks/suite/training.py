@@ -21,6 +21,7 @@ from torchssvm import (
     Labelings,
     LinearChain,
     MaxOracle,
+    MeanParts,
     Pairwise,
     certify,
 )
@@ -63,7 +64,8 @@ def compiled_loop(
 ) -> CompiledBCFW:
     """A compiled loop at zero weights."""
     head = LinearChain(problem.in_features, problem.num_states).to(torch.float64 if double else torch.float32)
-    dual = DualState.for_head(head, problem.num_examples, lam, storage=Labelings(capacity))
+    storage = MeanParts() if rules == "FW" else Labelings(capacity)
+    dual = DualState.for_head(head, problem.num_examples, lam, storage=storage)
     chosen = RULES[rules]
     return CompiledBCFW(head, dual, problem.batches, direction=chosen.direction(), oracle=chosen.oracle(), seed=seed)
 
@@ -77,12 +79,21 @@ class TorchLoop:
         lam: Regularisation.
         seed: Of the sampler.
         batch_size: Blocks of a step.
+        in_turn: Whether the blocks of a batch are visited one after another, instead of solving its box QP.
     """
 
-    def __init__(self, words: PaddedDataset, problem: Problem, lam: float, seed: int = 0, batch_size: int = 64) -> None:
+    def __init__(
+        self,
+        words: PaddedDataset,
+        problem: Problem,
+        lam: float,
+        seed: int = 0,
+        batch_size: int = 64,
+        in_turn: bool = False,
+    ) -> None:
         self.head = LinearChain(problem.in_features, problem.num_states)
         self.dual = DualState.for_head(self.head, problem.num_examples, lam)
-        self.loss = BlockGap(self.dual)
+        self.loss = BlockGap(self.dual, in_turn=in_turn)
         self.optimizer = BCFW(self.head.parameters(), self.dual)
         sampler = GapBatchSampler(self.dual, batch_size=batch_size, seed=seed)
         self.loader = DataLoader(words, batch_sampler=sampler, collate_fn=words.collate)

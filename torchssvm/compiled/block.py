@@ -248,17 +248,28 @@ def weigh_rows(weights, rows, chosen, total):
         place += 1
 
 
+@kernel
+def scale_direction(delta, pairs, length, squares, rate):
+    """Multiply a direction by ``rate``; ``squares`` is 0 for tokens without a change."""
+    factor = delta.dtype.type(rate)
+    for t in range(length):
+        if squares[t] > 0.0:
+            row = delta[t]
+            for k in range(len(row)):
+                row[k] *= factor
+    row = pairs.reshape(pairs.size)
+    for k in range(len(row)):
+        row[k] *= factor
+
+
 @summing
-def add_to_weights(examples, model, i, length, delta, pairs, squares, rate):
-    """``w += rate Phi_i^T delta``; destroys ``delta``. ``squares`` is 0 for tokens without a change."""
-    start = examples.start[i]
-    states, rate = model.emission.shape[1], delta.dtype.type(rate)
+def add_to_weights(examples, model, i, length, delta, pairs, squares):
+    """``w += Phi_i^T delta``; ``squares`` is 0 for tokens without a change."""
+    start, states = examples.start[i], model.emission.shape[1]
     for t in range(length):
         if squares[t] == 0.0:
             continue
         row = delta[t]
-        for k in range(states):
-            row[k] *= rate
         if not examples.dense:
             for p in range(examples.row[start + t], examples.row[start + t + 1]):
                 value, weights = examples.value[p], model.emission[examples.column[p]]
@@ -271,7 +282,7 @@ def add_to_weights(examples, model, i, length, delta, pairs, squares, rate):
         add_outer(examples.x[start : start + length], delta, squares, model.emission)
     change, held = pairs.reshape(pairs.size), model.transition.reshape(model.transition.size)
     for k in range(len(held)):
-        held[k] += rate * change[k]
+        held[k] += change[k]
     if model.has_boundary:
         for t, weights in ((0, model.first), (length - 1, model.last)):
             if squares[t] > 0.0:

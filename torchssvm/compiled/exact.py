@@ -46,7 +46,7 @@ def exact_range(
                 inner += product(delta[t], emission[t])
                 squares[t] = row_product(delta[t], delta[t])
             inner += product(pairs.reshape(pairs.size), transition.reshape(transition.size))
-            add_to_weights(examples, part, i, length, delta, pairs, squares, 1.0)
+            add_to_weights(examples, part, i, length, delta, pairs, squares)
             waiting += 1
         scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
         if waiting == every or i + 1 == end:

@@ -46,8 +46,12 @@ class Kind(ABC):
         """K."""
 
     @abstractmethod
-    def tokens(self, batch: Batch, target: Labeling) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Features ``[tokens, F]``, labels and costs of all tokens, and the lengths ``[B]``."""
+    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels and costs of all tokens, and the lengths ``[B]``."""
+
+    @abstractmethod
+    def features(self, x: Tensor, target: Labeling) -> Tensor:
+        """Of all tokens, ``[tokens, F]``."""
 
     @abstractmethod
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
@@ -119,11 +123,15 @@ class ChainKind(Kind):
         """K."""
         return self.structure.num_states  # type: ignore[attr-defined]
 
-    def tokens(self, batch: Batch, target: Labeling) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
         """Positions within the lengths."""
         costs, labels = self.structure.costs(target)  # type: ignore[attr-defined]
         real = labels >= 0
-        return batch.x[real], labels[real], costs[real], real.sum(1)
+        return labels[real], costs[real], real.sum(1)
+
+    def features(self, x: Tensor, target: Labeling) -> Tensor:
+        """Positions within the lengths."""
+        return x[self.structure.costs(target)[1] >= 0]  # type: ignore[attr-defined]
 
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """All five weights of the head."""
@@ -163,9 +171,13 @@ class MulticlassKind(Kind):
             return super().cost_matrix()
         return cost
 
-    def tokens(self, batch: Batch, target: Labeling) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
         """One for each example."""
-        return batch.x, target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
+        return target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
+
+    def features(self, x: Tensor, target: Labeling) -> Tensor:
+        """One row for each example."""
+        return x
 
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Weight and bias."""

@@ -12,6 +12,7 @@ from torchssvm.compiled.block import (
     potentials,
     product,
     respond,
+    scale_direction,
     score,
     squared_length,
     triangle,
@@ -144,7 +145,8 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     counters[2] += 1
     scratch.step[0] += step
     if step > 0.0:
-        add_to_weights(examples, model, i, length, delta, pairs, squares, -step / (options.lam * n))
+        scale_direction(delta, pairs, length, squares, -step / (options.lam * n))
+        add_to_weights(examples, model, i, length, delta, pairs, squares)
         scalars.loss[i] += step * loss_change / n
         move_masses(i, count, length, step, blocks, scratch)
     if not is_new:

@@ -59,7 +59,7 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
     if not bool((lengths > 0).all()):
         missing = (lengths == 0).nonzero().flatten().tolist()
         raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them")
-    start = _offsets(lengths)
+    start = offsets(lengths)
     tokens, features = int(start[-1]), pieces[0].x.shape[1]
     dense = nonzeros > _DENSE * tokens * features
     y, cost = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, dtype=torch.float64)
@@ -76,13 +76,13 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
             rows, columns = piece.x.nonzero(as_tuple=True)
             counts[place] = torch.bincount(rows, minlength=len(place))
             lists.append((place, rows, columns.to(torch.int32), piece.x[rows, columns]))
-    row = _offsets(counts)
+    row = offsets(counts)
     value, column = torch.empty(int(row[-1]), dtype=dtype), torch.empty(int(row[-1]), dtype=torch.int32)
     while lists:
         place, rows, columns, values = lists.pop()
         own = _places(row[place], counts[place])
         value[own], column[own] = values, columns
-    inner_start = _offsets(lengths * (lengths + 1) // 2)
+    inner_start = offsets(lengths * (lengths + 1) // 2)
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)
     arrays = (x, value, column, row, y, cost, cost.to(dtype), kind.cost_matrix(), start, inner, inner_start[:-1])
     examples = Examples(dense, *(t.numpy() for t in arrays))
@@ -99,11 +99,11 @@ def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Pie
     if not bool(finite.all()):
         example = int(index[int((~finite).nonzero()[0])])
         raise ValueError(f"x of example {example} holds numbers that are not finite, padding included")
-    x, labels, cost, lengths = kind.tokens(batch, target)
-    return Piece(index, lengths, x.detach().to(dtype), labels, cost)
+    labels, cost, lengths = kind.targets(target)
+    return Piece(index, lengths, kind.features(batch.x, target).detach().to(dtype), labels, cost)
 
 
-def _offsets(sizes: Tensor) -> Tensor:
+def offsets(sizes: Tensor) -> Tensor:
     """Where runs of these sizes begin, and where the last one ends."""
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 

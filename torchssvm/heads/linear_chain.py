@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.fast_sums import fits_numba
 from torchssvm.heads import linear_chain_cpu
+from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.structures import Chain
 from torchssvm.structures.chain import check_range
@@ -118,6 +119,7 @@ class LinearChain(nn.Module):
             adjoint=adjoint,
             response=response,
             weights=None if x.requires_grad else own_weights(self),
+            in_turn=None if x.requires_grad else lambda *problem: solve_in_turn(self, x, *problem),
             extremes=extremes,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.structures import Multiclass
 
@@ -51,5 +52,12 @@ class LinearMulticlass(nn.Module):
             squared = x.detach().square().sum(1, keepdim=True)
             return {name: v * (squared if self.bias is None else squared + 1.0) for name, v in parts.items()}
 
-        weights = None if x.requires_grad else own_weights(self)
-        return Potentials(scores, adjoint=adjoint, response=response, weights=weights)
+        if x.requires_grad:
+            return Potentials(scores, adjoint=adjoint, response=response)
+        return Potentials(
+            scores,
+            adjoint=adjoint,
+            response=response,
+            weights=own_weights(self),
+            in_turn=lambda *problem: solve_in_turn(self, x, *problem),
+        )

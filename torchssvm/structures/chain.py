@@ -132,7 +132,7 @@ class Chain(Structure):
         states, dtype = self.num_states, emission.dtype
         real = (true >= 0).to(dtype)
         both = real[:, 1:]
-        transition = parts["transition"].view(*parts["transition"].shape[:-2], -1)
+        transition = parts["transition"].view(*parts["transition"].shape[:-2], states * states)
         for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
             emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
             places = labels[:, :-1] * states + labels[:, 1:]
