@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.compiled.jit import kernel, summing
+from torchssvm.oracles.jit import kernel, summing
 from torchssvm.oracles.max_plus_loops import first_of_largest, raise_maxima
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.compiled.jit import kernel
+from torchssvm.oracles.jit import kernel
 
 FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
 

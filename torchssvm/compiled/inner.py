@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.compiled.block import product
-from torchssvm.compiled.jit import kernel
+from torchssvm.oracles.jit import kernel
 
 
 @kernel

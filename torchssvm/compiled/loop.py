@@ -18,8 +18,8 @@ from torchssvm.compiled.block import (
     triangle,
 )
 from torchssvm.compiled.directions import CORRECTIVE, HYBRID, choose
-from torchssvm.compiled.jit import kernel
 from torchssvm.compiled.prefetch import fetch_block
+from torchssvm.oracles.jit import kernel
 
 
 @kernel

@@ -65,7 +65,7 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
     y, cost = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, dtype=torch.float64)
     x = torch.empty(tokens if dense else 0, features, dtype=dtype)
     counts = torch.zeros(tokens, dtype=torch.int64)
-    lists: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    lists: list[tuple[Tensor, Tensor, Tensor]] = []
     while pieces:
         piece = pieces.pop()  # each is let go of when it has been copied
         place = _places(start[piece.index], piece.lengths)
@@ -75,11 +75,11 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
         else:
             rows, columns = piece.x.nonzero(as_tuple=True)
             counts[place] = torch.bincount(rows, minlength=len(place))
-            lists.append((place, rows, columns.to(torch.int32), piece.x[rows, columns]))
+            lists.append((place, columns.to(torch.int32), piece.x[rows, columns]))
     row = offsets(counts)
     value, column = torch.empty(int(row[-1]), dtype=dtype), torch.empty(int(row[-1]), dtype=torch.int32)
     while lists:
-        place, rows, columns, values = lists.pop()
+        place, columns, values = lists.pop()
         own = _places(row[place], counts[place])
         value[own], column[own] = values, columns
     inner_start = offsets(lengths * (lengths + 1) // 2)

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from torchssvm.compiled.jit import kernel
+from torchssvm.oracles.jit import kernel
 
 _LINE = 64  # bytes
 

@@ -12,7 +12,7 @@ from torchssvm.compiled.block import (
     score,
     squared_length,
 )
-from torchssvm.compiled.jit import kernel
+from torchssvm.oracles.jit import kernel
 
 
 @kernel

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from torchssvm.oracles.jit import kernel
 from torchssvm.oracles.max_plus_loops import copy_block, first_of_largest, raise_maxima
 
 _TOGETHER = 16  # messages that share a block of the edges
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def decode(node, edges, parents, lengths, begin, end, group, shape, memory, places, labels, value):
     """Decode the trees ``begin`` to ``end - 1``, ``group`` of them together, level by level.
 
@@ -98,7 +97,7 @@ def decode(node, edges, parents, lengths, begin, end, group, shape, memory, plac
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _find_depths(parent, length, depth):
     """How far each node is from its root; False if the parents are not those of trees."""
     for v in range(length):
@@ -119,7 +118,7 @@ def _find_depths(parent, length, depth):
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sort_by_depth(depth, lengths, first, longest, jobs, starts):
     """Fill ``jobs`` with ``g * N + v``, the roots first, and ``starts`` with where each depth begins."""
     starts[:] = 0
@@ -140,7 +139,7 @@ def _sort_by_depth(depth, lengths, first, longest, jobs, starts):
     return deepest
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _raise_together(messages, beliefs, jobs, matrix, block):
     """Several messages over the same edges: each block of the matrix is read once for all."""
     longest, (rows, columns) = messages.shape[1], block.shape
@@ -153,7 +152,7 @@ def _raise_together(messages, beliefs, jobs, matrix, block):
                 raise_maxima(messages[g, v, left : left + columns], beliefs[g, v, top:bottom], block, top == 0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _first_maximiser(highest, belief, matrix, above):
     """The smallest state that gives its parent the message ``highest``: the same sums, so equal exactly."""
     for k in range(matrix.shape[0]):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from torchssvm.oracles.jit import kernel
 from torchssvm.oracles.max_plus_loops import copy_block, first_of_largest, raise_maxima
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, labels, value):
     """Decode the chains ``order[begin:end]``, ``group`` of them in lockstep.
 
@@ -79,7 +78,7 @@ def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, la
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _raise_in_lockstep(maxima, t, prefix, members, matrix, block):
     """The maxima at position t of the first ``members`` of a group: each block of the matrix is read once for all."""
     rows, columns = block.shape
@@ -91,7 +90,7 @@ def _raise_in_lockstep(maxima, t, prefix, members, matrix, block):
                 raise_maxima(maxima[g, t, left : left + columns], prefix[g, top : top + height], block, top == 0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _first_maximiser(highest, maxima, emission, matrix, state):
     """The smallest previous state from which ``state`` gets the score ``highest``: the same sums, so equal exactly."""
     for j in range(emission.shape[0]):

@@ -1,4 +1,4 @@
-"""How the functions of the compiled loop are compiled. Import it only where Numba is installed."""
+"""How loops that allocate nothing are compiled. Import it only where Numba is installed."""
 
 from __future__ import annotations
 
