@@ -336,7 +336,7 @@ def test_roofline_and_exact_pass():
     assert all(row[3] > 1.0 for row in table.rows)  # nothing is faster than the machine
     found = {"runs": [json.loads(json.dumps(exact.certificates("small", 0.01, 1, True)))], "problem": {"size": "small"}}
     summary = exact.summarise(found)
-    assert [limit.limit for limit in summary.limits] == [30.0] * 3
+    assert [limit.limit for limit in summary.limits] == [30.0] * 2
     assert all(row[3] > 1.0 for row in summary.tables[0].rows)
 
 
