@@ -71,6 +71,11 @@ class _CheckOnce:
             raise ValueError(error)
 
 
+def is_check(hook: object) -> bool:
+    """Whether a forward hook is the one of :func:`check_at_first_call`."""
+    return isinstance(hook, _CheckOnce)
+
+
 def check_at_first_call(head: nn.Module) -> None:
     """Examine ``head`` at its first call with gradients enabled, and raise ValueError if it is not linear."""
     if not any(isinstance(hook, _CheckOnce) for hook in head._forward_hooks.values()):

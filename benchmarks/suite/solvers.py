@@ -130,7 +130,8 @@ def summarise(found: dict[str, Any]) -> Summary:
         for gap in gaps:
             row += [times[side, gap, "seconds"], ratios(side, gap), ratios(side, gap, "cpu_seconds")]
         row.append(median(run["checks"][-1]["visits"] / run["checks"][-1]["seconds"] for run in runs))
-        rows.append([*row, median(run["checks"][-1]["passes"] for run in runs)])
+        row.append(median(run["checks"][-1]["passes"] for run in runs))
+        rows.append([*row, median(run["setup_seconds"] for run in runs) if "setup_seconds" in runs[0] else None])
     columns = [
         f"{name}gap {gap:g}{end}" for gap in gaps for name, end in (("", ", s"), ("ratio, ", ""), ("CPU ratio, ", ""))
     ]
@@ -141,7 +142,10 @@ def summarise(found: dict[str, Any]) -> Summary:
         best = min(done, key=lambda side: done[side], default=sides[0])
         limits.append(Limit(f"{best} to gap {gap:g}, seconds of the yardstick's", done.get(best), limit, " x"))
     title = f"OCR-{task['size']}, lam = {task['lam']:g}, one thread: seconds to a certified gap"
-    return Summary([Table(title, ["solver", *columns, "steps/s", "passes at the end"], rows)], limits)
+    return Summary(
+        [Table(title, ["solver", *columns, "steps/s", "passes at the end", "packing, apart, s"], rows)],
+        limits,
+    )
 
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:

@@ -42,7 +42,7 @@ class Gate:
         self.kind, self.dual = kind, dual
         self._shapes = [(p.shape, p.dtype) for p in dual.parameters]
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were looked at
-        self.check_weights()
+        self.check_weights(begun=False)
 
     def begin(self) -> None:
         """Set the weights of a new dual to zero, as ``BCFW`` does."""
@@ -52,8 +52,11 @@ class Gate:
                 stacklevel=4,
             )
 
-    def check_weights(self) -> None:
+    def check_weights(self, *, begun: bool = True) -> None:
         """Whether the head's parameters are those of the dual, as the last step left them.
+
+        Args:
+            begun: Whether the weights of a new dual have been set to zero already.
 
         Raises:
             ValueError: They are others, or have other shapes.
@@ -72,7 +75,7 @@ class Gate:
         size = math.sqrt(squared_norm(dual.parameters))
         if not math.isfinite(size):
             raise RuntimeError("the head's weights are not finite")
-        if dual.steps and dual.recomputed is None and dual.norm_changed(size):
+        if (begun or dual.steps) and dual.recomputed is None and dual.norm_changed(size):
             raise RuntimeError(
                 f"the head's weights have changed since the last step (their norm was {dual.held_norm:.6g} and is "
                 f"{size:.6g}): they are a function of the dual; load a state instead of setting them"
@@ -139,7 +142,10 @@ class Gate:
             return
         if buffers.keys() != shapes.keys():
             raise ValueError(f"the dual holds blocks for {sorted(buffers)}, and the head gives {sorted(shapes)}")
-        self._check_lengths(buffers[kind.emission].rows, lengths)
+        rows, start = buffers[kind.emission].rows, buffers[kind.emission].start
+        if bool(((start > 0) != (rows > 0)).any()):
+            raise ValueError("the dual's mean parts are not of this problem")
+        self._check_lengths(rows, lengths)
         for name, buffer in buffers.items():
             there = buffer.start > 0
             wide = buffer.values.ndim == 1 or tuple(buffer.values.shape[1:]) == shapes[name]

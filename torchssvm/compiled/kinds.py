@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchssvm.batch import Batch, apply_head
 from torchssvm.compiled.state import Model
 from torchssvm.heads import LinearChain, LinearMulticlass
+from torchssvm.linearity import is_check
 from torchssvm.potentials import SINGLE
 from torchssvm.structures import Chain, Multiclass, Structure
 from torchssvm.structures.base import Labeling
@@ -211,6 +212,8 @@ def kind_of(head: nn.Module) -> Kind:
             f"head={head} must be a LinearChain with shared transitions and a Chain structure, or a LinearMulticlass "
             "with a Multiclass structure; use BlockGap and BCFW"
         )
+    if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
+        raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")
     device = next(head.parameters()).device
     if device.type != "cpu":
         raise TypeError(f"head is on {device}; the compiled loop runs on the CPU")

@@ -31,7 +31,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
         points: ``[V]`` float64 in [0, 1), one for each draw.
         tree: ``[2 S]`` float64, sums of gaps over a binary tree of S >= n leaves; kept up to date.
         examples, model, blocks, scalars, options, scratch: See ``torchssvm.compiled.state``.
-        counters: ``[3]`` int64: oracle calls, cache hits, clock; counted up.
+        counters: ``[4]`` int64: oracle calls, cache hits, clock, visits; counted up.
 
     Returns:
         The number of visits made; less than asked for where a block must give a labeling to the rest and has no room
@@ -51,6 +51,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
         fetch_block(following, examples, blocks)
         if not visit(i, examples, model, blocks, scalars, options, scratch, counters):
             return v
+        counters[3] += 1
         if options.by_gap:
             place = leaves + i
             tree[place] = scalars.gaps[i]

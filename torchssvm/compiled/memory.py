@@ -38,10 +38,7 @@ class BlockMemory:
         if self.labelings is not None:
             if curvature:
                 self.labelings.keep_curvature()
-            gram = dual.parameters[0].element_size() if curvature else 0
-            like = kind.longest_labeling(self.longest)
-            needed = dual.num_examples * (self.labelings.sets.bytes_each(like, self.capacity, gram) + 8 + 8 + 1)
-            self._check(needed, "Labelings(capacity=...) with a smaller capacity takes less")
+            self._check(self._labelings_bytes(), "Labelings(capacity=...) with a smaller capacity takes less")
         elif not self.has_rest:
             self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
         states, n = kind.num_states, dual.num_examples
@@ -118,7 +115,7 @@ class BlockMemory:
             if self.capacity
             else "storage=Weights() or Labelings() may take less"
         )
-        self._check(self._rest_bytes(), advice)
+        self._check(self._rest_bytes() + self._labelings_bytes(), advice)
         states, dtype = self.kind.num_states, self.dual.parameters[0].dtype
         shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.kind.emission: (self.lengths, (states,))}
         if self.kind.pairs is not None:
@@ -135,12 +132,22 @@ class BlockMemory:
             sets, own = self.labelings.sets, slice(None) if index is None else index
             sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
 
+    def _labelings_bytes(self) -> int:
+        if self.labelings is None:
+            return 0
+        gram = self.dual.parameters[0].element_size() if self.curvature else 0
+        like = self.kind.longest_labeling(self.longest)
+        return self.dual.num_examples * (self.labelings.sets.bytes_each(like, self.capacity, gram) + 8 + 8 + 1)
+
     def _rest_bytes(self) -> int:
         states = self.kind.num_states
         pairs = 0 if self.kind.pairs is None else states * states * len(self.lengths)
         return (int(self.lengths.sum()) * states + pairs) * self.dual.parameters[0].element_size()
 
     def _check(self, needed: int, advice: str) -> None:
+        """Of all blocks together; what is held already is not asked for again."""
         storage = self.dual.storage
+        if storage.memory_limit is None:
+            needed = max(needed - storage.nbytes(), 0)
         what = f"storage={type(storage).__name__}()"
         check_memory(needed, self.dual.parameters[0].device, storage.memory_limit, what, advice)

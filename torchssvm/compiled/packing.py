@@ -95,7 +95,7 @@ def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Pie
         potentials = as_potentials(kind.apply(batch))
     index = dual.check_batch(batch.index, potentials)
     target = kind.structure.check_target(batch.y, potentials)
-    finite = torch.isfinite(batch.x).flatten(1).all(1)
+    finite = torch.isfinite(batch.x.detach().to(dtype)).flatten(1).all(1)
     if not bool(finite.all()):
         example = int(index[int((~finite).nonzero()[0])])
         raise ValueError(f"x of example {example} holds numbers that are not finite, padding included")

@@ -93,23 +93,25 @@ class CompiledBCFW:
         Raises:
             ValueError: ``visits`` is negative; or the head or the dual are no longer those of this loop.
             TypeError: The weights have bounds by now.
-            RuntimeError: The weights were changed by others. Nothing has changed then.
+            RuntimeError: The weights were changed by others; nothing has changed then. Or they have overflowed.
+            MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
+                ``memory_limit``. The visits before that are made, and count.
         """
         if visits < 0:
             raise ValueError(f"visits={visits} must be at least 0")
         self._begin()
         done = 0
-        while done < visits:
-            order, points = self.draws.next(visits - done)
-            made = self._visit(order, points)
-            done += made
-            if len(order):
-                self.draws.used(made)
-            if made < max(len(order), len(points)):
-                if bool((self.dual.gap_estimates == 0.0).all()):
-                    break
-                self._make_room()
-        self._end(None)
+        try:
+            while done < visits:
+                order, points = self.draws.next(visits - done)
+                made = self._visit(order, points, drawn=len(order) > 0)
+                done += made
+                if made < max(len(order), len(points)):
+                    if bool((self.dual.gap_estimates == 0.0).all()):
+                        break
+                    self._make_room()
+        finally:
+            self._end(None)
         return done
 
     @torch.no_grad()
@@ -131,12 +133,13 @@ class CompiledBCFW:
         self._begin()
         self._scratch.step[:] = 0.0
         nowhere = torch.zeros(0, dtype=torch.float64)
-        while len(index):
-            made = self._visit(index, nowhere)
-            index = index[made:]
-            if len(index):
-                self._make_room()
-        self._end(given)
+        try:
+            while len(index):
+                index = index[self._visit(index, nowhere, drawn=False) :]
+                if len(index):
+                    self._make_room()
+        finally:
+            self._end(given)
         return float(self._scratch.step[0]) / max(len(given), 1)
 
     def solve(
@@ -180,8 +183,9 @@ class CompiledBCFW:
 
         Raises:
             ValueError: The head or the dual are no longer those of this loop.
-            RuntimeError: The gap is negative by more than rounding: the dual is not one of these examples. Or the
-                weights are not finite.
+            TypeError: The weights have bounds by now.
+            RuntimeError: The weights were changed by others, or are not finite. Or the gap is negative by more than
+                rounding: the dual is not one of these examples.
         """
         self._gate.check_weights()
         self._gate.check_blocks(self._lengths)
@@ -232,32 +236,45 @@ class CompiledBCFW:
         self._gate.remember()
         self.dual.notify()
 
-    def _visit(self, order: Tensor, points: Tensor) -> int:
-        """Visit blocks by ``order``, or draw them by ``points``: one of the two is empty. Returns visits made."""
+    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool) -> int:
+        """Visit blocks by ``order``, or draw them by ``points``: one of the two is empty.
+
+        Args:
+            order: Examples.
+            points: Random numbers.
+            drawn: Whether ``order`` came from the draws.
+
+        Returns:
+            Visits made.
+        """
         from torchssvm.compiled.loop import visit_blocks
 
         dual, memory = self.dual, self._memory
         tree = sums_of(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)
-        counters = torch.tensor([0, 0, memory.clock])
-        model = self._kind.model()
-        made = visit_blocks(
-            order.numpy(),
-            points.numpy(),
-            tree.numpy(),
-            self._examples,
-            model,
-            memory.blocks(),
-            Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
-            self._options(len(points) > 0),
-            self._scratch,
-            counters.numpy(),
-        )
-        self._kind.take_back(model)
-        calls, hits, memory.clock = (int(number) for number in counters)
-        dual.oracle_calls += calls
-        dual.cache_hits += hits
-        dual.steps += made
-        dual.moved += made
+        counters = torch.tensor([0, 0, memory.clock, 0])
+        model, blocks = self._kind.model(), memory.blocks()
+        try:
+            visit_blocks(
+                order.numpy(),
+                points.numpy(),
+                tree.numpy(),
+                self._examples,
+                model,
+                blocks,
+                Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
+                self._options(len(points) > 0),
+                self._scratch,
+                counters.numpy(),
+            )
+        finally:  # an interrupt comes when the compiled code is done
+            self._kind.take_back(model)
+            calls, hits, memory.clock, made = (int(number) for number in counters)
+            dual.oracle_calls += calls
+            dual.cache_hits += hits
+            dual.steps += made
+            dual.moved += made
+            if drawn:
+                self.draws.used(made)
         return made
 
     def _make_room(self) -> None:

@@ -33,7 +33,6 @@ class RowBuffer:
         self.values = torch.zeros(1, dtype=dtype, device=device)
         self.used = 1
         self.examples = 0
-        self._arrays: tuple[Any, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -96,11 +95,9 @@ class RowBuffer:
 
     def _as_arrays(self) -> tuple[Any, ...]:
         """Values ``[rows, numbers]``, start and rows for compiled kernels, on the CPU."""
-        tensors = (self.values, self.start, self.rows)
-        if not self._arrays or any(a is not b for a, b in zip(self._arrays[0], tensors, strict=True)):
-            values = self.values.numpy().reshape(self.values.shape[0], math.prod(self.values.shape[1:]))
-            self._arrays = (tensors, (values, self.start.numpy(), self.rows.numpy()))
-        return self._arrays[1]
+        # Made anew each time: what shares a tensor between processes puts its numbers elsewhere.
+        values = self.values.numpy().reshape(self.values.shape[0], math.prod(self.values.shape[1:]))
+        return values, self.start.numpy(), self.rows.numpy()
 
     def write(self, index: Tensor, values: Tensor) -> None:
         """Replace the rows of examples that have some by ``values`` ``[B, longest, *trailing]``; padding is zero."""
@@ -139,10 +136,6 @@ class RowBuffer:
             if self.values.ndim > 1:
                 grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
             self.values = grown
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: their arrays are views of tensors of their own."""
-        return {**vars(self), "_arrays": ()}
 
     def nbytes(self) -> int:
         """Bytes of the rows and of their places."""

@@ -73,6 +73,8 @@ class LinearChain(nn.Module):
         if x.ndim != 3 or x.shape[2] != self.emission.shape[0]:
             raise ValueError(f"x must be [B, N, {self.emission.shape[0]}], got {list(x.shape)}")
         batch, longest, _ = x.shape
+        if longest < 1:
+            raise ValueError(f"x must have at least one position, got {list(x.shape)}")
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         if lengths is None:
@@ -85,6 +87,8 @@ class LinearChain(nn.Module):
             extra = [self.bias, self.first, self.last]
             if all(weights is None for weights in extra):
                 emission = x @ self.emission
+            elif _transformed():
+                emission = x @ self.emission + _everywhere(longest, last, *extra)
             else:
                 emission = _Emission.apply(x, last, self.emission, *extra)
             transition = self.transition if self.positions is None else self.transition[: longest - 1]
@@ -130,6 +134,23 @@ class LinearChain(nn.Module):
         padded = pairs.new_zeros(pairs.shape[0], *self.transition.shape)
         padded[:, : pairs.shape[1]] = pairs
         return padded
+
+
+def _transformed() -> bool:
+    """Whether a transform of ``torch.func`` is under way: these do not take custom functions."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is not None and active()
+
+
+def _everywhere(
+    longest: int, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
+) -> Tensor | float:
+    """What is added to ``x W``, ``[B, N, K]``, in plain operations."""
+    position = torch.arange(longest, device=last.device).view(1, -1, 1)
+    total: Tensor | float = 0.0 if bias is None else bias
+    if first is not None and end is not None:
+        total = total + (position == 0) * first + (position == last.view(-1, 1, 1)) * end
+    return total
 
 
 class _Emission(torch.autograd.Function):

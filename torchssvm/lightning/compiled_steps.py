@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
@@ -26,6 +27,8 @@ _SHARE = 0.5  # of the memory that is left, at most, for the features of all exa
 
 def obstacle(module: StructuredSVM) -> str | None:
     """Why the compiled loop cannot train this module; None if it can."""
+    if (hook := _transfer_hook(module)) is not None:
+        return f"{hook} changes batches on their way"
     if module.features_optimizer is not None:
         return "the features are trained (features_optimizer)"
     if module.bounds:
@@ -41,6 +44,17 @@ def obstacle(module: StructuredSVM) -> str | None:
         return str(error)
     if type(module.structure) is not type(kind.structure) or repr(module.structure) != repr(kind.structure):
         return f"structure={module.structure} is not that of the head, {kind.structure}"
+    return None
+
+
+def _transfer_hook(module: StructuredSVM) -> str | None:
+    """The first hook that may change a batch between the loader and the module; None if there is none."""
+    trainer = module._trainer
+    data = None if trainer is None else getattr(trainer, "datamodule", None)
+    for owner, plain in ((module, L.LightningModule), (data, L.LightningDataModule)):
+        for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
+            if owner is not None and getattr(type(owner), name) is not getattr(plain, name):
+                return f"{type(owner).__name__}.{name}"
     return None
 
 

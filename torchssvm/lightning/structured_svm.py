@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -64,7 +65,7 @@ class StructuredSVM(Resumable):
             :class:`torchssvm.BCFW`.
         line_search: How far a step goes; None is ``ExactSearch()``.
         compiled: Whether fixed features are kept for the whole run and visited by :class:`torchssvm.CompiledBCFW`, the
-            examples of a batch one after another: many times faster than steps in torch operations. None is whenever it
+            examples of a batch one after another (``sweeps`` is then not needed). None is whenever it
             can be (``LinearChain`` or ``LinearMulticlass`` on the CPU with its own structure, features that are not
             trained and fit in half of the memory that is left, no bounds, Numba installed). Give False if a dataset is
             to give an example other features each time.
@@ -229,7 +230,12 @@ class StructuredSVM(Resumable):
             return None
         if run.loop is None or run.loop.dual is not self.dual:
             run.loop = None
-            if obstacle(self) is None:
+            if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.state.status != TrainerStatus.RUNNING:
+                return None  # the run is over, and its features are no longer kept
+            reason = obstacle(self)
+            if reason is not None and self.compiled:
+                raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
+            if reason is None:
                 run.loop = make_loop(self, run.loader, required=bool(self.compiled))
             run.uncompiled = run.loop is None
         return run.loop

@@ -251,9 +251,9 @@ class BCFW(Optimizer):
                 f"<w, gradient> is {found:.9g} and should be {expected:.9g}, as for every head that is linear in its "
                 f"weights: {_ADVICE}"
             )
-        if len(proposals) == 1 and proposals[0].squared_norm is not None:
-            # The length tells almost every change, and is known already: only if it is not to the last digits what it
-            # should be, the gradient itself is compared.
+        if len(proposals) == 1 and proposals[0].squared_norm is not None and bool(both[0].all()):
+            # Euler's identity and the length tell almost every change, and are known already: only if the length is not
+            # to the last digits what it should be, or some weight is zero, the gradient itself is compared.
             told = proposals[0].scale ** 2 * proposals[0].squared_norm
             if abs(squared_length - told) <= 30 * eps * told:
                 return squared_length

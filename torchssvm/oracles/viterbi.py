@@ -43,6 +43,10 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
     _check_shapes(emission, transition, lengths)
     if numba_available() and emission.dtype in _COMPILED and transition.dtype is emission.dtype:
         return viterbi_cpu(emission, transition, lengths)
+    if lengths is not None and bool(((lengths < 1) | (lengths > emission.shape[1])).any()):
+        raise ValueError(
+            f"lengths must lie between 1 and the padded length {emission.shape[1]}, got {lengths.tolist()}"
+        )
     return viterbi_torch(emission, transition, lengths)
 
 

@@ -70,12 +70,12 @@ class Chain(Structure):
     def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
         """Viterbi with the Hamming loss added to the emissions."""
         emission, transition, labels = potentials["emission"], potentials["transition"], _labels(target)
-        if fits_numba(emission, labels):
+        if fits_numba(emission, labels) and labels.shape == emission.shape[:2]:
             augmented = torch.empty_like(emission)
             costs = _NONE if self._uniform(target) else self.costs(target)[0]
             emission_in, costs_in, labels_in, out = arrays(emission, costs, labels, augmented)
-            chain_cpu.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out)
-            return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
+            if chain_cpu.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out):
+                return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
         costs, _ = self.costs(target)
         costs = costs.to(emission.dtype).unsqueeze(2)
         # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
@@ -126,7 +126,7 @@ class Chain(Structure):
     def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
         """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
         emission, pairs = parts["emission"], _four_axes(parts["transition"])
-        fits = found.shape == true.shape and fits_numba(emission, pairs, found, true)
+        fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
         if fits and chain_cpu.scatter(*arrays(found, true, emission, pairs)):
             return parts
         states, dtype = self.num_states, emission.dtype
@@ -149,7 +149,7 @@ class Chain(Structure):
         emission, transition, found = potentials["emission"], potentials["transition"], _labels(labeling)
         labels = _labels(target)
         one = _four_axes(transition[:1] if transition.stride(0) == 0 else transition)
-        if fits_numba(emission, one, found, labels) and found.shape == labels.shape:
+        if fits_numba(emission, one, found, labels) and found.shape == labels.shape == emission.shape[:2]:
             costs = _NONE if self._uniform(target) else self.costs(target)[0]
             score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
             tables = arrays(found, labels, costs, emission, one, score, loss)

@@ -21,8 +21,8 @@ def mask(labels: Any, lengths: Any, states: int, masked: Any) -> bool:
 
 
 @compiled
-def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: Any, augmented: Any) -> None:
-    """Add a position's cost to all states but the label's.
+def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: Any, augmented: Any) -> bool:
+    """Add a position's cost to all states but the label's; False if a label is not one of the states.
 
     Without ``costs`` (no rows) every real position costs ``uniform``, or the T-th part of it.
     """
@@ -40,7 +40,10 @@ def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: 
             for k in range(emission.shape[2]):
                 augmented[b, t, k] = emission[b, t, k] + added
             label = max(labels[b, t], 0)
+            if label >= emission.shape[2]:
+                return False
             augmented[b, t, label] = emission[b, t, label]
+    return True
 
 
 @compiled
@@ -57,7 +60,7 @@ def examine(
 ) -> bool:
     """Relative score and loss of ``found``; NaN where some potential of the example is not finite.
 
-    Costs as in ``augment``. False if ``found`` is not one of the states somewhere.
+    Costs as in ``augment``. False if ``found`` or ``labels`` are not one of the states somewhere.
     """
     for b in range(found.shape[0]):
         matrix = pairs[b if pairs.shape[0] > 1 else 0]
@@ -70,7 +73,7 @@ def examine(
         own, true, cost = 0.0, 0.0, 0.0
         for t in range(length):
             state, label = found[b, t], labels[b, t]
-            if not 0 <= state < emission.shape[2]:
+            if not 0 <= state < emission.shape[2] or label >= emission.shape[2]:
                 return False
             own += emission[b, t, state]
             true += emission[b, t, label]
@@ -98,10 +101,12 @@ def examine(
 def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> bool:
     """Add the states and pairs of ``found`` to the parts, and take away those of ``labels``.
 
-    False, and nothing done, if ``found`` is not one of the states somewhere.
+    False, and nothing done, if ``found`` or ``labels`` are not one of the states somewhere.
     """
     for b in range(found.shape[0]):
         for t in range(found.shape[1]):
+            if labels[b, t] >= emission.shape[2]:
+                return False
             if labels[b, t] >= 0 and not 0 <= found[b, t] < emission.shape[2]:
                 return False
     for b in range(found.shape[0]):
