@@ -158,3 +158,24 @@ def test_transforms_of_torch_func_go_through_the_head():
     )
     torch.testing.assert_close(found["bias"][:, :, 0, 0], torch.ones(2, 4))
     torch.testing.assert_close(found["first"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda batch: [tuple(batch)], "batches gave a tuple"),
+        (lambda batch: batch, "batches gave a Tensor"),
+        (lambda batch: [batch._replace(x=batch.x.to_sparse())], "x must be a dense tensor"),
+    ],
+    ids=["tuple", "bare", "sparse"],
+)
+def test_batches_of_another_kind_are_refused(change, words):
+    head, dual, batch = many_states()
+    with pytest.raises(TypeError, match=words):
+        CompiledBCFW(head, dual, change(batch))
+
+
+def test_a_generator_that_was_used_up_is_named():
+    head, dual, _ = many_states()
+    with pytest.raises(ValueError, match=r"left out 40 of 40 examples.*used up"):
+        CompiledBCFW(head, dual, iter([]))

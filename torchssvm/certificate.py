@@ -118,8 +118,8 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     if drift > 100 * rounding and difference**0.5 > 0.1 * rounding * scale:
         warnings.warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding. Have the "
-            "features moved (see recompute_weights)? Then the certificate holds. Or was an index used for several "
-            "examples? Then the dual is not theirs, and bounds nothing.",
+            "features moved (see recompute_weights), or were weights edited? Then the certificate holds. Or was an "
+            "index used for several examples, or was the dual trained on others? Then it bounds nothing.",
             stacklevel=2,
         )
     dual.gap_estimates = gaps.clamp(min=0.0)

@@ -50,7 +50,8 @@ class BlockGap(nn.Module):
             the ones before it leave: single-example BCFW, which needs fewer passes than any batch, in compiled code.
             For ``LinearChain`` and ``LinearMulticlass`` on the CPU, ``MeanParts()``, ``FrankWolfe()`` and
             ``MaxOracle()``; a batch that holds an example twice is solved by the box QP. In training, the value is then
-            the sum of the gaps as the visits found them.
+            the sum of the gaps as the visits found them. ``sweeps`` is not used, and the line search should be exact
+            (``ExactSearch()``, the default): the steps have been taken already.
 
     Raises:
         ValueError: ``sweeps`` is negative, ``direction`` or ``oracle`` needs the dual to keep labelings, or

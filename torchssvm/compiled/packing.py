@@ -48,6 +48,7 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
     pieces: list[Piece] = []
     nonzeros = 0
     for batch in batches:
+        _check_kind(batch)
         piece = _piece(kind, dual, batch, dtype)
         twice = piece.index[lengths[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
@@ -58,7 +59,8 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
         pieces.append(piece)
     if not bool((lengths > 0).all()):
         missing = (lengths == 0).nonzero().flatten().tolist()
-        raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them")
+        used_up = "; were they a generator that was used up?" if len(missing) == n else ""
+        raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them{used_up}")
     start = offsets(lengths)
     tokens, features = int(start[-1]), pieces[0].x.shape[1]
     dense = nonzeros > _DENSE * tokens * features
@@ -88,6 +90,13 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
     examples = Examples(dense, *(t.numpy() for t in arrays))
     fill_inner(examples, kind.has_bias)
     return examples
+
+
+def _check_kind(batch: object) -> None:
+    if not isinstance(batch, Batch):
+        raise TypeError(f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths)")
+    if not isinstance(batch.x, Tensor) or batch.x.layout != torch.strided:
+        raise TypeError("x must be a dense tensor; features that are mostly zero are kept as lists all the same")
 
 
 def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Piece:

@@ -97,8 +97,8 @@ class CompiledBCFW:
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
                 ``memory_limit``. The visits before that are made, and count.
         """
-        if visits < 0:
-            raise ValueError(f"visits={visits} must be at least 0")
+        if isinstance(visits, bool) or not isinstance(visits, int) or visits < 0:
+            raise ValueError(f"visits={visits} must be a whole number, at least 0")
         self._begin()
         done = 0
         try:
@@ -306,6 +306,8 @@ def check_compiled(direction: Any, oracle: Any) -> None:
     """
     if not numba_available():
         raise ImportError("CompiledBCFW needs Numba: pip install torchssvm[numba]")
+    if isinstance(direction, type) or isinstance(oracle, type):
+        raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
     if type(direction) not in _DIRECTIONS:
         raise TypeError(f"direction={direction} is not compiled; use BlockGap and BCFW")
     if type(oracle) not in (MaxOracle, CacheOracle):

@@ -118,6 +118,8 @@ class StructuredSVM(Resumable):
         )
         self.memory_limit = memory_limit
         self.line_search = line_search
+        if compiled not in (None, True, False):
+            raise ValueError(f"compiled={compiled!r} must be True, False or None")
         if compiled and (reason := obstacle(self)) is not None:
             raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
         self.compiled = compiled
