@@ -154,7 +154,7 @@ def test_lengths_of_a_wrong_kind(lengths):
 def test_chains_without_a_position():
     training = started("chain")
     batch = training.problem.batch([0, 2])
-    with refused(training, ValueError, "lengths must lie between 1 and the padded length 0"):
+    with refused(training, ValueError, "x must have at least one position"):
         training.step(batch._replace(x=batch.x[:, :0], y=batch.y[:, :0], lengths=torch.tensor([0, 0])))
 
 
