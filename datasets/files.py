@@ -1,0 +1,91 @@
+"""Where the data lies: under ``TORCHSSVM_DATA``, or in a cache folder that is filled from the data's official page."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+from pathlib import Path
+
+VARIABLE = "TORCHSSVM_DATA"
+_TIMEOUT = 30.0  # seconds without an answer
+
+
+def cache_folder() -> Path:
+    """``torchssvm`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``)."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "torchssvm"
+
+
+def folders(given: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Where to look, first to last: the folder given, or ``TORCHSSVM_DATA`` and the cache."""
+    if given is not None:
+        return [Path(given)]
+    named = os.environ.get(VARIABLE)
+    return ([Path(named)] if named else []) + [cache_folder()]
+
+
+def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Path:
+    """A file or folder that must be there already.
+
+    Args:
+        path: Below one of :func:`folders`, e.g. ``"hansards/test/test.e"``.
+        page: The official page, for the message.
+        root: The only folder to look in; None is ``TORCHSSVM_DATA`` and the cache.
+
+    Raises:
+        FileNotFoundError: It is in none of them; the message says what to fetch and where to put it.
+    """
+    places = [folder / path for folder in folders(root)]
+    for place in places:
+        if place.exists():
+            return place
+    raise FileNotFoundError(
+        f"{path} is not in {' or '.join(str(place.parent) for place in places)}: fetch it from {page}, and put it there "
+        f"or below a folder that the environment variable {VARIABLE} names"
+    )
+
+
+def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[str] | None = None) -> Path:
+    """A file with a known checksum: found, or downloaded into the cache (into ``root`` where that is given).
+
+    Args:
+        path: Below one of :func:`folders`, e.g. ``"conll2000/train.txt.gz"``.
+        url: Where it is downloaded from.
+        sha256: Of the file as published; every read checks it.
+        page: The official page, for the messages.
+        root: The only folder to look in; None is ``TORCHSSVM_DATA`` and the cache.
+
+    Raises:
+        FileNotFoundError: It is not there and cannot be downloaded; the message says where to put it.
+        RuntimeError: What is there, or what was downloaded, is not the published file.
+    """
+    try:
+        place = find(path, page, root)
+    except FileNotFoundError as missing:
+        place = folders(root)[-1] / path
+        try:
+            _download(url, place, sha256)
+        except OSError as error:
+            raise FileNotFoundError(f"{missing} (downloading {url} failed: {error})") from error
+        return place
+    if (found := _digest(place.read_bytes())) != sha256:
+        raise RuntimeError(f"{place} is corrupt, or not the published file: its SHA-256 is {found}, not {sha256}")
+    return place
+
+
+def _download(url: str, place: Path, sha256: str) -> None:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
+        content = answer.read()
+    if (found := _digest(content)) != sha256:
+        raise RuntimeError(f"{url} gave another file than the published one: its SHA-256 is {found}, not {sha256}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # Under another name until it is whole: an interrupted download leaves nothing behind that looks like data.
+    with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, place)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
