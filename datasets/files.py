@@ -42,8 +42,8 @@ def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Pa
         if place.exists():
             return place
     raise FileNotFoundError(
-        f"{path} is not in {' or '.join(str(place.parent) for place in places)}: fetch it from {page}, and put it there "
-        f"or below a folder that the environment variable {VARIABLE} names"
+        f"{path} is not in {' or '.join(str(place.parent) for place in places)}: fetch it from {page} and put it "
+        f"there, or below a folder that the environment variable {VARIABLE} names"
     )
 
 
