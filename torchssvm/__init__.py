@@ -7,7 +7,7 @@ from torchssvm.checks import CheckReport, check
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.heads import LinearChain, LinearMulticlass, LinearTree
+from torchssvm.heads import LinearArcs, LinearChain, LinearMulticlass, LinearTree
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import (
     BCFW,
@@ -29,6 +29,7 @@ from torchssvm.potentials import Potentials
 from torchssvm.primal import Objective, primal
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
 from torchssvm.structures import (
+    Arborescence,
     Chain,
     Decoding,
     EveryClass,
@@ -37,6 +38,8 @@ from torchssvm.structures import (
     LossScaleSearch,
     Marginals,
     Multiclass,
+    NonProjective,
+    Projective,
     SlackOracle,
     SlackRescaling,
     Structure,
@@ -49,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BCFW",
+    "Arborescence",
     "Average",
     "Away",
     "Batch",
@@ -72,6 +76,7 @@ __all__ = [
     "Hybrid",
     "Labelings",
     "LargestGap",
+    "LinearArcs",
     "LinearChain",
     "LinearMulticlass",
     "LinearTree",
@@ -81,12 +86,14 @@ __all__ = [
     "MeanParts",
     "Multiclass",
     "NSlack",
+    "NonProjective",
     "Objective",
     "OneSlack",
     "Pairwise",
     "Permutation",
     "Potentials",
     "PredefinedStep",
+    "Projective",
     "Proportional",
     "RegularizationPath",
     "ShortStep",
