@@ -82,6 +82,11 @@ class LinearArcs(nn.Module):
             gradient.view(-1).scatter_add_(0, place.flatten(), amount.flatten())
             return [gradient]
 
+        def response(parts: Parts) -> Parts:
+            (gradient,) = adjoint(parts)
+            change = gradient.gather(1, known.flatten(1)).view(known.shape)
+            return {"arcs": (change * worth.detach()).sum(3)}
+
         ragged = {} if lengths is None else {"arcs": 0}
         weights = None if worth.requires_grad else own_weights(self)
-        return Potentials({"arcs": scores}, lengths, ragged=ragged, adjoint=adjoint, weights=weights)
+        return Potentials({"arcs": scores}, lengths, ragged=ragged, adjoint=adjoint, response=response, weights=weights)
