@@ -6,6 +6,8 @@ extra ``torchssvm[lightning]``.
 
 from typing import TYPE_CHECKING, Any
 
+from .arc_features import arc_columns
+from .conllu import Attachment, CoNLLU, Sentence, attachment, read_conllu
 from .features import PrecomputedFeatures
 from .ocr import OCR
 from .padded import Example, PaddedDataset
@@ -14,7 +16,18 @@ if TYPE_CHECKING:
     from .ocr_lightning import OCRData as OCRData
 
 # Without OCRData: `import *` must not need Lightning.
-__all__ = ["OCR", "Example", "PaddedDataset", "PrecomputedFeatures"]
+__all__ = [
+    "OCR",
+    "Attachment",
+    "CoNLLU",
+    "Example",
+    "PaddedDataset",
+    "PrecomputedFeatures",
+    "Sentence",
+    "arc_columns",
+    "attachment",
+    "read_conllu",
+]
 
 
 def __getattr__(name: str) -> Any:

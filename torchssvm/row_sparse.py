@@ -1,6 +1,6 @@
 """Gradients of which few rows are not zero: sparse tensors ``[F, K]``, and ``[B, F, K]`` of the examples of a batch.
 
-They are coalesced; the axes before the last are sparse, and the rows dense.
+They are coalesced; the axes of examples and of rows are sparse, and rows dense. Parameters of one axis have no K.
 """
 
 from __future__ import annotations
@@ -20,6 +20,19 @@ _NUMBERS = 1 << 22  # that are dense at a time
 def dense(tensor: Tensor) -> Tensor:
     """The tensor with all its zeros."""
     return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def per_example_rows(example: Tensor, row: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sparse per-example gradients; what comes more than once adds up.
+
+    Args:
+        example: ``[M]`` int64, whose each row of ``values`` is.
+        row: ``[M]`` int64, which row of the parameter it belongs to.
+        values: ``[M, K]``, or ``[M]`` for a parameter of one axis.
+        shape: ``[B, F, K]`` or ``[B, F]``.
+    """
+    indices = torch.stack([example, row])
+    return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False).coalesce()
 
 
 def combine_rows(gradients: Tensor, factors: Tensor) -> Tensor:

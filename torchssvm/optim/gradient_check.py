@@ -145,7 +145,9 @@ def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
     squares = torch.zeros_like(proposal.gammas)
     for gradient in proposal.gradients:
         if gradient.is_sparse:
-            squares.index_add_(0, gradient.indices()[0], gradient.values().to(torch.float64).square().sum(1))
+            squares.index_add_(
+                0, gradient.indices()[0], gradient.values().to(torch.float64).square().view(gradient._nnz(), -1).sum(1)
+            )
         else:
             squares += gradient.flatten(1).to(torch.float64).square().sum(1)
     return proposal.scale / num_examples * float(proposal.gammas @ squares.sqrt())
