@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.fast_sums import arrays, compiled_sums, fits_numba
+from torchssvm.oracles.compiled import arrays, compiled_sums, fits_numba
 
 _NUMBERS = 1 << 22  # that are dense at a time
 

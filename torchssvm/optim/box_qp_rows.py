@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.fast_sums import compiled_sums, fits_numba
+from torchssvm.oracles.compiled import compiled_sums, fits_numba
 from torchssvm.row_sparse import rows_of
 
 
