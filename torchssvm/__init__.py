@@ -7,7 +7,7 @@ from torchssvm.checks import CheckReport, check
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.heads import LinearChain, LinearMulticlass, LinearTree
+from torchssvm.heads import Edges, LinearChain, LinearEdges, LinearMulticlass, LinearTree
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import (
     BCFW,
@@ -31,11 +31,13 @@ from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proport
 from torchssvm.structures import (
     Chain,
     Decoding,
+    EdgePotentials,
     EveryClass,
     EveryLossLevel,
     EveryOutput,
     LossScaleSearch,
     Marginals,
+    Matching,
     Multiclass,
     SlackOracle,
     SlackRescaling,
@@ -62,6 +64,8 @@ __all__ = [
     "CuttingPlane",
     "Decoding",
     "DualState",
+    "EdgePotentials",
+    "Edges",
     "EveryClass",
     "EveryLossLevel",
     "EveryOutput",
@@ -73,10 +77,12 @@ __all__ = [
     "Labelings",
     "LargestGap",
     "LinearChain",
+    "LinearEdges",
     "LinearMulticlass",
     "LinearTree",
     "LossScaleSearch",
     "Marginals",
+    "Matching",
     "MaxOracle",
     "MeanParts",
     "Multiclass",
