@@ -1,7 +1,7 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
 ``OCRData``, a LightningDataModule, is here too; it is imported when it is first asked for, and needs the
-extra ``torchssvm[lightning]``.
+extra ``torchssvm[lightning]``. So is ``WordAlignmentData``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 from .features import PrecomputedFeatures
 from .ocr import OCR
 from .padded import Example, PaddedDataset
+from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 
 if TYPE_CHECKING:
     from .ocr_lightning import OCRData as OCRData
+    from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
 
 # Without OCRData: `import *` must not need Lightning.
-__all__ = ["OCR", "Example", "PaddedDataset", "PrecomputedFeatures"]
+__all__ = [
+    "OCR",
+    "AlignmentErrors",
+    "Example",
+    "PaddedDataset",
+    "PrecomputedFeatures",
+    "SentencePair",
+    "WordAlignment",
+    "alignment_errors",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,8 +33,12 @@ def __getattr__(name: str) -> Any:
         from .ocr_lightning import OCRData
 
         return OCRData
+    if name == "WordAlignmentData":
+        from .word_alignment_lightning import WordAlignmentData
+
+        return WordAlignmentData
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "OCRData"])
+    return sorted([*globals(), "OCRData", "WordAlignmentData"])
