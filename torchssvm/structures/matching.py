@@ -159,14 +159,15 @@ class Matching(Structure):
             raise ValueError(
                 f"target must be int64 {list(shape)}, as the potentials are; got {target.dtype} {list(target.shape)}"
             )
-        target = target.masked_fill(~_real(potentials), -1)
-        wrong = ((target < 0) | (target > POSSIBLE)) & _real(potentials)
+        real = _real(potentials)
+        wrong = ((target < 0) | (target > POSSIBLE)) & real
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0, 0])
             raise ValueError(
                 f"target has {int(target[wrong][0])} in row {row} of the batch; 1 is an edge, 0 none, {POSSIBLE} one "
                 "that is possible; -1 marks padding: did the head get both numbers of nodes?"
             )
+        target = target.masked_fill(~real, -1)
         for axis, side in ((2, "left"), (1, "right")):
             twice = (target == 1).sum(axis) > 1
             if bool(twice.any()):
