@@ -1,7 +1,20 @@
 """What a pair of words tells about itself: association, position, spelling, frequency, and its neighbours.
 
 In the manner of B. Taskar, S. Lacoste-Julien, D. Klein, *A Discriminative Matching Approach to Word Alignment* (EMNLP
-2005), and of its sequel (HLT-NAACL 2006). All features are numbers of the order of 1, and mostly between 0 and 1.
+2005), and of its sequel (HLT-NAACL 2006). All features are numbers of the order of 1, and mostly between 0 and 1:
+
+========== ==========================================================================================================
+group      features of French word f at i of S, and English word e at j of T
+========== ==========================================================================================================
+Dice       of f and e, counted over the sentences of the unaligned text; its root and bins; whether it is the best of
+           its row and column, its share of the best of both, and its lead over the next. Three times: for words
+           (``dice``), with a discount for rare ones (``steady_dice``), and for their first letters (``stem_dice``)
+position   ``|i/S - j/T|``, its square, root and bins, ``|i - j|``, both first, both last, one of them last
+spelling   the same string, punctuation or number; common prefix, suffix and letters; lengths
+frequency  ranks of both words by frequency: among the first, both common, both rare, how different; never seen
+neighbours the largest of Dice and same spelling for the pairs before, after, crossed and beside
+products   of the above, such as Dice times nearness
+========== ==========================================================================================================
 """
 
 from __future__ import annotations
