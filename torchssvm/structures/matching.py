@@ -86,7 +86,7 @@ class Matching(Structure):
     of an example (whatever stands there in a target is ignored). A target may say ``POSSIBLE`` (2) of edges outside of
     it: to predict one costs nothing, as the alignment error rate does with the possible links of word alignments.
 
-    The loss is the asymmetric Hamming loss of [Lacoste-Julien et al. 2013, appendix E] and [Taskar et al. 2006],
+    The loss is the asymmetric Hamming loss of [Lacoste-Julien et al. 2013, appendix F] and [Taskar et al. 2006],
 
         ``precision_cost |wrong edges| + recall_cost |edges of the target that are missed|``.
 
