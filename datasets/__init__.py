@@ -1,7 +1,7 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
 ``OCRData``, a LightningDataModule, is here too; it is imported when it is first asked for, and needs the
-extra ``torchssvm[lightning]``.
+extra ``torchssvm[lightning]``. So is ``WordAlignmentData``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,25 @@ from .conllu import Attachment, CoNLLU, Sentence, attachment, read_conllu
 from .features import PrecomputedFeatures
 from .ocr import OCR
 from .padded import Example, PaddedDataset
+from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 
 if TYPE_CHECKING:
     from .ocr_lightning import OCRData as OCRData
+    from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
 
 # Without OCRData: `import *` must not need Lightning.
 __all__ = [
     "OCR",
+    "AlignmentErrors",
     "Attachment",
     "CoNLLU",
     "Example",
     "PaddedDataset",
     "PrecomputedFeatures",
     "Sentence",
+    "SentencePair",
+    "WordAlignment",
+    "alignment_errors",
     "arc_columns",
     "attachment",
     "read_conllu",
@@ -35,8 +41,12 @@ def __getattr__(name: str) -> Any:
         from .ocr_lightning import OCRData
 
         return OCRData
+    if name == "WordAlignmentData":
+        from .word_alignment_lightning import WordAlignmentData
+
+        return WordAlignmentData
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "OCRData"])
+    return sorted([*globals(), "OCRData", "WordAlignmentData"])

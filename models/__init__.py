@@ -1,5 +1,15 @@
 """Complete models of the papers' tasks."""
 
+from torchssvm.models.alignment import align, alignment_matching, best_threshold, matching_links, threshold_links
 from torchssvm.models.ocr import LetterClassifier, LetterFeatures, ocr_chain
 
-__all__ = ["LetterClassifier", "LetterFeatures", "ocr_chain"]
+__all__ = [
+    "LetterClassifier",
+    "LetterFeatures",
+    "align",
+    "alignment_matching",
+    "best_threshold",
+    "matching_links",
+    "ocr_chain",
+    "threshold_links",
+]
