@@ -1,20 +1,40 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
-``OCRData``, a LightningDataModule, is here too; it is imported when it is first asked for, and needs the
-extra ``torchssvm[lightning]``.
+``OCRData`` and ``CoNLL2000Data``, LightningDataModules, are here too; they are imported when they are first asked for,
+and need the extra ``torchssvm[lightning]``.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from .chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
+from .chunking import ChunkingDataset
+from .chunking_features import Vocabulary
+from .columns import Sentences, read_columns
+from .conll2000 import CoNLL2000
 from .features import PrecomputedFeatures
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 
 if TYPE_CHECKING:
+    from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
     from .ocr_lightning import OCRData as OCRData
 
-# Without OCRData: `import *` must not need Lightning.
-__all__ = ["OCR", "Example", "PaddedDataset", "PrecomputedFeatures"]
+# Without OCRData and CoNLL2000Data: `import *` must not need Lightning.
+__all__ = [
+    "OCR",
+    "Chunk",
+    "ChunkScores",
+    "ChunkingDataset",
+    "CoNLL2000",
+    "Example",
+    "PaddedDataset",
+    "PrecomputedFeatures",
+    "Sentences",
+    "Vocabulary",
+    "chunk_scores",
+    "chunks",
+    "read_columns",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,8 +42,12 @@ def __getattr__(name: str) -> Any:
         from .ocr_lightning import OCRData
 
         return OCRData
+    if name == "CoNLL2000Data":
+        from .conll2000_lightning import CoNLL2000Data
+
+        return CoNLL2000Data
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "OCRData"])
+    return sorted([*globals(), "CoNLL2000Data", "OCRData"])
