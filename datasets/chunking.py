@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 from collections.abc import Sequence
@@ -98,7 +99,7 @@ class ChunkingDataset(Dataset[Example]):
         """The attributes of the tokens of a sentence, without those that the vocabulary does not have."""
         tokens, names = self._slice(i), self.vocabulary.attributes
         rows = self.rows[tokens.start : tokens.stop + 1].tolist()
-        return [[names[c] for c in self.columns[a:b].tolist()] for a, b in zip(rows[:-1], rows[1:], strict=True)]
+        return [[names[c] for c in self.columns[a:b].tolist()] for a, b in itertools.pairwise(rows)]
 
     def tags_of(self, labelings: Tensor, lengths: Tensor) -> list[list[str]]:
         """The tags that a batch of predicted states stands for.

@@ -156,7 +156,7 @@ class Vocabulary:
         return self._states.get(tag)
 
     def columns(self, found: Attributes) -> tuple[np.ndarray, np.ndarray]:
-        """Row offsets int64 ``[tokens + 1]`` and columns int32, of attributes that the vocabulary has; others drop out."""
+        """Row offsets int64 ``[tokens + 1]`` and columns int32; attributes that the vocabulary has not drop out."""
         column = np.array([self._columns.get(name, -1) for name in found.names], np.int32)[found.codes]
         known = column >= 0
         before = np.concatenate([[0], np.cumsum(known, dtype=np.int64)])  # known attributes before each place
@@ -184,10 +184,10 @@ class Vocabulary:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']!r}")
-            lists = [content["attributes"], content["tags"]]
-            if not all(isinstance(values, list) and all(isinstance(v, str) for v in values) for values in lists):
+            names, tags = content["attributes"], content["tags"]
+            if not all(isinstance(values, list) and all(isinstance(v, str) for v in values) for values in (names, tags)):
                 raise ValueError("attributes and tags must be lists of strings")
-            return cls(*lists, content["min_count"])
+            return cls(names, tags, content["min_count"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a vocabulary that was saved, or damaged: {error!r}") from error
 

@@ -65,7 +65,7 @@ class CoNLL2000Data(L.LightningDataModule):
             locate(split, self.root)
 
     def setup(self, stage: str | None = None) -> None:
-        """Reads the sentences, once; the training set at every stage, because the columns are those of its attributes."""
+        """Reads the sentences, once; the training set at every stage, because the columns are its attributes."""
         if self.train is None:
             self.train = CoNLL2000("train", min_count=self.min_count, root=self.root)
             if self.hold_out:

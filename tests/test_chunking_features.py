@@ -1,5 +1,6 @@
 """Attributes against the templates applied one token at a time, and vocabularies."""
 
+import itertools
 import json
 from collections import Counter
 
@@ -93,7 +94,7 @@ def test_a_vocabulary_keeps_what_is_frequent_and_drops_what_is_unknown(rows, oth
     assert set(vocabulary.attributes) == wanted
     assert len(vocabulary) == len(wanted)
     rows_of, columns = vocabulary.columns(attributes(sentences_of(others, tags=False)))
-    found = [[vocabulary.attributes[c] for c in columns[a:b]] for a, b in zip(rows_of[:-1], rows_of[1:], strict=True)]
+    found = [[vocabulary.attributes[c] for c in columns[a:b]] for a, b in itertools.pairwise(rows_of)]
     assert found == [[n for n in names if n in wanted] for sentence in others for names in one_by_one(sentence)]
     assert (rows_of.dtype, columns.dtype) == (np.int64, np.int32)
 
