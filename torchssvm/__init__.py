@@ -7,7 +7,7 @@ from torchssvm.checks import CheckReport, check
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.heads import LinearChain, LinearMulticlass, LinearTree
+from torchssvm.heads import LinearChain, LinearMulticlass, LinearTree, SparseLinearChain
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import (
     BCFW,
@@ -28,6 +28,7 @@ from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.potentials import Potentials
 from torchssvm.primal import Objective, primal
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
+from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import (
     Chain,
     Decoding,
@@ -92,6 +93,8 @@ __all__ = [
     "ShortStep",
     "SlackOracle",
     "SlackRescaling",
+    "SparseFeatures",
+    "SparseLinearChain",
     "Structure",
     "StructuredHinge",
     "Subgradient",

@@ -25,6 +25,7 @@ from torchssvm.potentials import (
     response,
     scale,
 )
+from torchssvm.row_sparse import dense, squared_length
 from torchssvm.structures import Structure, find_corner
 
 
@@ -162,7 +163,7 @@ class BlockGap(nn.Module):
             corner = Found(found.labeling, made, score, loss, None, None)
             chosen = _Chosen(corner, None, towards + held, (towards, held), changes)
             parts, _ = stored.combine(None, corner)
-            squared = sum(float(part.to(torch.float64).square().sum()) for part in combined)
+            squared = squared_length(combined)
             steps = _Steps(gammas, gaps, parts, None, combined, squared)
         return self._promise(gaps.sum(), combined, list(dual.parameters), steps, chosen, stored, detached, index, rows)
 
@@ -274,9 +275,9 @@ class BlockGap(nn.Module):
         dual = self.dual
         if not dual.storage.needs_gradients and (potentials.adjoint is None or self.sweeps == 0):
             return None
-        found = per_example_adjoint(potentials, parts, dual.parameters)
+        found = per_example_adjoint(potentials, parts, dual.parameters, sparse=not dual.storage.needs_gradients)
         with torch.no_grad():
-            return found if direct is None else [g + d for g, d in zip(found, direct, strict=True)]
+            return found if direct is None else [dense(g) + d for g, d in zip(found, direct, strict=True)]
 
     def _steps(
         self, gradients: list[Tensor] | None, values: Tensor, rows: Tensor
@@ -288,7 +289,7 @@ class BlockGap(nn.Module):
             return ones, None, None
         n = self.dual.num_examples
         if not whole:
-            gradients = [gradient[rows] for gradient in gradients]
+            gradients = [g.index_select(0, rows).coalesce() if g.is_sparse else g[rows] for g in gradients]
         weight = 1.0 / (self.dual.lam * n**2)
         gammas, combined, squared = solve_batch(
             gradients, values if whole else values[rows], weight, self.sweeps, factor=1.0 / n

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.fast_sums import compiled_sums, fits_numba
+from torchssvm.row_sparse import combine_rows, dense
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""
@@ -22,7 +23,10 @@ SINGLE = "potentials"
 """The name of the only tensor of a head that returns a bare tensor."""
 
 Adjoint = Callable[[Parts], Sequence[Tensor]]
-"""Maps parts to ``Phi_i^T parts_i``: for every parameter of the head, in their order, ``[B, *parameter.shape]``."""
+"""Maps parts to ``Phi_i^T parts_i``: for every parameter of the head, in their order, ``[B, *parameter.shape]``.
+
+A parameter of which an example moves few rows may get a coalesced sparse tensor with two sparse axes, example and row.
+"""
 
 Response = Callable[[Parts], Parts]
 """Maps parts to ``Phi_i Phi_i^T parts_i``, shaped like the potentials: how they change along their own gradient."""
@@ -264,10 +268,18 @@ def subtract(a: Parts, b: Parts) -> Parts:
     return {name: tensor - b[name] for name, tensor in a.items()}
 
 
-def per_example_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor]:
+def per_example_adjoint(
+    potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
+) -> list[Tensor]:
     """``Phi_i^T parts_i`` for every example i and parameter: ``[B, *parameter.shape]`` each.
 
     Uses the head's own ``adjoint`` where it gives one, otherwise one backward pass for every example.
+
+    Args:
+        potentials: The batch.
+        parts: Parts of every example.
+        parameters: The head's.
+        sparse: Whether to leave sparse what the head gives as sparse tensors.
     """
     if potentials.adjoint is not None:
         gradients = list(potentials.adjoint(parts))
@@ -276,7 +288,7 @@ def per_example_adjoint(potentials: Potentials, parts: Parts, parameters: Sequen
                 f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}; expected [B, *shape] for "
                 f"each parameter in the order of head.parameters(): {[list(p.shape) for p in parameters]}"
             )
-        return gradients
+        return gradients if sparse else [dense(gradient) for gradient in gradients]
     result = [p.new_zeros(potentials.batch_size, *p.shape) for p in parameters]
     for row in range(potentials.batch_size):
         gradients = adjoint(potentials, {name: _only(tensor, row) for name, tensor in parts.items()}, parameters)
@@ -314,8 +326,13 @@ def response(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor])
     return result
 
 
-def adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """``sum_i Phi_i^T parts_i`` by autograd, one tensor for every parameter; the graph is kept."""
+def adjoint(
+    potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
+) -> list[Tensor]:
+    """``sum_i Phi_i^T parts_i`` by autograd, one tensor for every parameter; the graph is kept.
+
+    ``sparse`` says whether gradients that are sparse tensors stay so.
+    """
     names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
     gradients = torch.autograd.grad(
         [potentials.tensors[name] for name in names],
@@ -324,12 +341,16 @@ def adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) 
         retain_graph=True,
         allow_unused=True,
     )
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    return found if sparse else [dense(gradient) for gradient in found]
 
 
 def combine(gradients: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
     """``sum_i factors_i gradients_i`` for each parameter, from ``[B, *parameter.shape]`` and ``[B]``."""
-    return [(factors.to(g.dtype) @ g.flatten(1)).view(g.shape[1:]) for g in gradients]
+    return [
+        combine_rows(g, factors) if g.is_sparse else (factors.to(g.dtype) @ g.flatten(1)).view(g.shape[1:])
+        for g in gradients
+    ]
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:

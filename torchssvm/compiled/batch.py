@@ -8,9 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiled.kinds import kind_of
+from torchssvm.compiled.kinds import Kind, kind_of
+from torchssvm.compiled.lists import Lists
+from torchssvm.compiled.packing import offsets
 from torchssvm.compiled.state import Examples, make_scratch
 from torchssvm.potentials import InTurn, Parts
+from torchssvm.row_sparse import rows_of
+from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import Structure
 from torchssvm.structures.base import Labeling
 
@@ -18,7 +22,7 @@ from torchssvm.structures.base import Labeling
 @torch.no_grad()
 def solve_in_turn(
     head: nn.Module,
-    x: Tensor,
+    x: Tensor | SparseFeatures,
     structure: Structure,
     target: Labeling,
     psi: Parts,
@@ -30,7 +34,7 @@ def solve_in_turn(
 
     Args:
         head: One of those that are compiled.
-        x: Its input, in the dtype of its weights.
+        x: Its input; a tensor in the dtype of its weights.
         structure: The dual's.
         target: From ``check_target``.
         psi: The blocks, shaped like the potentials.
@@ -41,46 +45,27 @@ def solve_in_turn(
     Raises:
         TypeError: The head is none that is compiled, or the structure is not that of the head.
     """
-    from torchssvm.compiled.turns import list_tokens, visit_in_turn
+    from torchssvm.compiled.turns import visit_in_turn
 
     kind = kind_of(head)
     if type(structure) is not type(kind.structure) or repr(structure) != repr(kind.structure):
         raise TypeError(
             f"the dual's structure is {structure}, and in_turn=True decodes by the head's, {kind.structure}"
         )
-    y, cost, lengths = (t.numpy() for t in kind.targets(target))
-    tokens = (x if x.ndim == 3 else x.unsqueeze(1)).detach().contiguous()
-    dtype, total = tokens.numpy().dtype, len(y)
-    room = total * tokens.shape[2] + 1
-    start, inner_start = (np.append(0, np.cumsum(sizes)) for sizes in (lengths, lengths * (lengths + 1) // 2))
-    examples = Examples(
-        dense=False,
-        x=np.empty((0, tokens.shape[2]), dtype),
-        value=np.empty(room, dtype),
-        column=np.empty(room, np.int32),
-        row=np.zeros(total + 1, np.int64),
-        y=y,
-        cost=cost,
-        added=cost.astype(dtype),
-        cost_matrix=kind.cost_matrix().numpy(),
-        start=start,
-        inner=np.empty(inner_start[-1], dtype),
-        inner_start=inner_start[:-1],
-    )
-    gram = (tokens @ tokens.transpose(1, 2)).numpy()
-    lists = (examples.value, examples.column, examples.row, examples.inner)
-    list_tokens(tokens.numpy(), gram, lengths, kind.has_bias, *lists)
-    model = kind.model()
+    rows, examples = _from_lists(kind, x, target) if isinstance(x, SparseFeatures) else (None, _dense(kind, x, target))
+    lengths = np.diff(examples.start)
+    model = kind.model(rows)
     model = model._replace(**{name: getattr(model, name).copy() for name in model._fields[:5]})
     gradient = model._replace(**{name: 0 * getattr(model, name) for name in model._fields[:5]})
-    states, batch = kind.num_states, len(lengths)
+    states, batch, dtype = kind.num_states, len(lengths), examples.added.dtype
     scratch = make_scratch(
-        int(lengths.max()), states, kind.width, 0 if kind.pairs is None else states, 1, examples.added.dtype
+        int(lengths.max()), states, model.emission.shape[1], 0 if kind.pairs is None else states, 1, dtype
     )
-    labels = torch.full((batch, tokens.shape[1]), structure.padding)
     steps, gaps = torch.zeros(batch, dtype=torch.float64), torch.zeros(batch, dtype=torch.float64)
-    emission = psi[kind.emission] if x.ndim == 3 else psi[kind.emission].unsqueeze(1)
-    pairs: Any = x.new_zeros(batch, 0, states) if kind.pairs is None else psi[kind.pairs]
+    sequences = kind.pairs is not None
+    emission = psi[kind.emission] if sequences else psi[kind.emission].unsqueeze(1)
+    labels = torch.full(emission.shape[:2], structure.padding)
+    pairs: Any = emission.new_zeros(batch, 0, states) if kind.pairs is None else psi[kind.pairs]
     visit_in_turn(
         examples,
         model,
@@ -92,4 +77,54 @@ def solve_in_turn(
         *(t.numpy() for t in (labels, steps, gaps)),
     )
     combined = [torch.from_numpy(array).contiguous() for array in kind.trained(gradient)]
-    return InTurn(labels if x.ndim == 3 else labels.squeeze(1), steps, gaps, combined)
+    if rows is not None:
+        combined[0] = rows_of(rows, combined[0], kind.weights()[0].shape, coalesced=True)
+    return InTurn(labels if sequences else labels.squeeze(1), steps, gaps, combined)
+
+
+def _dense(kind: Kind, x: Tensor, target: Labeling) -> Examples:
+    """The examples of a batch of dense features."""
+    from torchssvm.compiled.turns import list_tokens
+
+    tokens = (x if x.ndim == 3 else x.unsqueeze(1)).detach().contiguous()
+    y, cost, lengths = kind.targets(target)
+    room = len(y) * tokens.shape[2] + 1
+    value, column = torch.empty(room, dtype=tokens.dtype), torch.empty(room, dtype=torch.int32)
+    examples = _examples(kind, y, cost, lengths, torch.zeros_like(y), column, value)
+    gram = (tokens @ tokens.transpose(1, 2)).numpy()
+    lists = (examples.value, examples.column, examples.row, examples.inner)
+    list_tokens(tokens.numpy(), gram, lengths.numpy(), kind.has_bias, *lists)
+    return examples
+
+
+def _from_lists(kind: Kind, x: SparseFeatures, target: Labeling) -> tuple[Tensor, Examples]:
+    """The columns that a batch of lists has, and its examples with these columns only."""
+    from torchssvm.compiled.inner import fill_inner
+
+    lists = kind.features(x, target)
+    assert isinstance(lists, Lists)
+    rows, local = lists.columns.unique(return_inverse=True)
+    examples = _examples(kind, *kind.targets(target), lists.counts, local.to(torch.int32), lists.values)
+    fill_inner(examples, kind.has_bias)
+    return rows.to(torch.int64), examples
+
+
+def _examples(
+    kind: Kind, y: Tensor, cost: Tensor, lengths: Tensor, counts: Tensor, column: Tensor, value: Tensor
+) -> Examples:
+    """Packed examples with lists of features; inner products are not filled in yet."""
+    inner_start = offsets(lengths * (lengths + 1) // 2)
+    return Examples(
+        dense=False,
+        x=np.empty((0, 0), value.numpy().dtype),
+        value=value.numpy(),
+        column=column.numpy(),
+        row=offsets(counts).numpy(),
+        y=y.numpy(),
+        cost=cost.numpy(),
+        added=cost.to(value.dtype).numpy(),
+        cost_matrix=kind.cost_matrix().numpy(),
+        start=offsets(lengths).numpy(),
+        inner=torch.empty(int(inner_start[-1]), dtype=value.dtype).numpy(),
+        inner_start=inner_start[:-1].numpy(),
+    )

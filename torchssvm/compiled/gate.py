@@ -15,6 +15,8 @@ from torchssvm.dual.bounds import Box
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import squared_norm
 
+_LARGE = 1 << 17  # weights
+
 
 class Gate:
     """Refuses a dual that is not of this head, or that the compiled loop was not made for, before anything changes.
@@ -41,6 +43,9 @@ class Gate:
             )
         self.kind, self.dual = kind, dual
         self._shapes = [(p.shape, p.dtype) for p in dual.parameters]
+        # Then only writes that torch knows of are looked for, and the norm is kept up to date: all weights are read in
+        # exact passes, and not in every run.
+        self.is_large = sum(p.numel() for p in dual.parameters) > _LARGE
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were looked at
         self.check_weights(begun=False)
 
@@ -72,7 +77,8 @@ class Gate:
             raise ValueError("the head's parameters must be contiguous")
         if dual.box:
             raise TypeError("the head's weights have bounds, which are not compiled; use BlockGap and BCFW")
-        size = math.sqrt(squared_norm(dual.parameters))
+        written = dual.written_to() or not self.is_large
+        size = math.sqrt(squared_norm(dual.parameters)) if written else dual.held_norm
         if not math.isfinite(size):
             raise RuntimeError("the head's weights are not finite")
         if (begun or dual.steps) and dual.recomputed is None and dual.norm_changed(size):

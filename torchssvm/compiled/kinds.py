@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.batch import Batch, apply_head
+from torchssvm.compiled.lists import Lists, lists_within
 from torchssvm.compiled.state import Model
-from torchssvm.heads import LinearChain, LinearMulticlass
+from torchssvm.heads import LinearChain, LinearMulticlass, SparseLinearChain
 from torchssvm.linearity import is_check
 from torchssvm.potentials import SINGLE
 from torchssvm.structures import Chain, Multiclass, Structure
@@ -51,8 +52,8 @@ class Kind(ABC):
         """Labels and costs of all tokens, and the lengths ``[B]``."""
 
     @abstractmethod
-    def features(self, x: Tensor, target: Labeling) -> Tensor:
-        """Of all tokens, ``[tokens, F]``."""
+    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
+        """Of all tokens, ``[tokens, F]`` or as lists."""
 
     @abstractmethod
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
@@ -65,17 +66,26 @@ class Kind(ABC):
         Rows that fill the vectors of the machine make the loop an eighth faster. They are a copy, so that weights which
         do not fit in a cache are used where they are.
         """
-        rows = len(self.weights()[0])
+        return self.width_of(len(self.weights()[0]))
+
+    def width_of(self, rows: int) -> int:
+        """W for so many features."""
         wide = -(-self.num_states // _LANES) * _LANES
         return wide if self.num_states >= _LANES and rows * wide <= _COPIED else self.num_states
 
-    def model(self) -> Model:
-        """The weights, sharing their memory with the head's where rows are not filled up."""
+    def model(self, rows: Tensor | None = None) -> Model:
+        """The weights, sharing their memory with the head's where rows are not filled up.
+
+        Args:
+            rows: ``[U]`` int64, the only features wanted, their weights a copy; None is all.
+        """
         emission, pairs, *biases = self.weights()
+        emission = emission if rows is None else emission[rows]
+        width = self.width_of(len(emission))
         zero = torch.zeros(self.num_states, dtype=emission.dtype)
         if pairs is None:
             pairs = torch.zeros(0, self.num_states, dtype=emission.dtype)
-        wide = [self._fill_up(t.detach()) for t in (emission, *(zero if b is None else b for b in biases))]
+        wide = [_fill_up(t.detach(), width) for t in (emission, *(zero if b is None else b for b in biases))]
         bias, first = biases[0], biases[1]
         arrays: list[Any] = [t.numpy() for t in (wide[0], pairs.detach(), *wide[1:])]
         return Model(*arrays, bias is not None, first is not None)  # type: ignore[call-arg]
@@ -88,10 +98,6 @@ class Kind(ABC):
         for held, array in ((emission, model.emission), *zip(biases, model[2:5], strict=True)):
             if held is not None:
                 held.detach().copy_(torch.from_numpy(array)[..., : self.num_states])
-
-    def _fill_up(self, tensor: Tensor) -> Tensor:
-        missing = self.width - tensor.shape[-1]
-        return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
     @abstractmethod
     def trained(self, model: Model) -> list[Any]:
@@ -130,7 +136,7 @@ class ChainKind(Kind):
         real = labels >= 0
         return labels[real], costs[real], real.sum(1)
 
-    def features(self, x: Tensor, target: Labeling) -> Tensor:
+    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
         """Positions within the lengths."""
         return x[self.structure.costs(target)[1] >= 0]  # type: ignore[attr-defined]
 
@@ -155,6 +161,15 @@ class ChainKind(Kind):
         return torch.full((1, longest), self.num_states - 1)
 
 
+class SparseChainKind(ChainKind):
+    """:class:`SparseLinearChain`."""
+
+    def features(self, x: Any, target: Labeling) -> Lists:
+        """Positions within the lengths."""
+        inside = self.structure.costs(target)[1] >= 0  # type: ignore[attr-defined]
+        return lists_within(x, inside, len(self.head.emission), self.head.emission.dtype)
+
+
 class MulticlassKind(Kind):
     """:class:`LinearMulticlass`: a sequence of one token, without pairs."""
 
@@ -176,7 +191,7 @@ class MulticlassKind(Kind):
         """One for each example."""
         return target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
 
-    def features(self, x: Tensor, target: Labeling) -> Tensor:
+    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
         """One row for each example."""
         return x
 
@@ -197,6 +212,11 @@ class MulticlassKind(Kind):
         return torch.full((1,), self.num_states - 1)
 
 
+def _fill_up(tensor: Tensor, width: int) -> Tensor:
+    missing = width - tensor.shape[-1]
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
 def kind_of(head: nn.Module) -> Kind:
     """How the loop sees this head.
 
@@ -205,12 +225,14 @@ def kind_of(head: nn.Module) -> Kind:
     """
     if type(head) is LinearChain and head.positions is None and type(head.structure) is Chain:
         kind: Kind = ChainKind(head)
+    elif type(head) is SparseLinearChain and type(head.structure) is Chain:
+        kind = SparseChainKind(head)
     elif type(head) is LinearMulticlass and type(head.structure) is Multiclass:
         kind = MulticlassKind(head)
     else:
         raise TypeError(
-            f"head={head} must be a LinearChain with shared transitions and a Chain structure, or a LinearMulticlass "
-            "with a Multiclass structure; use BlockGap and BCFW"
+            f"head={head} must be a LinearChain with shared transitions or a SparseLinearChain, and its structure a "
+            "Chain, or a LinearMulticlass with a Multiclass structure; use BlockGap and BCFW"
         )
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
         raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")

@@ -146,7 +146,9 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     counters[2] += 1
     scratch.step[0] += step
     if step > 0.0:
-        scale_direction(delta, pairs, length, squares, -step / (options.lam * n))
+        rate = step / (options.lam * n)  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
+        scratch.step[1] += rate * (rate * bend - 2.0 * (value - loss_change))
+        scale_direction(delta, pairs, length, squares, -rate)
         add_to_weights(examples, model, i, length, delta, pairs, squares)
         scalars.loss[i] += step * loss_change / n
         move_masses(i, count, length, step, blocks, scratch)

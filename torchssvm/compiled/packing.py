@@ -10,9 +10,11 @@ from torch import Tensor
 
 from torchssvm.batch import Batch
 from torchssvm.compiled.kinds import Kind
+from torchssvm.compiled.lists import Lists, lists_of
 from torchssvm.compiled.state import Examples
 from torchssvm.dual import DualState
 from torchssvm.potentials import as_potentials
+from torchssvm.sparse import SparseFeatures
 
 _DENSE = 0.5  # a feature in a list of those that are not zero takes twice the room, and a little more time
 
@@ -23,14 +25,14 @@ class Piece(NamedTuple):
     Attributes:
         index: ``[B]`` int64.
         lengths: ``[B]`` int64.
-        x: ``[tokens, F]``.
+        x: ``[tokens, F]``, or lists.
         labels: ``[tokens]`` int64.
         cost: ``[tokens]`` float64.
     """
 
     index: Tensor  # type: ignore[assignment]  # it hides tuple.index
     lengths: Tensor
-    x: Tensor
+    x: Tensor | Lists
     labels: Tensor
     cost: Tensor
 
@@ -55,15 +57,15 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
             raise ValueError(f"batches gave example {example} twice: every training example is needed exactly once")
         lengths[piece.index] = piece.lengths
-        nonzeros += int(piece.x.count_nonzero())
+        nonzeros += int(piece.x.count_nonzero()) if isinstance(piece.x, Tensor) else len(piece.x.columns)
         pieces.append(piece)
     if not bool((lengths > 0).all()):
         missing = (lengths == 0).nonzero().flatten().tolist()
         used_up = "; were they a generator that was used up?" if len(missing) == n else ""
         raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them{used_up}")
     start = offsets(lengths)
-    tokens, features = int(start[-1]), pieces[0].x.shape[1]
-    dense = nonzeros > _DENSE * tokens * features
+    tokens, features = int(start[-1]), len(kind.weights()[0])
+    dense = isinstance(pieces[0].x, Tensor) and nonzeros > _DENSE * tokens * features
     y, cost = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, dtype=torch.float64)
     x = torch.empty(tokens if dense else 0, features, dtype=dtype)
     counts = torch.zeros(tokens, dtype=torch.int64)
@@ -72,18 +74,18 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
         piece = pieces.pop()  # each is let go of when it has been copied
         place = _places(start[piece.index], piece.lengths)
         y[place], cost[place] = piece.labels, piece.cost
-        if dense:
+        if dense and isinstance(piece.x, Tensor):
             x[place] = piece.x
         else:
-            rows, columns = piece.x.nonzero(as_tuple=True)
-            counts[place] = torch.bincount(rows, minlength=len(place))
-            lists.append((place, columns.to(torch.int32), piece.x[rows, columns]))
+            own = lists_of(piece.x) if isinstance(piece.x, Tensor) else piece.x
+            counts[place] = own.counts
+            lists.append((place, own.columns, own.values))
     row = offsets(counts)
     value, column = torch.empty(int(row[-1]), dtype=dtype), torch.empty(int(row[-1]), dtype=torch.int32)
     while lists:
         place, columns, values = lists.pop()
-        own = _places(row[place], counts[place])
-        value[own], column[own] = values, columns
+        own_place = _places(row[place], counts[place])
+        value[own_place], column[own_place] = values, columns
     inner_start = offsets(lengths * (lengths + 1) // 2)
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)
     arrays = (x, value, column, row, y, cost, cost.to(dtype), kind.cost_matrix(), start, inner, inner_start[:-1])
@@ -95,8 +97,13 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
 def _check_kind(batch: object) -> None:
     if not isinstance(batch, Batch):
         raise TypeError(f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths)")
+    if isinstance(batch.x, SparseFeatures):
+        return
     if not isinstance(batch.x, Tensor) or batch.x.layout != torch.strided:
-        raise TypeError("x must be a dense tensor; features that are mostly zero are kept as lists all the same")
+        raise TypeError(
+            "x must be a dense tensor (features that are mostly zero are kept as lists all the same), or "
+            "SparseFeatures for a SparseLinearChain"
+        )
 
 
 def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Piece:
@@ -104,12 +111,15 @@ def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Pie
         potentials = as_potentials(kind.apply(batch))
     index = dual.check_batch(batch.index, potentials)
     target = kind.structure.check_target(batch.y, potentials)
-    finite = torch.isfinite(batch.x.detach().to(dtype)).flatten(1).all(1)
-    if not bool(finite.all()):
-        example = int(index[int((~finite).nonzero()[0])])
-        raise ValueError(f"x of example {example} holds numbers that are not finite, padding included")
+    numbers = batch.x.values if isinstance(batch.x, SparseFeatures) else batch.x
+    if numbers is not None:
+        finite = torch.isfinite(numbers.detach().to(dtype)).flatten(1).all(1)
+        if not bool(finite.all()):
+            example = int(index[int((~finite).nonzero()[0])])
+            raise ValueError(f"x of example {example} holds numbers that are not finite, padding included")
     labels, cost, lengths = kind.targets(target)
-    return Piece(index, lengths, kind.features(batch.x, target).detach().to(dtype), labels, cost)
+    x = kind.features(batch.x, target)
+    return Piece(index, lengths, x if isinstance(x, Lists) else x.detach().to(dtype), labels, cost)
 
 
 def offsets(sizes: Tensor) -> Tensor:

@@ -131,7 +131,6 @@ class CompiledBCFW:
         """
         index = given = self._check_index(index)
         self._begin()
-        self._scratch.step[:] = 0.0
         nowhere = torch.zeros(0, dtype=torch.float64)
         try:
             while len(index):
@@ -229,10 +228,12 @@ class CompiledBCFW:
         if dual.recomputed is not None:
             dual.set_weights(dual.recomputed)
         dual.discard()
+        self._scratch.step[:] = 0.0
 
     def _end(self, index: Tensor | None) -> None:
         self._memory.remember_lengths(index)
-        self.dual.remember_weights()
+        squared = self.dual.held_norm**2 + float(self._scratch.step[1])
+        self.dual.remember_weights(squared if self._gate.is_large else None)
         self._gate.remember()
         self.dual.notify()
 

@@ -110,7 +110,10 @@ class Options(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one block: potentials, maxima of Viterbi, responses, directions, the atoms; and the sum of all steps."""
+    """Room for one block: potentials, maxima of Viterbi, responses, directions, the atoms.
+
+    ``step`` gets the sum of all steps, and the change of ``|w|^2``.
+    """
 
     emission: Any
     into: Any
@@ -153,5 +156,5 @@ def make_scratch(longest: int, states: int, width: int, pairs: int, atoms: int, 
         change=np.zeros(atoms),
         gram=np.zeros((atoms, atoms)),
         work=np.zeros(atoms),
-        step=np.zeros(1),
+        step=np.zeros(2),
     )

@@ -119,7 +119,7 @@ class Labelings(Storage):
         """One backward pass of the head."""
         assert isinstance(stored, _StoredLabelings)
         weight = 1.0 / (self.lam * self.num_examples)
-        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi(), self.parameters)]
+        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi(), self.parameters, sparse=True)]
 
     def rescale(self, factor: float) -> None:
         """``psi_i *= factor``: the mass that leaves the labelings goes to the target."""

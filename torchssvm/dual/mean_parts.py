@@ -84,7 +84,7 @@ class MeanParts(Storage):
         """One backward pass of the head."""
         assert isinstance(stored, StoredParts)
         weight = 1.0 / (self.lam * self.num_examples)
-        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters)]
+        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters, sparse=True)]
 
     def add(self, index: Tensor, potentials: Potentials, parts: Parts, factors: Tensor | None = None) -> None:
         """``psi_i += factors_i parts_i`` (None: 1) for distinct examples; the first call allocates."""

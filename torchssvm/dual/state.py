@@ -18,6 +18,7 @@ from torchssvm.dual.problem import check_lam, check_problem, find_structure
 from torchssvm.dual.storage import Storage
 from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import Potentials
+from torchssvm.row_sparse import add_to, inner_product, squared_length
 from torchssvm.structures import Structure
 
 
@@ -93,6 +94,7 @@ class DualState(PendingSteps):
         self.unclipped: list[Tensor] = list(self.parameters)
         self.recomputed: list[Tensor] | None = None
         self.held_norm = 0.0
+        self._written = [-1 for _ in self.parameters]
         self.version = 0
         self.restarts = 0
 
@@ -296,8 +298,14 @@ class DualState(PendingSteps):
     def move_weights(self, directions: Sequence[Tensor], rate: float) -> None:
         """``v += rate d``, from the v that an exact pass has recomputed if there is one, and the weights with it."""
         if self.recomputed is None and not self.box:
-            torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
-            self.remember_weights()
+            if not any(d.is_sparse for d in directions):
+                torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
+                self.remember_weights()
+                return
+            change = rate * (2.0 * inner_product(self.parameters, directions) + rate * squared_length(directions))
+            for held, direction in zip(self.unclipped, directions, strict=True):
+                add_to(held, direction, rate)
+            self.remember_weights(self.held_norm**2 + change)
             return
         start = self.unclipped if self.recomputed is None else self.recomputed
         self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(start, directions, strict=True))
@@ -306,10 +314,22 @@ class DualState(PendingSteps):
         """Whether weights of this norm are not those that the last step left, beyond rounding."""
         return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
 
-    def remember_weights(self) -> None:
-        """Note the weights as those of the dual; ``BCFW.step`` refuses others, and directions computed before."""
+    def written_to(self) -> bool:
+        """Whether somebody has written to the weights since they were remembered, as far as torch knows of it.
+
+        It does not know of writes through ``.data`` or numpy.
+        """
+        return [p._version for p in self.parameters] != self._written
+
+    def remember_weights(self, squared: float | None = None) -> None:
+        """Note the weights as those of the dual; ``BCFW.step`` refuses others, and directions computed before.
+
+        Args:
+            squared: ``|w|^2``, where it is known without looking at every weight; up to rounding.
+        """
         self.version += 1
-        self.held_norm = math.sqrt(squared_norm(self.parameters))
+        self.held_norm = math.sqrt(max(squared_norm(self.parameters) if squared is None else squared, 0.0))
+        self._written = [p._version for p in self.parameters]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""

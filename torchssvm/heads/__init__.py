@@ -3,5 +3,6 @@
 from torchssvm.heads.linear_chain import LinearChain
 from torchssvm.heads.linear_multiclass import LinearMulticlass
 from torchssvm.heads.linear_tree import LinearTree
+from torchssvm.heads.sparse_chain import SparseLinearChain
 
-__all__ = ["LinearChain", "LinearMulticlass", "LinearTree"]
+__all__ = ["LinearChain", "LinearMulticlass", "LinearTree", "SparseLinearChain"]

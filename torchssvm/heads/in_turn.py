@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from torchssvm.oracles.compiled import numba_available
 from torchssvm.potentials import InTurn
 
 
-def solve_in_turn(head: nn.Module, x: Tensor, *problem: Any) -> InTurn:
+def solve_in_turn(head: nn.Module, x: Any, *problem: Any) -> InTurn:
     """See ``torchssvm.compiled.batch``, which is imported only where it is used.
 
     Raises:

@@ -68,8 +68,11 @@ class LinearChain(nn.Module):
             lengths: ``[B]`` int64, 1 to N; None means N for all.
 
         Raises:
+            TypeError: ``x`` is no tensor.
             ValueError: A shape or a length does not fit.
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x is a {type(x).__name__}, and must be a tensor: SparseLinearChain takes SparseFeatures")
         if x.ndim != 3 or x.shape[2] != self.emission.shape[0]:
             raise ValueError(f"x must be [B, N, {self.emission.shape[0]}], got {list(x.shape)}")
         batch, longest, _ = x.shape
@@ -87,8 +90,8 @@ class LinearChain(nn.Module):
             extra = [self.bias, self.first, self.last]
             if all(weights is None for weights in extra):
                 emission = x @ self.emission
-            elif _transformed():
-                emission = x @ self.emission + _everywhere(longest, last, *extra)
+            elif transformed():
+                emission = x @ self.emission + everywhere(longest, last, *extra)
             else:
                 emission = _Emission.apply(x, last, self.emission, *extra)
             transition = self.transition if self.positions is None else self.transition[: longest - 1]
@@ -96,7 +99,7 @@ class LinearChain(nn.Module):
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = parts["emission"]
-            sums = _sums(v, last)
+            sums = sums_of(v, last)
             own = zip((self.bias, self.first, self.last), sums, strict=True)
             return [
                 x.detach().transpose(1, 2) @ v,
@@ -136,13 +139,13 @@ class LinearChain(nn.Module):
         return padded
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether a transform of ``torch.func`` is under way: these do not take custom functions."""
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return active is not None and active()
 
 
-def _everywhere(
+def everywhere(
     longest: int, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
 ) -> Tensor | float:
     """What is added to ``x W``, ``[B, N, K]``, in plain operations."""
@@ -161,15 +164,7 @@ class _Emission(torch.autograd.Function):
         ctx: Any, x: Tensor, last: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(x, last, weight if ctx.needs_input_grad[0] else None)  # steps write to the weight
-        emission = x @ weight
-        extra = [weight.new_zeros(weight.shape[1]) if t is None else t.detach() for t in (bias, first, end)]
-        if fits_numba(emission, last, *extra):
-            linear_chain_cpu.add_everywhere(*(t.numpy() for t in (emission, last, *extra)))
-            return emission
-        emission[torch.arange(len(last), device=last.device), last] += extra[2]
-        emission[:, 1:] += extra[0]
-        emission[:, 0] += extra[0] + extra[1]
-        return emission
+        return add_biases(x @ weight, last, bias, first, end)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -187,7 +182,19 @@ class _Emission(torch.autograd.Function):
         )
 
 
-def _sums(v: Tensor, last: Tensor) -> Sequence[Tensor]:
+def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None) -> Tensor:
+    """Add what every token, the first and the last one get, in place; each may be None."""
+    extra = [emission.new_zeros(emission.shape[2]) if t is None else t.detach() for t in (bias, first, end)]
+    if fits_numba(emission, last, *extra):
+        linear_chain_cpu.add_everywhere(*(t.numpy() for t in (emission, last, *extra)))
+        return emission
+    emission[torch.arange(len(last), device=last.device), last] += extra[2]
+    emission[:, 1:] += extra[0]
+    emission[:, 0] += extra[0] + extra[1]
+    return emission
+
+
+def sums_of(v: Tensor, last: Tensor) -> Sequence[Tensor]:
     """Every example's sum over all its tokens, the first and the last one, ``[B, K]`` each."""
     if fits_numba(v, last) and not v.requires_grad:
         sums = v.new_empty(3, v.shape[0], v.shape[2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,10 +12,11 @@ from torch.optim import Optimizer
 
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.bounds import Box
-from torchssvm.dual.state import flat
 from torchssvm.optim.box_qp import solve_batch
+from torchssvm.optim.gradient_check import check_gradient
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch
 from torchssvm.potentials import full_precision
+from torchssvm.row_sparse import dense, inner_product
 
 
 class BCFW(Optimizer):
@@ -131,7 +131,10 @@ class BCFW(Optimizer):
         try:
             self._check_bounds()
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
-            squared: float | None = self._check_gradient(proposals, gradients)
+            gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
+            squared: float | None = check_gradient(dual, proposals, gradients)
+            if dual.box:
+                gradients = [dense(gradient) for gradient in gradients]
             if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
                 coefficients, gradients, moving = _merge(proposals, dual)
                 largest, squared = 1.0, None
@@ -146,8 +149,8 @@ class BCFW(Optimizer):
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
             if dual.recomputed is not None:
                 # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
-                moved = flat(dual.box.clip(dual.recomputed)) - flat(dual.parameters)
-                value += float(moved @ flat(gradients))
+                moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
+                value += inner_product([there.to(torch.float64) - w for there, w in moved], gradients)
             gamma = self._move_weights(value, gradients, largest, squared)
             for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
                 self._move_blocks(proposal, gamma * coefficient, rows)
@@ -208,73 +211,6 @@ class BCFW(Optimizer):
                     "them: make a new DualState and BCFW"
                 )
 
-    def _check_gradient(self, proposals: list[Proposal], gradients: list[Tensor]) -> float:
-        """Whether the gradients are those of the proposals; Euler's identity is the main witness.
-
-        For a linear head ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. Where per-example gradients are known, and at
-        w = 0, where Euler's identity says nothing, the gradient itself is compared.
-
-        Returns:
-            The squared length of the gradient.
-        """
-        dual = self.dual
-        for proposal in proposals:
-            if proposal.version != dual.version:
-                raise RuntimeError(
-                    "the directions of this backward pass are of an earlier state of the dual: call the head and "
-                    "BlockGap again after every step (no retain_graph), and after loading or recomputing weights"
-                )
-            if not (math.isfinite(proposal.scale) and proposal.scale > 0.0):
-                raise RuntimeError(f"the loss was multiplied by {proposal.scale}: only positive factors make sense")
-        for parameter, gradient in zip(dual.parameters, gradients, strict=True):
-            if gradient.dtype != parameter.dtype or gradient.is_sparse:
-                raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_ADVICE}")
-        both = flat([*dual.parameters, *gradients]).view(2, -1)
-        (squared_size, found), (_, squared_length) = (both @ both.t()).tolist()
-        size, length = math.sqrt(squared_size), math.sqrt(squared_length)
-        if dual.recomputed is None and dual.norm_changed(size):
-            raise RuntimeError(
-                f"the head's weights have changed since BCFW set them (their norm was {dual.held_norm:.6g} and is "
-                f"{size:.6g}): they are a function of the dual. Load the optimizer's state too, or make BCFW after "
-                "initialising the head"
-            )
-        if not math.isfinite(length):
-            raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")
-        eps = torch.finfo(dual.parameters[0].dtype).eps
-        expected = sum(p.scale * float(p.gammas @ p.slopes) for p in proposals)
-        allowed = 1e-4 * abs(expected) + 200 * eps * size * length + 1e-30  # the last for products that underflow
-        if not abs(found - expected) <= allowed:
-            # Slopes are sums of larger terms: allow for their rounding before an error is raised.
-            allowed += 200 * eps * sum(_size_of_terms(p, dual.num_examples) for p in proposals)
-        if not abs(found - expected) <= allowed:
-            raise RuntimeError(
-                f"<w, gradient> is {found:.9g} and should be {expected:.9g}, as for every head that is linear in its "
-                f"weights: {_ADVICE}"
-            )
-        if len(proposals) == 1 and proposals[0].squared_norm is not None and bool(both[0].all()):
-            # Euler's identity and the length tell almost every change, and are known already: only if the length is not
-            # to the last digits what it should be, or some weight is zero, the gradient itself is compared.
-            told = proposals[0].scale ** 2 * proposals[0].squared_norm
-            if abs(squared_length - told) <= 30 * eps * told:
-                return squared_length
-        gradient = both[1]
-        known = [_known_gradient(proposal) for proposal in proposals]
-        if any(part is None for part in known):
-            return squared_length
-        reference = sum(part for part in known if part is not None)
-        assert isinstance(reference, Tensor)
-        difference, scale = float((gradient - reference).norm()), float(reference.norm())
-        allowed = 1e-4 * max(scale, length)
-        if not difference <= allowed:  # terms that cancel leave their rounding, and that of the blocks they came from
-            terms = sum(_length_of_terms(p, dual.num_examples) for p in proposals)
-            allowed += 200 * eps * (terms + dual.lam * float(flat(dual.unclipped).norm()))
-        if not difference <= allowed:
-            raise RuntimeError(
-                f"the gradient differs from the one that the backward pass gave by {difference:.3g} (its length is "
-                f"{scale:.3g}): {_ADVICE}"
-            )
-        return squared_length
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the optimizer is made: its parameters are those of the dual.
 
@@ -319,13 +255,6 @@ class BCFW(Optimizer):
                     group[name] = bound
 
 
-_ADVICE = (
-    "BCFW needs the gradient of BlockGap as backward() left it. Call optimizer.zero_grad() before every forward pass; "
-    "remove gradient clipping and scaling, mixed precision and other losses on the head's weights; if the head is your "
-    "own, see torchssvm.check(head, structure, batch)"
-)
-
-
 def _bounds(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     """Lower and upper bounds of each group, as they were given."""
     return [(group.get("lower"), group.get("upper")) for group in groups]
@@ -341,31 +270,6 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
-def _known_gradient(proposal: Proposal) -> Tensor | None:
-    """The gradient that the backward pass gave, as one vector, where it can be told without it."""
-    return None if proposal.reference is None else proposal.scale * flat(proposal.reference)
-
-
-def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
-    """How large the numbers are that the slopes were summed from: their rounding is relative to it."""
-    total = proposal.scale * sum(float(proposal.gammas @ terms.abs()) for terms in proposal.slope_terms)
-    for name, tensor in proposal.potentials.tensors.items():
-        # Where labelings cancel, what is left of their masses and scores is rounding.
-        moved = 2.0 if proposal.change is None else proposal.change.abs().sum(1)
-        sizes = tensor.flatten(1).norm(dim=1) * (proposal.parts[name].flatten(1).norm(dim=1) + moved)
-        total += proposal.scale * float(proposal.gammas @ sizes.to(torch.float64)) / num_examples
-    return total
-
-
-def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
-    """``sum_i scale gamma_i |d_i|``, or the length of the sum where only that is known."""
-    if proposal.gradients is None:
-        return proposal.scale * float(flat(proposal.reference or []).norm())
-    squares = sum(g.flatten(1).to(torch.float64).square().sum(1) for g in proposal.gradients)
-    assert isinstance(squares, Tensor)
-    return proposal.scale / num_examples * float(proposal.gammas @ squares.sqrt())
-
-
 def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Solve the box QP of all accumulated batches together, as for one batch; examples drawn again do not count.
 
@@ -379,9 +283,10 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
         seen.update(proposal.index[fresh].tolist())
         keep.append(torch.tensor(fresh, dtype=torch.int64, device=proposal.index.device))
     stacked = [
-        torch.cat([g[rows] for g, rows in zip(several, keep, strict=True)])
+        torch.cat([g.index_select(0, rows) for g, rows in zip(several, keep, strict=True)])
         for several in zip(*(p.gradients or [] for p in proposals), strict=True)
     ]
+    stacked = [g.coalesce() if g.is_sparse else g for g in stacked]
     values = torch.cat([p.values[rows] for p, rows in zip(proposals, keep, strict=True)])
     weight, most = 1.0 / (dual.lam * dual.num_examples**2), max(p.sweeps for p in proposals)
     gammas, combined, _ = solve_batch(stacked, values, weight, most, factor=1.0 / dual.num_examples)

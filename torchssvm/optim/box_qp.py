@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.fast_sums import compiled_sums, fits_numba
+from torchssvm.optim.box_qp_rows import ascend_rows
 from torchssvm.oracles.compiled import compiled, numba_available, triton_available
 from torchssvm.potentials import combine
+from torchssvm.row_sparse import gram_of_rows, squared_length
 
 _CONVERGED = 1e-3  # steps are re-scaled by the line search, and corners are only approximately right: no need for more
 
@@ -39,16 +41,20 @@ def solve_batch(
     G takes 2 R^2 d, and u is wanted anyway. Elsewhere G is one product of matrices.
 
     Args:
-        gradients: g_i for each parameter, ``[R, *parameter.shape]``.
+        gradients: g_i for each parameter, ``[R, *parameter.shape]``; sparse where few rows are not zero.
         values: v, ``[R]`` float64.
         weight: Positive.
         sweeps: Most sweeps; 0 sets all gammas to 1.
         factor: Multiplies the combined gradient.
     """
-    gradients = [gradient.contiguous() for gradient in gradients]
+    sparse = any(gradient.is_sparse for gradient in gradients)
+    if not sparse:
+        gradients = [gradient.contiguous() for gradient in gradients]
     if not sweeps or values.shape[0] < 2:
         gammas = torch.ones_like(values)
-    elif fits_numba(values, *gradients):
+    elif sparse and (steps := ascend_rows(gradients, values, weight, sweeps, _CONVERGED, factor)) is not None:
+        return BatchSteps(*steps, squared_length(steps[1]))
+    elif not sparse and fits_numba(values, *gradients):
         arrays = tuple(g.numpy().reshape(g.shape[0], g.shape[1:].numel()) for g in gradients)
         found, total, square = _ascend_rows(arrays, values.numpy(), weight, sweeps, _CONVERGED, factor)
         parts = torch.from_numpy(total).split([array.shape[1] for array in arrays])
@@ -57,8 +63,7 @@ def solve_batch(
     else:
         gammas = solve_box_qp(gram(gradients, torch.arange(len(values), device=values.device)) * weight, values, sweeps)
     combined = combine(gradients, gammas * factor)
-    squares = torch.stack([part.to(torch.float64).square().sum() for part in combined])
-    return BatchSteps(gammas, combined, float(squares.sum()))
+    return BatchSteps(gammas, combined, squared_length(combined))
 
 
 @compiled_sums
@@ -164,6 +169,9 @@ def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:
     """Inner products of the per-example gradients of ``rows``, summed over the parameters: ``[R, R]``."""
     total: Tensor | float = 0.0
     for gradient in gradients:
+        if gradient.is_sparse:
+            total = total + gram_of_rows(gradient if len(rows) == len(gradient) else gradient.index_select(0, rows))
+            continue
         flat = gradient.flatten(1)
         flat = flat if len(rows) == len(flat) else flat[rows]
         total = total + flat @ flat.t()
