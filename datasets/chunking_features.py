@@ -185,7 +185,9 @@ class Vocabulary:
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']!r}")
             names, tags = content["attributes"], content["tags"]
-            if not all(isinstance(values, list) and all(isinstance(v, str) for v in values) for values in (names, tags)):
+            if not all(
+                isinstance(values, list) and all(isinstance(v, str) for v in values) for values in (names, tags)
+            ):
                 raise ValueError("attributes and tags must be lists of strings")
             return cls(names, tags, content["min_count"])
         except (ValueError, KeyError, TypeError) as error:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torchssvm.heads import SparseLinearChain
+from torchssvm.heads import SparseLinearChain
 
 CHUNK_TAGS = 22
 
@@ -17,6 +14,4 @@ def chunking_chain(in_features: int, num_tags: int = CHUNK_TAGS) -> SparseLinear
         in_features: Columns of the vocabulary, ``CoNLL2000("train").in_features``.
         num_tags: Other than 22 for a corpus of your own, ``dataset.num_states``.
     """
-    from torchssvm.heads import SparseLinearChain
-
     return SparseLinearChain(in_features, num_tags)
