@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
-from torchssvm.batch import Batch
+from torchssvm.batch import Batch, tree_tensors
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.compiled.kinds import kind_of
 from torchssvm.compiled.solver import check_compiled
@@ -75,8 +75,9 @@ def make_loop(module: StructuredSVM, loader: DataLoader, *, required: bool) -> C
     batches = _batches(module, exact_pass_loader(loader))
     first = next(batches)
     n = count_examples(loader)
-    needed = first.x.numel() * first.x.element_size() * n // max(len(first.index), 1)
-    allowed = int(_SHARE * available_memory(first.x.device))
+    tensors = tree_tensors(first.x)
+    needed = sum(t.numel() * t.element_size() for t in tensors) * n // max(len(first.index), 1)
+    allowed = int(_SHARE * available_memory(tensors[0].device))
     if needed > allowed:
         message = (
             f"the features of {n} examples would take about {needed / 2**20:,.0f} MiB, and half of the memory that is "

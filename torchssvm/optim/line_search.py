@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual.bounds import Box
-from torchssvm.dual.state import squared_norm
+from torchssvm.row_sparse import squared_length
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Line:
 
     Attributes:
         value: Derivative of the dual at gamma = 0.
-        gradients: d, for every parameter: the gradient of ``value`` with respect to the weights.
+        gradients: d, for every parameter: the gradient of ``value`` with respect to the weights; sparse where few rows
+            are not zero, and dense under bounds.
         lam: Regularisation.
         largest: Largest feasible gamma.
         start: v at gamma = 0, for every parameter.
@@ -46,7 +47,7 @@ class Line:
     @cached_property
     def squared_norm(self) -> float:
         """``|d|^2``."""
-        return squared_norm(self.gradients) if self.known_squared_norm is None else self.known_squared_norm
+        return squared_length(self.gradients) if self.known_squared_norm is None else self.known_squared_norm
 
 
 class LineSearch(Protocol):
@@ -135,7 +136,7 @@ def _exact_step_in_box(line: Line) -> float:
     times, changes = [], []  # when others begin and cease to move, and d_j^2 or -d_j^2
     for v, d, lower, upper in zip(line.start, line.gradients, line.box.lower, line.box.upper, strict=True):
         if lower is None or upper is None:
-            always += squared_norm([d])
+            always += squared_length([d])
             continue
         enter, leave, squares = _movement(v, d, lower, upper, line)
         throughout = (enter <= 0.0) & (leave >= line.largest)
