@@ -24,13 +24,13 @@ class Tagged(NamedTuple):
 class _Piece(NamedTuple):
     """What of a chunk stands on one line: from letter ``left`` to ``right``."""
 
-    line: int
+    line: float
     left: int
     right: int
 
 
 def draw_chunks(figure: Any, sentences: Sequence[Tagged]) -> None:
-    """Predicted chunks as boxes, coloured by type; wrong ones framed in red, and the true ones that were missed beneath.
+    """Predicted chunks as boxes, coloured by type; wrong ones framed in red, true ones that were missed in red beneath.
 
     Args:
         figure: A matplotlib figure or subfigure, empty.
@@ -40,7 +40,10 @@ def draw_chunks(figure: Any, sentences: Sequence[Tagged]) -> None:
     axes.axis("off")
     places = list(_places([sentence.words for sentence in sentences]))
     lines = 1 + max((place.line for row in places for place in row), default=0)
-    axes.set(xlim=(0, _WIDTH), ylim=(lines - 0.2, -0.8))
+    axes.set(xlim=(0, _WIDTH), ylim=(lines, -0.9))
+    axes.set_title(
+        "predicted chunks; framed in red: wrong; red lines: the chunks that are true instead", fontsize="small"
+    )
     size = figure.bbox.width / figure.dpi * 72 * _INSIDE / _WIDTH / 0.62  # a letter is some 0.6 as wide as high
     words = {"fontsize": size, "family": "monospace", "ha": "left", "va": "center"}
     for sentence, row in zip(sentences, places, strict=True):
@@ -51,8 +54,9 @@ def draw_chunks(figure: Any, sentences: Sequence[Tagged]) -> None:
             _draw_box(axes, row, chunk, chunk not in set(true), size)
         for chunk in set(true) - set(predicted):
             for piece in _pieces(row, chunk):
-                axes.plot([piece.left, piece.right], [piece.line + 0.33] * 2, color="red", linewidth=1.0)
-                axes.text(piece.right, piece.line + 0.42, chunk.type, fontsize=0.7 * size, color="red", ha="right")
+                axes.plot([piece.left, piece.right], [piece.line + 0.18] * 2, color="red", linewidth=1.0)
+                its = {"fontsize": 0.7 * size, "color": "red", "va": "center"}
+                axes.text(piece.right + 0.3, piece.line + 0.2, chunk.type, **its)
 
 
 def _draw_box(axes: Any, row: Sequence[_Piece], chunk: Chunk, wrong: bool, size: float) -> None:
@@ -64,12 +68,12 @@ def _draw_box(axes: Any, row: Sequence[_Piece], chunk: Chunk, wrong: bool, size:
         axes.add_patch(Rectangle(corner, width, 0.6, color=colour, alpha=0.25, linewidth=0))
         if wrong:
             axes.add_patch(Rectangle(corner, width, 0.6, fill=False, edgecolor="red", linewidth=1.2))
-        axes.text(piece.left, piece.line + 0.2, chunk.type, fontsize=0.7 * size, color="red" if wrong else colour)
+        axes.text(piece.left, piece.line - 0.6, chunk.type, fontsize=0.7 * size, color="red" if wrong else colour)
 
 
 def _places(sentences: Sequence[Sequence[str]]) -> Iterator[list[_Piece]]:
-    """Where each word stands; a sentence begins a line."""
-    line = 0
+    """Where each word stands; a sentence begins a line, a little below the one before."""
+    line = 0.0
     for words in sentences:
         row, left = [], 1
         for word in words:
@@ -78,7 +82,7 @@ def _places(sentences: Sequence[Sequence[str]]) -> Iterator[list[_Piece]]:
             row.append(_Piece(line, left, left + len(word)))
             left += len(word) + 2
         yield row
-        line += 1
+        line += 1.2
 
 
 def _pieces(row: Sequence[_Piece], chunk: Chunk) -> Iterator[_Piece]:
