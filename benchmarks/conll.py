@@ -1,4 +1,4 @@
-"""Text chunking (CoNLL-2000): test F1 and seconds of training, of the structured SVM and of CRFsuite on equal attributes.
+"""Text chunking (CoNLL-2000): test F1 and training time, of the structured SVM and of CRFsuite on the same attributes.
 
 python benchmarks/conll.py --out runs/conll_benchmark
 

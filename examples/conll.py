@@ -72,17 +72,15 @@ def data_of(args: argparse.Namespace, hold_out: float = 0.0) -> CoNLL2000Data:
     return data
 
 
-def fit(args: argparse.Namespace, data: CoNLL2000Data, lam: float) -> tuple[StructuredSVM, DualityGap]:
-    """Train to the certified gap."""
+def prepare(args: argparse.Namespace, data: CoNLL2000Data, lam: float) -> tuple[L.Trainer, StructuredSVM, DualityGap]:
+    """What trains to the certified gap."""
     direction, oracle, storage = rules(args)
     model = StructuredSVM(
         chunking_chain(data.train.in_features), lam=lam, direction=direction, oracle=oracle, storage=storage
     )
     gap = DualityGap(tolerance=args.gap, every_n_epochs=5, max_passes=args.max_passes)
     trainer = L.Trainer(max_epochs=math.ceil(args.max_passes), callbacks=[gap], **trainer_flags(args))
-    with contextlib.suppress(SystemExit):  # what Lightning makes of Ctrl-C
-        trainer.fit(model, data)
-    return model, gap
+    return trainer, model, gap
 
 
 def in_order(dataset: ChunkingDataset) -> DataLoader:
@@ -108,7 +106,8 @@ def choose_lam(args: argparse.Namespace) -> tuple[float, dict[str, float]]:
     data = data_of(args, hold_out=HELD_OUT)
     found = {}
     for lam in args.hold_out:
-        model, gap = fit(args, data, lam)
+        trainer, model, gap = prepare(args, data, lam)
+        trainer.fit(model, data)
         found[lam] = scores_of(data.held_out, predict(model, data.held_out)).overall.f1
         print(f"lam {lam:g}: F1 {100 * found[lam]:.2f} on {len(data.held_out)} held-out sentences, {gap.certificate}")
     return max(found, key=found.__getitem__), {f"{lam:g}": f1 for lam, f1 in found.items()}
@@ -156,8 +155,10 @@ def main() -> None:
     data = data_of(args)
     reading = time.perf_counter() - reading
     lam = 1.0 / len(data.train) if lam is None else lam
+    trainer, model, gap = prepare(args, data, lam)
     start = time.perf_counter()
-    model, gap = fit(args, data, lam)
+    with contextlib.suppress(SystemExit):  # what Lightning makes of Ctrl-C
+        trainer.fit(model, data)
     finish(args, data, model, gap, start, {"held_out_f1": held_out, "reading_seconds": reading})
 
 

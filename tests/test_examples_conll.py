@@ -11,6 +11,7 @@ import pytest
 import torch
 from chunking_problems import write
 
+from torchssvm import CompiledBCFW
 from torchssvm.datasets import CoNLL2000, conll2000
 from torchssvm.datasets.chunking_drawing import Tagged, draw_chunks
 from torchssvm.datasets.conll2000 import SPLITS
@@ -75,7 +76,9 @@ def report_of(folder):
     return report
 
 
-def test_a_run_to_a_gap(run_here, tmp_path):
+def test_a_run_to_a_gap(run_here, tmp_path, monkeypatch):
+    visit, visited = CompiledBCFW.visit, []
+    monkeypatch.setattr(CompiledBCFW, "visit", lambda self, index: visited.append(len(index)) or visit(self, index))
     folder = tmp_path / "new" / "folder"
     out = run_here(ROOT / "examples" / "conll.py", "--lam", "0.05", "--gap", "0.1", "--report", str(folder))
     report = report_of(folder)
@@ -87,6 +90,7 @@ def test_a_run_to_a_gap(run_here, tmp_path):
     assert report["train_chunk_f1"] > 0.7
     assert f"{100 * report['test_chunk_f1']:.2f}" in out.partition("chunks of the test sentences")[2]
     assert report["peak_mib"] > 50
+    assert sum(visited) >= 60  # StructuredSVM took the compiled loop by itself
 
 
 def test_lam_is_chosen_on_held_out_sentences_and_crfsuite_stands_beside(run_here, tmp_path):
