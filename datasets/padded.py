@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ _ROWS = 256  # examples that are packed at a time
 class Example(NamedTuple):
     """One example: its features, its target, and its number in the training set."""
 
-    x: Tensor  # [T, ...]
+    x: Any  # [T, ...]: a Tensor, or SparseFeatures
     y: Tensor  # [T]
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks an example for
 

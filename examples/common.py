@@ -46,18 +46,24 @@ ORDERS = {"gap": Proportional, "largest": LargestGap, "uniform": Uniform, "permu
 
 
 def parser(description: str, report: str) -> argparse.ArgumentParser:
-    """The flags of all OCR examples.
+    """The flags of all OCR examples; arguments as in :func:`run_flags`."""
+    flags = run_flags(description, report)
+    flags.add_argument("--size", choices=sorted(WORDS), default="small", help="training words: 6251 or 626 (default)")
+    flags.add_argument("--batch-size", type=count, help="words of a step (default: 32, or 64 with --size large)")
+    return flags
+
+
+def run_flags(description: str, report: str) -> argparse.ArgumentParser:
+    """The flags of every run to a certified gap.
 
     Args:
         description: The script's docstring.
         report: Where the report goes if nothing else is said.
     """
     flags = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--size", choices=sorted(WORDS), default="small", help="training words: 6251 or 626 (default)")
     flags.add_argument("--lam", type=positive, help="regularisation (default: 1/n)")
     flags.add_argument("--gap", type=positive, default=0.1, help="stop at this certified gap (default: %(default)s)")
     flags.add_argument("--max-passes", type=positive, default=5000.0, help="or after so many passes (%(default)g)")
-    flags.add_argument("--batch-size", type=count, help="words of a step (default: 32, or 64 with --size large)")
     flags.add_argument("--seed", type=seed, default=0, help="runs with the same seed are the same (default: 0)")
     flags.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, cuda:1, ...")
     flags.add_argument("--report", type=folder, default=report, metavar="PATH", help="folder (default: %(default)s)")

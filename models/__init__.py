@@ -1,6 +1,7 @@
 """Complete models of the papers' tasks."""
 
 from torchssvm.models.alignment import align, alignment_matching, best_threshold, matching_links, threshold_links
+from torchssvm.models.chunking import chunking_chain
 from torchssvm.models.ocr import LetterClassifier, LetterFeatures, ocr_chain
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "align",
     "alignment_matching",
     "best_threshold",
+    "chunking_chain",
     "matching_links",
     "ocr_chain",
     "threshold_links",

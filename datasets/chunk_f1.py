@@ -1,0 +1,143 @@
+"""Precision, recall and F1 of chunks, by the rules of conlleval, the script of the CoNLL tasks.
+
+A chunk is found if one of the same type begins and ends at the same tokens. seqeval counts in the same way and is what
+the tests compare with; it brings scikit-learn along and has had no release since 2020, which is much for these rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Chunk(NamedTuple):
+    """The tokens ``start`` to ``stop - 1`` of a sentence."""
+
+    start: int
+    stop: int
+    type: str
+
+
+def chunks(tags: Sequence[str]) -> list[Chunk]:
+    """The chunks of a sentence.
+
+    A chunk begins at B-X, and at I-X where the token before is O or of another type (or there is none); it ends before
+    the next token that is not I-X.
+
+    Args:
+        tags: Of its tokens: O, B-X or I-X.
+
+    Raises:
+        ValueError: A tag is none of these.
+    """
+    found: list[Chunk] = []
+    start, kind = 0, ""  # of the chunk that is open; no type: none is
+    for place, tag in enumerate(tags):
+        letter, _, its = tag.partition("-")
+        if tag != "O" and (letter not in ("B", "I") or not its):
+            raise ValueError(f"tags[{place}]={tag!r} must be O, or B-TYPE or I-TYPE for some type")
+        if letter == "I" and its == kind:
+            continue
+        if kind:
+            found.append(Chunk(start, place, kind))
+        start, kind = place, its
+    if kind:
+        found.append(Chunk(start, len(tags), kind))
+    return found
+
+
+@dataclass(frozen=True)
+class Score:
+    """Counts of chunks, and what follows from them; a share of nothing is 0, as in conlleval.
+
+    Attributes:
+        correct: Chunks predicted that are true.
+        predicted: Chunks predicted.
+        true: Chunks there are.
+    """
+
+    correct: int
+    predicted: int
+    true: int
+
+    @property
+    def precision(self) -> float:
+        """Share of the predicted chunks that are true."""
+        return self.correct / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Share of the true chunks that are predicted."""
+        return self.correct / self.true if self.true else 0.0
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of both."""
+        return 2.0 * self.correct / (self.predicted + self.true) if self.correct else 0.0
+
+
+@dataclass(frozen=True)
+class ChunkScores:
+    """Scores of all chunks and of each type; ``str`` is a table like conlleval's.
+
+    Attributes:
+        overall: Of all chunks together.
+        by_type: Of each type that occurs, by alphabet.
+        tokens: Tokens there are.
+        wrong_tokens: Those whose tag is another than predicted.
+    """
+
+    overall: Score
+    by_type: dict[str, Score]
+    tokens: int
+    wrong_tokens: int
+
+    @property
+    def token_error(self) -> float:
+        """Share of wrong tags."""
+        return self.wrong_tokens / self.tokens if self.tokens else 0.0
+
+    def __str__(self) -> str:
+        rows = [("all", self.overall), *self.by_type.items()]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{'':{width}}  precision  recall      F1    true  predicted"]
+        for name, score in rows:
+            shares = f"{100 * score.precision:8.2f}% {100 * score.recall:6.2f}%  {100 * score.f1:6.2f}"
+            lines.append(f"{name:{width}}  {shares}  {score.true:6d}  {score.predicted:9d}")
+        return "\n".join(lines)
+
+
+def chunk_scores(true: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> ChunkScores:
+    """Compare the chunks of sentences.
+
+    Args:
+        true: The tags of each sentence.
+        predicted: Those predicted, of as many sentences of the same lengths.
+
+    Raises:
+        ValueError: Sentences or tags are missing, or a tag is not of the BIO form.
+    """
+    correct: Counter[str] = Counter()
+    wanted: Counter[str] = Counter()
+    got: Counter[str] = Counter()
+    tokens = wrong = 0
+    sentences, answers = list(true), list(predicted)
+    if len(sentences) != len(answers):
+        raise ValueError(f"true has {len(sentences)} sentences, but predicted has {len(answers)}")
+    for number, (a, b) in enumerate(zip(sentences, answers, strict=True)):
+        if len(a) != len(b):
+            raise ValueError(f"sentence {number} has {len(a)} true tags, but {len(b)} are predicted")
+        tokens += len(a)
+        wrong += sum(x != y for x, y in zip(a, b, strict=True))
+        theirs, ours = set(chunks(a)), set(chunks(b))
+        wanted.update(chunk.type for chunk in theirs)
+        got.update(chunk.type for chunk in ours)
+        correct.update(chunk.type for chunk in theirs & ours)
+    return ChunkScores(
+        overall=Score(correct.total(), got.total(), wanted.total()),
+        by_type={name: Score(correct[name], got[name], wanted[name]) for name in sorted(wanted | got)},
+        tokens=tokens,
+        wrong_tokens=wrong,
+    )

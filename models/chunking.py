@@ -1,0 +1,17 @@
+"""The chain of the papers' chunking experiments."""
+
+from __future__ import annotations
+
+from torchssvm.heads import SparseLinearChain
+
+CHUNK_TAGS = 22
+
+
+def chunking_chain(in_features: int, num_tags: int = CHUNK_TAGS) -> SparseLinearChain:
+    """A linear chain on sparse features: with F columns, 22 F + 22*22 + 3*22 weights.
+
+    Args:
+        in_features: Columns of the vocabulary, ``CoNLL2000("train").in_features``.
+        num_tags: Other than 22 for a corpus of your own, ``dataset.num_states``.
+    """
+    return SparseLinearChain(in_features, num_tags)

@@ -1,0 +1,135 @@
+"""Column files, good and bad."""
+
+import codecs
+import gzip
+import re
+import string
+
+import numpy as np
+import pytest
+from chunking_problems import TWO_SENTENCES, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchssvm.datasets import read_columns
+
+
+def test_two_sentences(tmp_path):
+    found = read_columns(write(tmp_path))
+    assert len(found) == 2
+    assert found.words == ["He", "reckons", "the", "deficit", ".", "Why", "?"]
+    assert found.pos == ["PRP", "VBZ", "DT", "NN", ".", "WRB", "."]
+    assert found.tags == ["B-NP", "B-VP", "B-NP", "I-NP", "O", "B-ADVP", "O"]
+    assert found.offsets.dtype == np.int64
+    assert found.offsets.tolist() == [0, 5, 7]
+    assert found.lines.tolist() == [1, 2, 3, 4, 5, 7, 8]
+    assert found.where(5) == f"{tmp_path / 'some.txt'}, line 7"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace(" ", "\t"),
+        lambda text: text.replace(" ", "  \t "),
+        lambda text: text.rstrip("\n"),
+        lambda text: "\n\n" + text + "\n \n\t\n",
+        lambda text: text.replace("\n\n", "\n  \n\n"),
+        lambda text: codecs.BOM_UTF8.decode() + text,
+    ],
+    ids=["CRLF", "tabs", "many blanks", "no last newline", "empty lines around", "empty lines between", "BOM"],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_blanks_newlines_and_compression_do_not_matter(change, packed, tmp_path):
+    plain, other = read_columns(write(tmp_path)), write(tmp_path, change(TWO_SENTENCES), name="other", packed=packed)
+    found = read_columns(other)
+    for name in ("words", "pos", "tags"):
+        assert getattr(found, name) == getattr(plain, name)
+    assert found.offsets.tolist() == plain.offsets.tolist()
+
+
+def test_only_ascii_blanks_separate(tmp_path):
+    path = write(tmp_path, "1\u00a0000 CD B-NP\n\u2028 SYM O\n")
+    assert read_columns(path).words == ["1\u00a0000", "\u2028"]
+
+
+token = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=5)
+tag = st.one_of(
+    st.just("O"), st.builds(lambda a, b: f"{a}-{b}", st.sampled_from("BI"), st.text(string.ascii_uppercase, min_size=1))
+)
+
+
+@given(st.lists(st.lists(st.tuples(token, token, tag), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_what_was_written_is_read(tmp_path_factory, sentences):
+    path = tmp_path_factory.mktemp("columns") / "file"
+    text = "\n".join("".join(" ".join(row) + "\n" for row in sentence) for sentence in sentences)
+    path.write_bytes(text.encode())
+    found = read_columns(path)
+    rows = list(zip(found.words, found.pos, found.tags, strict=True))
+    assert [rows[a:b] for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)] == sentences
+    last = found.part(len(sentences) - 1, len(sentences))
+    assert list(zip(last.words, last.pos, last.tags, strict=True)) == sentences[-1]
+    assert last.offsets.tolist() == [0, len(sentences[-1])]
+    assert last.lines.tolist() == found.lines[len(rows) - len(sentences[-1]) :].tolist()
+
+
+def test_parts_are_checked(tmp_path):
+    found = read_columns(write(tmp_path))
+    for start, stop in ((0, 3), (1, 1), (-1, 1)):
+        with pytest.raises(ValueError, match=f"start={start} and stop={stop}"):
+            found.part(start, stop)
+
+
+def test_tags_may_be_missing_where_asked(tmp_path):
+    path = write(tmp_path, "He PRP\nwon VBD\n")
+    found = read_columns(path, tags_optional=True)
+    assert found.tags is None
+    assert found.words == ["He", "won"]
+    assert found.part(0, 1).tags is None
+    assert read_columns(write(tmp_path), tags_optional=True).tags is not None
+    with pytest.raises(ValueError, match=r"some.txt, line 1: 3 columns, must be word and pos|line 1: 2 columns"):
+        read_columns(write(tmp_path, "He PRP\nwon VBD\n"))
+
+
+@pytest.mark.parametrize(
+    "text, optional, message",
+    [
+        ("a A O\n\nb B\n", False, "line 3: 2 columns, must be word, pos and tag, separated by blanks"),
+        ("a A O\nb\n", False, "line 2: 1 column, must be"),
+        ("a A O x\n", False, "line 1: 4 columns, must be"),
+        ("a\n", True, "line 1: 1 column, must be word and pos, or word, pos and tag"),
+        ("a A\nb B O\n", True, "line 2: 3 columns, but the lines before have 2"),
+        ("a A O\nb B\n", True, "line 2: 2 columns, but the lines before have 3"),
+        ("", False, " holds no sentence: 1 lines"),
+        ("\n \n\t\n", False, " holds no sentence: 4 lines"),
+        ("a A O\n\nb B NP\n", False, "line 3: tag 'NP' must be O, or B-TYPE or I-TYPE"),
+        ("a A O\nb B E-NP\n", False, "line 2: tag 'E-NP' must be"),
+        ("a A B-\n", False, "line 1: tag 'B-' must be"),
+        ("a A b-NP\n", False, "line 1: tag 'b-NP' must be"),
+        ("a A o\n", True, "line 1: tag 'o' must be"),
+    ],
+)
+def test_errors_name_file_and_line(text, optional, message, tmp_path):
+    path = write(tmp_path, text)
+    with pytest.raises(ValueError, match=re.escape(str(path)) + ".*" + re.escape(message)):
+        read_columns(path, tags_optional=optional)
+
+
+def test_another_encoding(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("a A O\n\ncafé NN B-NP\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin.txt, line 3: byte 0xe9 is not UTF-8 .* iconv"):
+        read_columns(path)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-12], lambda b: b[:20] + b"\0\0\0\0" + b[24:], lambda b: b[:6]])
+def test_a_damaged_gzip_file(damage, tmp_path):
+    path = tmp_path / "broken.txt.gz"
+    path.write_bytes(damage(gzip.compress(TWO_SENTENCES.encode())))
+    with pytest.raises(ValueError, match=r"broken.txt.gz is damaged: it begins as a gzip file"):
+        read_columns(path)
+
+
+def test_a_missing_file_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_columns(tmp_path / "nothing.txt")
