@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from treebanks import treebank
 
 README = Path(__file__).parents[1] / "README.md"
 SOLVERS = README.parent / "docs/solvers.md"
+TEXT = README.parent / "docs/text.md"
 
 
 def code(page: Path) -> list[str]:
@@ -17,7 +19,7 @@ BLOCKS = code(README)
 
 
 def test_readme_has_its_examples() -> None:
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
     assert "SPEED_RATIO" not in README.read_text()
 
 
@@ -69,3 +71,28 @@ def test_the_page_on_solvers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names["path"].gap(0.08) <= 0.3
     assert names["certificate"].gap >= 0.0
     assert names["decoded"].shape == names["words"].y.shape
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_page_on_text_runs(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunking, alignment, parsing = code(TEXT)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    if place == 0:
+        pytest.importorskip("numba")
+        block = chunking
+    elif place == 1:
+        pytest.importorskip("scipy")
+        block = alignment
+    else:
+        (tmp_path / "train.conllu").write_text(treebank(0, 40))
+        exec("from torch.utils.data import DataLoader\nfrom torchssvm import BlockGap, DualState", names)  # as above it
+        block = parsing
+    try:
+        exec(compile(block, str(TEXT), "exec"), names)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    if place == 0:
+        assert names["loop"].certify().gap <= 0.02
+    elif place == 1:
+        assert names["certificate"].gap <= 0.01
