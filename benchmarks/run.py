@@ -1,6 +1,6 @@
 """Everything that is measured, with one command.
 
-python benchmarks/run.py [--out FOLDER] [--only PART ...] [--repeats 5] [--quick]
+python benchmarks/run.py [--out FOLDER] [--only PART ...] [--repeats 5] [--quick] [--resume]
 
 Writes FOLDER/results.json, FOLDER/table.md and figures. Parts that are in the folder already and are not run now stay,
 with the machine and the day that they were measured on. Limits are about quiet machines and about full sizes.
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine
-from suite.measuring import Settings, Summary, asker
+from suite.measuring import Kept, Settings, Summary, asker
 
 PARTS = ("solvers", "oracles", "exact", "roofline", "baselines", "growth", "memory")
 SCHEMA = 1
 
 
-def run_part(name: str, settings: Settings, out: Path) -> dict[str, Any]:
+def run_part(name: str, settings: Settings, out: Path, resume: bool = False) -> dict[str, Any]:
     """Measure one part; an error is written down and does not stop the others."""
     start = time.perf_counter()
     result: dict[str, Any] = {
@@ -38,7 +38,8 @@ def run_part(name: str, settings: Settings, out: Path) -> dict[str, Any]:
         part = importlib.import_module(f"suite.{name}")
         print(part.TITLE, flush=True)
         result["title"] = part.TITLE
-        found = part.collect(asker(name, log=lambda line: print(line, flush=True)), settings)
+        kept = Kept(out / f"{name}.jsonl", resume)
+        found = part.collect(asker(name, log=lambda line: print(line, flush=True), kept=kept), settings)
         summary = part.summarise(found)
         if settings.quick:
             summary = summary._replace(limits=(), notes=[*summary.notes, "small sizes: limits are not judged"])
@@ -103,6 +104,9 @@ def main(arguments: list[str] | None = None) -> int:
     flags.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     flags.add_argument("--repeats", type=int, help="of every measurement (default: 5; 1 with --quick)")
     flags.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    flags.add_argument(
+        "--resume", action="store_true", help="go on with parts that were cut off: nothing is measured twice"
+    )
     args = flags.parse_args(arguments)
     repeats = args.repeats if args.repeats is not None else 1 if args.quick else 5
     if repeats < 1:
@@ -114,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
         flags.error(str(error))
     for name in PARTS:
         if name in args.only:
-            parts[name] = run_part(name, Settings(repeats, args.quick), args.out)
+            parts[name] = run_part(name, Settings(repeats, args.quick), args.out, args.resume)
             parts = {known: parts[known] for known in PARTS if known in parts}
             write(args.out, parts)
     limits = [

@@ -6,11 +6,13 @@ and need the extra ``torchssvm[lightning]``.
 
 from typing import TYPE_CHECKING, Any
 
+from .arc_features import arc_columns
 from .chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
 from .chunking import ChunkingDataset
 from .chunking_features import Vocabulary
-from .columns import Sentences, read_columns
+from .columns import TaggedSentences, read_columns
 from .conll2000 import CoNLL2000
+from .conllu import Attachment, CoNLLU, Sentence, attachment, read_conllu
 from .features import PrecomputedFeatures
 from .ocr import OCR
 from .padded import Example, PaddedDataset
@@ -22,18 +24,24 @@ if TYPE_CHECKING:
 # Without OCRData and CoNLL2000Data: `import *` must not need Lightning.
 __all__ = [
     "OCR",
+    "Attachment",
     "Chunk",
     "ChunkScores",
     "ChunkingDataset",
     "CoNLL2000",
+    "CoNLLU",
     "Example",
     "PaddedDataset",
     "PrecomputedFeatures",
-    "Sentences",
+    "Sentence",
+    "TaggedSentences",
     "Vocabulary",
+    "arc_columns",
+    "attachment",
     "chunk_scores",
     "chunks",
     "read_columns",
+    "read_conllu",
 ]
 
 

@@ -956,3 +956,13 @@ def test_truncated_files(keep):
     assert_same(training.snapshot(), before)
     training.optim.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
     training.step([0])
+
+
+def test_a_sampler_is_given_a_size_by_name():
+    with pytest.raises(TypeError, match="num_examples=200"):
+        GapBatchSampler(200, batch_size=8)
+
+
+def test_classes_have_no_lengths():
+    with pytest.raises(ValueError, match="without lengths"):
+        LinearMulticlass(3, 4)(torch.zeros(2, 3), torch.tensor([1, 1]))

@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 try:
     import run as program
     from suite import baselines, descent, exact, growth, measuring, memory, oracles, roofline, solvers, work
-    from suite.measuring import Limit, Settings, Summary, Table, asker, exponent, interpolate
+    from suite.measuring import Kept, Limit, Settings, Summary, Table, asker, exponent, interpolate
     from suite.synthetic import Chains
 finally:
     sys.path.remove(str(FOLDER))
@@ -202,7 +202,9 @@ def canned(optimum):
         rate = 1.0 if measure == "bcfw" else 0.5 - abs(math.log10(options["lr"] / best)) / 10
         start = 1.0 / optimum - 1.0
         times = [float(t) for t in range(1, 40 if measure == "bcfw" else options["epochs"])]
-        curve = [{"seconds": t, "primal": optimum * (1 + start * math.exp(-rate * t))} for t in times]
+        curve = [
+            {"seconds": 2 * t, "cpu_seconds": t, "primal": optimum * (1 + start * math.exp(-rate * t))} for t in times
+        ]
         return {"curve": curve, "test_error": 0.2}
 
     return ask
@@ -423,3 +425,17 @@ def test_bad_flags_and_foreign_results_are_refused(parts, tmp_path, capsys):
     with pytest.raises(SystemExit):
         program.main(["--out", str(tmp_path)])
     assert "is not of schema 1: choose another --out" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_kept(tmp_path):
+    file, options = tmp_path / "oracles.jsonl", {"shape": [2, 3, 4], "seconds": 0.0, "seed": 0}
+    lines = []
+    first = asker("oracles", log=lines.append, kept=Kept(file, resume=True))("viterbi", **options)
+    again = asker("oracles", log=lines.append, kept=Kept(file, resume=True))
+    assert again("viterbi", **options) == first
+    assert lines[-1].endswith("kept")
+    again("viterbi", **options)  # asked for a second time, which the file does not know
+    assert not lines[-1].endswith("kept")
+    assert len(file.read_text().splitlines()) == 2
+    Kept(file, resume=False)
+    assert not file.exists()

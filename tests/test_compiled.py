@@ -168,7 +168,7 @@ def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
         assert found.gap >= 0.0
 
 
-@pytest.mark.parametrize("damage", ["waiting", "generator", "missing"])
+@pytest.mark.parametrize("damage", ["waiting", "generator", "missing", "order"])
 def test_a_damaged_state_of_the_loop_is_refused(damage):
     loop = compiled(Pairwise(), MaxOracle(), Permutation())
     loop.run(5)
@@ -178,9 +178,11 @@ def test_a_damaged_state_of_the_loop_is_refused(damage):
         wrong["waiting"] = torch.tensor([0, 8])
     elif damage == "generator":
         wrong["generator"] = held["generator"][:-3]
+    elif damage == "order":
+        wrong["order"] = "Uniform"
     else:
         del wrong["waiting"]
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(ValueError, match="damaged|by Uniform"):
         loop.load_state_dict(wrong)
     assert_same(loop.state_dict(), held)
 

@@ -7,7 +7,7 @@ from torchssvm.checks import CheckReport, check
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.heads import LinearChain, LinearMulticlass, LinearTree, SparseLinearChain
+from torchssvm.heads import LinearArcs, LinearChain, LinearMulticlass, LinearTree, SparseLinearChain
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import (
     BCFW,
@@ -30,6 +30,7 @@ from torchssvm.primal import Objective, primal
 from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
 from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import (
+    Arborescence,
     Chain,
     Decoding,
     EveryClass,
@@ -38,6 +39,8 @@ from torchssvm.structures import (
     LossScaleSearch,
     Marginals,
     Multiclass,
+    NonProjective,
+    Projective,
     SlackOracle,
     SlackRescaling,
     Structure,
@@ -50,6 +53,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BCFW",
+    "Arborescence",
     "Average",
     "Away",
     "Batch",
@@ -73,6 +77,7 @@ __all__ = [
     "Hybrid",
     "Labelings",
     "LargestGap",
+    "LinearArcs",
     "LinearChain",
     "LinearMulticlass",
     "LinearTree",
@@ -82,12 +87,14 @@ __all__ = [
     "MeanParts",
     "Multiclass",
     "NSlack",
+    "NonProjective",
     "Objective",
     "OneSlack",
     "Pairwise",
     "Permutation",
     "Potentials",
     "PredefinedStep",
+    "Projective",
     "Proportional",
     "RegularizationPath",
     "ShortStep",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.fast_sums import compiled_sums, fits_numba
+from torchssvm.oracles.compiled import compiled_sums, fits_numba
 from torchssvm.row_sparse import combine_rows, dense
 
 Parts = dict[str, Tensor]

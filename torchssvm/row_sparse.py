@@ -1,14 +1,18 @@
 """Gradients of which few rows are not zero: sparse tensors ``[F, K]``, and ``[B, F, K]`` of the examples of a batch.
 
-They are coalesced; the axes before the last are sparse, and the rows dense.
+They are coalesced; the axes of examples and of rows are sparse, and rows dense. Parameters of one axis have no K.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from torchssvm.oracles.compiled import arrays, compiled_sums, fits_numba
 
 _NUMBERS = 1 << 22  # that are dense at a time
 
@@ -16,6 +20,19 @@ _NUMBERS = 1 << 22  # that are dense at a time
 def dense(tensor: Tensor) -> Tensor:
     """The tensor with all its zeros."""
     return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def per_example_rows(example: Tensor, row: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sparse per-example gradients; what comes more than once adds up.
+
+    Args:
+        example: ``[M]`` int64, whose each row of ``values`` is.
+        row: ``[M]`` int64, which row of the parameter it belongs to.
+        values: ``[M, K]``, or ``[M]`` for a parameter of one axis.
+        shape: ``[B, F, K]`` or ``[B, F]``.
+    """
+    indices = torch.stack([example, row])
+    return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False).coalesce()
 
 
 def combine_rows(gradients: Tensor, factors: Tensor) -> Tensor:
@@ -59,19 +76,41 @@ def rows_of(row: Tensor, values: Tensor, shape: Sequence[int], *, coalesced: boo
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """``sum <a, b>`` in float64; tensors of ``b`` may be sparse, and of ``a`` only their rows are read then."""
-    total = 0.0
-    for x, y in zip(a, b, strict=True):
-        if y.is_sparse:
-            y = y.coalesce()
-            x, y = x[y.indices()[0]], y.values()
-        total += float(x.reshape(-1).to(torch.float64) @ y.reshape(-1).to(torch.float64))
-    return total
+    return sum(_products(x, y)[0] for x, y in zip(a, b, strict=True))
+
+
+def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
+    """``sum <a, b>`` and ``sum <b, b>``, as :func:`inner_product`."""
+    found = [_products(x, y) for x, y in zip(a, b, strict=True)]
+    return sum(inner for inner, _ in found), sum(square for _, square in found)
 
 
 def squared_length(tensors: Sequence[Tensor]) -> float:
     """``sum |t|^2`` in float64."""
     numbers = [t.coalesce().values() if t.is_sparse else t for t in tensors]
-    return inner_product(numbers, numbers)
+    return sum(_products(t, t)[1] for t in numbers)
+
+
+def _products(x: Tensor, y: Tensor) -> tuple[float, float]:
+    if y.is_sparse:
+        y = y.coalesce()
+        row, y = y.indices()[0], y.values()
+        if fits_numba(x, row, y) and x.ndim == 2 and x.dtype == y.dtype:
+            return _row_products(*arrays(x, row, y))
+        x = x[row]
+    one, other = (t.detach().reshape(-1).to(torch.float64) for t in (x, y))
+    return float(one @ other), float(other @ other)
+
+
+@compiled_sums
+def _row_products(x: Any, row: Any, y: Any) -> tuple[float, float]:
+    inner, square = 0.0, 0.0
+    for r in range(len(row)):
+        held, own = x[row[r]], y[r]
+        for k in range(len(own)):
+            inner += np.float64(held[k]) * np.float64(own[k])
+            square += np.float64(own[k]) * np.float64(own[k])
+    return inner, square
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

@@ -123,6 +123,7 @@ class GapBatchSampler(Sampler[list[int]]):
         chunk: Batches of a chunk; None is a twentieth of an epoch, at least 8.
 
     Raises:
+        TypeError: ``dual`` is something else.
         ValueError: A size is not positive, or ``num_examples`` is not that of the dual.
     """
 
@@ -136,6 +137,8 @@ class GapBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         chunk: int | None = None,
     ) -> None:
+        if dual is not None and not isinstance(dual, DualState):
+            raise TypeError(f"dual={dual!r} must be a DualState; sizes are given by name, as num_examples=200")
         if num_examples is None:
             if dual is None:
                 raise ValueError("num_examples=None and dual=None: give the dual, or the size of the dataset")

@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 class SparseFeatures(NamedTuple):
-    """The features of a batch of tokens, each a list of column numbers: what ``SparseLinearChain`` takes for ``x``.
+    """The features of a batch, each token's a list of column numbers: what ``SparseLinearChain`` takes for ``x``.
+
+    ``LinearArcs`` takes those of arcs, ``[B, N, N+1, P]``.
 
     A column may come more than once in a list: its values add up.
 

@@ -1,6 +1,7 @@
 """Primal suboptimality over seconds: BCFW, its average, Adam and SGD; and CRF training for context.
 
-All minimise the same objective with the same oracle, on one thread; the primal is computed with the clock stopped. Adam
+All minimise the same objective with the same oracle, on one thread, and what is told are CPU seconds, which on a quiet
+machine are all seconds; the primal is computed with the clock stopped. Adam
 and SGD need a learning rate and a horizon over which it falls to 0: all pairs are tried with one seed, the one that
 reached a threshold first is run again with other seeds, and only that is its time. What the search took is told apart.
 The optimum is known from a long run with a certificate; suboptimality is relative to its lower bound.
@@ -36,7 +37,7 @@ def suboptimality(run: dict[str, Any], optimum: float) -> list[dict[str, float]]
     return [{**point, "gap": point["primal"] / optimum - 1.0} for point in run["curve"]]
 
 
-def reached(run: dict[str, Any], optimum: float, threshold: float, clock: str = "seconds") -> float | None:
+def reached(run: dict[str, Any], optimum: float, threshold: float, clock: str = "cpu_seconds") -> float | None:
     """When the run first came so close; at zero weights the primal is 1."""
     return interpolate(suboptimality(run, optimum), threshold, clock=clock, start=1.0 / optimum - 1.0)
 
@@ -115,20 +116,20 @@ def summarise(found: dict[str, Any]) -> Summary:
             its = [] if pick is None else runs[describe(side, pick)]
             how = "" if pick is None else f" (lr {pick[0]:g}, {pick[1]} epochs)"
             row.append(cell(its, optimum, threshold, base[threshold]) + how)
-        spent = (run["curve"][-1]["seconds"] for run in found["tried"] if run["optimizer"] == side)
+        spent = (run["curve"][-1]["cpu_seconds"] for run in found["tried"] if run["optimizer"] == side)
         rows.append([*row, sum(spent)])
     error: list[list[Any]] = [[side, None, median(run["test_error"] for run in runs[side])] for side in OURS]
     for package in ("python-crfsuite", "pytorch-crf"):
         if "skipped" in runs[package][0]:
             error.append([package, None, runs[package][0]["skipped"]])
         else:
-            seconds, wrong = (median(run[name] for run in runs[package]) for name in ("seconds", "test_error"))
+            seconds, wrong = (median(run[name] for run in runs[package]) for name in ("cpu_seconds", "test_error"))
             error.append([package, seconds, wrong])
     for package in OTHERS:
         there = importlib.util.find_spec(package) is not None
         error.append([package, None, "installed, and not run by this benchmark" if there else "not installed"])
     task = found["problem"]
-    title = f"OCR-{task['size']}, lam = {task['lam']:g}, one thread: seconds to a primal within"
+    title = f"OCR-{task['size']}, lam = {task['lam']:g}, one thread: CPU seconds to a primal within"
     notes = [
         f"optimum between {known['dual']:.6f} and {known['primal']:.6f}, after {known['passes']:.0f} passes and "
         f"{known['seconds']:.0f} s; suboptimality is relative to the lower bound: {known['gap'] / optimum:.2%} of the "
@@ -139,11 +140,11 @@ def summarise(found: dict[str, Any]) -> Summary:
         tried = sorted({run["lr"] for run in found["tried"] if run["optimizer"] == name})
         if edge := sorted({pick[0] for pick in picks.values() if pick is not None} & {tried[0], tried[-1]}):
             notes.append(f"{name}: the best learning rate is at the edge of those tried, {edge}")
-    columns = ["method", *(f"{100 * t:g} %" for t in THRESHOLDS), "search, s"]
+    columns = ["method", *(f"{100 * t:g} %" for t in THRESHOLDS), "search, CPU s"]
     return Summary(
         [
             Table(title, columns, rows),
-            Table("Test error", ["", "training, s", "share of wrong letters"], error),
+            Table("Test error", ["", "training, CPU s", "share of wrong letters"], error),
         ],
         notes=notes,
     )
@@ -155,7 +156,7 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     curves = {}
     for side, runs in found["runs"].items():
         if "curve" in runs[0]:
-            points = [p for p in suboptimality(runs[0], optimum) if p["seconds"] > 0 and p["gap"] > 0]
-            curves[side] = ([p["seconds"] for p in points], [p["gap"] for p in points])
+            points = [p for p in suboptimality(runs[0], optimum) if p["cpu_seconds"] > 0 and p["gap"] > 0]
+            curves[side] = ([p["cpu_seconds"] for p in points], [p["gap"] for p in points])
     file = folder / "baselines.png"
-    return [lines(file, curves, "seconds", "primal suboptimality, relative", levels=THRESHOLDS)]
+    return [lines(file, curves, "CPU seconds", "primal suboptimality, relative", levels=THRESHOLDS)]

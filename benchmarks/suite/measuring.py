@@ -83,10 +83,43 @@ class MeasureError(RuntimeError):
     """A process that measured ended without a result."""
 
 
-def asker(part: str, log: Callable[[str], None] = print, timeout: float = 7200.0) -> Ask:
-    """An :class:`Ask` for the measures of a part."""
+class Kept:
+    """What processes have measured, written down one by one: a run that is cut off goes on where it stopped.
+
+    Args:
+        file: One JSON object a line.
+        resume: Whether what the file holds is used; otherwise it is begun anew.
+    """
+
+    def __init__(self, file: Path, resume: bool) -> None:
+        self._file = file
+        self._found: dict[str, list[Any]] = {}
+        if not resume:
+            file.unlink(missing_ok=True)
+        elif file.exists():
+            for line in file.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                self._found.setdefault(entry["asked"], []).append(entry["result"])
+
+    def take(self, asked: str) -> list[Any]:
+        """The first answer to this that was not taken yet, alone in a list; an empty list if there is none."""
+        answers = self._found.get(asked, [])
+        return [answers.pop(0)] if answers else []
+
+    def add(self, asked: str, result: Any) -> None:
+        """Write an answer down."""
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"asked": asked, "result": result}) + "\n")
+
+
+def asker(part: str, log: Callable[[str], None] = print, timeout: float = 7200.0, *, kept: Kept | None = None) -> Ask:
+    """An :class:`Ask` for the measures of a part; what is ``kept`` is not measured again."""
 
     def ask(measure: str, *, threads: int | None = 1, **options: Any) -> Any:
+        asked = json.dumps([part, measure, threads, options])
+        if kept is not None and (answer := kept.take(asked)):
+            log(f"  {part} {measure} {_short(options)}: kept")
+            return answer[0]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])}
         for name in THREADS:
             environment.pop(name, None)
@@ -101,7 +134,10 @@ def asker(part: str, log: Callable[[str], None] = print, timeout: float = 7200.0
         if done.returncode:
             raise MeasureError(f"{part} {measure} {options} ended with status {done.returncode}")
         log(f"  {part} {measure} {_short(options)}: {time.perf_counter() - start:.1f} s")
-        return json.loads(done.stdout.splitlines()[-1])
+        result = json.loads(done.stdout.splitlines()[-1])
+        if kept is not None:
+            kept.add(asked, result)
+        return result
 
     return ask
 

@@ -48,7 +48,7 @@ def solve_in_turn(
     from torchssvm.compiled.turns import visit_in_turn
 
     kind = kind_of(head)
-    if type(structure) is not type(kind.structure) or repr(structure) != repr(kind.structure):
+    if not structure.same_as(kind.structure):
         raise TypeError(
             f"the dual's structure is {structure}, and in_turn=True decodes by the head's, {kind.structure}"
         )

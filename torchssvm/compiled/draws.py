@@ -54,14 +54,20 @@ class Draws:
 
     def state_dict(self) -> dict[str, Any]:
         """The generator, and what was drawn and not visited."""
-        return {"generator": self.generator.get_state(), "waiting": self._waiting.clone()}
+        return {
+            "order": type(self.order).__name__,
+            "generator": self.generator.get_state(),
+            "waiting": self._waiting.clone(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the draws.
 
         Raises:
-            ValueError: The state is damaged.
+            ValueError: The state is damaged, or of another order.
         """
+        if (order := require(state, "order", str, "state")) != type(self.order).__name__:
+            raise ValueError(f"the checkpoint's draws are by {order}(), and this loop was made with order={self.order}")
         waiting, generator = (require(state, name, Tensor, "state") for name in ("waiting", "generator"))
         if (
             waiting.dtype != torch.int64

@@ -20,7 +20,7 @@ def exact_range(
         examples, model, blocks, scalars, scratch: See ``torchssvm.compiled.state``; ``scalars.gaps`` gets the gaps.
         options: Those of a Frank-Wolfe step: inner products are left to the visits.
         remember: Whether new outputs go to free slots and to those without mass.
-        counters: ``[3]`` int64; the last is the clock, which every example sees as it was before the pass.
+        counters: ``[3]`` int64; the last one is the clock, which every example sees as it was before the pass.
         part: Weights of a few examples, zero before and after; in the dtype of the weights.
         total: Those of the range are added here, in float64, without the factor 1/(lam n).
         every: After how many examples ``part`` is added to ``total``.

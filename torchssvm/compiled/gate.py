@@ -36,7 +36,7 @@ class Gate:
                 f"the dual's storage is {type(dual.storage).__name__}(): make it with storage=MeanParts() or "
                 "storage=Labelings()"
             )
-        if type(dual.structure) is not type(kind.structure) or repr(dual.structure) != repr(kind.structure):
+        if not dual.structure.same_as(kind.structure):
             raise ValueError(
                 f"the dual's structure is {dual.structure}, and the compiled loop decodes by head.structure, "
                 f"{kind.structure}: give the structure to the head, or use BlockGap and BCFW"

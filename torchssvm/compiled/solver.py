@@ -196,8 +196,7 @@ class CompiledBCFW:
             lambda: self._exact(self._kind.model(), blocks, dual, options, memory),
             refresh=refresh,
         )
-        if memory.capacity:
-            memory.remember_lengths(None)
+        memory.remember_lengths(None)
         self._gate.remember()
         return certificate
 

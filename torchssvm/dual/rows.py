@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual.storage import require
-from torchssvm.fast_sums import fits_numba
-from torchssvm.oracles.compiled import compiled
+from torchssvm.oracles.compiled import compiled, fits_numba
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

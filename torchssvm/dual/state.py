@@ -18,7 +18,7 @@ from torchssvm.dual.problem import check_lam, check_problem, find_structure
 from torchssvm.dual.storage import Storage
 from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import Potentials
-from torchssvm.row_sparse import add_to, inner_product, squared_length
+from torchssvm.row_sparse import add_to, products
 from torchssvm.structures import Structure
 
 
@@ -295,17 +295,23 @@ class DualState(PendingSteps):
         self.remember_weights()
 
     @torch.no_grad()
-    def move_weights(self, directions: Sequence[Tensor], rate: float) -> None:
-        """``v += rate d``, from the v that an exact pass has recomputed if there is one, and the weights with it."""
+    def move_weights(self, directions: Sequence[Tensor], rate: float, known: tuple[float, float] | None = None) -> None:
+        """``v += rate d``, from the v that an exact pass has recomputed if there is one, and the weights with it.
+
+        Args:
+            directions: d, for each parameter; sparse ones coalesced.
+            rate: How far.
+            known: ``<w, d>`` and ``|d|^2``, if they are known already.
+        """
         if self.recomputed is None and not self.box:
             if not any(d.is_sparse for d in directions):
                 torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
                 self.remember_weights()
                 return
-            change = rate * (2.0 * inner_product(self.parameters, directions) + rate * squared_length(directions))
+            inner, squared = products(self.parameters, directions) if known is None else known
             for held, direction in zip(self.unclipped, directions, strict=True):
                 add_to(held, direction, rate)
-            self.remember_weights(self.held_norm**2 + change)
+            self.remember_weights(self.held_norm**2 + rate * (2.0 * inner + rate * squared))
             return
         start = self.unclipped if self.recomputed is None else self.recomputed
         self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(start, directions, strict=True))

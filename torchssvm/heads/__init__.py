@@ -1,8 +1,9 @@
 """Final linear layers: features -> potentials, linear in their weights."""
 
+from torchssvm.heads.linear_arcs import LinearArcs
 from torchssvm.heads.linear_chain import LinearChain
 from torchssvm.heads.linear_multiclass import LinearMulticlass
 from torchssvm.heads.linear_tree import LinearTree
 from torchssvm.heads.sparse_chain import SparseLinearChain
 
-__all__ = ["LinearChain", "LinearMulticlass", "LinearTree", "SparseLinearChain"]
+__all__ = ["LinearArcs", "LinearChain", "LinearMulticlass", "LinearTree", "SparseLinearChain"]

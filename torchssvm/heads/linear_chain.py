@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.fast_sums import fits_numba
 from torchssvm.heads import linear_chain_cpu
 from torchssvm.heads.in_turn import solve_in_turn
+from torchssvm.oracles.compiled import fits_numba
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.structures import Chain
 from torchssvm.structures.chain import check_range

@@ -33,8 +33,14 @@ class LinearMulticlass(nn.Module):
         self.weight = nn.Parameter(torch.zeros(in_features, num_classes))
         self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
 
-    def forward(self, x: Tensor) -> Potentials:
-        """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off."""
+    def forward(self, x: Tensor, lengths: None = None) -> Potentials:
+        """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off.
+
+        Raises:
+            ValueError: ``x`` has another shape, or the batch has lengths.
+        """
+        if lengths is not None:
+            raise ValueError("lengths must be None: a class has no length. Make the Batch without lengths")
         if x.ndim != 2 or x.shape[1] != self.weight.shape[0]:
             raise ValueError(f"x must be [B, {self.weight.shape[0]}], got {list(x.shape)}")
         with full_precision(x.device):

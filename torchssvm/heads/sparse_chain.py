@@ -11,6 +11,7 @@ from torch.nn import functional
 from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.heads.linear_chain import LinearChain, add_biases, everywhere, sums_of, transformed
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.row_sparse import per_example_rows, rows_of
 from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import Chain
 from torchssvm.structures.chain import check_range
@@ -148,8 +149,7 @@ class TokenLists(NamedTuple):
         values = rows[token]
         if self.values is not None:
             values = values * self.values.detach()[keep].unsqueeze(1)
-        indices = torch.stack([token // longest, columns])
-        return _sparse(indices, values, (batch, num_features, rows.shape[1])).coalesce()
+        return per_example_rows(token // longest, columns, values, (batch, num_features, rows.shape[1]))
 
     def token_products(self, dtype: torch.dtype) -> Tensor:
         """``x_t . x_u`` of each example's tokens, ``[B, N, N]``, by way of the columns that the example has."""
@@ -200,10 +200,6 @@ def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
     return TokenLists(flat, chosen, token, ends - counts, (columns.shape[0], columns.shape[1]))
 
 
-def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...], *, coalesced: bool = False) -> Tensor:
-    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
-
-
 class _SparseEmission(torch.autograd.Function):
     """``x W + bias + [t first] first + [t last] last`` for lists of features; the gradient of W is sparse."""
 
@@ -237,7 +233,7 @@ class _SparseEmission(torch.autograd.Function):
         if weight_needs:
             entries = rows[lists.token]
             entries = entries if values is None else entries * values.unsqueeze(1)
-            gradient = _sparse(lists.columns.unsqueeze(0), entries, (ctx.rows, v.shape[2])).coalesce()
+            gradient = rows_of(lists.columns, entries, (ctx.rows, v.shape[2])).coalesce()
             gradient = gradient if ctx.sparse else gradient.to_dense()
         by_value = (rows[lists.token] * weight[lists.columns]).sum(1) if values_need else None
         sums = zip(sums_of(v, last), needs[:3], strict=True)

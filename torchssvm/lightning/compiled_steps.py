@@ -42,7 +42,7 @@ def obstacle(module: StructuredSVM) -> str | None:
         kind = kind_of(module.head)
     except (ImportError, TypeError) as error:
         return str(error)
-    if type(module.structure) is not type(kind.structure) or repr(module.structure) != repr(kind.structure):
+    if not module.structure.same_as(kind.structure):
         return f"structure={module.structure} is not that of the head, {kind.structure}"
     return None
 

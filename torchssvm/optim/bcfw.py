@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.bounds import Box
 from torchssvm.optim.box_qp import solve_batch
-from torchssvm.optim.gradient_check import check_gradient
+from torchssvm.optim.gradient_check import Seen, check_gradient
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch
 from torchssvm.potentials import full_precision
 from torchssvm.row_sparse import dense, inner_product
@@ -132,12 +132,12 @@ class BCFW(Optimizer):
             self._check_bounds()
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
-            squared: float | None = check_gradient(dual, proposals, gradients)
+            seen: Seen | None = check_gradient(dual, proposals, gradients)
             if dual.box:
                 gradients = [dense(gradient) for gradient in gradients]
             if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
                 coefficients, gradients, moving = _merge(proposals, dual)
-                largest, squared = 1.0, None
+                largest, seen = 1.0, None
             else:
                 moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
@@ -151,35 +151,34 @@ class BCFW(Optimizer):
                 # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
                 moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
                 value += inner_product([there.to(torch.float64) - w for there, w in moved], gradients)
-            gamma = self._move_weights(value, gradients, largest, squared)
+            gamma = self._move_weights(value, gradients, largest, seen)
             for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
                 self._move_blocks(proposal, gamma * coefficient, rows)
             dual.steps += 1
         finally:
             dual.notify()
 
-    def _move_weights(
-        self, value: float, gradients: list[Tensor], largest: float, squared: float | None = None
-    ) -> float:
+    def _move_weights(self, value: float, gradients: list[Tensor], largest: float, seen: Seen | None = None) -> float:
         """``v -= (gamma/lam) d`` and ``w = clip(v)``, from the v that the last exact pass recomputed if there is one.
 
         Args:
             value: Derivative of the dual where the step starts.
             gradients: d, for each parameter.
             largest: Largest feasible gamma.
-            squared: ``|d|^2``, if it is known.
+            seen: What was read of weights and gradients, if they are still the same.
 
         Returns:
             The gamma that the line search found.
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
+        squared = None if seen is None else seen.squared_length
         line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
         gamma = self.line_search(line)
         if not 0.0 <= gamma <= largest:
             raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
         rate = gamma / dual.lam
-        dual.move_weights(gradients, -rate)
+        dual.move_weights(gradients, -rate, None if seen is None else (seen.inner, seen.squared_length))
         for group in self.param_groups:
             group["lr"] = rate
         return gamma

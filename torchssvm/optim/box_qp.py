@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.fast_sums import compiled_sums, fits_numba
 from torchssvm.optim.box_qp_rows import ascend_rows
-from torchssvm.oracles.compiled import compiled, numba_available, triton_available
+from torchssvm.oracles.compiled import compiled, compiled_sums, fits_numba, numba_available, triton_available
 from torchssvm.potentials import combine
 from torchssvm.row_sparse import gram_of_rows, squared_length
 

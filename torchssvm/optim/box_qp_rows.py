@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.fast_sums import compiled_sums, fits_numba
+from torchssvm.oracles.compiled import compiled_sums, fits_numba
 from torchssvm.row_sparse import rows_of
 
 
@@ -36,19 +36,22 @@ def ascend_rows(
         return None
     lists = gradients[place.index(True)]
     others = [g for g in gradients if not g.is_sparse]
-    if not fits_numba(values, *others, lists.values()) or lists.values().ndim != 2:
+    entries = lists.values().flatten(1) if lists.values().ndim > 1 else lists.values().unsqueeze(1)
+    if not fits_numba(values, *others, entries):
         return None
     size = len(values)
-    whole = torch.cat([g.flatten(1) for g in others], 1) if others else lists.values().new_zeros(size, 0)
+    whole = torch.cat([g.flatten(1) for g in others], 1) if others else entries.new_zeros(size, 0)
     example, row = lists.indices()
     known, local = row.unique(return_inverse=True)
     starts = torch.nn.functional.pad(torch.bincount(example, minlength=size).cumsum(0), (1, 0))
-    sums = lists.values().new_zeros(len(known), lists.shape[2])
-    tensors = (whole, starts, local, lists.values(), sums, values)
+    sums = entries.new_zeros(len(known), entries.shape[1])
+    tensors = (whole, starts, local, entries, sums, values)
     gammas, total = _ascend_rows(*(t.contiguous().numpy() for t in tensors), weight, sweeps, converged)
     parts = iter(torch.from_numpy(total).mul_(factor).split([g[0].numel() for g in others]))
     combined = [
-        rows_of(known, sums.mul_(factor), g.shape[1:], coalesced=True) if g.is_sparse else next(parts).view(g.shape[1:])
+        rows_of(known, sums.mul_(factor).view(len(sums), *g.shape[2:]), g.shape[1:], coalesced=True)
+        if g.is_sparse
+        else next(parts).view(g.shape[1:])
         for g in gradients
     ]
     return torch.from_numpy(gammas), combined

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.state import flat, squared_norm
-from torchssvm.row_sparse import distance, inner_product, squared_length
+from torchssvm.row_sparse import distance, products, squared_length
 
 ADVICE = (
     "BCFW needs the gradient of BlockGap as backward() left it. Call optimizer.zero_grad() before every forward pass; "
@@ -20,7 +20,7 @@ ADVICE = (
 )
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What was read of weights w and gradient d.
 
     Attributes:
@@ -36,7 +36,7 @@ class _Seen(NamedTuple):
     some_are_zero: bool
 
 
-def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]) -> float:
+def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]) -> Seen:
     """Whether the gradients are those of the proposals; Euler's identity is the main witness.
 
     For a linear head ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. Where per-example gradients are known, and at
@@ -49,7 +49,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         gradients: For each parameter; sparse ones coalesced.
 
     Returns:
-        The squared length of the gradient.
+        What was read of them.
 
     Raises:
         RuntimeError: They are not; or the weights are not those that the last step left, or not finite.
@@ -91,18 +91,18 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         # to the last digits what it should be, or some weight is zero, the gradient itself is compared.
         told = proposals[0].scale ** 2 * proposals[0].squared_norm
         if abs(seen.squared_length - told) <= 30 * eps * told:
-            return seen.squared_length
+            return seen
     _compare(dual, proposals, gradients, length)
-    return seen.squared_length
+    return seen
 
 
-def _look(dual: DualState, gradients: Sequence[Tensor]) -> _Seen:
+def _look(dual: DualState, gradients: Sequence[Tensor]) -> Seen:
     if any(gradient.is_sparse for gradient in gradients):
         size = math.sqrt(squared_norm(dual.parameters)) if dual.written_to() else dual.held_norm
-        return _Seen(size, inner_product(dual.parameters, gradients), squared_length(gradients), True)
+        return Seen(size, *products(dual.parameters, gradients), True)
     both = flat([*dual.parameters, *gradients]).view(2, -1)
     (squared_size, inner), (_, squared) = (both @ both.t()).tolist()
-    return _Seen(math.sqrt(squared_size), inner, squared, not bool(both[0].all()))
+    return Seen(math.sqrt(squared_size), inner, squared, not bool(both[0].all()))
 
 
 def _compare(dual: DualState, proposals: list[Proposal], gradients: list[Tensor], length: float) -> None:
@@ -145,7 +145,9 @@ def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
     squares = torch.zeros_like(proposal.gammas)
     for gradient in proposal.gradients:
         if gradient.is_sparse:
-            squares.index_add_(0, gradient.indices()[0], gradient.values().to(torch.float64).square().sum(1))
+            squares.index_add_(
+                0, gradient.indices()[0], gradient.values().to(torch.float64).square().view(gradient._nnz(), -1).sum(1)
+            )
         else:
             squares += gradient.flatten(1).to(torch.float64).square().sum(1)
     return proposal.scale / num_examples * float(proposal.gammas @ squares.sqrt())

@@ -1,6 +1,8 @@
 """The kernels under the structures: they know tensors, and nothing of structures, heads or duals."""
 
 from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
+from torchssvm.oracles.eisner import eisner
+from torchssvm.oracles.max_arborescence import max_arborescence
 from torchssvm.oracles.max_sum_tree import max_sum_tree
 from torchssvm.oracles.sum_product import sum_product
 from torchssvm.oracles.threads import run_in_chunks
@@ -11,6 +13,8 @@ __all__ = [
     "ByLevel",
     "chain_parts",
     "chain_scores",
+    "eisner",
+    "max_arborescence",
     "max_sum_tree",
     "run_in_chunks",
     "sum_product",

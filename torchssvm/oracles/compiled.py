@@ -29,8 +29,24 @@ def on_device(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
+SUMS = frozenset({"contract", "nsz", "reassoc"})
+"""What long sums may do of fast-math: products are contracted and terms reordered, NaN and infinities propagate."""
+
+
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Compile ``kernel`` at its first call, without fast-math, so that rounding and ties are those of its source."""
+    return _lazily(kernel)
+
+
+def compiled_sums(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile ``kernel`` at its first call; sums may be reassociated, so that they run in vector registers.
+
+    Results are those of the source up to rounding, and the same at every call on one machine.
+    """
+    return _lazily(kernel, fastmath=set(SUMS))
+
+
+def _lazily(kernel: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     cell: list[Callable[..., Any]] = []
 
     @functools.wraps(kernel)
@@ -38,7 +54,20 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
         if not cell:
             import numba
 
-            cell.append(numba.njit(cache=True, nogil=True)(kernel))
+            cell.append(numba.njit(cache=True, nogil=True, **options)(kernel))
         return cell[0](*arguments)
 
     return call
+
+
+def fits_numba(*tensors: Tensor) -> bool:
+    """Whether kernels can take these tensors: on the CPU, with Numba, and contiguous; not under ``torch.compile``."""
+    for tensor in tensors:
+        if not (tensor.is_cpu and tensor.is_contiguous()):
+            return False
+    return numba_available() and not torch.compiler.is_compiling()
+
+
+def arrays(*tensors: Tensor) -> tuple[Any, ...]:
+    """The tensors as numpy arrays of the same memory, cut from any graph."""
+    return tuple(t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors)

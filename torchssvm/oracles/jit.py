@@ -6,6 +6,8 @@ from typing import Any
 
 from numba import njit
 
+from torchssvm.oracles.compiled import SUMS
+
 # Numba counts references to arrays, with an atomic operation whenever one is taken out of a tuple: that took a third of
 # all time. Nothing here makes arrays or keeps them, so that the runtime that counts is left out.
 _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
@@ -13,5 +15,5 @@ _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
 kernel: Any = njit(**_OPTIONS)
 """In the written order of operations."""
 
-summing: Any = njit(fastmath={"contract", "reassoc", "nsz"}, **_OPTIONS)
+summing: Any = njit(fastmath=set(SUMS), **_OPTIONS)
 """Sums of products may be contracted and reordered."""

@@ -1,5 +1,6 @@
 """What an output is: parts, loss and decoding, one structure a file."""
 
+from torchssvm.structures.arborescence import Arborescence, NonProjective, Projective
 from torchssvm.structures.base import Corner, Decoding, Marginals, Structure, as_decoding, find_corner
 from torchssvm.structures.chain import Chain, WeightedLabels
 from torchssvm.structures.multiclass import Multiclass
@@ -10,6 +11,7 @@ from torchssvm.structures.torch_struct import TorchStruct
 from torchssvm.structures.tree import Tree
 
 __all__ = [
+    "Arborescence",
     "Chain",
     "Corner",
     "Decoding",
@@ -19,6 +21,8 @@ __all__ = [
     "LossScaleSearch",
     "Marginals",
     "Multiclass",
+    "NonProjective",
+    "Projective",
     "SlackOracle",
     "SlackRescaling",
     "Structure",

@@ -103,6 +103,10 @@ class Structure(ABC):
             bound=None if found.bound is None else found.bound + constant,
         )
 
+    def same_as(self, other: Structure) -> bool:
+        """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
+        return type(self) is type(other) and repr(self) == repr(other)
+
     def marginals(self, potentials: Potentials) -> Marginals:
         """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of exponentiated gradient.
 

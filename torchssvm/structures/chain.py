@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.fast_sums import arrays, fits_numba
 from torchssvm.oracles import chain_parts, chain_scores, sum_product, viterbi
+from torchssvm.oracles.compiled import arrays, fits_numba
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures import chain_cpu
 from torchssvm.structures.base import Decoding, Examined, Marginals, Structure, digest
