@@ -28,7 +28,7 @@ def small(tmp_path) -> ChunkingDataset:
 
 
 def random_dataset(seed: int, known: int = 1) -> ChunkingDataset:
-    """TaggedSentences of 1 to 7 tokens over few words; the vocabulary is that of the first ``known`` of them."""
+    """Sentences of 1 to 7 tokens over few words; the vocabulary is that of the first ``known`` of them."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, 8, size=6)
     tokens = int(lengths.sum())
