@@ -1,29 +1,38 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
-``OCRData`` and ``CoNLL2000Data``, LightningDataModules, are here too; they are imported when they are first asked for,
-and need the extra ``torchssvm[lightning]``.
+``OCRData``, ``CoNLL2000Data`` and ``WordAlignmentData``, LightningDataModules, are here too; they are imported when
+they are first asked for, and need the extra ``torchssvm[lightning]``.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .arc_features import arc_columns
 from .chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
 from .chunking import ChunkingDataset
 from .chunking_features import Vocabulary
 from .columns import TaggedSentences, read_columns
 from .conll2000 import CoNLL2000
-from .conllu import Attachment, CoNLLU, Sentence, attachment, read_conllu
+from .conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from .features import PrecomputedFeatures
 from .ocr import OCR
 from .padded import Example, PaddedDataset
+from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 
 if TYPE_CHECKING:
     from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
     from .ocr_lightning import OCRData as OCRData
+    from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
 
-# Without OCRData and CoNLL2000Data: `import *` must not need Lightning.
+# `import *` must not need Lightning: these are not among the names that it takes.
+_DATA_MODULES = {
+    "CoNLL2000Data": "conll2000_lightning",
+    "OCRData": "ocr_lightning",
+    "WordAlignmentData": "word_alignment_lightning",
+}
+
 __all__ = [
     "OCR",
+    "AlignmentErrors",
     "Attachment",
     "Chunk",
     "ChunkScores",
@@ -34,8 +43,11 @@ __all__ = [
     "PaddedDataset",
     "PrecomputedFeatures",
     "Sentence",
+    "SentencePair",
     "TaggedSentences",
     "Vocabulary",
+    "WordAlignment",
+    "alignment_errors",
     "arc_columns",
     "attachment",
     "chunk_scores",
@@ -46,16 +58,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "OCRData":
-        from .ocr_lightning import OCRData
-
-        return OCRData
-    if name == "CoNLL2000Data":
-        from .conll2000_lightning import CoNLL2000Data
-
-        return CoNLL2000Data
+    if name in _DATA_MODULES:
+        return getattr(import_module(f".{_DATA_MODULES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "CoNLL2000Data", "OCRData"])
+    return sorted([*globals(), *_DATA_MODULES])

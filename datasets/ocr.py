@@ -24,7 +24,7 @@ _FOLDS = 10
 class _Words(NamedTuple):
     """The letters of all words, one after another."""
 
-    pixels: np.ndarray  # float32 [letters, 128]
+    pixels: np.ndarray  # uint8 [letters, 128]
     labels: np.ndarray  # int64 [letters]
     offsets: np.ndarray  # int64 [words + 1]
     folds: np.ndarray  # int64 [words]
@@ -46,7 +46,7 @@ def _read(file: Traversable) -> _Words:
         )
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return _Words(
-            pixels=np.unpackbits(arrays["pixels"], axis=1).astype(np.float32),
+            pixels=np.unpackbits(arrays["pixels"], axis=1),
             labels=arrays["labels"].astype(np.int64),
             offsets=arrays["offsets"].astype(np.int64),
             folds=arrays["folds"].astype(np.int64),

@@ -16,6 +16,8 @@ from torchssvm.batch import Batch
 PADDING = -1
 """The label at the padded positions of ``y``."""
 
+_ROWS = 256  # examples that are packed at a time
+
 
 class Example(NamedTuple):
     """One example: its features, its target, and its number in the training set."""
@@ -35,6 +37,9 @@ class PaddedDataset(Dataset[Example]):
         index: int64 [n], the number that each example gives to its dual block; default 0..n-1.
     """
 
+    _held: Tensor  # x, or its bytes
+    _dtype: torch.dtype  # of x
+
     def __init__(self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None):
         n = len(x)
         if index is None:
@@ -43,17 +48,32 @@ class PaddedDataset(Dataset[Example]):
             if tensor is not None and len(tensor) != n:
                 raise ValueError(f"x has {n} examples but {name} has {len(tensor)}")
         self.x = x
+        self._pack()
         self.y = y
         self.lengths = lengths
         self.index = index
         self._in_order = bool((index == torch.arange(n, device=index.device)).all())
         self._index: list[int] = index.tolist()
-        # Whole numbers, such as pixels, are fetched from a copy of a quarter of the size: a fetch waits for memory.
-        self._bytes: Tensor | None = None
-        if x.dtype == torch.float32 and bool((x == (small := x.to(torch.uint8))).all()):
-            self._bytes = small
         # The same numbers again, on the CPU: the length of a batch must not wait for a device.
         self._cut: list[int] | None = None if lengths is None else lengths.tolist()
+
+    @property
+    def x(self) -> Tensor:
+        """Features, ``[n, N, ...]``; what is written to them counts."""
+        self._held = self._held.to(self._dtype)
+        return self._held
+
+    @x.setter
+    def x(self, x: Tensor) -> None:
+        self._held, self._dtype = x, x.dtype
+
+    def _pack(self) -> None:
+        """Keep whole numbers, such as pixels, as bytes, until somebody asks for ``x``: a fetch waits for memory."""
+        x = self._held
+        if x.dtype == torch.float32:
+            pieces = [piece.to(torch.uint8) for piece in x.split(_ROWS)]
+            if all(bool((piece == small).all()) for piece, small in zip(x.split(_ROWS), pieces, strict=True)):
+                self._held = torch.cat(pieces)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -64,7 +84,7 @@ class PaddedDataset(Dataset[Example]):
         if not -n <= at < n:
             raise IndexError(f"index {at} is out of range for a dataset of {n} examples")
         at %= n
-        x, y = self.x[at], self.y[at]
+        x, y = self._held[at].to(self._dtype), self.y[at]
         if self._cut is not None:
             x, y = x[: self._cut[at]], y[: self._cut[at]]
         return Example(x, y, self._index[at])
@@ -81,13 +101,13 @@ class PaddedDataset(Dataset[Example]):
             raise IndexError(f"index {worst} is out of range for a dataset of {n} examples")
         if low < 0:
             indices = [i % n for i in indices]
-        rows = torch.tensor(indices, device=self.x.device)
-        x, y = self.x if self._bytes is None else self._bytes, self.y
+        rows = torch.tensor(indices, device=self._held.device)
+        x, y = self._held, self.y
         if self._cut is not None:
             longest = max([self._cut[i] for i in indices])
             x, y = x[:, :longest], y[:, :longest]
         return Batch(
-            x=x.index_select(0, rows).to(self.x.dtype),
+            x=x.index_select(0, rows).to(self._dtype),
             y=y.index_select(0, rows),
             index=rows.to(self.index.device) if self._in_order else self.index.index_select(0, rows),
             lengths=None if self.lengths is None else self.lengths.index_select(0, rows),

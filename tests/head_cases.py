@@ -188,7 +188,8 @@ class HeadTestCase(ABC):
         if not lengths:
             pytest.skip("nothing is padded")
         beyond = torch.arange(x.shape[1]) >= lengths[0].unsqueeze(1)
-        other = torch.where(beyond.unsqueeze(2), noise * torch.randn(x.shape, generator=rng(seed)).double(), x)
+        beyond = beyond.view(*beyond.shape, *[1] * (x.ndim - 2))
+        other = torch.where(beyond, noise * torch.randn(x.shape, generator=rng(seed)).double(), x)
         potentials, again = head(x, *lengths), head(other, *lengths)
         parts = self.random_parts(potentials, rng(seed + 1))
         for row in range(3):

@@ -7,7 +7,7 @@ from torchssvm.checks import CheckReport, check
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.heads import LinearArcs, LinearChain, LinearMulticlass, LinearTree, SparseLinearChain
+from torchssvm.heads import Edges, LinearArcs, LinearChain, LinearEdges, LinearMulticlass, LinearTree, SparseLinearChain
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import (
     BCFW,
@@ -33,11 +33,13 @@ from torchssvm.structures import (
     Arborescence,
     Chain,
     Decoding,
+    EdgePotentials,
     EveryClass,
     EveryLossLevel,
     EveryOutput,
     LossScaleSearch,
     Marginals,
+    Matching,
     Multiclass,
     NonProjective,
     Projective,
@@ -67,6 +69,8 @@ __all__ = [
     "CuttingPlane",
     "Decoding",
     "DualState",
+    "EdgePotentials",
+    "Edges",
     "EveryClass",
     "EveryLossLevel",
     "EveryOutput",
@@ -79,10 +83,12 @@ __all__ = [
     "LargestGap",
     "LinearArcs",
     "LinearChain",
+    "LinearEdges",
     "LinearMulticlass",
     "LinearTree",
     "LossScaleSearch",
     "Marginals",
+    "Matching",
     "MaxOracle",
     "MeanParts",
     "Multiclass",

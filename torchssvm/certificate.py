@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchssvm.batch import Batch
 from torchssvm.dual import DualState
+from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.state import squared_norm
 from torchssvm.potentials import Potentials, full_precision
 from torchssvm.primal import every_example
@@ -80,8 +81,9 @@ def certify(
 
     Raises:
         ValueError: An example is missing or came twice, or a batch is not valid.
-        RuntimeError: The gap is negative by more than rounding: the dual is not one of these examples. Or the held
-            weights are out of their bounds, where no primal value bounds the optimum.
+        RuntimeError: A target is not that of the exact pass before, or the gap is negative by more than rounding: the
+            dual is not one of these examples. Or the held weights are out of their bounds, where no primal value bounds
+            the optimum.
     """
     return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
 
@@ -100,7 +102,8 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         raise RuntimeError(
             "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
         )
-    hinges, exact, gaps, weights = make_pass()
+    hinges, exact, gaps, weights, targets = make_pass()
+    dual.check_targets(targets)
     primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
     length = squared_norm(weights)
     value = dual.objective(float(dual.loss.sum()), weights)
@@ -154,12 +157,14 @@ class ExactPass(NamedTuple):
         gaps: ``[n]`` float64, the block gaps at the held weights.
         weights: w(alpha), those of the dual for the features as they stand, float64, one tensor for each parameter;
             under bounds, v.
+        targets: ``[n]`` int64, a digest of every example's target.
     """
 
     hinges: float
     exact: bool
     gaps: Tensor
     weights: list[Tensor]
+    targets: Tensor
 
 
 def exact_pass(
@@ -172,9 +177,11 @@ def exact_pass(
     hinges = 0.0
     exact = True
     gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
+    targets = torch.zeros_like(gaps, dtype=torch.int64)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for batch, potentials, index in every_training_example(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
+        targets[index] = digest_targets(target, dual.structure.padding)
         corner = find_corner(dual.structure, potentials, target)
         stored = dual.storage.gather(index, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):
@@ -185,7 +192,7 @@ def exact_pass(
                 total += part
             if remember and dual.storage.remember(stored, corner):
                 dual.version += 1  # slots may hold other labelings now, even if a later batch is refused
-    return ExactPass(hinges, exact, gaps, weights)
+    return ExactPass(hinges, exact, gaps, weights, targets)
 
 
 def features_moved(dual: DualState, weights: list[Tensor]) -> bool:

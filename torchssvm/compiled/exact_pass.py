@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchssvm.certificate import ExactPass
 from torchssvm.compiled.memory import BlockMemory
@@ -25,11 +26,12 @@ class ExactPasses:
 
     Args:
         examples: The training set.
+        targets: ``[n]`` int64, digests of its targets.
         make_scratch: Makes room for one thread.
     """
 
-    def __init__(self, examples: Examples, make_scratch: Callable[[], Scratch]) -> None:
-        self._examples = examples
+    def __init__(self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch]) -> None:
+        self._examples, self._targets = examples, targets
         self._work = np.diff(examples.start)
         self._make_scratch = make_scratch
         self._local = threading.local()
@@ -92,7 +94,7 @@ class ExactPasses:
         weights = [
             torch.from_numpy(sum(arrays)) * scale for arrays in zip(*map(memory.kind.trained, totals), strict=True)
         ]
-        return ExactPass(float(hinges.sum()), True, torch.from_numpy(gaps), weights)
+        return ExactPass(float(hinges.sum()), True, torch.from_numpy(gaps), weights, self._targets)
 
     def _scratch(self) -> Scratch:
         """Of this thread."""

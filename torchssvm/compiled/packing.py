@@ -13,6 +13,7 @@ from torchssvm.compiled.kinds import Kind
 from torchssvm.compiled.lists import Lists, lists_of
 from torchssvm.compiled.state import Examples
 from torchssvm.dual import DualState
+from torchssvm.dual.digest import digest_targets
 from torchssvm.potentials import as_potentials
 from torchssvm.sparse import SparseFeatures
 
@@ -28,6 +29,7 @@ class Piece(NamedTuple):
         x: ``[tokens, F]``, or lists.
         labels: ``[tokens]`` int64.
         cost: ``[tokens]`` float64.
+        targets: ``[B]`` int64, their digests.
     """
 
     index: Tensor  # type: ignore[assignment]  # it hides tuple.index
@@ -35,10 +37,14 @@ class Piece(NamedTuple):
     x: Tensor | Lists
     labels: Tensor
     cost: Tensor
+    targets: Tensor
 
 
-def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
+def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor]:
     """Every example once, in the order of the index; checked by the head and the structure. Arrays are numpy's.
+
+    Returns:
+        The examples, and the digests of their targets, ``[n]`` int64.
 
     Raises:
         ValueError: An example is missing or came twice, or a batch is not valid.
@@ -46,7 +52,7 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
     from torchssvm.compiled.inner import fill_inner
 
     n, dtype = dual.num_examples, dual.parameters[0].dtype
-    lengths = torch.zeros(n, dtype=torch.int64)
+    lengths, targets = torch.zeros(2, n, dtype=torch.int64)
     pieces: list[Piece] = []
     nonzeros = 0
     for batch in batches:
@@ -56,7 +62,7 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
         if len(twice) or len(piece.index.unique()) < len(piece.index):
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
             raise ValueError(f"batches gave example {example} twice: every training example is needed exactly once")
-        lengths[piece.index] = piece.lengths
+        lengths[piece.index], targets[piece.index] = piece.lengths, piece.targets
         nonzeros += int(piece.x.count_nonzero()) if isinstance(piece.x, Tensor) else len(piece.x.columns)
         pieces.append(piece)
     if not bool((lengths > 0).all()):
@@ -91,7 +97,7 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> Examples:
     arrays = (x, value, column, row, y, cost, cost.to(dtype), kind.cost_matrix(), start, inner, inner_start[:-1])
     examples = Examples(dense, *(t.numpy() for t in arrays))
     fill_inner(examples, kind.has_bias)
-    return examples
+    return examples, targets
 
 
 def _check_kind(batch: object) -> None:
@@ -119,7 +125,14 @@ def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Pie
             raise ValueError(f"x of example {example} holds numbers that are not finite, padding included")
     labels, cost, lengths = kind.targets(target)
     x = kind.features(batch.x, target)
-    return Piece(index, lengths, x if isinstance(x, Lists) else x.detach().to(dtype), labels, cost)
+    return Piece(
+        index,
+        lengths,
+        x if isinstance(x, Lists) else x.detach().to(dtype),
+        labels,
+        cost,
+        digest_targets(target, kind.structure.padding),
+    )
 
 
 def offsets(sizes: Tensor) -> Tensor:

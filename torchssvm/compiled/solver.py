@@ -52,6 +52,7 @@ class CompiledBCFW:
         ValueError: The batches do not hold every example once, or are not valid; the dual is that of another head,
             structure or training set; or ``direction`` or ``oracle`` needs a storage that keeps labelings.
         MemoryError: The blocks would not fit in the dual's ``memory_limit``.
+        RuntimeError: A target is not that of the dual's last exact pass.
     """
 
     def __init__(
@@ -73,14 +74,18 @@ class CompiledBCFW:
         self._gate = Gate(kind, dual)
         check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
-        self._examples = pack(kind, dual, batches)
+        self._examples, targets = pack(kind, dual, batches)
+        if dual.steps:
+            dual.check_targets(targets)
         self._lengths = torch.from_numpy(self._examples.start).diff()
         self._gate.check_blocks(self._lengths)
         self._memory = BlockMemory(kind, dual, self._lengths, curvature=self.direction.needs_curvature)
         dtype = self._examples.added.dtype
         sizes = (self._memory.longest, kind.num_states, kind.width, 0 if kind.pairs is None else kind.num_states)
         self._kind, self._scratch = kind, make_scratch(*sizes, self._memory.capacity + 2, dtype)
-        self._exact = ExactPasses(self._examples, lambda: make_scratch(*sizes, self._memory.capacity + 2, dtype))
+        self._exact = ExactPasses(
+            self._examples, targets, lambda: make_scratch(*sizes, self._memory.capacity + 2, dtype)
+        )
         self._gate.begin()
 
     @torch.no_grad()

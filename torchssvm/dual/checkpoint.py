@@ -35,6 +35,7 @@ def state_of(dual: DualState) -> dict[str, Any]:
         "oracle_calls": dual.oracle_calls,
         "visits": dual.visits,
         "moved": dual.moved,
+        "targets": None if dual.targets is None else dual.targets.clone(),
         "storage": dual.storage.state_dict(),
     }
 
@@ -76,6 +77,10 @@ def check(dual: DualState, state: dict[str, Any]) -> None:
     for name in ("steps", "oracle_calls", "cache_hits", "visits", "moved"):
         if require(state, name, int, "dual") < 0:
             raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
+    if (targets := state.get("targets")) is not None and (
+        not isinstance(targets, Tensor) or targets.shape != (dual.num_examples,) or targets.dtype != torch.int64
+    ):
+        raise ValueError(f"the checkpoint is damaged: dual['targets'] does not hold {dual.num_examples} int64 numbers")
     for name in ("weights", "recomputed"):
         if name not in state:
             raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is missing")
@@ -105,6 +110,8 @@ def restore(dual: DualState, state: dict[str, Any]) -> None:
     dual.certified_gap = state["certified_gap"]
     dual.steps, dual.oracle_calls, dual.visits = state["steps"], state["oracle_calls"], state["visits"]
     dual.cache_hits, dual.moved = state["cache_hits"], state["moved"]
+    targets = state.get("targets")
+    dual.targets = None if targets is None else targets.to(device, copy=True)
     dual.storage.load_state_dict(state["storage"])
 
 

@@ -50,6 +50,7 @@ class DualState(PendingSteps):
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
         visits: Training batches seen.
         moved: Blocks moved by all steps; a step of B blocks adds B.
+        targets: ``[n]`` int64, a digest of every example's target, as the last exact pass saw them; None before that.
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
         recomputed: The v that the next step starts from, if an exact pass has recomputed it.
@@ -90,6 +91,7 @@ class DualState(PendingSteps):
         self.cache_hits = 0
         self.oracle_calls = 0
         self.moved = 0
+        self.targets: Tensor | None = None
         self.box = Box(self.parameters)
         self.unclipped: list[Tensor] = list(self.parameters)
         self.recomputed: list[Tensor] | None = None
@@ -246,6 +248,21 @@ class DualState(PendingSteps):
         self.to(weights.device)
         index = index.to(weights.device)
         return index, first_occurrences(index, numbers)
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Compare digests of all targets with those of the exact pass before, and keep them.
+
+        Raises:
+            RuntimeError: Some differ: blocks belong to the targets that they were trained on.
+        """
+        if self.steps and self.targets is not None and not torch.equal(self.targets.to(targets.device), targets):
+            wrong = (self.targets.to(targets.device) != targets).nonzero().flatten().tolist()
+            raise RuntimeError(
+                f"{len(wrong)} of {self.num_examples} examples have other targets than in the last exact pass, "
+                f"{wrong[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "
+                "a new DualState for other data"
+            )
+        self.targets = targets
 
     def to(self, device: torch.device) -> None:
         """Move what is stored."""

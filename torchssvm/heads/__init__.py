@@ -2,8 +2,9 @@
 
 from torchssvm.heads.linear_arcs import LinearArcs
 from torchssvm.heads.linear_chain import LinearChain
+from torchssvm.heads.linear_edges import Edges, LinearEdges
 from torchssvm.heads.linear_multiclass import LinearMulticlass
 from torchssvm.heads.linear_tree import LinearTree
 from torchssvm.heads.sparse_chain import SparseLinearChain
 
-__all__ = ["LinearArcs", "LinearChain", "LinearMulticlass", "LinearTree", "SparseLinearChain"]
+__all__ = ["Edges", "LinearArcs", "LinearChain", "LinearEdges", "LinearMulticlass", "LinearTree", "SparseLinearChain"]

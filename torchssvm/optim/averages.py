@@ -203,7 +203,8 @@ class Average(ABC):
             raise ValueError("dual is not the one that this average was made with")
         means = self.weights
         with self.apply():
-            hinges, exact, _, own = exact_pass(head, dual, batches)
+            hinges, exact, _, own, targets = exact_pass(head, dual, batches)
+            dual.check_targets(targets)
             primal = dual.lam / 2 * squared_norm(self.parameters) + hinges / dual.num_examples
             rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
         dual.oracle_calls += dual.num_examples

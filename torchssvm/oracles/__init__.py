@@ -1,5 +1,6 @@
 """The kernels under the structures: they know tensors, and nothing of structures, heads or duals."""
 
+from torchssvm.oracles.assignment import best_matching
 from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
 from torchssvm.oracles.eisner import eisner
 from torchssvm.oracles.max_arborescence import max_arborescence
@@ -11,6 +12,7 @@ from torchssvm.oracles.viterbi_by_level import ByLevel, viterbi_by_level
 
 __all__ = [
     "ByLevel",
+    "best_matching",
     "chain_parts",
     "chain_scores",
     "eisner",

@@ -3,6 +3,7 @@
 from torchssvm.structures.arborescence import Arborescence, NonProjective, Projective
 from torchssvm.structures.base import Corner, Decoding, Marginals, Structure, as_decoding, find_corner
 from torchssvm.structures.chain import Chain, WeightedLabels
+from torchssvm.structures.matching import POSSIBLE, EdgePotentials, Matching
 from torchssvm.structures.multiclass import Multiclass
 from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
 from torchssvm.structures.slack_rescaling import SlackRescaling
@@ -11,15 +12,18 @@ from torchssvm.structures.torch_struct import TorchStruct
 from torchssvm.structures.tree import Tree
 
 __all__ = [
+    "POSSIBLE",
     "Arborescence",
     "Chain",
     "Corner",
     "Decoding",
+    "EdgePotentials",
     "EveryClass",
     "EveryLossLevel",
     "EveryOutput",
     "LossScaleSearch",
     "Marginals",
+    "Matching",
     "Multiclass",
     "NonProjective",
     "Projective",

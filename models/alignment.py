@@ -1,0 +1,76 @@
+"""Word alignment by matching: the learned model, and two rules on the Dice coefficient to compare it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.batch import apply_head, to_device
+from torchssvm.heads import LinearEdges
+from torchssvm.oracles import best_matching
+from torchssvm.structures import Matching, as_decoding
+
+Links = frozenset[tuple[int, int]]
+"""(left, right) places of the nodes that an alignment connects."""
+
+
+def alignment_matching(in_features: int) -> LinearEdges:
+    """The matching of [B13] section 6: a link too many costs 1, a sure one that is missing 3, over the left words.
+
+    Args:
+        in_features: Numbers per word pair.
+    """
+    return LinearEdges(in_features, structure=Matching(precision_cost=1.0, recall_cost=3.0))
+
+
+@torch.no_grad()
+def align(head: nn.Module, dataset: Any, batch_size: int = 64) -> list[Links]:
+    """The links that ``head`` finds in every example of a dataset such as ``WordAlignment``.
+
+    Args:
+        head: With a ``structure`` whose labelings are ``[B, S, T]``.
+        dataset: Map-style, with ``__getitems__`` that makes batches.
+        batch_size: Examples at a time.
+    """
+    at = next(head.parameters()).device
+    found: list[Links] = []
+    for rows in torch.arange(len(dataset)).split(batch_size):
+        batch = to_device(dataset.__getitems__(rows), at)
+        structure: Any = head.structure
+        found += [_links(labeling == 1) for labeling in as_decoding(structure.argmax(apply_head(head, batch))).labeling]
+    return found
+
+
+def threshold_links(coefficients: Sequence[Tensor], threshold: float) -> list[Links]:
+    """All word pairs whose association is above ``threshold``; ``[S, T]`` for each sentence pair."""
+    return [_links(values > threshold) for values in coefficients]
+
+
+def matching_links(coefficients: Sequence[Tensor], threshold: float) -> list[Links]:
+    """The matching with the largest sum of ``association - threshold``: ``threshold`` is what not to match is worth."""
+    return [_links(best_matching((values - threshold).unsqueeze(0))[0]) for values in coefficients]
+
+
+def best_threshold(
+    rule: Callable[[Sequence[Tensor], float], list[Links]],
+    coefficients: Sequence[Tensor],
+    error: Callable[[list[Links]], float],
+    steps: int = 100,
+) -> float:
+    """The threshold in ``{0, 1/steps, ..., 1}`` with the smallest error, the first of several.
+
+    Args:
+        rule: :func:`threshold_links` or :func:`matching_links`.
+        coefficients: Associations between 0 and 1, of sentences that the threshold may be chosen on.
+        error: The error of their links.
+        steps: How many thresholds are tried.
+    """
+    tried = [step / steps for step in range(steps + 1)]
+    return min(tried, key=lambda threshold: error(rule(coefficients, threshold)))
+
+
+def _links(chosen: Tensor) -> Links:
+    return frozenset((left, right) for left, right in chosen.nonzero().tolist())

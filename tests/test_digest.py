@@ -1,0 +1,106 @@
+"""A dual that meets other targets than those that it was trained on says so."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import chain, examples
+
+from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, WeightedAverage, certify
+from torchssvm.dual.digest import digest_targets
+
+
+@examples(50)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 5))
+def test_padding_does_not_count_and_labels_do(labels, more, place):
+    own = torch.tensor([labels])
+    padded = torch.nn.functional.pad(own, (0, more), value=-1)
+    assert torch.equal(digest_targets(own, -1), digest_targets(padded, -1))
+    changed = own.clone()
+    changed[0, place % len(labels)] += 1
+    assert not torch.equal(digest_targets(own, -1), digest_targets(changed, -1))
+
+
+def test_places_count_on_every_axis():
+    grids = torch.zeros(12, 3, 4, dtype=torch.int64)
+    for i in range(12):
+        grids[i, i // 4, i % 4] = 1
+    assert len(digest_targets(grids, -1).unique()) == 12
+    assert len(digest_targets(torch.arange(1, 100), -1).unique()) == 99
+
+
+def trained():
+    problem = chain(n=8, states=3)
+    head = problem.head
+    dual = DualState.for_head(head, 8, 0.1)
+    optimizer, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+    for batch in problem.everything(3):
+        optimizer.zero_grad()
+        loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+        optimizer.step()
+    return problem, head, dual, optimizer
+
+
+def others(problem):
+    """The same examples with the labels of two of them changed."""
+    for batch in problem.everything(3):
+        y = batch.y.clone()
+        for row, index in enumerate(batch.index.tolist()):
+            if index in (2, 5):
+                y[row, 0] = (y[row, 0] + 1) % 3
+        yield batch._replace(y=y)
+
+
+def test_other_targets_are_refused():
+    problem, head, dual, optimizer = trained()
+    average = WeightedAverage.following(dual)
+    first = certify(head, dual, problem.everything(3))
+    assert certify(head, dual, problem.everything(8)).gap == pytest.approx(first.gap)
+    before = dual.oracle_calls
+    for attempt in (
+        lambda: certify(head, dual, others(problem)),
+        lambda: CompiledBCFW(head, dual, others(problem)),
+    ):
+        with pytest.raises(RuntimeError, match=r"2 of 8 examples have other targets .* \[2, 5\]"):
+            attempt()
+    assert dual.oracle_calls == before
+    for batch in problem.everything(3):
+        optimizer.zero_grad()
+        BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="other targets"):
+        average.certify(head, dual, others(problem))
+    CompiledBCFW(head, dual, problem.everything(4)).certify()
+
+
+def test_a_checkpoint_knows_its_targets():
+    problem, head, dual, optimizer = trained()
+    certify(head, dual, problem.everything(3))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(head)
+    again = DualState.for_head(other, 8, 0.1)
+    BCFW(other.parameters(), again).load_state_dict(torch.load(file, weights_only=True))
+    with pytest.raises(RuntimeError, match="other targets"):
+        certify(other, again, others(problem))
+    state = dual.state_dict()
+    for wrong in (torch.zeros(3, dtype=torch.int64), torch.zeros(8), "no tensor"):
+        with pytest.raises(ValueError, match=r"dual\['targets'\]"):
+            again.load_state_dict({**state, "targets": wrong})
+    again.load_state_dict({**state, "targets": None})
+    assert again.targets is None
+    certify(other, again, problem.everything(3))
+
+
+def test_a_dual_that_has_not_moved_takes_any_targets():
+    problem = chain(n=8, states=3)
+    head = problem.head
+    dual = DualState.for_head(head, 8, 0.1)
+    certify(head, dual, problem.everything(3))
+    assert certify(head, dual, others(problem)).gap > 0.0

@@ -1,0 +1,43 @@
+"""One number for the target of every example: whether a dual still sees the targets that it was trained on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.batch import tree_tensors
+
+_ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
+
+
+def digest_targets(target: Any, padding: int) -> Tensor:
+    """A digest of every example's target, ``[B]`` int64, whatever it is padded to.
+
+    Whole numbers count, with their places, other than 0 and the padding: structures of one's own may pad with either.
+
+    Args:
+        target: Tensors ``[B, ...]``, in tuples, lists or dicts.
+        padding: What stands beyond an example's own.
+    """
+    leaves = tree_tensors(target)
+    total = torch.zeros(len(leaves[0]), dtype=torch.int64, device=leaves[0].device)
+    for place, leaf in enumerate(leaves):
+        if leaf.is_floating_point() or leaf.is_complex():
+            continue
+        numbers = leaf.to(torch.int64)
+        where = torch.full((1,) * leaf.ndim, place + 1, dtype=torch.int64, device=leaf.device)
+        for axis in range(1, leaf.ndim):
+            along = torch.arange(1, leaf.shape[axis] + 1, device=leaf.device)
+            shape = [-1 if a == axis else 1 for a in range(leaf.ndim)]
+            where = _mix(where * _ODD[0] + along.view(shape))
+        found = torch.where((numbers == 0) | (numbers == padding), 0, _mix(numbers * _ODD[1] + where))
+        total += found.flatten(1).sum(1) if leaf.ndim > 1 else found
+    return total
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """Low bits must depend on high ones, as well as the other way round."""
+    numbers = (numbers ^ (numbers >> 29)) * _ODD[2]
+    return numbers ^ (numbers >> 32)
