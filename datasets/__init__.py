@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
 from .chunking import ChunkingDataset
 from .chunking_features import Vocabulary
-from .columns import Sentences, read_columns
+from .columns import TaggedSentences, read_columns
 from .conll2000 import CoNLL2000
 from .conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from .features import PrecomputedFeatures
@@ -44,7 +44,7 @@ __all__ = [
     "PrecomputedFeatures",
     "Sentence",
     "SentencePair",
-    "Sentences",
+    "TaggedSentences",
     "Vocabulary",
     "WordAlignment",
     "alignment_errors",

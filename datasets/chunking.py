@@ -18,7 +18,7 @@ from torchssvm.batch import Batch
 from torchssvm.sparse import SparseFeatures
 
 from .chunking_features import Attributes, Vocabulary, attributes
-from .columns import Sentences, read_columns
+from .columns import TaggedSentences, read_columns
 from .padded import PADDING, Example
 
 
@@ -53,7 +53,7 @@ class ChunkingDataset(Dataset[Example]):
 
     def __init__(
         self,
-        sentences: Sentences,
+        sentences: TaggedSentences,
         vocabulary: Vocabulary,
         *,
         stand_in: str | None = None,
@@ -196,7 +196,7 @@ class ChunkingDataset(Dataset[Example]):
         return f"{type(self).__name__}: {len(self)} sentences, {tokens} tokens, {self.in_features} columns"
 
 
-def _states(sentences: Sentences, vocabulary: Vocabulary, stand_in: str | None) -> np.ndarray:
+def _states(sentences: TaggedSentences, vocabulary: Vocabulary, stand_in: str | None) -> np.ndarray:
     """The state of every token; -1 where there are no tags."""
     other = None if stand_in is None else vocabulary.state(stand_in)
     if stand_in is not None and other is None:

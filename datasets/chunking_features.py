@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .columns import Sentences
+from .columns import TaggedSentences
 
 TEMPLATES: tuple[tuple[tuple[str, int], ...], ...] = (
     *(((("w", d),)) for d in (-2, -1, 0, 1, 2)),
@@ -53,7 +53,7 @@ class Attributes(NamedTuple):
         return [self.names[code] for code in self.codes[self.rows[token] : self.rows[token + 1]]]
 
 
-def attributes(sentences: Sentences) -> Attributes:
+def attributes(sentences: TaggedSentences) -> Attributes:
     """The attributes of all tokens; a template that would look outside the sentence gives none.
 
     All tokens at once: words and parts of speech become numbers, and the strings are only made of what is distinct.
@@ -117,7 +117,7 @@ class Vocabulary:
                 raise ValueError(f"{name} has {twice!r} twice")
 
     @classmethod
-    def of(cls, sentences: Sentences, min_count: int = 1, tags: Sequence[str] | None = None) -> Vocabulary:
+    def of(cls, sentences: TaggedSentences, min_count: int = 1, tags: Sequence[str] | None = None) -> Vocabulary:
         """The vocabulary of a training set.
 
         Args:

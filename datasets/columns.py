@@ -17,7 +17,7 @@ _BIO = re.compile(r"O|[BI]-\S+")
 
 
 @dataclass(frozen=True)
-class Sentences:
+class TaggedSentences:
     """The tokens of all sentences of a file, one after another.
 
     Attributes:
@@ -39,12 +39,12 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def part(self, start: int, stop: int) -> Sentences:
+    def part(self, start: int, stop: int) -> TaggedSentences:
         """The sentences ``start`` to ``stop - 1``, 0 <= start < stop <= n."""
         if not 0 <= start < stop <= len(self):
             raise ValueError(f"start={start} and stop={stop} must leave some of the {len(self)} sentences")
         a, b = int(self.offsets[start]), int(self.offsets[stop])
-        return Sentences(
+        return TaggedSentences(
             words=self.words[a:b],
             pos=self.pos[a:b],
             tags=None if self.tags is None else self.tags[a:b],
@@ -58,7 +58,7 @@ class Sentences:
         return f"{self.source}, line {self.lines[token]}"
 
 
-def read_columns(path: str | os.PathLike[str], *, tags_optional: bool = False) -> Sentences:
+def read_columns(path: str | os.PathLike[str], *, tags_optional: bool = False) -> TaggedSentences:
     """Read a column file.
 
     Columns are separated by spaces or tabs; one or more empty lines end a sentence. UTF-8, plain or gzipped (told by
@@ -100,7 +100,7 @@ def read_columns(path: str | os.PathLike[str], *, tags_optional: bool = False) -
         raise ValueError(f"{path} holds no sentence: {number} lines, and all of them are empty")
     if ends[-1:] != [len(words)]:
         ends.append(len(words))
-    found = Sentences(
+    found = TaggedSentences(
         words=words,
         pos=pos,
         tags=tags if columns == 3 else None,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from .chunking import ChunkingDataset
 from .chunking_features import Vocabulary, attributes, check_count
-from .columns import Sentences, read_columns
+from .columns import TaggedSentences, read_columns
 from .files import fetch
 
 PAGE = "https://www.clips.uantwerpen.be/conll2000/chunking/"
@@ -78,5 +78,5 @@ def locate(split: str, root: str | os.PathLike[str] | None = None) -> Path:
     return fetch(f"conll2000/{name}", PAGE + name, _SHA256[split], PAGE, root)
 
 
-def _read(split: str, root: str | os.PathLike[str] | None) -> Sentences:
+def _read(split: str, root: str | os.PathLike[str] | None) -> TaggedSentences:
     return read_columns(locate(split, root))

@@ -110,7 +110,7 @@ def choose_lam(args: argparse.Namespace) -> tuple[float, dict[str, float]]:
         trainer.fit(model, data)
         found[lam] = scores_of(data.held_out, predict(model, data.held_out)).overall.f1
         print(f"lam {lam:g}: F1 {100 * found[lam]:.2f} on {len(data.held_out)} held-out sentences, {gap.certificate}")
-    return max(found, key=found.__getitem__), {f"{lam:g}": f1 for lam, f1 in found.items()}
+    return max(found, key=found.__getitem__), {f"{lam:g}": round(f1, 6) for lam, f1 in found.items()}
 
 
 def peak_memory() -> float | None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 from torchssvm import Batch, DualState, LinearChain
 from torchssvm.datasets import ChunkingDataset, CoNLL2000, Vocabulary, chunk_scores, read_columns
 from torchssvm.datasets.chunking_features import attributes
-from torchssvm.datasets.columns import Sentences
+from torchssvm.datasets.columns import TaggedSentences
 from torchssvm.datasets.conll2000 import PAGE
 from torchssvm.sparse import SparseFeatures
 
@@ -32,7 +32,7 @@ def random_dataset(seed: int, known: int = 1) -> ChunkingDataset:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, 8, size=6)
     tokens = int(lengths.sum())
-    sentences = Sentences(
+    sentences = TaggedSentences(
         words=generator.choice(["a", "b", "c"], tokens).tolist(),
         pos=generator.choice(["X", "Y"], tokens).tolist(),
         tags=generator.choice(TAGS, tokens).tolist(),

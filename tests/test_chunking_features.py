@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from torchssvm.datasets import Vocabulary, read_columns
 from torchssvm.datasets.chunking_features import TEMPLATES, attributes, sorted_tags
-from torchssvm.datasets.columns import Sentences
+from torchssvm.datasets.columns import TaggedSentences
 from torchssvm.datasets.conll2000 import locate
 
 
 def sentences_of(rows, tags=True):
     """Lists of (word, pos) as sentences, with tags that say nothing."""
     flat = [token for sentence in rows for token in sentence]
-    return Sentences(
+    return TaggedSentences(
         words=[word for word, _ in flat],
         pos=[pos for _, pos in flat],
         tags=["O"] * len(flat) if tags else None,
