@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -94,22 +94,52 @@ class LinearChain(nn.Module):
                 emission = x @ self.emission + everywhere(longest, last, *extra)
             else:
                 emission = _Emission.apply(x, last, self.emission, *extra)
-            transition = self.transition if self.positions is None else self.transition[: longest - 1]
-            transition = transition.expand(batch, *transition.shape)
+            features = x.detach()
+        return self._potentials(
+            emission,
+            last,
+            extremes,
+            per_example=lambda v: features.transpose(1, 2) @ v,
+            gram=lambda: features @ features.transpose(1, 2),
+            x=None if x.requires_grad else x,
+        )
+
+    def _potentials(
+        self,
+        emission: Tensor,
+        last: Tensor,
+        extremes: tuple[int, int],
+        *,
+        per_example: Callable[[Tensor], Tensor],
+        gram: Callable[[], Tensor],
+        x: Any,
+    ) -> Potentials:
+        """The potentials, and the algebra of features that only the emissions see.
+
+        Args:
+            emission: ``[B, N, K]``.
+            last: ``[B]`` int64, the last position of each example.
+            extremes: The smallest and the largest length.
+            per_example: ``v [B, N, K] -> sum_t x_t v_t^T``, ``[B, F, K]``.
+            gram: ``x_t . x_u`` of each example's tokens, ``[B, N, N]``.
+            x: The features, where the potentials depend on nothing that is trained but the weights; else None.
+        """
+        batch, longest, _ = emission.shape
+        transition = self.transition if self.positions is None else self.transition[: longest - 1]
+        transition = transition.expand(batch, *transition.shape)
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = parts["emission"]
-            sums = sums_of(v, last)
-            own = zip((self.bias, self.first, self.last), sums, strict=True)
+            own = zip((self.bias, self.first, self.last), sums_of(v, last), strict=True)
             return [
-                x.detach().transpose(1, 2) @ v,
+                per_example(v),
                 self._pad(parts["transition"]),
                 *(found for weights, found in own if weights is not None),
             ]
 
         def response(parts: Parts) -> Parts:
-            v, features = parts["emission"], x.detach()
-            change = (features @ features.transpose(1, 2)) @ v
+            v = parts["emission"]
+            change = gram() @ v
             if self.bias is not None:
                 change += v.sum(1, keepdim=True)
             if self.first is not None:
@@ -118,15 +148,14 @@ class LinearChain(nn.Module):
                 change[rows, last] += v[rows, last]
             return {"emission": change, "transition": parts["transition"]}
 
-        ragged = {"emission": 0} | ({} if self.positions is None else {"transition": -1})
         return Potentials(
             {"emission": emission, "transition": transition},
-            lengths,
-            ragged=ragged,
+            last + 1,
+            ragged={"emission": 0} | ({} if self.positions is None else {"transition": -1}),
             adjoint=adjoint,
             response=response,
-            weights=None if x.requires_grad else own_weights(self),
-            in_turn=None if x.requires_grad else lambda *problem: solve_in_turn(self, x, *problem),
+            weights=None if x is None else own_weights(self),
+            in_turn=None if x is None else lambda *problem: solve_in_turn(self, x, *problem),
             extremes=extremes,
         )
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.heads.linear_chain import LinearChain, add_biases, everywhere, sums_of, transformed
-from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.potentials import Potentials, full_precision
 from torchssvm.row_sparse import per_example_rows, rows_of
 from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import Chain
@@ -71,7 +71,6 @@ class SparseLinearChain(LinearChain):
         else:
             extremes = check_range(lengths, batch, longest)
         last = lengths - 1
-        trained = lists.values is not None and lists.values.requires_grad
         with full_precision(self.emission.device):
             if transformed():
                 emission = lists.emission(self.emission) + everywhere(longest, last, self.bias, self.first, self.last)
@@ -79,41 +78,13 @@ class SparseLinearChain(LinearChain):
                 emission = _SparseEmission.apply(
                     lists.values, self.emission, self.bias, self.first, self.last, lists, last, self.sparse_gradient
                 )
-        transition = self.transition.expand(batch, *self.transition.shape)
-
-        def adjoint(parts: Parts) -> list[Tensor]:
-            v = parts["emission"]
-            own = zip((self.bias, self.first, self.last), sums_of(v, last), strict=True)
-            return [
-                lists.per_example(v, len(self.emission)),
-                parts["transition"],
-                *(found for weights, found in own if weights is not None),
-            ]
-
-        gram: list[Tensor] = []
-
-        def response(parts: Parts) -> Parts:
-            if not gram:  # of tokens: asked for several times a batch
-                gram.append(lists.token_products(self.emission.dtype))
-            v = parts["emission"]
-            change = gram[0] @ v
-            if self.bias is not None:
-                change += v.sum(1, keepdim=True)
-            if self.first is not None:
-                rows = torch.arange(batch, device=v.device)
-                change[:, 0] += v[:, 0]
-                change[rows, last] += v[rows, last]
-            return {"emission": change, "transition": parts["transition"]}
-
-        return Potentials(
-            {"emission": emission, "transition": transition},
-            lengths,
-            ragged={"emission": 0},
-            adjoint=adjoint,
-            response=response,
-            weights=None if trained else own_weights(self),
-            in_turn=None if trained else lambda *problem: solve_in_turn(self, x, *problem),
-            extremes=extremes,
+        return self._potentials(
+            emission,
+            last,
+            extremes,
+            per_example=lambda v: lists.per_example(v, len(self.emission)),
+            gram=functools.cache(lambda: lists.token_products(self.emission.dtype)),  # asked for several times a batch
+            x=None if lists.values is not None and lists.values.requires_grad else x,
         )
 
 
