@@ -95,7 +95,7 @@ class DualState(PendingSteps):
         self.box = Box(self.parameters)
         self.unclipped: list[Tensor] = list(self.parameters)
         self.recomputed: list[Tensor] | None = None
-        self.held_norm = 0.0
+        self.held_norm = self._held_square = 0.0
         self._written = [-1 for _ in self.parameters]
         self.version = 0
         self.restarts = 0
@@ -149,6 +149,8 @@ class DualState(PendingSteps):
     def value(self) -> float:
         """The dual objective at the weights held now, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
         self.to(self.parameters[0].device)
+        if not self.box and not self.written_to():
+            return float(self.loss.sum()) - self.lam / 2 * self._held_square
         return self.objective(float(self.loss.sum()), self.unclipped)
 
     def objective(self, loss: float, unclipped: Sequence[Tensor]) -> float:
@@ -328,7 +330,7 @@ class DualState(PendingSteps):
             inner, squared = products(self.parameters, directions) if known is None else known
             for held, direction in zip(self.unclipped, directions, strict=True):
                 add_to(held, direction, rate)
-            self.remember_weights(self.held_norm**2 + rate * (2.0 * inner + rate * squared))
+            self.remember_weights(self._held_square + rate * (2.0 * inner + rate * squared))
             return
         start = self.unclipped if self.recomputed is None else self.recomputed
         self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(start, directions, strict=True))
@@ -351,7 +353,8 @@ class DualState(PendingSteps):
             squared: ``|w|^2``, where it is known without looking at every weight; up to rounding.
         """
         self.version += 1
-        self.held_norm = math.sqrt(max(squared_norm(self.parameters) if squared is None else squared, 0.0))
+        self._held_square = squared_norm(self.parameters) if squared is None else max(squared, 0.0)
+        self.held_norm = math.sqrt(self._held_square)
         self._written = [p._version for p in self.parameters]
 
     def state_dict(self) -> dict[str, Any]:
