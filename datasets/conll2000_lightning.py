@@ -1,26 +1,19 @@
-"""CoNLL-2000 as a LightningDataModule. Only this file imports Lightning for it."""
+"""CoNLL-2000 as a LightningDataModule."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from torch.utils.data import DataLoader
 
-from torchssvm.sampling import GapBatchSampler, Order
+from torchssvm.sampling import Order
 
 from .chunking import ChunkingDataset
 from .conll2000 import SPLITS, CoNLL2000, locate
-
-try:
-    import lightning as L
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "lightning":
-        raise
-    raise ImportError("CoNLL2000Data needs Lightning: pip install 'torchssvm[lightning]'") from error
+from .data_module import GapDataModule
 
 
-class CoNLL2000Data(L.LightningDataModule):
+class CoNLL2000Data(GapDataModule):
     """Trains on the training set of :class:`torchssvm.datasets.CoNLL2000`; tests and predicts on the test set.
 
     Validation is on the sentences that were held out of the training set, or on the test set where none were.
@@ -45,16 +38,12 @@ class CoNLL2000Data(L.LightningDataModule):
         order: Order | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, num_workers, order, seed)
         if not 0.0 <= hold_out < 1.0:
             raise ValueError(f"hold_out={hold_out} must be a share of the training set, from 0 to below 1")
-        self.batch_size = batch_size
         self.min_count = min_count
         self.hold_out = hold_out
         self.root = root
-        self.num_workers = num_workers
-        self.order = order
-        self.seed = seed
         self.train: ChunkingDataset | None = None
         self.held_out: ChunkingDataset | None = None
         self.test: ChunkingDataset | None = None
@@ -78,32 +67,14 @@ class CoNLL2000Data(L.LightningDataModule):
         """Batches in the order of ``order``."""
         self.setup("fit")
         assert self.train is not None
-        sampler = GapBatchSampler(
-            num_examples=len(self.train), batch_size=self.batch_size, order=self.order, seed=self.seed
-        )
-        return DataLoader(self.train, batch_sampler=sampler, **self._loading())
+        return self.sampled(self.train)
 
     def val_dataloader(self) -> DataLoader:
         """The sentences held out, or the test sentences, one after another."""
         self.setup("validate")
-        return self._in_order(self.held_out or self.test)
+        return self.in_order(self.held_out or self.test)
 
     def test_dataloader(self) -> DataLoader:
         """The test sentences, one after another."""
         self.setup("test")
-        return self._in_order(self.test)
-
-    def predict_dataloader(self) -> DataLoader:
-        """The test sentences, one after another."""
-        return self.test_dataloader()
-
-    def _in_order(self, dataset: ChunkingDataset | None) -> DataLoader:
-        assert dataset is not None
-        return DataLoader(dataset, batch_size=max(self.batch_size, 256), shuffle=False, **self._loading())
-
-    def _loading(self) -> dict[str, Any]:
-        return {
-            "collate_fn": ChunkingDataset.collate,
-            "num_workers": self.num_workers,
-            "persistent_workers": self.num_workers > 0,
-        }
+        return self.in_order(self.test)

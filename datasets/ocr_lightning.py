@@ -1,4 +1,4 @@
-"""The OCR words as a LightningDataModule. Only this file of the folder imports Lightning."""
+"""The OCR words as a LightningDataModule."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ from typing import Literal
 
 from torch.utils.data import DataLoader
 
-from torchssvm.sampling import GapBatchSampler, Order
+from torchssvm.sampling import Order
 
+from .data_module import GapDataModule
 from .ocr import OCR
 
-try:
-    import lightning as L
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "lightning":
-        raise
-    raise ImportError("OCRData needs Lightning: pip install 'torchssvm[lightning]'") from error
 
-
-class OCRData(L.LightningDataModule):
+class OCRData(GapDataModule):
     """Trains on one split of :class:`torchssvm.datasets.OCR`; validates, tests and predicts on the other.
 
     Args:
@@ -40,13 +34,9 @@ class OCRData(L.LightningDataModule):
         order: Order | None = None,
         seed: int = 0,
     ):
-        super().__init__()
+        super().__init__(batch_size, num_workers, order, seed)
         self.size = size
-        self.batch_size = batch_size
         self.fold = fold
-        self.num_workers = num_workers
-        self.order = order
-        self.seed = seed
         self.train: OCR | None = None
         self.test: OCR | None = None
 
@@ -61,34 +51,14 @@ class OCRData(L.LightningDataModule):
         """Batches in the order of ``order``."""
         self.setup("fit")
         assert self.train is not None
-        sampler = GapBatchSampler(
-            num_examples=len(self.train), batch_size=self.batch_size, order=self.order, seed=self.seed
-        )
-        return DataLoader(
-            self.train,
-            batch_sampler=sampler,
-            collate_fn=self.train.collate,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
+        return self.sampled(self.train)
 
     def val_dataloader(self) -> DataLoader:
         """The test words, one after another."""
         self.setup("validate")
         assert self.test is not None
-        return DataLoader(
-            self.test,
-            batch_size=max(self.batch_size, 256),
-            shuffle=False,
-            collate_fn=self.test.collate,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
+        return self.in_order(self.test)
 
     def test_dataloader(self) -> DataLoader:
-        """The test words, one after another."""
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> DataLoader:
         """The test words, one after another."""
         return self.val_dataloader()

@@ -6,19 +6,13 @@ import os
 
 from torch.utils.data import DataLoader
 
-from torchssvm.sampling import GapBatchSampler, Order
+from torchssvm.sampling import Order
 
+from .data_module import GapDataModule
 from .word_alignment import WordAlignment
 
-try:
-    import lightning as L
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "lightning":
-        raise
-    raise ImportError("WordAlignmentData needs Lightning: pip install 'torchssvm[lightning]'") from error
 
-
-class WordAlignmentData(L.LightningDataModule):
+class WordAlignmentData(GapDataModule):
     """Trains on the 100 training sentences of :class:`torchssvm.datasets.WordAlignment`; tests on the other 347.
 
     Args:
@@ -38,11 +32,7 @@ class WordAlignmentData(L.LightningDataModule):
         seed: int = 0,
         root: str | os.PathLike[str] | None = None,
     ):
-        super().__init__()
-        self.batch_size = batch_size
-        self.num_workers = num_workers
-        self.order = order
-        self.seed = seed
+        super().__init__(batch_size, num_workers, order, seed, evaluation_size=64)
         self.root = root
         self._splits: dict[str, WordAlignment] = {}
 
@@ -70,41 +60,18 @@ class WordAlignmentData(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Batches in the order of ``order``."""
-        sampler = GapBatchSampler(
-            num_examples=len(self.train), batch_size=self.batch_size, order=self.order, seed=self.seed
-        )
-        return DataLoader(
-            self.train,
-            batch_sampler=sampler,
-            collate_fn=self.train.collate,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
+        return self.sampled(self.train)
 
     def val_dataloader(self) -> DataLoader:
         """The trial sentences, one after another."""
-        return self._in_order(self.dev)
+        return self.in_order(self.dev)
 
     def test_dataloader(self) -> DataLoader:
         """The test sentences, one after another."""
-        return self._in_order(self.test)
-
-    def predict_dataloader(self) -> DataLoader:
-        """The test sentences, one after another."""
-        return self._in_order(self.test)
+        return self.in_order(self.test)
 
     def _split(self, name: str) -> WordAlignment:
         if name not in self._splits:
             known = next((split.features for split in self._splits.values()), None)
             self._splits[name] = WordAlignment(name, self.root, known)  # type: ignore[arg-type]
         return self._splits[name]
-
-    def _in_order(self, dataset: WordAlignment) -> DataLoader:
-        return DataLoader(
-            dataset,
-            batch_size=max(self.batch_size, 64),
-            shuffle=False,
-            collate_fn=dataset.collate,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
