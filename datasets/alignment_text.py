@@ -95,7 +95,7 @@ def _lines(path: Path) -> list[str]:
     texts = []
     for number, line in enumerate(lines, 1):
         try:
-            texts.append(line.decode("utf-8"))
+            texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, line {number}: not UTF-8 ({error}); convert the file") from error
     return texts

@@ -107,8 +107,16 @@ class ChunkingDataset(Dataset[Example]):
         Args:
             labelings: ``[B, N]`` int64, states; what lies beyond each length is not read.
             lengths: ``[B]`` int64.
+
+        Raises:
+            ValueError: A state is not one of the vocabulary.
         """
         names = self.vocabulary.tags
+        inside = torch.arange(labelings.shape[1], device=labelings.device) < lengths.unsqueeze(1)
+        if bool(((labelings < 0) | (labelings >= len(names)))[inside].any()):
+            raise ValueError(
+                f"labelings must hold 0 to {len(names) - 1}, the states of the vocabulary, within the lengths"
+            )
         return [
             [names[state] for state in row[:length]]
             for row, length in zip(labelings.tolist(), lengths.tolist(), strict=True)

@@ -191,7 +191,8 @@ class Vocabulary:
                 raise ValueError("attributes and tags must be lists of strings")
             return cls(names, tags, content["min_count"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a vocabulary that was saved, or damaged: {error!r}") from error
+            reason = "no text" if isinstance(error, UnicodeDecodeError) else f"{error!r:.200}"
+            raise ValueError(f"{path} is not a vocabulary that was saved, or damaged: {reason}") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Vocabulary):

@@ -73,7 +73,7 @@ def read_columns(path: str | os.PathLike[str], *, tags_optional: bool = False) -
         OSError: The file cannot be opened.
         ValueError: It is no such file; the message begins with its name and, where there is one, the line.
     """
-    content = _content(Path(path))
+    content = read_content(Path(path))
     _check_encoding(content, path)
     content = content.removeprefix(codecs.BOM_UTF8)
     words: list[str] = []
@@ -114,7 +114,12 @@ def read_columns(path: str | os.PathLike[str], *, tags_optional: bool = False) -
     return found
 
 
-def _content(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
+    """The bytes of a file, unpacked where it is a gzip file.
+
+    Raises:
+        ValueError: It begins as a gzip file, and is damaged.
+    """
     content = path.read_bytes()
     if not content.startswith(_GZIP):
         return content

@@ -19,6 +19,7 @@ from torchssvm.sparse import SparseFeatures
 from torchssvm.structures.arborescence import is_projective
 
 from .arc_features import arc_columns
+from .columns import read_content
 from .padded import PADDING, Example
 
 _COLUMNS = 10
@@ -62,7 +63,7 @@ class _Token(NamedTuple):
 
 
 def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
-    """Read a treebank: UTF-8, ten columns separated by tabs, an empty line after every sentence.
+    """Read a treebank: UTF-8, plain or gzip, ten columns separated by tabs, an empty line after every sentence.
 
     Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are passed over: the basic dependencies hold between
     the words.
@@ -74,7 +75,7 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
     sentences = []
     tokens: list[_Token] = []
     begun = 0  # the line where a sentence begins that has not ended
-    lines = path.read_bytes().split(b"\n")
+    lines = read_content(path).split(b"\n")
     for number, raw in enumerate([*lines, b""], start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
@@ -99,16 +100,21 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
 def _read_token(line: str, expected: int, path: Path, number: int) -> Iterator[_Token]:
     """The token of a line, or nothing for what is passed over."""
     fields = line.split("\t")
+    if not line.strip():
+        _refuse(path, number, "the line is blank but for spaces; sentences end with an empty line")
     if len(fields) != _COLUMNS:
         _refuse(path, number, f"{len(fields)} columns, and CoNLL-U has {_COLUMNS}, separated by single tabs")
     name, word, tag, other, head = fields[0], fields[1], fields[3], fields[4], fields[6]
-    if re.fullmatch(r"[0-9]+[-.][0-9]+", name):
+    if span := re.fullmatch(r"([0-9]{1,9})([-.])([0-9]{1,9})", name):
+        first, kind, last = int(span[1]), span[2], int(span[3])
+        if (kind == "-" and not expected == first <= last) or (kind == "." and first != expected - 1):
+            _refuse(path, number, f"ID is {name!r}, which does not belong before word {expected}")
         return
     if name != str(expected):
         _refuse(path, number, f"ID is {name!r}, and the next word of the sentence is {expected}")
     if not (word and tag):
         _refuse(path, number, f"{'UPOS' if word else 'FORM'} is empty; write {_ABSENT!r} for what is not there")
-    if not re.fullmatch(r"[0-9]+", head):
+    if not re.fullmatch(r"[0-9]{1,9}", head):
         _refuse(path, number, f"HEAD is {head!r}, and must be a whole number: the ID of a word, or 0")
     yield _Token(word, tag if tag != _ABSENT else other, int(head), number)
 
@@ -245,6 +251,9 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
     Raises:
         ValueError: There are not as many on both sides, or a sentence has too few heads.
     """
+    found, sentences = list(found), list(sentences)
+    if len(found) != len(sentences):
+        raise ValueError(f"found has the heads of {len(found)} sentences, and there are {len(sentences)}")
     right = right_words = tokens = punctuation = 0
     for number, (heads, sentence) in enumerate(zip(found, sentences, strict=True)):
         length = len(sentence.heads)

@@ -75,7 +75,7 @@ def add_rules(flags: argparse.ArgumentParser) -> argparse.ArgumentParser:
     flags.add_argument("--direction", choices=DIRECTIONS, default="fw", help="of a step (default: fw, Frank-Wolfe)")
     flags.add_argument("--cache", action="store_true", help="go to labelings found before where they promise enough")
     flags.add_argument(
-        "--order", choices=ORDERS, default="gap", help="of the words (default: gap, in proportion to the gaps)"
+        "--order", choices=ORDERS, default="gap", help="of the examples (default: gap, in proportion to the gaps)"
     )
     return flags
 
@@ -213,4 +213,8 @@ def folder(text: str) -> Path:
     path = Path(text)
     if any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
         raise argparse.ArgumentTypeError(f"{text} is not a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be made: {error.strerror}") from error
     return path

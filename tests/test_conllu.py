@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import os
@@ -108,7 +109,11 @@ def test_a_sentence_knows_its_line(write):
         (rows(0) + "2\tw\t_\tX\t_\t_\t1\t_\t_\n", 2, "9 columns, and CoNLL-U has 10"),
         (rows(0) + "2\tw\t_\tX\t_\t_\t1\t_\t_\t_\t_\n", 2, "11 columns, and CoNLL-U has 10"),
         (rows(0).replace("\t", "  "), 1, "1 columns.*single tabs"),
-        (rows(0) + " \n", 2, "1 columns"),
+        (rows(0) + " \n", 2, "blank but for spaces"),
+        ("7-3\tx" + "\t_" * 8 + "\n" + rows(0), 1, "ID is '7-3', which does not belong before word 1"),
+        (rows(0) + "5.1\tx" + "\t_" * 8 + "\n", 2, "ID is '5.1'"),
+        (rows(0, "9" * 5000), 2, "HEAD is '9999"),
+        (b"\x1f\x8bno gzip", None, "is damaged"),
         (rows("_"), 1, "HEAD is '_', and must be a whole number"),
         (rows(0, "1.0"), 2, "HEAD is '1.0'"),
         (rows(0, "-1"), 2, "HEAD is '-1'"),
@@ -129,8 +134,14 @@ def test_a_sentence_knows_its_line(write):
     ],
 )
 def test_errors_name_file_and_line(write, text, line, words):
-    with pytest.raises(ValueError, match=rf"bank.conllu, line {line}: .*{words}"):
+    place = "" if line is None else rf", line {line}:"
+    with pytest.raises(ValueError, match=rf"bank.conllu{place} .*{words}"):
         read_conllu(write(text))
+
+
+def test_packed_files_are_read(write):
+    text = rows(0, 1)
+    assert read_conllu(write(gzip.compress(text.encode()))) == read_conllu(write(text))
 
 
 def test_a_missing_file_is_said_to_be_missing(tmp_path):
@@ -311,7 +322,7 @@ def test_attachment_scores(write):
     assert attachment([], []) == (None, None, 0, 0)
     with pytest.raises(ValueError, match="found has 1 heads for sentence 0, which has 7 words"):
         attachment([[0], [0, 1]], sentences)
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="found has the heads of 1 sentences, and there are 2"):
         attachment([[0] * 7], sentences)
 
 

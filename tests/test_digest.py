@@ -16,22 +16,27 @@ from torchssvm.dual.digest import digest_targets
 
 
 @examples(50)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 5))
-def test_padding_does_not_count_and_labels_do(labels, more, place):
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    st.integers(0, 4),
+    st.integers(0, 5),
+    st.sampled_from([-1, 0, -100]),
+)
+def test_padding_does_not_count_and_labels_do(labels, more, place, padding):
     own = torch.tensor([labels])
-    padded = torch.nn.functional.pad(own, (0, more), value=-1)
-    assert torch.equal(digest_targets(own, -1), digest_targets(padded, -1))
+    padded = torch.nn.functional.pad(own, (0, more), value=padding)
+    assert torch.equal(digest_targets(own), digest_targets(padded))
     changed = own.clone()
     changed[0, place % len(labels)] += 1
-    assert not torch.equal(digest_targets(own, -1), digest_targets(changed, -1))
+    assert not torch.equal(digest_targets(own), digest_targets(changed))
 
 
 def test_places_count_on_every_axis():
     grids = torch.zeros(12, 3, 4, dtype=torch.int64)
     for i in range(12):
         grids[i, i // 4, i % 4] = 1
-    assert len(digest_targets(grids, -1).unique()) == 12
-    assert len(digest_targets(torch.arange(1, 100), -1).unique()) == 99
+    assert len(digest_targets(grids).unique()) == 12
+    assert len(digest_targets(torch.arange(1, 100)).unique()) == 99
 
 
 def trained():
@@ -104,3 +109,14 @@ def test_a_dual_that_has_not_moved_takes_any_targets():
     dual = DualState.for_head(head, 8, 0.1)
     certify(head, dual, problem.everything(3))
     assert certify(head, dual, others(problem)).gap > 0.0
+
+
+def test_real_numbers_count_within_the_lengths():
+    costs, lengths = torch.rand(4, 3, dtype=torch.float64), torch.tensor([3, 2, 1, 3])
+    beyond = torch.arange(3) >= lengths.unsqueeze(1)
+    first = digest_targets((torch.zeros(4, 3, dtype=torch.int64), costs), lengths)
+    other = torch.where(beyond, 9.0, costs)
+    assert torch.equal(digest_targets((torch.zeros(4, 3, dtype=torch.int64), other), lengths), first)
+    wide = torch.nn.functional.pad(other, (0, 2), value=4.0)
+    assert torch.equal(digest_targets((torch.zeros(4, 5, dtype=torch.int64), wide), lengths), first)
+    assert bool((digest_targets((torch.zeros(4, 3, dtype=torch.int64), 0.7 * costs), lengths) != first).all())

@@ -73,14 +73,19 @@ def test_the_page_on_solvers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names["decoded"].shape == names["words"].y.shape
 
 
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("place", range(4))
 def test_the_page_on_text_runs(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunking, alignment, parsing = code(TEXT)
+    chunking, own, alignment, parsing = code(TEXT)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     if place == 0:
         pytest.importorskip("numba")
         block = chunking
+    elif place == 3:
+        pytest.importorskip("numba")
+        above = "from torchssvm import CompiledBCFW, DualState, SparseLinearChain"
+        exec(f"from torch.utils.data import DataLoader\n{above}", names)
+        block = own
     elif place == 1:
         pytest.importorskip("scipy")
         block = alignment

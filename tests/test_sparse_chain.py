@@ -195,10 +195,13 @@ def test_the_loops_continue_each_other():
     assert dual.value() >= before - 1e-12
 
 
-def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch):
+@pytest.mark.parametrize("sweeps", [0, 5])
+def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps):
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
+    monkeypatch.setattr("torchssvm.dual.state._PER_BLOCK", 0)
     data = problem()
     head, dual, _ = train(True, data, epochs=1)
-    optimizer, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+    optimizer, loss = BCFW(head.parameters(), dual), BlockGap(dual, sweeps=sweeps)
     batch = batch_of(True, data, torch.arange(2))
     optimizer.zero_grad()
     loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
@@ -225,7 +228,7 @@ def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_norm_is_kept_up_to_date(compiled, monkeypatch):
-    monkeypatch.setattr("torchssvm.compiled.gate._LARGE", 1)
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
     data = problem()
     head, dual, _ = train(True, data, epochs=6)
     if compiled:
@@ -238,7 +241,7 @@ def test_the_norm_is_kept_up_to_date(compiled, monkeypatch):
 
 
 def test_weights_and_gradients_changed_by_others_are_noticed(monkeypatch):
-    monkeypatch.setattr("torchssvm.compiled.gate._LARGE", 1)
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
     data = problem()
     head, dual, _ = train(True, data, epochs=2)
     optimizer, loss, batch = BCFW(head.parameters(), dual), BlockGap(dual), batch_of(True, data, torch.arange(4))
@@ -300,24 +303,31 @@ def test_an_average_follows():
     assert 0.0 <= average.certify(head, dual, everything).gap < 1.0
 
 
-def test_bounds_take_the_weights_as_dense():
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", ["emission", "transition"])
+def test_bounds(name, accumulate):
     data = problem()
     results = []
     for sparse in (True, False):
         head, dual = make(sparse, None)
-        groups = [
-            {"params": [head.emission], "lower": -0.05},
-            {"params": [p for p in head.parameters() if p is not head.emission]},
-        ]
-        optimizer = BCFW(groups, dual)
-        for rows in torch.arange(EXAMPLES).split(5):
-            batch = batch_of(sparse, data, rows)
-            optimizer.zero_grad()
-            BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
-            optimizer.step()
+        bounded = getattr(head, name)
+        rest = [p for p in head.parameters() if p is not bounded]
+        optimizer = BCFW([{"params": [bounded], "lower": -0.05}, {"params": rest}], dual)
+        for epoch in range(3):
+            for place, rows in enumerate(torch.arange(EXAMPLES).split(6)):
+                batch = batch_of(sparse, data, rows)
+                if place % accumulate == 0:
+                    optimizer.zero_grad()
+                BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+                if place % accumulate == accumulate - 1:
+                    optimizer.step()
+            if epoch == 0:
+                certify(head, dual, [batch_of(sparse, data, torch.arange(EXAMPLES))])
         results.append(certify(head, dual, [batch_of(sparse, data, torch.arange(EXAMPLES))]))
-        assert float(head.emission.detach().min()) >= -0.05
+        assert float(bounded.detach().min()) == pytest.approx(-0.05)
+        assert dual.held_norm**2 == pytest.approx(sum(float(p.detach().square().sum()) for p in head.parameters()))
     assert results[0].gap == pytest.approx(results[1].gap, abs=1e-10)
+    assert results[0].dual == pytest.approx(results[1].dual, abs=1e-10)
 
 
 def test_the_box_qp_without_its_kernel(monkeypatch):
@@ -448,6 +458,34 @@ def test_values_that_are_not_finite_are_refused(compiled):
             CompiledBCFW(head, dual, [batch])
         else:
             BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_values_beyond_the_lists_do_not_matter(compiled):
+    data = problem()
+    data[0].values[data[0].columns < 0] = torch.nan
+    head, dual = make(True, None)
+    batch = batch_of(True, data, torch.arange(EXAMPLES))
+    if compiled:
+        CompiledBCFW(head, dual, [batch]).run(EXAMPLES)
+    else:
+        BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+    assert torch.isfinite(certify(head, dual, [batch]).gap * torch.ones(1))
+
+
+def test_the_norm_is_read_now_and_then(monkeypatch):
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
+    data = problem()
+    head, dual, _ = train(True, data, epochs=1)
+    dual.held_norm = dual._held_square = 7.0  # what rounding would do, and much more
+    loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
+    loop.run(EXAMPLES)
+    assert dual.held_norm == pytest.approx(sum(float(p.detach().square().sum()) for p in head.parameters()) ** 0.5)
+
+
+def test_a_batch_without_examples_has_potentials():
+    found = SparseLinearChain(F, K)(SparseFeatures(torch.zeros(0, 3, 2, dtype=torch.int64)))
+    assert found["emission"].shape == (0, 3, K)
 
 
 def test_rules_are_the_defaults():

@@ -181,7 +181,7 @@ def exact_pass(
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for batch, potentials, index in every_training_example(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
-        targets[index] = digest_targets(target, dual.structure.padding)
+        targets[index] = digest_targets(target, potentials.lengths)
         corner = find_corner(dual.structure, potentials, target)
         stored = dual.storage.gather(index, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):

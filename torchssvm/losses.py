@@ -132,8 +132,8 @@ class BlockGap(nn.Module):
         else:
             share = gammas / dual.num_examples
             weighted = scale(parts, share)
-            if gradients is None and some_are_zero(dual.parameters):
-                reference = adjoint(potentials, weighted, dual.parameters)
+            if gradients is None and (dual.is_large or some_are_zero(dual.parameters)):
+                reference = adjoint(potentials, weighted, dual.parameters, sparse=True)
             names = list(potentials.tensors)
             inputs, outputs = [potentials.tensors[name] for name in names], [weighted[name] for name in names]
             if direct is not None:

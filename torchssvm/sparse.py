@@ -16,8 +16,8 @@ class SparseFeatures(NamedTuple):
     A column may come more than once in a list: its values add up.
 
     Attributes:
-        columns: ``[B, N, P]`` int64; the features of token t of example b that are not zero, 0 to F - 1; -1 where a
-            token has fewer than P, or is padding.
+        columns: ``[B, N, P]`` int64 (or int32); the features of token t of example b that are not zero, 0 to F - 1; -1
+            where a token has fewer than P, or is padding.
         values: ``[B, N, P]`` of the weights' dtype, finite, read where ``columns`` is not -1; None where all are 1.
     """
 
@@ -25,8 +25,14 @@ class SparseFeatures(NamedTuple):
     values: Tensor | None = None
 
     def dense(self, num_features: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The same features as ``[B, N, num_features]``; for small problems."""
-        columns, real = self.columns.clamp(min=0), self.columns >= 0
+        """The same features as ``[B, N, num_features]``; for small problems.
+
+        Raises:
+            ValueError: A column is beyond ``num_features``.
+        """
+        if self.columns.numel() and int(self.columns.max()) >= num_features:
+            raise ValueError(f"columns hold {int(self.columns.max())}, and num_features={num_features} must be more")
+        columns, real = self.columns.clamp(min=0).long(), self.columns >= 0
         values = real.to(dtype) if self.values is None else torch.where(real, self.values.to(dtype), 0.0)
         x = torch.zeros(*columns.shape[:-1], num_features, dtype=dtype, device=columns.device)
         return x.scatter_add_(-1, columns, values)

@@ -98,7 +98,10 @@ class Kept:
             file.unlink(missing_ok=True)
         elif file.exists():
             for line in file.read_text(encoding="utf-8").splitlines():
-                entry = json.loads(line)
+                try:
+                    entry = json.loads(line)
+                except json.JSONDecodeError:  # cut off while it was written
+                    continue
                 self._found.setdefault(entry["asked"], []).append(entry["result"])
 
     def take(self, asked: str) -> list[Any]:

@@ -15,8 +15,6 @@ from torchssvm.dual.bounds import Box
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import squared_norm
 
-_LARGE = 1 << 17  # weights
-
 
 class Gate:
     """Refuses a dual that is not of this head, or that the compiled loop was not made for, before anything changes.
@@ -45,7 +43,7 @@ class Gate:
         self._shapes = [(p.shape, p.dtype) for p in dual.parameters]
         # Then only writes that torch knows of are looked for, and the norm is kept up to date: all weights are read in
         # exact passes, and not in every run.
-        self.is_large = sum(p.numel() for p in dual.parameters) > _LARGE
+        self.is_large = dual.is_large
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were looked at
         self.check_weights(begun=False)
 

@@ -117,7 +117,10 @@ def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Pie
         potentials = as_potentials(kind.apply(batch))
     index = dual.check_batch(batch.index, potentials)
     target = kind.structure.check_target(batch.y, potentials)
-    numbers = batch.x.values if isinstance(batch.x, SparseFeatures) else batch.x
+    numbers = batch.x
+    if isinstance(numbers, SparseFeatures):
+        values = numbers.values
+        numbers = None if values is None else torch.where(numbers.columns >= 0, values, 0.0)
     if numbers is not None:
         finite = torch.isfinite(numbers.detach().to(dtype)).flatten(1).all(1)
         if not bool(finite.all()):
@@ -131,7 +134,7 @@ def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Pie
         x if isinstance(x, Lists) else x.detach().to(dtype),
         labels,
         cost,
-        digest_targets(target, kind.structure.padding),
+        digest_targets(target, potentials.lengths),
     )
 
 

@@ -38,7 +38,8 @@ class CompiledBCFW:
     the gaps as they stand at every draw. Features are copied, without padding; those that are mostly zero as lists.
 
     Args:
-        head: :class:`LinearChain` with shared transitions, or :class:`LinearMulticlass`; on the CPU.
+        head: :class:`LinearChain` with shared transitions, :class:`SparseLinearChain` or :class:`LinearMulticlass`; on
+            the CPU.
         dual: Its dual state, with ``storage=MeanParts()`` or ``Labelings()``.
         batches: Every training example exactly once; they are read once, and let go of one after another.
         direction: As in ``BlockGap``; None is ``FrankWolfe()``.
@@ -233,11 +234,12 @@ class CompiledBCFW:
             dual.set_weights(dual.recomputed)
         dual.discard()
         self._scratch.step[:] = 0.0
+        self._moved = dual.moved
 
     def _end(self, index: Tensor | None) -> None:
         self._memory.remember_lengths(index)
         squared = self.dual.held_norm**2 + float(self._scratch.step[1])
-        self.dual.remember_weights(squared if self._gate.is_large else None)
+        self.dual.remember_weights(squared, self.dual.moved - self._moved)
         self._gate.remember()
         self.dual.notify()
 

@@ -77,7 +77,9 @@ def check(dual: DualState, state: dict[str, Any]) -> None:
     for name in ("steps", "oracle_calls", "cache_hits", "visits", "moved"):
         if require(state, name, int, "dual") < 0:
             raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
-    if (targets := state.get("targets")) is not None and (
+    if "targets" not in state:
+        raise ValueError("the checkpoint is damaged: dual['targets'] is missing")
+    if (targets := state["targets"]) is not None and (
         not isinstance(targets, Tensor) or targets.shape != (dual.num_examples,) or targets.dtype != torch.int64
     ):
         raise ValueError(f"the checkpoint is damaged: dual['targets'] does not hold {dual.num_examples} int64 numbers")
@@ -110,7 +112,7 @@ def restore(dual: DualState, state: dict[str, Any]) -> None:
     dual.certified_gap = state["certified_gap"]
     dual.steps, dual.oracle_calls, dual.visits = state["steps"], state["oracle_calls"], state["visits"]
     dual.cache_hits, dual.moved = state["cache_hits"], state["moved"]
-    targets = state.get("targets")
+    targets = state["targets"]
     dual.targets = None if targets is None else targets.to(device, copy=True)
     dual.storage.load_state_dict(state["storage"])
 

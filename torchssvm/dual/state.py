@@ -21,6 +21,9 @@ from torchssvm.potentials import Potentials
 from torchssvm.row_sparse import add_to, products
 from torchssvm.structures import Structure
 
+_LARGE = 1 << 17  # weights
+_PER_BLOCK = 1000  # weights that may be read for every block that moves
+
 
 class DualState(PendingSteps):
     """One dual block for every training example, and what is known of it.
@@ -97,6 +100,8 @@ class DualState(PendingSteps):
         self.recomputed: list[Tensor] | None = None
         self.held_norm = self._held_square = 0.0
         self._written = [-1 for _ in self.parameters]
+        self._numbers = sum(p.numel() for p in self.parameters)
+        self._unread = 0  # blocks moved since all weights were read
         self.version = 0
         self.restarts = 0
 
@@ -251,8 +256,12 @@ class DualState(PendingSteps):
         index = index.to(weights.device)
         return index, first_occurrences(index, numbers)
 
-    def check_targets(self, targets: Tensor) -> None:
+    def check_targets(self, targets: Tensor, *, keep: bool = True) -> None:
         """Compare digests of all targets with those of the exact pass before, and keep them.
+
+        Args:
+            targets: ``[n]`` int64.
+            keep: Whether the next pass is compared with these.
 
         Raises:
             RuntimeError: Some differ: blocks belong to the targets that they were trained on.
@@ -264,7 +273,8 @@ class DualState(PendingSteps):
                 f"{wrong[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "
                 "a new DualState for other data"
             )
-        self.targets = targets
+        if keep:
+            self.targets = targets
 
     def to(self, device: torch.device) -> None:
         """Move what is stored."""
@@ -322,18 +332,38 @@ class DualState(PendingSteps):
             rate: How far.
             known: ``<w, d>`` and ``|d|^2``, if they are known already.
         """
-        if self.recomputed is None and not self.box:
-            if not any(d.is_sparse for d in directions):
+        if self.recomputed is not None:
+            self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.recomputed, directions, strict=True))
+        elif not any(d.is_sparse for d in directions):
+            if self.box:
+                self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.unclipped, directions, strict=True))
+            else:
                 torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
                 self.remember_weights()
-                return
+        elif self.box:
+            self.remember_weights(self._held_square + self._move_each(directions, rate))
+        else:
             inner, squared = products(self.parameters, directions) if known is None else known
             for held, direction in zip(self.unclipped, directions, strict=True):
                 add_to(held, direction, rate)
             self.remember_weights(self._held_square + rate * (2.0 * inner + rate * squared))
-            return
-        start = self.unclipped if self.recomputed is None else self.recomputed
-        self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(start, directions, strict=True))
+
+    def _move_each(self, directions: Sequence[Tensor], rate: float) -> float:
+        """Move some parameters by sparse directions, and those with bounds as a whole; the change of ``|w|^2``."""
+        change = 0.0
+        clipped = self.box.bounded
+        for place, (held, direction) in enumerate(zip(self.unclipped, directions, strict=True)):
+            weights = self.parameters[place]
+            if not clipped[place]:
+                inner, squared = products([weights], [direction])
+                change += rate * (2.0 * inner + rate * squared)
+                add_to(held, direction, rate)
+                continue
+            change -= squared_norm([weights])
+            add_to(held, direction, rate)
+            weights.copy_(self.box.clip(self.unclipped)[place])
+            change += squared_norm([weights])
+        return change
 
     def norm_changed(self, norm: float) -> bool:
         """Whether weights of this norm are not those that the last step left, beyond rounding."""
@@ -346,14 +376,24 @@ class DualState(PendingSteps):
         """
         return [p._version for p in self.parameters] != self._written
 
-    def remember_weights(self, squared: float | None = None) -> None:
+    @property
+    def is_large(self) -> bool:
+        """Whether there are so many weights that their norm is kept up to date, and not read in every step."""
+        return self._numbers > _LARGE
+
+    def remember_weights(self, squared: float | None = None, blocks: int = 1) -> None:
         """Note the weights as those of the dual; ``BCFW.step`` refuses others, and directions computed before.
 
         Args:
-            squared: ``|w|^2``, where it is known without looking at every weight; up to rounding.
+            squared: ``|w|^2``, where it is known without looking at every weight; up to rounding, so that all are read
+                now and then.
+            blocks: How many blocks have moved since the last time.
         """
         self.version += 1
-        self._held_square = squared_norm(self.parameters) if squared is None else max(squared, 0.0)
+        self._unread += blocks
+        if squared is None or not self.is_large or self._unread * _PER_BLOCK >= self._numbers:
+            squared, self._unread = squared_norm(self.parameters), 0
+        self._held_square = max(squared, 0.0)
         self.held_norm = math.sqrt(self._held_square)
         self._written = [p._version for p in self.parameters]
 

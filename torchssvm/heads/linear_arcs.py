@@ -49,8 +49,9 @@ class LinearArcs(nn.Module):
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
         if columns.ndim != 4 or columns.shape[1] < 1 or columns.shape[2] != columns.shape[1] + 1:
             raise ValueError(f"columns must be [B, N, N+1, P] with at least one token, got {list(columns.shape)}")
-        if columns.dtype != torch.int64:
+        if columns.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"columns must be int64, got {columns.dtype}")
+        columns = columns.to(torch.int64)
         if values is not None and (values.shape != columns.shape or not values.is_floating_point()):
             raise ValueError(
                 f"values must be floating and shaped like the columns {list(columns.shape)}, got {values.dtype} "
@@ -83,8 +84,11 @@ class LinearArcs(nn.Module):
             return [per_example_rows(owner, known[example, t, h][there], amount, (batch, len(self.weight)))]
 
         def response(parts: Parts) -> Parts:
-            gradient = adjoint(parts)[0].to_dense()
-            change = gradient.gather(1, known.flatten(1)).view(known.shape)
+            (v,) = parts.values()
+            own, place = known.unique(return_inverse=True)  # of all columns, those that the batch has
+            amount = (v.unsqueeze(3) * worth.detach()).flatten(1)
+            gradient = v.new_zeros(batch, len(own)).scatter_add_(1, place.flatten(1), amount)
+            change = gradient.gather(1, place.flatten(1)).view(known.shape)
             return {"arcs": (change * worth.detach()).sum(3)}
 
         ragged = {} if lengths is None else {"arcs": 0}

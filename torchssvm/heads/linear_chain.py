@@ -47,6 +47,8 @@ class LinearChain(nn.Module):
         structure: Chain | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(in_features, bool) or not isinstance(in_features, int) or in_features < 0:
+            raise ValueError(f"in_features={in_features!r} must be a whole number, at least 0")
         self.structure = structure or Chain(num_states, shared=positions is None)
         if self.structure.num_states != num_states or self.structure.shared != (positions is None):
             raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")

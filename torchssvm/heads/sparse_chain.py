@@ -109,7 +109,7 @@ class TokenLists(NamedTuple):
         """``x W``, ``[B, N, K]``, in plain operations."""
         rows = weight[self.columns] if self.values is None else weight[self.columns] * self.values.unsqueeze(1)
         total = weight.new_zeros(len(self.starts), weight.shape[1]).index_add(0, self.token, rows)
-        return total.view(*self.shape, -1)
+        return total.view(*self.shape, weight.shape[1])
 
     def per_example(self, v: Tensor, num_features: int) -> Tensor:
         """``sum_t x_t v_t^T`` of every example, ``[B, F, K]``: a coalesced sparse tensor with K dense numbers a row."""
@@ -152,6 +152,8 @@ def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
     if not isinstance(columns, Tensor) or columns.dtype not in (torch.int64, torch.int32) or columns.ndim != 3:
         found = f"{columns.dtype} {list(columns.shape)}" if isinstance(columns, Tensor) else type(columns).__name__
         raise ValueError(f"x.columns must be int64 [B, N, P], got {found}")
+    if values is not None and not isinstance(values, Tensor):
+        raise TypeError(f"x.values must be a tensor or None, not a {type(values).__name__}")
     if values is not None and (not values.is_floating_point() or values.shape != columns.shape):
         raise ValueError(
             f"x.values must be floating-point numbers shaped like x.columns, {list(columns.shape)}, or None where all "
@@ -192,7 +194,7 @@ class _SparseEmission(torch.autograd.Function):
         flat = functional.embedding_bag(
             lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
         )
-        return add_biases(flat.view(*lists.shape, -1), last, bias, first, end)
+        return add_biases(flat.view(*lists.shape, weight.shape[1]), last, bias, first, end)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -26,7 +26,8 @@ class Average(ABC):
     """The running average of the weights that an optimizer visits, beside the weights that it trains.
 
     ``wbar <- (1 - c_k) wbar + c_k w`` after step k = 1, 2, ...; a subclass says what c_k is. The average is float64,
-    and rounded to the weights' dtype where they take it; the start of the run is not part of it. A step costs O(d).
+    and rounded to the weights' dtype where they take it; the start of the run is not part of it. A step costs O(d),
+    also where BCFW's own steps cost less (``SparseLinearChain``).
 
     Of any optimizer: ``average = WeightedAverage(head.parameters())``, and ``average.update()`` after every step; then
     only the primal of the average can be told (``with average.apply(): primal(head, ...)``).
@@ -76,6 +77,8 @@ class Average(ABC):
         tells of the last one; one that does not tell (``ExponentiatedGradient``) needs ``update()``, with ``cls(params,
         dual)``.
         """
+        if not isinstance(dual, DualState):
+            raise TypeError(f"dual is a {type(dual).__name__}, and must be the DualState of the training")
         average = cls(dual.parameters, dual)
         average._told = True
         dual.observe(average)
@@ -204,7 +207,7 @@ class Average(ABC):
         means = self.weights
         with self.apply():
             hinges, exact, _, own, targets = exact_pass(head, dual, batches)
-            dual.check_targets(targets)
+            dual.check_targets(targets, keep=False)
             primal = dual.lam / 2 * squared_norm(self.parameters) + hinges / dual.num_examples
             rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
         dual.oracle_calls += dual.num_examples

@@ -133,8 +133,6 @@ class BCFW(Optimizer):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)
-            if dual.box:
-                gradients = [dense(gradient) for gradient in gradients]
             if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
                 coefficients, gradients, moving = _merge(proposals, dual)
                 largest, seen = 1.0, None
@@ -142,6 +140,7 @@ class BCFW(Optimizer):
                 moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
                 largest = _largest_step(proposals)
+            gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
             if dual.box:  # the box QP is a model below the dual: the best step may lie beyond its own
                 largest = _farthest_step(proposals, coefficients)
             if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice

@@ -98,7 +98,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
 
 def _look(dual: DualState, gradients: Sequence[Tensor]) -> Seen:
     if any(gradient.is_sparse for gradient in gradients):
-        size = math.sqrt(squared_norm(dual.parameters)) if dual.written_to() else dual.held_norm
+        size = math.sqrt(squared_norm(dual.parameters)) if dual.written_to() or not dual.is_large else dual.held_norm
         return Seen(size, *products(dual.parameters, gradients), True)
     both = flat([*dual.parameters, *gradients]).view(2, -1)
     (squared_size, inner), (_, squared) = (both @ both.t()).tolist()

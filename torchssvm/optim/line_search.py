@@ -24,7 +24,7 @@ class Line:
     Attributes:
         value: Derivative of the dual at gamma = 0.
         gradients: d, for every parameter: the gradient of ``value`` with respect to the weights; sparse where few rows
-            are not zero, and dense under bounds.
+            are not zero, and dense where there are bounds.
         lam: Regularisation.
         largest: Largest feasible gamma.
         start: v at gamma = 0, for every parameter.

@@ -84,7 +84,9 @@ class Subgradient(Optimizer):
             raise RuntimeError("step() has no gradient: call StructuredHinge(...)(head(x), y).backward() before it")
         for gradient in gradients:
             if gradient.is_sparse:
-                raise RuntimeError("a gradient is sparse: Subgradient needs dense ones")
+                raise RuntimeError(
+                    "a gradient is sparse: Subgradient needs dense ones (SparseLinearChain(..., sparse_gradient=False))"
+                )
             if not bool(torch.isfinite(gradient).all()):
                 raise RuntimeError("the gradient is not finite: check the features, padding too")
         group = self.param_groups[0]

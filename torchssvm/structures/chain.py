@@ -257,6 +257,7 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
     """The mask of real positions, ``[B, N]`` bool.
 
     Raises:
+        TypeError: ``lengths`` is no tensor.
         ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
     """
     if lengths is None:
@@ -271,6 +272,8 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     Raises:
         ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
     """
+    if not isinstance(lengths, Tensor):
+        raise TypeError(f"lengths must be an int64 tensor [{batch}], not a {type(lengths).__name__}")
     if lengths.shape != (batch,) or lengths.dtype != torch.int64:
         raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
     numbers = lengths.tolist() or [1]
