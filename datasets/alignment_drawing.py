@@ -33,3 +33,6 @@ def draw_alignments(figure: Any, pairs: Sequence[SentencePair], found: Sequence[
         axis.set_xticks(range(len(pair.english)), pair.english, rotation=90, fontsize=7)
         axis.set_yticks(range(len(pair.french)), pair.french, fontsize=7)
         axis.xaxis.tick_top()
+    figure.supxlabel(
+        "squares: sure links (dark), possible links (light); dots: links found, red where wrong", fontsize=8
+    )
