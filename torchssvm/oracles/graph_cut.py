@@ -96,8 +96,8 @@ def roof_dual(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None 
     Every node is given a copy that stands for the opposite of its label. Attractive edges join nodes with nodes and
     copies with copies, repulsive ones nodes with copies, which makes all of them attractive; the maximum of this
     problem, found by one minimum cut, is the value of the linear program over the local polytope. Nodes whose copy is
-    their opposite have the label of all best labelings (persistency). The others take the best of three guesses - all 0,
-    all 1, each by its own score -, and then single nodes change their labels as long as the score gains.
+    their opposite have the label of all best labelings (persistency). The others take the best of three guesses, all
+    0, all 1 or each by its own score, and then single nodes change their labels as long as the score gains.
 
     Args:
         node: ``[B, N]``, theta; what is not finite counts as 0.
@@ -127,9 +127,11 @@ def per_graph(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def relax(graphs: Graphs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The relaxation of :func:`roof_dual`: labels ``[M]`` bool, which of them are known ``[M]`` bool, the bound ``[B]``.
+    """The relaxation of :func:`roof_dual`.
 
-    What is known all best labelings share; what is not has label 0.
+    Returns:
+        Labels, ``[M]`` bool; which of them are known, ``[M]`` bool, and shared by all best labelings (up to rounding),
+        where the others are False; the bound, ``[B]``.
     """
     theta, first, second, c, nodes, edges = graphs
     size, apart = len(theta), c < 0
@@ -140,7 +142,8 @@ def relax(graphs: Graphs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     gained = theta * (label[:size].astype(np.float64) - label[size:])
     parted = (label[ends[0]] != label[ends[1]]).reshape(2, -1).sum(0)
     lost = np.abs(c) * parted / 2 + np.minimum(c, 0.0)
-    return label[:size], label[:size] != label[size:], per_graph(gained, nodes) - per_graph(lost, edges)
+    known = label[:size] != label[size:]
+    return label[:size] & known, known, per_graph(gained, nodes) - per_graph(lost, edges)
 
 
 def _round_roof(graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
