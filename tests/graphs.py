@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from problems import Reference, rng
 
-from torchssvm import Batch, GraphPotentials, Graphs, LinearGraph, WeightedLabels
+from torchssvm import Batch, GraphCut, GraphPotentials, Graphs, LinearGraph, WeightedLabels
 
 
 def random_edges(nodes, random, share=0.6):
@@ -59,7 +59,7 @@ def best_scores(potentials):
 
 
 class GraphProblem:
-    """Random graphs of different sizes, with features of edges that are not negative."""
+    """Random graphs of different sizes, with features of edges that are not negative; the loss is balanced."""
 
     def __init__(self, seed, n=5, features=2, links=2, lam=0.1, structure=None, dtype=torch.float64, most=3):
         random = rng(seed)
@@ -72,7 +72,7 @@ class GraphProblem:
         ]
         self.y = torch.randint(0, 2, (n, most), generator=random)
         self.weights = 0.5 + torch.rand(n, most, generator=random, dtype=torch.float64)
-        self.head = LinearGraph(features, links, structure=structure).to(dtype)
+        self.head = LinearGraph(features, links, structure=structure or GraphCut(balanced=True)).to(dtype)
         self.structure = self.head.structure
 
     def batch(self, rows):

@@ -16,15 +16,15 @@ class Graphs(NamedTuple):
 
     Attributes:
         nodes: ``[B, N, F]``, features of the nodes.
-        links: ``[B, E, G]``, features of the edges; at least 0 where edges are to be attractive.
+        edge_features: ``[B, E, G]``, features of the edges; at least 0 where edges are to be attractive.
         edges: ``[B, E, 2]`` int64, the two ends of every edge, 0 to the example's number of nodes - 1; -1 and -1 where
             an example has fewer than E edges.
 
-    What stands in ``nodes`` and ``links`` beyond an example's own never matters, as long as it is finite.
+    What stands in ``nodes`` and ``edge_features`` beyond an example's own never matters, as long as it is finite.
     """
 
     nodes: Tensor
-    links: Tensor
+    edge_features: Tensor
     edges: Tensor
 
 
@@ -61,14 +61,14 @@ class LinearGraph(nn.Module):
         """Features -> potentials ``node`` ``[B, N]`` and ``edge`` ``[B, E]``; in the weights' dtype, autocast off.
 
         Args:
-            x: Graphs and features.
+            x: Graphs and features, in this order in any tuple.
             lengths: ``[B]`` int64, 1 to N, nodes of every example; None means N for all.
 
         Raises:
             ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
         """
         nodes, links, edges = x
-        for name, features, weight in (("nodes", nodes, self.unary), ("links", links, self.pairwise)):
+        for name, features, weight in (("nodes", nodes, self.unary), ("edge_features", links, self.pairwise)):
             if features.ndim != 3 or features.shape[2] != len(weight) or len(features) != len(nodes):
                 size = "N" if name == "nodes" else "E"
                 raise ValueError(f"x.{name} must be [B, {size}, {len(weight)}], got {list(features.shape)}")

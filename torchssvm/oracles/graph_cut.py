@@ -75,9 +75,9 @@ def min_cut(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = 
         .. [1] Y. Boykov and V. Kolmogorov. An experimental comparison of min-cut/max-flow algorithms for energy
            minimization in vision. TPAMI 2004.
     """
-    repulsive = (edge < 0) & (edges[..., 0] >= 0) & torch.isfinite(edge)
-    if bool(repulsive.any()):
-        row, place = repulsive.nonzero()[0].tolist()
+    graphs = without_padding(node, edge, edges, lengths)
+    if bool((graphs.c < 0.0).any()):
+        row, place = ((edge < 0) & (edge > -torch.inf) & (edges[..., 0] >= 0)).nonzero()[0].tolist()
         p, q = edges[row, place].tolist()
         raise ValueError(
             f"edge {place} (nodes {p} and {q}) in row {row} of the batch has potential {float(edge[row, place]):.6g}: "
@@ -86,7 +86,7 @@ def min_cut(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = 
             'dual), or bounds={"pairwise": (0.0, None)} in StructuredSVM. Or decode with GraphCut(RoofDual()), which '
             "takes edges of any sign, and is no longer exact"
         )
-    (labels,) = _solve(lambda g: (_cut(g.theta, g.first, g.second, g.c),), node, edge, edges, lengths)
+    (labels,) = _in_threads(lambda g: (_cut(g.theta, g.first, g.second, g.c),), graphs)
     return _padded(labels, node, lengths)
 
 
@@ -117,7 +117,7 @@ def roof_dual(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None 
            optimization. Mathematical Programming 1984.
         .. [2] V. Kolmogorov and C. Rother. Minimizing nonsubmodular functions with graph cuts - a review. TPAMI 2007.
     """
-    labels, bound = _solve(_round_roof, node, edge, edges, lengths)
+    labels, bound = _in_threads(_round_roof, without_padding(node, edge, edges, lengths))
     return _padded(labels, node, lengths), torch.from_numpy(bound).to(node.device)
 
 
@@ -189,37 +189,26 @@ def _cut(theta: np.ndarray, first: np.ndarray, second: np.ndarray, c: np.ndarray
     return graph.get_grid_segments(places)
 
 
-def _solve(
-    solve: Callable[[Graphs], tuple[np.ndarray, ...]],
-    node: Tensor,
-    edge: Tensor,
-    edges: Tensor,
-    lengths: Tensor | None,
-) -> list[np.ndarray]:
-    """Run ``solve`` on ranges of the batch, in several threads, and join its results."""
-    graphs = without_padding(node, edge, edges, lengths)
-    found = run_in_chunks(
-        lambda begin, end, _: solve(graphs.some(begin, end)), graphs.nodes + graphs.edges, grain=_GRAIN
-    )
-    if not found:
-        found = [solve(graphs)]
-    return [np.concatenate(pieces) for pieces in zip(*found, strict=True)]
+def _in_threads(solve: Callable[[Graphs], tuple[np.ndarray, ...]], graphs: Graphs) -> list[np.ndarray]:
+    """Run ``solve`` on ranges of the graphs, in several threads, and join its results."""
+    work = graphs.nodes + graphs.edges
+    found = run_in_chunks(lambda begin, end, _: solve(graphs.some(begin, end)), work, grain=_GRAIN)
+    return [np.concatenate(pieces) for pieces in zip(*(found or [solve(graphs)]), strict=True)]
 
 
 def without_padding(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None) -> Graphs:
     """The graphs of a batch, from tensors as :func:`min_cut` takes them."""
     batch, longest = node.shape
-    # Infinite scores are an error that the caller reports; here they only must not stop the others.
-    theta, c = (
-        np.nan_to_num(t.detach().to("cpu", torch.float64).numpy(), nan=0.0, posinf=0.0, neginf=0.0)
-        for t in (node, edge)
-    )
+    theta, c = (t.detach().to("cpu", torch.float64).numpy() for t in (node, edge))
     ends = edges.cpu().numpy()
     nodes = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()
     joined = ends[..., 0] >= 0
     start = (nodes.cumsum() - nodes)[:, None]
     first, second = ((ends[..., side] + start)[joined] for side in (0, 1))
-    return Graphs(theta[np.arange(longest) < nodes[:, None]], first, second, c[joined], nodes, joined.sum(1))
+    theta, c = theta[np.arange(longest) < nodes[:, None]], c[joined]
+    # Infinite scores are an error that the caller reports; here they only must not stop the others.
+    theta, c = (np.where(np.isfinite(scores), scores, 0.0) for scores in (theta, c))
+    return Graphs(theta, first, second, c, nodes, joined.sum(1))
 
 
 def _padded(labels: np.ndarray, node: Tensor, lengths: Tensor | None) -> Tensor:

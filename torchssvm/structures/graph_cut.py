@@ -130,18 +130,19 @@ class GraphCut(Structure):
     example's nodes is ignored), or :class:`~torchssvm.WeightedLabels`, which also say how much every node counts, such
     as the area of a superpixel.
 
-    The loss is the Hamming loss of the nodes by their weights, class-balanced as in [Osokin et al. 2016, appendix I.3]:
-    each class of an example's target counts the same in all. With the normalisation it is the mean over the classes of
-    the weight's share that is wrong, between 0 and 1.
+    The loss is the Hamming loss, the weights of the nodes with a wrong label. That of [Osokin et al. 2016, appendix
+    I.3], which takes both classes for equally important, comes from weights that are balanced already, or from
+    ``balanced=True``.
 
     Args:
         oracle: ``MinCut()``, exact, where all edges are attractive; that is what None means. ``RoofDual()`` takes edges
             of any sign, and is approximate.
-        balanced: Whether the weights of an example's two classes are scaled to the same sum.
+        balanced: Scale the weights of each class of an example's target so that all its classes weigh the same, and
+            the sum stays as it is.
         normalize: Divide the loss by the sum of the weights of the example's nodes.
     """
 
-    def __init__(self, oracle: CutOracle | None = None, *, balanced: bool = True, normalize: bool = True) -> None:
+    def __init__(self, oracle: CutOracle | None = None, *, balanced: bool = False, normalize: bool = True) -> None:
         self.oracle = MinCut() if oracle is None else oracle
         self.balanced = balanced
         self.normalize = normalize
