@@ -81,10 +81,7 @@ def min_cut(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = 
         p, q = edges[row, place].tolist()
         raise ValueError(
             f"edge {place} (nodes {p} and {q}) in row {row} of the batch has potential {float(edge[row, place]):.6g}: "
-            "minimum cuts need attractive edges, potentials of at least 0. With non-negative features of the edges, "
-            'bound their weights at 0: BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], '
-            'dual), or bounds={"pairwise": (0.0, None)} in StructuredSVM. Or decode with GraphCut(RoofDual()), which '
-            "takes edges of any sign, and is no longer exact"
+            "minimum cuts need attractive edges, potentials of at least 0"
         )
     (labels,) = _in_threads(lambda g: (_cut(g.theta, g.first, g.second, g.c),), graphs)
     return _padded(labels, node, lengths)

@@ -99,8 +99,20 @@ class MinCut:
     """
 
     def solve(self, potentials: GraphPotentials) -> tuple[Tensor, None]:
-        """A minimum cut."""
-        return min_cut(potentials["node"], potentials["edge"], potentials.edges, potentials.lengths), None
+        """A minimum cut.
+
+        Raises:
+            ValueError: An edge has a negative potential.
+        """
+        try:
+            return min_cut(potentials["node"], potentials["edge"], potentials.edges, potentials.lengths), None
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. With non-negative features of the edges, bound their weights at 0: "
+                'BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual), or '
+                'bounds={"pairwise": (0.0, None)} in StructuredSVM. Or decode with GraphCut(RoofDual()), which takes '
+                "edges of any sign, and is no longer exact"
+            ) from error
 
 
 @dataclass(frozen=True)
