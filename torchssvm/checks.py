@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from torchssvm.batch import Batch, apply_head, tree_replace, tree_tensors
+from torchssvm.dual.bounds import Bound, Box
 from torchssvm.linearity import linearity_error
 from torchssvm.potentials import (
     Parts,
@@ -66,7 +68,13 @@ class CheckReport:
     __repr__ = __str__
 
 
-def check(head: nn.Module, structure: Structure, batch: Batch) -> CheckReport:
+def check(
+    head: nn.Module,
+    structure: Structure,
+    batch: Batch,
+    *,
+    bounds: Mapping[str, tuple[Bound | None, Bound | None]] | None = None,
+) -> CheckReport:
     """Examine a head and a structure on one batch: what training relies on, and cannot see for itself.
 
     Checked are: the head's linearity; its per-example adjoint and response, if it gives them, against autograd; the
@@ -79,6 +87,8 @@ def check(head: nn.Module, structure: Structure, batch: Batch) -> CheckReport:
         head: An ``nn.Module`` linear in its weights.
         structure: The structure.
         batch: A few examples, as the data loader gives them.
+        bounds: ``(lower, upper)`` by the name of a parameter, None for no bound, such as ``{"pairwise": (0.0, None)}``:
+            where the oracle can decode within bounds only. No other weights are tried then.
 
     Returns:
         A report; print it, or use ``report.ok`` and ``report.raise_if_wrong()``.
@@ -95,12 +105,16 @@ def check(head: nn.Module, structure: Structure, batch: Batch) -> CheckReport:
 
     run("head is linear in its weights", lambda: linearity_error(head, args))
     weights = list(head.parameters())
+    named = dict(head.named_parameters())
+    if unknown := sorted(set(bounds or {}) - set(named)):
+        raise ValueError(f"bounds names {unknown}, and the parameters of the head are {sorted(named)}")
+    box = Box(weights, [(bounds or {}).get(name, (None, None)) for name in named])
     held = [p.detach().clone() for p in weights]
     generator = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():  # random weights: at zero all outputs tie, and nothing could be told apart
-            for p in weights:
-                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
+            for p, value in zip(weights, _random_weights(weights, box, generator), strict=True):
+                p.copy_(value)
         try:
             potentials = as_potentials(apply_head(head, batch))
             target = structure.check_target(batch.y, potentials)
@@ -110,7 +124,7 @@ def check(head: nn.Module, structure: Structure, batch: Batch) -> CheckReport:
         findings.append(Finding("head and target fit the structure"))
         run("adjoint equals autograd", lambda: _adjoint(potentials, structure, target, weights))
         run("response equals autograd", lambda: _response(potentials, structure, target, weights))
-        samples = _samples(structure, potentials, target, generator)
+        samples = _samples(structure, _random_potentials(head, args, potentials, box, generator), target)
         run("parts are shaped like the potentials", lambda: _parts(structure, potentials, samples))
         run("loss is 0 at the target, else >= 0", lambda: _loss(structure, target, samples))
         run(_DECOMPOSES, lambda: _loss_potentials(structure, potentials, target, samples))
@@ -130,16 +144,35 @@ def check(head: nn.Module, structure: Structure, batch: Batch) -> CheckReport:
     return CheckReport(tuple(findings))
 
 
-def _samples(structure: Structure, potentials: Potentials, target: Any, generator: torch.Generator) -> list[Any]:
-    """Outputs to compare with: the target, and what the oracle finds under random potentials."""
-    samples = [target]
+def _random_weights(weights: list[nn.Parameter], box: Box, generator: torch.Generator) -> list[Tensor]:
+    return box.clip([torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in weights])
+
+
+def _random_potentials(
+    head: nn.Module, args: tuple[Any, ...], potentials: Potentials, box: Box, generator: torch.Generator
+) -> Iterator[Potentials]:
+    """Any potentials; where weights are bounded, those of other weights within the bounds."""
     for _ in range(_RANDOM_ROUNDS):
-        noise = {
-            name: torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
-            for name, t in potentials.tensors.items()
-        }
+        if box:
+            names = [name for name, _ in head.named_parameters()]
+            values = dict(zip(names, _random_weights(list(head.parameters()), box, generator), strict=True))
+            buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
+            with torch.no_grad():
+                yield as_potentials(functional_call(head, {**buffers, **values}, args))
+        else:
+            noise = {
+                name: torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
+                for name, t in potentials.tensors.items()
+            }
+            yield potentials.replace(noise)
+
+
+def _samples(structure: Structure, others: Iterable[Potentials], target: Any) -> list[Any]:
+    """Outputs to compare with: the target, and what the oracle finds under other potentials."""
+    samples = [target]
+    for potentials in others:
         try:
-            samples.append(as_decoding(structure.argmax(potentials.replace(noise))).labeling)
+            samples.append(as_decoding(structure.argmax(potentials)).labeling)
         except Exception:
             return samples
     return samples

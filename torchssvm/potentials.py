@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,9 @@ class Potentials:
     """
 
     __slots__ = ("adjoint", "extremes", "in_turn", "lengths", "ragged", "response", "tensors", "weights")
+
+    carried: ClassVar[tuple[str, ...]] = ()
+    """Slots that a subclass adds, of tensors ``[B, ...]`` or None: they go with the examples."""
 
     def __init__(
         self,
@@ -164,9 +167,11 @@ class Potentials:
 
     def replace(self, tensors: Parts) -> Potentials:
         """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
-        other = object.__new__(Potentials)
+        other = object.__new__(type(self))
         other.tensors, other.lengths, other.ragged, other.extremes = tensors, self.lengths, self.ragged, self.extremes
         other.adjoint = other.response = other.weights = other.in_turn = None
+        for name in self.carried:
+            setattr(other, name, getattr(self, name))
         return other
 
     def detach(self) -> Potentials:
@@ -177,8 +182,14 @@ class Potentials:
 
     def select(self, rows: Tensor) -> Potentials:
         """The examples ``rows`` ([R] int64 or [B] bool) of the batch, without the head's adjoint."""
-        lengths = None if self.lengths is None else self.lengths[rows]
-        return Potentials({name: t[rows] for name, t in self.tensors.items()}, lengths, ragged=self.ragged)
+        other = self.replace({name: tensor[rows] for name, tensor in self.tensors.items()})
+        for name in ("lengths", *self.carried):
+            held = getattr(self, name)
+            setattr(other, name, None if held is None else held[rows])
+        if other.lengths is not None:
+            numbers = other.lengths.tolist()
+            other.extremes = (min(numbers), max(numbers)) if numbers else None
+        return other
 
     def __repr__(self) -> str:
         return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"

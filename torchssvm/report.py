@@ -67,11 +67,11 @@ def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """Wrong tokens and tokens of every example, ``[B]`` int64 each; None where labelings are not integers by position.
 
     Args:
-        labeling: Decoded outputs; int64 ``[B]`` or ``[B, N]`` counts.
+        labeling: Decoded outputs; int64 ``[B]`` or ``[B, N]`` counts, or something that holds that as ``.labels``.
         target: As the structure's ``check_target`` returned it: a tensor like ``labeling``, or something that holds one
             as ``.labels``. Negative entries are padding.
     """
-    labels = getattr(target, "labels", target)
+    labeling, labels = (getattr(output, "labels", output) for output in (labeling, target))
     if not (isinstance(labeling, Tensor) and isinstance(labels, Tensor)):
         return None
     if labeling.shape != labels.shape or labeling.ndim not in (1, 2) or labeling.is_floating_point():

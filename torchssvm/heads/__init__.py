@@ -3,8 +3,19 @@
 from torchssvm.heads.linear_arcs import LinearArcs
 from torchssvm.heads.linear_chain import LinearChain
 from torchssvm.heads.linear_edges import Edges, LinearEdges
+from torchssvm.heads.linear_graph import Graphs, LinearGraph
 from torchssvm.heads.linear_multiclass import LinearMulticlass
 from torchssvm.heads.linear_tree import LinearTree
 from torchssvm.heads.sparse_chain import SparseLinearChain
 
-__all__ = ["Edges", "LinearArcs", "LinearChain", "LinearEdges", "LinearMulticlass", "LinearTree", "SparseLinearChain"]
+__all__ = [
+    "Edges",
+    "Graphs",
+    "LinearArcs",
+    "LinearChain",
+    "LinearEdges",
+    "LinearGraph",
+    "LinearMulticlass",
+    "LinearTree",
+    "SparseLinearChain",
+]

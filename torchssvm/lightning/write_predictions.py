@@ -15,6 +15,8 @@ from torch import Tensor
 class WritePredictions(BasePredictionWriter):
     """Writes a line of JSON for every example of ``Trainer.predict``: ``{"index": 7, "labeling": [14, 12, 12]}``.
 
+    Of labelings with ``labels`` and what follows from them, such as those of graph cuts, it writes the labels.
+
     Args:
         path: The file; its folder is made, and what was in it is replaced.
     """
@@ -54,6 +56,7 @@ class WritePredictions(BasePredictionWriter):
 
 def _row(labeling: Any, row: int, length: int | None) -> Any:
     """One example's output as lists and numbers, without padding."""
+    labeling = getattr(labeling, "labels", labeling)
     if isinstance(labeling, Tensor):
         found = labeling[row]
         return (found[:length] if found.ndim else found).tolist()

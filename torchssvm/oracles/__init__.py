@@ -3,6 +3,7 @@
 from torchssvm.oracles.assignment import best_matching
 from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
 from torchssvm.oracles.eisner import eisner
+from torchssvm.oracles.graph_cut import min_cut, roof_dual
 from torchssvm.oracles.max_arborescence import max_arborescence
 from torchssvm.oracles.max_sum_tree import max_sum_tree
 from torchssvm.oracles.sum_product import sum_product
@@ -18,6 +19,8 @@ __all__ = [
     "eisner",
     "max_arborescence",
     "max_sum_tree",
+    "min_cut",
+    "roof_dual",
     "run_in_chunks",
     "sum_product",
     "viterbi",

@@ -3,6 +3,7 @@
 from torchssvm.structures.arborescence import Arborescence, NonProjective, Projective
 from torchssvm.structures.base import Corner, Decoding, Marginals, Structure, as_decoding, find_corner
 from torchssvm.structures.chain import Chain, WeightedLabels
+from torchssvm.structures.graph_cut import GraphCut, GraphPotentials, MinCut, RoofDual, Segmentation
 from torchssvm.structures.matching import POSSIBLE, EdgePotentials, Matching
 from torchssvm.structures.multiclass import Multiclass
 from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
@@ -21,12 +22,17 @@ __all__ = [
     "EveryClass",
     "EveryLossLevel",
     "EveryOutput",
+    "GraphCut",
+    "GraphPotentials",
     "LossScaleSearch",
     "Marginals",
     "Matching",
+    "MinCut",
     "Multiclass",
     "NonProjective",
     "Projective",
+    "RoofDual",
+    "Segmentation",
     "SlackOracle",
     "SlackRescaling",
     "Structure",

@@ -20,11 +20,11 @@ _NONE = torch.empty(0, 0, dtype=torch.float64)
 
 
 class WeightedLabels(NamedTuple):
-    """A chain target whose tokens weigh differently in the loss.
+    """A target of a chain or a graph whose tokens or nodes weigh differently in the loss.
 
     Attributes:
         labels: ``[B, N]`` int64.
-        weights: ``[B, N]``, non-negative; what a wrong label costs at this token.
+        weights: ``[B, N]``, non-negative; what a wrong label costs at this token or node.
     """
 
     labels: Tensor

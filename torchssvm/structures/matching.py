@@ -32,6 +32,7 @@ class EdgePotentials(Potentials):
     """
 
     __slots__ = ("widths",)
+    carried = ("widths",)
 
     def __init__(
         self,
@@ -58,22 +59,6 @@ class EdgePotentials(Potentials):
             if bool(((widths < 1) | (widths > right)).any()):
                 raise ValueError(f"widths must lie between 1 and the padded width {right}, got {widths.tolist()}")
         self.widths = widths
-
-    def replace(self, tensors: Parts) -> EdgePotentials:
-        """The same batch with other tensors, without the head's adjoint."""
-        return self._like(super().replace(tensors), self.widths)
-
-    def select(self, rows: Tensor) -> EdgePotentials:
-        """The examples ``rows`` ([R] int64 or [B] bool) of the batch, without the head's adjoint."""
-        return self._like(super().select(rows), None if self.widths is None else self.widths[rows])
-
-    @staticmethod
-    def _like(other: Potentials, widths: Tensor | None) -> EdgePotentials:
-        made = object.__new__(EdgePotentials)
-        for name in Potentials.__slots__:
-            setattr(made, name, getattr(other, name))
-        made.widths = widths
-        return made
 
 
 class Matching(Structure):
