@@ -2,6 +2,7 @@
 
 from torchssvm.oracles.assignment import best_matching
 from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
+from torchssvm.oracles.distance_transform import distance_transform
 from torchssvm.oracles.eisner import eisner
 from torchssvm.oracles.max_arborescence import max_arborescence
 from torchssvm.oracles.max_sum_tree import max_sum_tree
@@ -15,6 +16,7 @@ __all__ = [
     "best_matching",
     "chain_parts",
     "chain_scores",
+    "distance_transform",
     "eisner",
     "max_arborescence",
     "max_sum_tree",
