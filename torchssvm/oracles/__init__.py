@@ -5,6 +5,7 @@ from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
 from torchssvm.oracles.distance_transform import distance_transform
 from torchssvm.oracles.eisner import eisner
 from torchssvm.oracles.max_arborescence import max_arborescence
+from torchssvm.oracles.max_sum_grid import max_sum_grid
 from torchssvm.oracles.max_sum_tree import max_sum_tree
 from torchssvm.oracles.sum_product import sum_product
 from torchssvm.oracles.threads import run_in_chunks
@@ -19,6 +20,7 @@ __all__ = [
     "distance_transform",
     "eisner",
     "max_arborescence",
+    "max_sum_grid",
     "max_sum_tree",
     "run_in_chunks",
     "sum_product",

@@ -13,12 +13,15 @@ from torchssvm.oracles.jit import kernel
 
 
 @kernel
-def raise_along_rows(out, scores, table):
-    """``out[y, p] = max(out[y, p], scores[y, q] - table[p - q + n - 1])`` over all q; ``out`` may be wider."""
+def convolve_rows(out, scores, table):
+    """``out[y, p] = max_q scores[y, q] - table[p - q + n - 1]``; ``out`` may have more columns, and the table as many."""
     size, wide = scores.shape[1], out.shape[1]
     for y in range(scores.shape[0]):
         row, best = scores[y], out[y]
-        q = 0
+        a, first = row[0], table[size - 1 : size - 1 + wide]
+        for p in range(wide):
+            best[p] = a - first[p]
+        q = 1
         while q + 4 <= size:  # four at once: a quarter of the reads and writes
             a, b, c, d = row[q], row[q + 1], row[q + 2], row[q + 3]
             first = table[size - 4 - q : size - 1 - q + wide]
