@@ -7,7 +7,17 @@ from torchssvm.checks import CheckReport, check
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.heads import Edges, LinearArcs, LinearChain, LinearEdges, LinearMulticlass, LinearTree, SparseLinearChain
+from torchssvm.heads import (
+    Edges,
+    LinearArcs,
+    LinearChain,
+    LinearEdges,
+    LinearMulticlass,
+    LinearPose,
+    LinearTree,
+    PoseMaps,
+    SparseLinearChain,
+)
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import (
     BCFW,
@@ -42,6 +52,7 @@ from torchssvm.structures import (
     Matching,
     Multiclass,
     NonProjective,
+    Pose,
     Projective,
     SlackOracle,
     SlackRescaling,
@@ -85,6 +96,7 @@ __all__ = [
     "LinearChain",
     "LinearEdges",
     "LinearMulticlass",
+    "LinearPose",
     "LinearTree",
     "LossScaleSearch",
     "Marginals",
@@ -98,6 +110,8 @@ __all__ = [
     "OneSlack",
     "Pairwise",
     "Permutation",
+    "Pose",
+    "PoseMaps",
     "Potentials",
     "PredefinedStep",
     "Projective",

@@ -4,7 +4,18 @@ from torchssvm.heads.linear_arcs import LinearArcs
 from torchssvm.heads.linear_chain import LinearChain
 from torchssvm.heads.linear_edges import Edges, LinearEdges
 from torchssvm.heads.linear_multiclass import LinearMulticlass
+from torchssvm.heads.linear_pose import LinearPose, PoseMaps
 from torchssvm.heads.linear_tree import LinearTree
 from torchssvm.heads.sparse_chain import SparseLinearChain
 
-__all__ = ["Edges", "LinearArcs", "LinearChain", "LinearEdges", "LinearMulticlass", "LinearTree", "SparseLinearChain"]
+__all__ = [
+    "Edges",
+    "LinearArcs",
+    "LinearChain",
+    "LinearEdges",
+    "LinearMulticlass",
+    "LinearPose",
+    "LinearTree",
+    "PoseMaps",
+    "SparseLinearChain",
+]

@@ -14,7 +14,7 @@ from torchssvm.oracles.jit import kernel
 
 @kernel
 def convolve_rows(out, scores, table):
-    """``out[y, p] = max_q scores[y, q] - table[p - q + n - 1]``; ``out`` may have more columns, and the table as many."""
+    """``out[y, p] = max_q scores[y, q] - table[p - q + n - 1]``; ``out`` and the table may have more columns."""
     size, wide = scores.shape[1], out.shape[1]
     for y in range(scores.shape[0]):
         row, best = scores[y], out[y]

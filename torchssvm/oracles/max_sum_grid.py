@@ -50,8 +50,7 @@ def _fake(
     node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     _check_shapes(node, kinds, cost_x, cost_y, parent)
-    whole = {"dtype": torch.int64}
-    return node.new_empty(node.shape[:2], **whole), node.new_empty(kinds.shape[:3], **whole), node.new_empty(len(node))
+    return parent.new_empty(node.shape[:2]), parent.new_empty(kinds.shape[:3]), node.new_empty(len(node))
 
 
 def _on_cpu(
@@ -122,18 +121,18 @@ def max_sum_grid_torch(
         if above[v] < 0:
             best, place[:, v] = beliefs[v].flatten(1).max(1)
             value = value + best
-    rows = torch.arange(batch, device=node.device)
-    y, x = torch.arange(height, device=node.device), torch.arange(width, device=node.device)
+    own = torch.arange(batch, device=node.device)
+    rank_y, rank_x = torch.arange(height, device=node.device), torch.arange(width, device=node.device)
     for v in reversed(order):
         if above[v] >= 0:
             e, at = edge_of[v], place[:, above[v]].unsqueeze(1)
-            t = best_kind[v].flatten(1).gather(1, at).squeeze(1)
-            costs = [cost[:, e, 0] + cost[rows, e, 1, t].unsqueeze(1) for cost in (cost_x, cost_y)]
-            across = costs[0][rows.unsqueeze(1), :, x - at % width + width - 1].mT.unsqueeze(2)
-            down = costs[1][rows.unsqueeze(1), :, y - at // width + height - 1].mT.unsqueeze(3)
+            up = best_kind[v].flatten(1).gather(1, at).squeeze(1)
+            costs = [cost[:, e, 0] + cost[own, e, 1, up].unsqueeze(1) for cost in (cost_x, cost_y)]
+            across = costs[0][own.unsqueeze(1), :, rank_x - at % width + width - 1].mT.unsqueeze(2)
+            down = costs[1][own.unsqueeze(1), :, rank_y - at // width + height - 1].mT.unsqueeze(3)
             scores = beliefs[v].unsqueeze(1) + kinds[:, e, 0] - across - down
             best_place = scores.flatten(1).argmax(1)
-            kind[:, e, 0], kind[:, e, 1] = best_place // (height * width), t
+            kind[:, e, 0], kind[:, e, 1] = best_place // (height * width), up
             place[:, v] = best_place % (height * width)
     return place, kind, value
 

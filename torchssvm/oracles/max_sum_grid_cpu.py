@@ -1,4 +1,4 @@
-"""Max-sum on trees of grid places on the CPU, compiled by Numba; the same results as the torch operations, to the bit."""
+"""Max-sum on trees of grid places on the CPU, compiled by Numba; the results of the torch operations, to the bit."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from torchssvm.structures.base import Corner, Decoding, Marginals, Structure, as
 from torchssvm.structures.chain import Chain, WeightedLabels
 from torchssvm.structures.matching import POSSIBLE, EdgePotentials, Matching
 from torchssvm.structures.multiclass import Multiclass
+from torchssvm.structures.pose import Pose
 from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
 from torchssvm.structures.slack_rescaling import SlackRescaling
 from torchssvm.structures.slack_search import LossScaleSearch
@@ -26,6 +27,7 @@ __all__ = [
     "Matching",
     "Multiclass",
     "NonProjective",
+    "Pose",
     "Projective",
     "SlackOracle",
     "SlackRescaling",
