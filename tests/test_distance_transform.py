@@ -19,7 +19,7 @@ from torchssvm.oracles.distance_transform import distance_transform_torch
 module = importlib.import_module("torchssvm.oracles.distance_transform")  # the function of the same name hides it
 
 SEEDS = st.integers(0, 10**6)
-SIZES = st.integers(1, 7)
+SIZES = st.integers(1, 5)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
 WAYS = ["torch"] + (["dense", "envelope"] if numba_available() else [])
 
@@ -60,7 +60,7 @@ def reference(scores, springs):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@examples(40)
+@examples(25)
 @given(seed=SEEDS, batch=st.integers(1, 3), height=SIZES, width=SIZES, dtype=DTYPES, shared=st.booleans())
 def test_the_best_of_all_places(way, seed, batch, height, width, dtype, shared):
     scores, springs = images(seed, batch, height, width, dtype=dtype, shared=shared)
@@ -78,7 +78,7 @@ def test_the_best_of_all_places(way, seed, batch, height, width, dtype, shared):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@examples(60)
+@examples(40)
 @given(seed=SEEDS, height=SIZES, width=SIZES, dtype=DTYPES, flat=st.booleans())
 def test_ties_go_to_the_first_place(way, seed, height, width, dtype, flat):
     """Whole numbers, with and without curvature: all implementations agree to the bit."""
