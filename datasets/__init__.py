@@ -14,6 +14,7 @@ from .columns import TaggedSentences, read_columns
 from .conll2000 import CoNLL2000
 from .conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from .features import PrecomputedFeatures
+from .lspet import LSPET
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
@@ -31,6 +32,7 @@ _DATA_MODULES = {
 }
 
 __all__ = [
+    "LSPET",
     "OCR",
     "AlignmentErrors",
     "Attachment",

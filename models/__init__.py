@@ -3,15 +3,21 @@
 from torchssvm.models.alignment import align, alignment_matching, best_threshold, matching_links, threshold_links
 from torchssvm.models.chunking import chunking_chain
 from torchssvm.models.ocr import LetterClassifier, LetterFeatures, ocr_chain
+from torchssvm.models.pose import BODY, JOINTS, body_nodes, body_pose, mean_displacements
 
 __all__ = [
+    "BODY",
+    "JOINTS",
     "LetterClassifier",
     "LetterFeatures",
     "align",
     "alignment_matching",
     "best_threshold",
+    "body_nodes",
+    "body_pose",
     "chunking_chain",
     "matching_links",
+    "mean_displacements",
     "ocr_chain",
     "threshold_links",
 ]

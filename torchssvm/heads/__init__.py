@@ -5,6 +5,7 @@ from torchssvm.heads.linear_chain import LinearChain
 from torchssvm.heads.linear_edges import Edges, LinearEdges
 from torchssvm.heads.linear_graph import Graphs, LinearGraph
 from torchssvm.heads.linear_multiclass import LinearMulticlass
+from torchssvm.heads.linear_pose import LinearPose, PoseMaps
 from torchssvm.heads.linear_tree import LinearTree
 from torchssvm.heads.sparse_chain import SparseLinearChain
 
@@ -16,6 +17,8 @@ __all__ = [
     "LinearEdges",
     "LinearGraph",
     "LinearMulticlass",
+    "LinearPose",
     "LinearTree",
+    "PoseMaps",
     "SparseLinearChain",
 ]

@@ -2,9 +2,11 @@
 
 from torchssvm.oracles.assignment import best_matching
 from torchssvm.oracles.chain_labelings import chain_parts, chain_scores
+from torchssvm.oracles.distance_transform import distance_transform
 from torchssvm.oracles.eisner import eisner
 from torchssvm.oracles.graph_cut import min_cut, roof_dual
 from torchssvm.oracles.max_arborescence import max_arborescence
+from torchssvm.oracles.max_sum_grid import max_sum_grid
 from torchssvm.oracles.max_sum_tree import max_sum_tree
 from torchssvm.oracles.sum_product import sum_product
 from torchssvm.oracles.threads import run_in_chunks
@@ -16,8 +18,10 @@ __all__ = [
     "best_matching",
     "chain_parts",
     "chain_scores",
+    "distance_transform",
     "eisner",
     "max_arborescence",
+    "max_sum_grid",
     "max_sum_tree",
     "min_cut",
     "roof_dual",

@@ -6,6 +6,7 @@ from torchssvm.structures.chain import Chain, WeightedLabels
 from torchssvm.structures.graph_cut import GraphCut, GraphPotentials, MinCut, RoofDual, Segmentation
 from torchssvm.structures.matching import POSSIBLE, EdgePotentials, Matching
 from torchssvm.structures.multiclass import Multiclass
+from torchssvm.structures.pose import Pose
 from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
 from torchssvm.structures.slack_rescaling import SlackRescaling
 from torchssvm.structures.slack_search import LossScaleSearch
@@ -30,6 +31,7 @@ __all__ = [
     "MinCut",
     "Multiclass",
     "NonProjective",
+    "Pose",
     "Projective",
     "RoofDual",
     "Segmentation",

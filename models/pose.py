@@ -1,0 +1,115 @@
+"""The pose model of [G16] appendix I.4: the tree of a body, and its mean displacements from training poses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchssvm.heads import LinearPose
+from torchssvm.structures import Pose
+
+JOINTS = (
+    "right ankle", "right knee", "right hip", "left hip", "left knee", "left ankle", "right wrist", "right elbow",
+    "right shoulder", "left shoulder", "left elbow", "left wrist", "neck", "head top",
+)  # fmt: skip
+"""The 14 joints of the Leeds Sports Poses, in the order of its files."""
+
+_BETWEEN = (
+    (8, 7, 1 / 2), (7, 6, 1 / 2), (8, 2, 1 / 3), (8, 2, 2 / 3), (2, 1, 1 / 2), (1, 0, 1 / 2),
+    (9, 10, 1 / 2), (10, 11, 1 / 2), (9, 3, 1 / 3), (9, 3, 2 / 3), (3, 4, 1 / 2), (4, 5, 1 / 2),
+)  # fmt: skip
+
+BODY = (
+    19, 18, 17, 23, 24, 25, 15, 14, 12, 12, 20, 21, 13, -1,  # the joints
+    8, 7, 8, 16, 2, 1,  # of the right side: arm, trunk and leg
+    9, 10, 9, 22, 3, 4,  # of the left side
+)  # fmt: skip
+"""The parents of the 26 nodes: the joints, and 12 places between them. The root is the top of the head."""
+
+LEFT_SHOULDER, RIGHT_HIP = 9, 2
+
+_ROUNDS = 100
+
+
+def body_nodes(joints: Tensor) -> Tensor:
+    """The places of the 26 nodes of :data:`BODY`: the joints, the middles of upper and lower arms and legs, and two
+    places in the trunk a side, at a third and two thirds from shoulder to hip.
+
+    Args:
+        joints: ``[..., 14, 2]``, in the order of :data:`JOINTS`.
+    """
+    if joints.shape[-2:] != (14, 2):
+        raise ValueError(f"joints must be [..., 14, 2], got {list(joints.shape)}")
+    first, second = (joints[..., [entry[end] for entry in _BETWEEN], :] for end in (0, 1))
+    share = torch.tensor([entry[2] for entry in _BETWEEN], dtype=joints.dtype, device=joints.device).unsqueeze(1)
+    return torch.cat([joints, first + share * (second - first)], -2)
+
+
+def mean_displacements(
+    places: Tensor, parent: Sequence[int], num_types: int = 13, *, least_spread: float = 1.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Clusters of the displacements of every arc in training poses, by k-means (k-means++ starts).
+
+    Args:
+        places: ``[n, P, 2]``, (x, y) of every node in every pose, in places of the grid.
+        parent: The parent of every node, -1 at a root.
+        num_types: T; at most n.
+        least_spread: The smallest spread, in places: clusters may have one member.
+        seed: Of the starts.
+
+    Returns:
+        ``displacements`` and ``spreads`` (standard deviations), each ``[E, 2, T, 2]`` float64, as
+        :class:`~torchssvm.Pose` takes them. The clusters of the arc back are those of the arc, turned around.
+    """
+    tree = torch.as_tensor(parent)
+    if places.ndim != 3 or places.shape[1:] != (len(tree), 2) or not bool(torch.isfinite(places).all()):
+        raise ValueError(f"places must be finite, [n, {len(tree)}, 2], got {list(places.shape)}")
+    if not 1 <= num_types <= len(places):
+        raise ValueError(f"num_types={num_types} must lie between 1 and the number of poses, {len(places)}")
+    if not least_spread > 0:
+        raise ValueError(f"least_spread={least_spread} must be positive")
+    lower = (tree >= 0).nonzero().flatten()
+    points = (places[:, lower] - places[:, tree[lower]]).to(torch.float64).transpose(0, 1)  # [E, n, 2]
+    generator = torch.Generator().manual_seed(seed)
+    edges, count = points.shape[:2]
+    rows = torch.arange(edges)
+    means = points[rows, torch.randint(count, (edges,), generator=generator)].unsqueeze(1)
+    while means.shape[1] < num_types:
+        away = torch.cdist(points, means).amin(2).square()
+        away = torch.where(away.sum(1, keepdim=True) > 0, away, 1.0)  # all points are means already
+        means = torch.cat([means, points[rows, torch.multinomial(away, 1, generator=generator)[:, 0]].unsqueeze(1)], 1)
+    nearest = torch.cdist(points, means).argmin(2)
+    for _ in range(_ROUNDS):
+        member = torch.nn.functional.one_hot(nearest, num_types).to(torch.float64)
+        size = member.sum(1).unsqueeze(2)
+        means = torch.where(size > 0, member.mT @ points / size.clamp(min=1), means)
+        nearest, before = torch.cdist(points, means).argmin(2), nearest
+        if torch.equal(nearest, before):
+            break
+    member = torch.nn.functional.one_hot(nearest, num_types).to(torch.float64)
+    square = member.mT @ (points - means.gather(1, nearest.unsqueeze(2).expand(-1, -1, 2))).square()
+    spreads = (square / member.sum(1).unsqueeze(2).clamp(min=1)).sqrt().clamp(min=least_spread)
+    return torch.stack([means, -means], 1), torch.stack([spreads, spreads], 1)
+
+
+def body_pose(
+    places: Tensor, grid: tuple[int, int], num_types: int = 13, *, least_spread: float | None = None, seed: int = 0
+) -> LinearPose:
+    """The head of the papers' pose model, with its structure; with 13 types it has 2676 weights.
+
+    The loss is in units of the distance of left shoulder and right hip, the springs are in units of the spreads of
+    their displacements.
+
+    Args:
+        places: ``[n, 26, 2]``, what :func:`body_nodes` gives for the training poses, in places of the grid.
+        grid: (H, W).
+        num_types: T.
+        least_spread: The smallest spread, in places; None is an eighth of the grid's larger side. Narrow springs give
+            far places deformations that dwarf all other features, and training is slow.
+        seed: Of k-means.
+    """
+    least_spread = max(grid) / 8 if least_spread is None else least_spread
+    displacements, spreads = mean_displacements(places, BODY, num_types, least_spread=least_spread, seed=seed)
+    return LinearPose(Pose(BODY, displacements, grid, spreads=spreads, size=(LEFT_SHOULDER, RIGHT_HIP)))

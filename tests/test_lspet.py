@@ -1,0 +1,156 @@
+"""The reader of poses, on images made here and on the real ones where they are."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from torchssvm.datasets import LSPET
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """1000 images of 12 x 8 pixels, left half black and right half white, with joints all over them."""
+    folder = tmp_path_factory.mktemp("data") / "lspet"
+    (folder / "images").mkdir(parents=True)
+    pixels = np.zeros((8, 12, 3), np.uint8)
+    pixels[:, 6:] = 255
+    first = folder / "images" / "im00003.jpg"
+    Image.fromarray(pixels).save(first, quality=95)
+    numbers = 3 + 2 * np.arange(1000)
+    for number in numbers[1:]:
+        shutil.copyfile(first, folder / "images" / f"im{number:05d}.jpg")
+    random = np.random.default_rng(0)
+    joints = (random.random((1000, 14, 2)) * [12, 8]).astype(np.float32)
+    joints[0, 0], joints[0, 1] = (0.0, 0.0), (11.99, 7.99)
+    np.savez(folder / "joints_1000.npz", image=numbers.astype(np.int32), joints=joints)
+    return folder.parent
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    """The same, to damage: all images but the first 100 are those of ``made``."""
+    folder = tmp_path / "lspet"
+    (folder / "images").mkdir(parents=True)
+    for file in sorted((made / "lspet" / "images").iterdir())[:100]:
+        shutil.copyfile(file, folder / "images" / file.name)
+    shutil.copyfile(made / "lspet" / "joints_1000.npz", folder / "joints_1000.npz")
+    return tmp_path
+
+
+def test_splits(made):
+    train, test = LSPET(root=made), LSPET("test", root=made)
+    assert (len(train), len(test), len(LSPET(size="small", root=made))) == (800, 200, 100)
+    assert train.numbers[:2] == [3, 5]
+    assert test.numbers[-1] == 3 + 2 * 999
+    assert not set(train.numbers) & set(test.numbers)
+    assert repr(test) == "LSPET(split='test', size='large', canvas=(192, 192)): 200 images"
+
+
+def test_images_and_joints_are_scaled_alike(made):
+    data = LSPET(size="small", canvas=(48, 48), root=made)
+    assert data.scales[0] == 4.0
+    image, joints, index = data[0]
+    assert image.shape == (3, 48, 48)
+    assert image.dtype == joints.dtype == torch.float32
+    assert index == 0
+    assert float(image[:, :32, :20].max()) < 0.1
+    assert float(image[:, :32, 28:].min()) > 0.9
+    assert bool((image[:, 32:] == 0.5).all())  # beside the image
+    torch.testing.assert_close(joints[:2], torch.tensor([[0.0, 0.0], [47.96, 31.96]]))
+    places = data.places(4)
+    assert places[0, 0].tolist() == [0.0, 0.0]
+    assert places.round().long().amax((0, 1)).tolist() == [11, 7]
+    torch.testing.assert_close(places[0, 2], (joints[2] / 4 - 0.5).clamp(min=0.0, max=11.0))
+    batch = data.collate([data[3], data[-1]])
+    assert batch.x.shape == (2, 3, 48, 48)
+    assert torch.equal(batch.y, data.joints[[3, 99]])
+    assert batch.index.tolist() == [3, 99]
+
+
+def test_a_tall_canvas(made):
+    data = LSPET(size="small", canvas=(100, 24), root=made)
+    image, joints, _ = data[1]
+    assert data.scales[1] == 2.0
+    assert image.shape == (3, 100, 24)
+    assert bool((image[:, 16:] == 0.5).all())
+    assert float(joints[:, 0].max()) < 24
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"split": "val"}, "split must be"), ({"size": "tiny"}, "size must be"), ({"canvas": (0, 5)}, r"canvas=\(0, 5\)")],
+)
+def test_options_that_make_no_sense(made, options, words):
+    with pytest.raises(ValueError, match=words):
+        LSPET(**options, root=made)
+
+
+def test_missing_files_are_named(copy):
+    with pytest.raises(FileNotFoundError, match=r"images/im00203.jpg .*sam.johnson.io.*TORCHSSVM_DATA"):
+        LSPET(root=copy)
+    (copy / "lspet" / "joints_1000.npz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"joints_1000.npz .*sam.johnson.io"):
+        LSPET(size="small", root=copy)
+
+
+def test_images_that_are_corrupt_are_named(copy):
+    file = copy / "lspet" / "images" / "im00005.jpg"
+    content = file.read_bytes()
+    file.write_bytes(content[:-20])
+    data = LSPET(size="small", root=copy)  # its header is whole
+    data[0]
+    with pytest.raises(RuntimeError, match=r"im00005.jpg is no image, or is corrupt.*fetch it again"):
+        data[1]
+    file.write_bytes(b"no image")
+    with pytest.raises(RuntimeError, match=r"im00005.jpg is no image"):
+        LSPET(size="small", root=copy)
+
+
+def test_joints_outside_of_their_image_are_refused(copy):
+    Image.new("RGB", (6, 4)).save(copy / "lspet" / "images" / "im00007.jpg")
+    with pytest.raises(RuntimeError, match=r"a joint lies outside of .*im00007.jpg, which has 6 x 4 pixels"):
+        LSPET(size="small", root=copy)
+
+
+def test_joints_that_are_corrupt_are_refused(copy):
+    file = copy / "lspet" / "joints_1000.npz"
+    content = file.read_bytes()
+    for damaged in (b"", b"nothing", content[:1000]):
+        file.write_bytes(damaged)
+        with pytest.raises(RuntimeError, match=r"joints_1000.npz is corrupt"):
+            LSPET(size="small", root=copy)
+    for arrays in (
+        {"image": np.arange(3), "joints": np.zeros((3, 14, 2))},
+        {"image": np.arange(1000), "joints": np.full((1000, 14, 2), np.nan)},
+    ):
+        np.savez(file, **arrays)
+        with pytest.raises(RuntimeError, match="is not the joints of LSPET"):
+            LSPET(size="small", root=copy)
+
+
+def test_without_pillow_an_extra_is_named(made, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"torchssvm\[scikit-image\]"):
+        LSPET(size="small", root=made)
+
+
+def test_the_real_images():
+    try:
+        train, test = LSPET(canvas=(192, 192)), LSPET("test")
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    assert (len(train), len(test)) == (800, 200)
+    image, joints, _ = train[0]
+    assert image.shape == (3, 192, 192)
+    assert 0.0 <= float(image.min()) < 0.2 < 0.8 < float(image.max()) <= 1.0
+    assert bool(((joints >= 0) & (joints < 192)).all())
+    # Bodies: most heads are above most ankles, and people of the canvas' size have trunks of some length.
+    assert float((train.joints[:, 13, 1] < train.joints[:, 0, 1]).float().mean()) > 0.6
+    assert 20 < float((train.joints[:, 9] - train.joints[:, 2]).norm(dim=1).median()) < 60

@@ -1,0 +1,346 @@
+"""Poses: the structure, its head, and training to a certified gap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bounded import groups_of, limits, optimum_within
+from head_cases import HeadTestCase
+from hypothesis import given
+from hypothesis import strategies as st
+from poses import all_outputs, as_maps, definition, pose_problem, pose_reference, tiny_pose, truncated_distance
+from problems import assert_same, examples, flat, rng
+from structure_cases import StructureTestCase
+
+from torchssvm import (
+    BCFW,
+    Away,
+    BlockGap,
+    CacheOracle,
+    Corrective,
+    DualState,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    LinearPose,
+    MeanParts,
+    Pairwise,
+    Pose,
+    PoseMaps,
+    Potentials,
+    Weights,
+    certify,
+    check,
+)
+from torchssvm.structures import find_corner
+
+
+class PoseCase(StructureTestCase):
+    options: dict = {}  # noqa: RUF012
+
+    def make_structure(self):
+        return tiny_pose(**self.options)
+
+    def make_potentials(self, random, batch, integers, dtype):
+        def draw(shape):
+            if integers:
+                return torch.randint(-2, 3, (batch, *shape), generator=random).to(dtype)
+            return torch.randn(batch, *shape, generator=random, dtype=torch.float64).to(dtype)
+
+        return Potentials({name: draw(shape) for name, shape in self.make_structure().shapes.items()})
+
+    def random_target(self, structure, potentials, random):
+        outputs = all_outputs(structure)
+        target = outputs[torch.randint(0, len(outputs), (potentials.batch_size,), generator=random)]
+        target[:, structure.parent < 0, 2:] = torch.randint(-5, 9, (), generator=random)  # means nothing there
+        return target
+
+    def reference_score(self, potentials, labeling):
+        return definition(self.make_structure(), *potentials.values(), labeling)
+
+    def reference_loss(self, structure, labeling, target):
+        return truncated_distance(structure, labeling, target)
+
+    def count(self, structure, potentials, row):
+        return (structure.height * structure.width) ** structure.num_nodes * structure.num_types ** (
+            2 * structure.num_edges
+        )
+
+    def bad_targets(self, potentials, target):
+        structure = self.make_structure()
+        node = int(structure.lower[0])
+        yield target[:, :, :3], r"target must be int64 \[3, 2, 4\].*Pose.labeling"
+        yield target[:2], "target must be int64"
+        yield target.float(), "target must be int64"
+        for column, size, words in (
+            (0, structure.width, "x"), (1, structure.height, "y"), (3, structure.num_types, "type")
+        ):  # fmt: skip
+            for value in (-1, size):
+                wrong = target.clone()
+                wrong[1, node, column] = value
+                yield wrong, f"target has {words} {value} for node {node} in row 1 .* between 0 and {size - 1}"
+
+    def bad_potentials(self, potentials):
+        tensors = potentials.tensors
+        yield Potentials(tensors["unary"])
+        yield Potentials({name: tensors[name] for name in ("unary", "types")})
+        for name, tensor in tensors.items():
+            yield Potentials(
+                {**tensors, name: tensor[:, :1]} if name == "unary" else {**tensors, name: tensor[..., :1]}
+            )
+
+
+class TestPose(PoseCase):
+    """Two nodes on 2 x 2 places, two types."""
+
+
+class TestPoseWithSpreads(PoseCase):
+    """The root last, one row of places; the loss in units of the target's size."""
+
+    options = {"parent": (1, -1), "grid": (1, 3), "spreads": True, "size": (0, 1), "seed": 3}  # noqa: RUF012
+
+
+@examples(8)
+@given(seed=st.integers(0, 2**31 - 1), negative=st.booleans(), shared=st.booleans())
+def test_the_oracle_on_a_larger_grid(seed, negative, shared):
+    """3 x 3 places, 3 nodes, 2 types: 11664 outputs; also for springs that push."""
+    structure = tiny_pose((2, 2, -1), (3, 3), 2, seed % 7, spreads=True, size=(0, 1))
+    random = rng(seed)
+    tensors = {
+        name: torch.randn(2, *shape, generator=random, dtype=torch.float64) for name, shape in structure.shapes.items()
+    }
+    if not negative:
+        tensors["deformation"][..., 1::2].abs_()
+    if shared:
+        tensors["deformation"] = tensors["deformation"][:1].expand(2, -1, -1, -1, -1)
+    potentials, outputs = Potentials(tensors), all_outputs(structure)
+    target = outputs[torch.randint(0, len(outputs), (2,), generator=random)]
+    every = outputs.expand(2, *outputs.shape)
+    scores = structure.relative_scores(every, target, potentials)
+    for row in range(2):  # some of them, by the definition
+        for column in (0, 5000, 11663):
+            one = [tensor[row] for tensor in tensors.values()]
+            expected = definition(structure, *one, outputs[column]) - definition(structure, *one, target[row])
+            assert float(scores[row, column]) == pytest.approx(expected, abs=1e-10)
+    found = structure.argmax(potentials)
+    held = structure.relative_scores(found.labeling.unsqueeze(1), target, potentials).squeeze(1)
+    torch.testing.assert_close(held, scores.max(1).values)
+    losses = torch.stack([structure.loss(outputs, y.expand_as(outputs)) for y in target])
+    corner = find_corner(structure, potentials, target)
+    torch.testing.assert_close(corner.hinge, (scores + losses).max(1).values)
+    assert corner.exact
+
+
+def test_a_known_loss():
+    """The mean over nodes, each at most 1: at most one scale away, and far away."""
+    target = torch.tensor([[[0, 0, -1, -1], [2, 0, 0, 0], [0, 3, 0, 0]]])
+    labeling = torch.tensor([[[1, 0, -1, -1], [2, 2, 1, 1], [3, 0, 1, 0]]])
+    pose = tiny_pose((-1, 0, 0), (4, 4), size=(0, 1))
+    assert pose.loss(labeling, target).tolist() == pytest.approx([(1 / 4 + 1 + 1) / 3])
+    pose = tiny_pose((-1, 0, 0), (4, 4), size=4.0)
+    assert pose.loss(labeling, target).tolist() == pytest.approx([(1 / 16 + 4 / 16 + 1) / 3])
+
+
+def test_a_body_of_no_size_has_the_size_of_a_place():
+    pose, target = tiny_pose(size=(0, 1)), torch.tensor([[[1, 1, -1, -1], [1, 1, 0, 0]]])
+    labeling = torch.tensor([[[1, 1, -1, -1], [0, 1, 0, 0]]])
+    assert pose.loss(labeling, target).tolist() == [0.5]
+    delta, _ = pose.loss_potentials(target)
+    assert delta["unary"][0, 1].tolist() == [[0.5, 0.5], [0.5, 0.0]]
+
+
+class TestLabeling:
+    def test_types_are_the_nearest(self):
+        displacements = torch.tensor([[[[0.0, 0.0], [2.0, 0.0]], [[0.0, 0.0], [-2.0, 0.0]]]])
+        pose = Pose([-1, 0], displacements, (3, 5), size=1.0)
+        places = torch.tensor([[[1.2, 2.0], [3.4, 1.8]], [[0.0, 0.0], [0.0, 0.0]], [[4.0, 0.0], [1.0, 0.0]]])
+        labeling = pose.labeling(places)
+        assert labeling.tolist() == [
+            [[1, 2, -1, -1], [3, 2, 1, 1]],
+            [[0, 0, -1, -1], [0, 0, 0, 0]],
+            [[4, 0, -1, -1], [1, 0, 0, 0]],
+        ]
+        assert torch.equal(pose.labeling(places[1]), labeling[1])
+
+    def test_spreads_decide_what_is_near(self):
+        displacements = torch.tensor([[[[0.0, 0.0], [3.0, 0.0]]] * 2])
+        spreads = torch.tensor([[[[0.1, 1.0], [5.0, 1.0]]] * 2])
+        pose = Pose([-1, 0], displacements, (1, 5), spreads=spreads, size=1.0)
+        assert pose.labeling(torch.tensor([[0, 0], [1, 0]]))[1].tolist() == [1, 0, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("places", "words"),
+        [
+            (torch.zeros(3, 2, 3), r"places must be \[..., 2, 2\]"),
+            (torch.tensor([[0, 0], [0, 2]]), r"grid of 2 rows and 2 columns, got \[0, 2\] for node 1"),
+            (torch.tensor([[-0.6, 0], [0, 0]]), "for node 0"),
+            (torch.tensor([[torch.nan, 0], [0, 0]]), "finite"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, places, words):
+        with pytest.raises(ValueError, match=words):
+            tiny_pose().labeling(places)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (([-1, 0], torch.zeros(2, 2, 3, 2), (2, 2)), {}, r"displacements must be \[1, 2, T, 2\]"),
+        (([-1, 0], torch.zeros(1, 2, 0, 2), (2, 2)), {}, "displacements must be"),
+        (([-1, 0], torch.full((1, 2, 1, 2), torch.nan), (2, 2)), {}, "displacements must be finite"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 0)), {}, r"grid=\(2, 0\)"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"spreads": torch.zeros(1, 2, 1, 2)}, "spreads must be positive"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"spreads": torch.ones(1, 2, 2, 2)}, "spreads must be"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": (0, 2)}, r"size=\(0, 2\) must be two of the nodes"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": (1, 1)}, "must be two of the nodes"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": 0.0}, "size=0.0 must be positive"),
+        (([1, 0], torch.zeros(2, 2, 1, 2), (2, 2)), {}, "cycle"),
+        (([-1.0], torch.zeros(0, 2, 1, 2), (2, 2)), {}, "parent must be a list of whole numbers"),
+    ],
+)
+def test_structures_that_do_not_fit_are_refused(arguments, options, words):
+    with pytest.raises(ValueError, match=words):
+        Pose(*arguments, **{"size": 1.0, **options})
+
+
+def test_repr_tells_structures_apart():
+    pose = tiny_pose(seed=1)
+    assert pose.same_as(tiny_pose(seed=1))
+    for other in (tiny_pose(seed=2), tiny_pose(seed=1, size=2.0), tiny_pose(seed=1, spreads=True)):
+        assert not pose.same_as(other)
+
+
+# -- The head -------------------------------------------------------------------------------------------------
+
+
+class TestLinearPose(HeadTestCase):
+    def make_head(self):
+        return LinearPose(tiny_pose((-1, 0, 1), (2, 3)))
+
+    def make_input(self, random, batch):
+        return (torch.randn(batch, 3 + 2 * 2 * 2, 2, 3, generator=random, dtype=torch.float64),)
+
+    def reference(self, head, x):
+        maps = x[3:].view(2, 2, 2, 2, 3)
+        return {
+            "unary": torch.stack([head.unary[p] * x[p] for p in range(3)]),
+            "types": torch.stack([torch.stack([head.types[e, a] * maps[e, a] for a in (0, 1)]) for e in (0, 1)]),
+            "deformation": head.deformation,
+        }
+
+    def bad_inputs(self, inputs):
+        (x,) = inputs
+        yield (x[:, :-1],), r"x must be \[B, 11, 2, 3\]"
+        yield (x[..., :2],), "x must be"
+        yield (x[0],), "x must be"
+        yield (PoseMaps(x[:, :3], x[:, 3:]),), r"x.types must be \[B, 2, 2, 2, 2, 3\]"
+        yield (PoseMaps(x[:, :2], x[:, 3:]),), r"x.unary must be \[B, 3, 2, 3\]"
+        yield (PoseMaps(x[:, :3], x[:1, 3:].view(1, 2, 2, 2, 2, 3)),), "x.types must be"
+
+    def test_maps_are_the_channels(self):
+        head, (x,) = self.setting(1)
+        maps = PoseMaps(x[:, :3], x[:, 3:].view(3, 2, 2, 2, 2, 3))
+        for name, tensor in head(x).tensors.items():
+            assert torch.equal(head(maps)[name], tensor)
+
+    def test_learned_maps_get_a_gradient(self):
+        head, (x,) = self.setting(1)
+        assert head(x).weights is not None
+        assert head(x.requires_grad_()).weights is None
+
+
+def test_the_model_of_the_paper_has_2676_weights():
+    pose = Pose([-1, *range(25)], torch.zeros(25, 2, 13, 2), (2, 2), size=1.0)
+    assert flat(LinearPose(pose).parameters()).numel() == 26 + 50 + 50 * 13 * 4 == 2676
+
+
+# -- Training -------------------------------------------------------------------------------------------------
+
+PROBLEM = {"n": 3, "lam": 0.3, "parent": (1, -1), "grid": (2, 3), "spreads": True, "size": 2.0}
+
+
+def train(problem, storage, direction=None, oracle=None, *, bounded, tolerance, passes=300, maps=False):
+    head, n = problem.head, problem.n
+    dual = DualState.for_head(head, n, problem.lam, storage=storage)
+    loss = BlockGap(dual, direction, oracle=oracle)
+    optim = BCFW(head.groups() if bounded else head.parameters(), dual)
+    random, everything = rng(1), problem.everything()
+    for turn in range(passes):
+        for rows in torch.randperm(n, generator=random).split(2):
+            batch = problem.batch(rows)
+            optim.zero_grad()
+            batch = as_maps(batch, problem.structure) if maps else batch
+            loss(head(batch.x), batch.y, batch.index).backward()
+            optim.step()
+        if turn % 5 == 4:
+            certificate = certify(head, dual, everything)
+            if certificate.gap <= tolerance:
+                break
+    return certificate
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(
+    ("storage", "direction", "oracle", "tolerance"),
+    [
+        (Weights, FrankWolfe(), None, 2e-2),
+        (MeanParts, FrankWolfe(), None, 2e-2),
+        (Labelings, Corrective(), None, 1e-4),
+        (Labelings, Pairwise(), CacheOracle(), 1e-4),
+        (lambda: Labelings(capacity=3), Hybrid(), CacheOracle(), 1e-2),
+        (Labelings, Away(), None, 1e-3),
+    ],
+    ids=["Weights", "MeanParts", "Corrective", "Pairwise", "Hybrid", "Away"],
+)
+def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tolerance, bounded):
+    problem = pose_problem(1, **PROBLEM)
+    bounds = problem.head.bounds if bounded else {}
+    best, weights = optimum_within(pose_reference(problem), *limits(problem, bounds))
+    if bounded:
+        free = optimum_within(pose_reference(problem), *limits(problem, {}))[0]
+        assert free < best - 1e-4  # the bounds matter here
+    certificate = train(problem, storage(), direction, oracle, bounded=bounded, tolerance=tolerance)
+    assert certificate.gap <= tolerance
+    assert certificate.exact
+    assert certificate.dual <= best + 1e-7
+    assert certificate.primal >= best - 1e-7
+    distance = float((flat(problem.head.parameters()) - torch.from_numpy(weights)).norm())
+    assert problem.lam / 2 * distance**2 <= certificate.gap + 1e-7  # strong convexity
+    if bounded:
+        assert bool((problem.head.deformation[..., 1::2] >= 0.0).all())
+
+
+def test_both_forms_of_maps_and_float32_are_trained_alike():
+    problem = pose_problem(1, **PROBLEM)
+    best, _ = optimum_within(pose_reference(problem), *limits(problem, {}))
+    problem = pose_problem(1, dtype=torch.float32, **PROBLEM)
+    certificate = train(problem, Labelings(), Corrective(), bounded=False, tolerance=1e-4, maps=True)
+    assert certificate.gap <= 1e-4
+    assert certificate.dual <= best + 1e-5 <= certificate.primal + 2e-5
+
+
+def test_groups_are_the_bounds():
+    head = LinearPose(tiny_pose())
+    mine, others = head.groups(), groups_of(head, head.bounds)
+    assert [p for group in mine for p in group["params"]] == list(head.parameters())
+    assert_same(mine[-1]["lower"], others[-1]["lower"])
+
+
+def test_weights_storage_takes_the_weights_times_the_examples():
+    problem = pose_problem(0, n=4, parent=(-1, 0), grid=(9, 8))
+    dual = DualState.for_head(problem.head, 4, 0.1, storage=Weights())
+    BlockGap(dual)(problem.head(problem.x), problem.y, torch.arange(4))
+    potentials = problem.head(problem.x)
+    assert Weights.estimate(dual.storage, potentials) == 4 * 8 * flat(problem.head.parameters()).numel()
+    other = pose_problem(0, n=4, parent=(-1, 0), grid=(9, 8))
+    large = DualState.for_head(other.head, 4, 0.1, storage=MeanParts(), memory_limit=10_000)
+    with pytest.raises(MemoryError, match=r"Weights\(\)"):
+        BlockGap(large)(other.head(other.x), other.y, torch.arange(4)).backward()
+
+
+def test_head_and_structure_pass_the_check():
+    problem = pose_problem(1, n=4, parent=(-1, 0, 0), grid=(2, 2), spreads=True, size=(0, 1))
+    report = check(problem.head, problem.structure, problem.batch(range(4)))
+    assert report.ok, str(report)
+    skipped = [finding.name for finding in report.findings if finding.skipped is not None]
+    assert skipped == ["padding changes no answer"], str(report)  # all grids have one size
