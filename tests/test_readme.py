@@ -9,6 +9,7 @@ from treebanks import treebank
 README = Path(__file__).parents[1] / "README.md"
 SOLVERS = README.parent / "docs/solvers.md"
 TEXT = README.parent / "docs/text.md"
+IMAGES = README.parent / "docs/images.md"
 
 
 def code(page: Path) -> list[str]:
@@ -101,3 +102,12 @@ def test_the_page_on_text_runs(place: int, tmp_path: Path, monkeypatch: pytest.M
         assert names["loop"].certify().gap <= 0.02
     elif place == 1:
         assert names["certificate"].gap <= 0.01
+
+
+def test_the_page_on_images_runs() -> None:
+    pytest.importorskip("maxflow")
+    names: dict = {}
+    for block in code(IMAGES):
+        exec(compile(block, str(IMAGES), "exec"), names)
+    assert 0.0 <= names["certificate"].gap < 0.05
+    assert names["bodies"].steps == 16
