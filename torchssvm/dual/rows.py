@@ -132,7 +132,7 @@ class RowBuffer:
             expected = 2 + int((self.used - 1) / self.examples * len(self.start) * 1.02)
             capacity = max(self.used, expected, len(self.values))
             grown = self.values.new_zeros(capacity, *wide)
-            if self.values.ndim > 1:
+            if self.values.ndim == grown.ndim:  # it is not at the start, where there are no rows
                 grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
             self.values = grown
 

@@ -1,0 +1,23 @@
+"""Rows of the dual blocks keep what they hold while others come."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchssvm.dual.rows import RowBuffer
+
+
+@pytest.mark.parametrize("trailing", [(), (3,), (2, 2)])
+def test_rows_that_are_there_stay_when_the_buffer_grows(trailing):
+    buffer = RowBuffer(4, torch.float64, torch.device("cpu"))
+    given = []
+    for example, rows in enumerate((2, 9, 1, 30)):
+        values = torch.randn(1, rows, *trailing, dtype=torch.float64)
+        given.append(values)
+        buffer.add(torch.tensor([example]), torch.tensor([rows]), values, torch.ones(1, dtype=torch.float64))
+        for before, held in enumerate(given):
+            count = torch.tensor([held.shape[1]])
+            found, wrong = buffer.read(torch.tensor([before]), count, held.shape[1], trailing)
+            assert wrong < 0
+            assert torch.equal(found.view(held.shape), held)
