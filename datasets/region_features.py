@@ -41,7 +41,7 @@ class GraphSettings:
         ValueError: A number is out of range.
     """
 
-    segments: int = 153
+    segments: int = 152
     compactness: float = 30.0
     gradient_words: int = 512
     colour_words: int = 128

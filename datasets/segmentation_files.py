@@ -20,6 +20,7 @@ QUALITIES = ("gt", "bb", "no")
 """Endings of HorseSeg's annotations: by hand, made from boxes, made from the image alone."""
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".gif"}
+_LOSSY = {".jpg", ".jpeg"}
 _THRESHOLD = 127
 _SAME_SHAPE = 0.1  # how much height : width of image and mask may differ
 _TEST = "test"
@@ -106,8 +107,8 @@ def find_pairs(
 def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """An image and its mask, the image resized to the mask (bilinear, antialiased) where they differ.
 
-    Foreground is what is above 127 in the mask's grey values, or above half of what the file's numbers can be; in
-    masks of zeros and ones it is the ones.
+    Foreground is what is above 127 in the mask (in the largest channel of a coloured one), or above half of what the
+    file's numbers can be; in masks of zeros and ones, JPEGs excepted, it is the ones.
 
     Args:
         pair: The files.
@@ -125,7 +126,7 @@ def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.nda
     assert pair.image is not None
     assert pair.mask is not None
     image = _colours(_read(pair.image))
-    mask = _foreground(_read(pair.mask))
+    mask = _foreground(_read(pair.mask), pair.mask.suffix.lower() not in _LOSSY)
     if not empty_masks and not mask.any():
         raise ValueError(f"{pair.mask} has no foreground; empty_masks=True takes such masks for what they are")
     (height, width), (rows, columns) = image.shape[:2], mask.shape
@@ -209,10 +210,11 @@ def _colours(found: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray((found.astype(np.float64) * (255.0 / _largest(found))).round().astype(np.uint8))
 
 
-def _foreground(found: np.ndarray) -> np.ndarray:
+def _foreground(found: np.ndarray, exact: bool) -> np.ndarray:
     if found.ndim == 3:
-        found = found[:, :, :3].mean(2).astype(found.dtype) if found.shape[2] >= 3 else found[:, :, 0]
-    if found.dtype == bool or found.max() <= 1:
+        found = found[:, :, :3].max(2) if found.shape[2] >= 3 else found[:, :, 0]
+    # Ones are foreground in a mask of zeros and ones, but noise in a black JPEG.
+    if found.dtype == bool or (exact and found.max() <= 1):
         return found > 0
     return found > (_THRESHOLD if found.dtype == np.uint8 else _largest(found) / 2)
 
