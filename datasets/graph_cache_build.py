@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .graph_cache import (
     MANIFEST,
@@ -26,20 +24,19 @@ from .graph_cache import (
     is_changed,
     key_of,
     layout,
-    listed,
     write_json,
 )
+from .graph_cache_words import drop_words, make_words, read_words, words_are_of
 from .growing import GrowingArray, rows_in
 from .progress import progress
-from .region_features import GraphSettings, RegionGraph, check_size, region_graph
-from .segmentation_files import Pair, read_pair, stamp
-from .visual_words import Vocabulary, descriptors, k_means, pixels
+from .region_features import GraphSettings, RegionGraph, region_graph
+from .segmentation_files import Pair, read_pair, stamps
+from .superpixels import scikit_image
+from .visual_words import Vocabulary
 
 _BUILDING = "building.json"
-_WORDS = "words.npz"
 _COMMIT = 16  # images between two commits
 _AHEAD = 4  # images that wait for each worker
-_IMAGES_FOR_WORDS = 500  # training images that are looked at for the vocabularies, at most
 
 
 def open_cache(
@@ -103,13 +100,14 @@ def _build(
     workers: int,
     show: bool,
 ) -> None:
+    scikit_image()  # before hours of work on vocabularies, not after
     files = {**layout(settings), PLACES: ("<i8", (PLACE_COLUMNS,), -1)}
     done, skipped = _resumed(folder, pairs, key, files)
     empty = bool(key["empty_masks"])
     with _mapping(workers) as mapping:
-        vocabulary = _read_words(folder)
+        vocabulary = read_words(folder)
         if vocabulary is None:
-            vocabulary = _make_words(folder, pairs, settings, empty, skip, mapping, show)
+            vocabulary = make_words(folder, pairs, settings, empty, skip, mapping, show)
         write_json(folder / _BUILDING, {"key": key, "skipped": skipped})
         ends = np.zeros(3, np.int64) if not len(done) else done[-1, :3].copy()
         arrays = {
@@ -159,14 +157,12 @@ def _resumed(
     nothing: tuple[np.ndarray, dict] = (np.zeros((0, PLACE_COLUMNS), np.int64), {})
     try:
         began = json.loads((folder / _BUILDING).read_text(encoding="utf-8"))
-        with np.load(folder / _WORDS, allow_pickle=False) as held:
-            of_words = dict(zip(held["numbers"].tolist(), held["stamps"].tolist(), strict=True))
-        fresh = began["key"] == key and not any(is_changed(pairs[n], [0] * 5 + s) for n, s in of_words.items())
+        fresh = began["key"] == key and words_are_of(folder, pairs)
     except (OSError, ValueError, KeyError):
         fresh = False
     if not fresh:
-        for name in (_BUILDING, _WORDS):
-            (folder / name).unlink(missing_ok=True)
+        (folder / _BUILDING).unlink(missing_ok=True)
+        drop_words(folder)
         return nothing
     rows = rows_in(folder / f"{PLACES}.npy", "<i8", (PLACE_COLUMNS,))
     if not rows:
@@ -193,88 +189,12 @@ class _Made(NamedTuple):
 
 
 def _graph(pair: Pair, settings: GraphSettings, vocabulary: Vocabulary, empty_masks: bool) -> _Made:
-    stamps = _stamps(pair)
+    now = stamps(pair)
     try:
         image, mask = read_pair(pair, empty_masks)
-        return _Made(stamps, "", region_graph(image, mask, settings, vocabulary), image, mask)
+        return _Made(now, "", region_graph(image, mask, settings, vocabulary), image, mask)
     except ValueError as error:
-        return _Made(stamps, f"{pair.name}: {error}")
-
-
-def _stamps(pair: Pair) -> tuple[int, ...]:
-    return (*stamp(pair.image), *stamp(pair.mask))
-
-
-class _Sample(NamedTuple):
-    stamps: tuple[int, ...]
-    reason: str = ""
-    gradients: Tensor | None = None
-    colours: Tensor | None = None
-
-
-def _sample(numbered: tuple[int, Pair], settings: GraphSettings, count: int, empty_masks: bool) -> _Sample:
-    """Some descriptors and colours of one image; which ones depends on its number and the seed only."""
-    number, pair = numbered
-    stamps = _stamps(pair)
-    try:
-        image, _ = read_pair(pair, empty_masks)
-        check_size(image, settings)
-    except ValueError as error:
-        return _Sample(stamps, f"{pair.name}: {error}")
-    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
-
-    def some(points: Tensor) -> Tensor:
-        return points[torch.randperm(len(points), generator=generator)[:count]]
-
-    return _Sample(
-        stamps, "", some(descriptors(image, settings.cell, settings.stride).flatten(0, 1)), some(pixels(image))
-    )
-
-
-def _make_words(
-    folder: Path,
-    pairs: Sequence[Pair],
-    settings: GraphSettings,
-    empty_masks: bool,
-    skip: bool,
-    mapping: Callable[..., Iterator[Any]],
-    show: bool,
-) -> Vocabulary:
-    """The vocabularies of the training images, or of 500 of them, evenly spread, if there are more."""
-    train = [number for number, pair in enumerate(pairs) if pair.train]
-    numbers = train[:: math.ceil(len(train) / _IMAGES_FOR_WORDS)]
-    work = partial(
-        _sample, settings=settings, count=math.ceil(settings.samples / len(numbers)), empty_masks=empty_masks
-    )
-    samples = list(progress(mapping(work, [(n, pairs[n]) for n in numbers]), len(numbers), "visual words", show))
-    if bad := [sample.reason for sample in samples if sample.reason]:
-        if not skip:
-            raise ValueError(f"{bad[0]} (on_bad='skip' goes on without such images)")
-        if len(bad) == len(samples):
-            raise ValueError(f"none of the training images can be used: {listed(bad)}")
-    gradients = torch.cat([sample.gradients for sample in samples if sample.gradients is not None])
-    colours = torch.cat([sample.colours for sample in samples if sample.colours is not None])
-    vocabulary = Vocabulary(
-        k_means(gradients, settings.gradient_words, settings.seed),
-        k_means(colours, settings.colour_words, settings.seed),
-    )
-    part = folder / f"part-{_WORDS}"
-    np.savez(
-        part,
-        gradients=vocabulary.gradients.numpy(),
-        colours=vocabulary.colours.numpy(),
-        numbers=np.array(numbers),
-        stamps=np.array([sample.stamps for sample in samples]),
-    )
-    part.replace(folder / _WORDS)
-    return vocabulary
-
-
-def _read_words(folder: Path) -> Vocabulary | None:
-    if not (folder / _WORDS).exists():
-        return None
-    with np.load(folder / _WORDS, allow_pickle=False) as held:
-        return Vocabulary(torch.from_numpy(held["gradients"]), torch.from_numpy(held["colours"]))
+        return _Made(now, f"{pair.name}: {error}")
 
 
 @contextmanager

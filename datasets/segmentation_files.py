@@ -151,6 +151,11 @@ def stamp(path: Path | None, known: Sequence[int] | None = None) -> Stamp:
         return Stamp(0, 0, 0)
 
 
+def stamps(pair: Pair) -> tuple[int, ...]:
+    """The stamps of an image and its mask, one after the other."""
+    return (*stamp(pair.image), *stamp(pair.mask))
+
+
 def changed(path: Path | None, known: Sequence[int]) -> bool:
     """Whether a file's contents are others than those that the stamp ``known`` was taken of."""
     now = stamp(path, known)
@@ -186,13 +191,16 @@ def _tests(name: str) -> bool:
 
 def _read(path: Path) -> np.ndarray:
     try:
-        from skimage.io import imread
+        from PIL import Image
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "skimage":
+        if error.name is None or error.name.partition(".")[0] != "PIL":
             raise
         raise ImportError(NEEDS) from error
     try:
-        found = np.asarray(imread(path))
+        with Image.open(path) as picture:
+            # Palettes, CMYK and the like become colours; grey, bits, opacity and 16 bits stay.
+            plain = picture.mode in ("1", "L", "LA", "I", "F", "RGB", "RGBA") or picture.mode.startswith("I;16")
+            found = np.array(picture if plain else picture.convert("RGB"))
     except Exception as error:  # decoders raise what they like
         raise ValueError(f"cannot read {path}, it may be cut off or no image: {error}") from error
     if found.ndim not in (2, 3) or found.size == 0 or found.dtype == object:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-NEEDS = "superpixels need scikit-image: pip install 'torchssvm[scikit-image]'"
+NEEDS = "superpixels need scikit-image, and Pillow, which comes with it: pip install 'torchssvm[scikit-image]'"
 
 
 def superpixels(image: np.ndarray, count: int, compactness: float) -> np.ndarray:
@@ -27,7 +27,7 @@ def superpixels(image: np.ndarray, count: int, compactness: float) -> np.ndarray
     Raises:
         ImportError: scikit-image is not installed.
     """
-    found = _skimage().slic(image, n_segments=count, compactness=compactness, start_label=0)
+    found = scikit_image().slic(image, n_segments=count, compactness=compactness, start_label=0)
     return np.unique(found, return_inverse=True)[1].reshape(found.shape).astype(np.int32)
 
 
@@ -76,7 +76,8 @@ def neighbourhoods(edges: np.ndarray, count: int) -> list[np.ndarray]:
     return [alone > 0, first > 0, first @ first > 0]
 
 
-def _skimage() -> Any:
+def scikit_image() -> Any:
+    """``skimage.segmentation``; without it an ImportError that says what to install."""
     try:
         from skimage import segmentation
     except ModuleNotFoundError as error:
