@@ -52,6 +52,7 @@ class HorseSegmentation(SuperpixelGraphs):
         size: For HorseSeg, the training set: ``"small"`` is annotated by hand, ``"medium"`` has those made from boxes
             besides, ``"large"`` all; None is all.
         settings: How graphs are made.
+        balanced: Whether both classes cost the same in the loss, see :class:`SuperpixelGraphs`.
         cache: Folder of the graphs; None is one of its own for these folders and settings, in torchssvm's cache folder.
         rebuild: Whether a cache that is stale or damaged is replaced.
         on_bad: What to do with an image that is missing, unreadable, too small, of another shape than its mask, or has
@@ -77,6 +78,7 @@ class HorseSegmentation(SuperpixelGraphs):
         num_train: int = 200,
         size: Literal["small", "medium", "large"] | None = None,
         settings: GraphSettings | None = None,
+        balanced: bool = True,
         cache: str | os.PathLike[str] | None = None,
         rebuild: bool = False,
         on_bad: Literal["raise", "skip"] = "raise",
@@ -107,7 +109,7 @@ class HorseSegmentation(SuperpixelGraphs):
             workers=workers,
             show=progress,
         )
-        super().__init__(opened, split)
+        super().__init__(opened, split, balanced=balanced)
         if opened.skipped:
             warnings.warn(
                 f"{len(opened.skipped)} of {len(opened)} images are left out: {listed(list(opened.skipped.values()))}",

@@ -33,6 +33,7 @@ class HorseData(L.LightningDataModule):
         num_train: Images to train on, where there is no folder ``test``.
         size: HorseSeg's training set.
         settings: How graphs are made.
+        balanced: Whether both classes cost the same in the loss.
         cache: Folder of the graphs.
         rebuild: Whether a cache that is stale or damaged is replaced.
         on_bad: ``"raise"`` or ``"skip"``, for images that cannot be used.
@@ -53,6 +54,7 @@ class HorseData(L.LightningDataModule):
         num_train: int = 200,
         size: Literal["small", "medium", "large"] | None = None,
         settings: GraphSettings | None = None,
+        balanced: bool = True,
         cache: str | os.PathLike[str] | None = None,
         rebuild: bool = False,
         on_bad: Literal["raise", "skip"] = "raise",
@@ -70,6 +72,7 @@ class HorseData(L.LightningDataModule):
         self.num_train = num_train
         self.size = size
         self.settings = settings
+        self.balanced = balanced
         self.cache = cache
         self.rebuild = rebuild
         self.on_bad = on_bad
@@ -143,6 +146,7 @@ class HorseData(L.LightningDataModule):
                 num_train=self.num_train,
                 size=self.size,
                 settings=self.settings,
+                balanced=self.balanced,
                 cache=self.cache,
                 rebuild=self.rebuild,
                 on_bad=self.on_bad,

@@ -58,26 +58,29 @@ class SuperpixelGraphs(Dataset[GraphExample]):
     """The training or the test images of a cache: ``SuperpixelGraphs(GraphCache(folder), "test")``.
 
     An item is ``(x, y, index)``: x is a :class:`SegmentationGraph` of N superpixels; y are
-    :class:`torchssvm.WeightedLabels`, int64 ``[N]``, 1 for superpixels of which more than half is foreground, and their
-    shares of the image's pixels, float32 ``[N]``; index is the image's number in the split. Batches are padded, with
-    labels -1, weights 0 and edges -1, and have the numbers of superpixels as lengths.
+    :class:`torchssvm.WeightedLabels`, int64 ``[N]``, 1 for superpixels of which more than half is foreground, and what
+    a wrong label costs, float32 ``[N]``; index is the image's number in the split. Batches are padded, with labels
+    -1, weights 0 and edges -1, and have the numbers of superpixels as lengths.
 
-    In the loss of [G16] appendix I.3 both classes of an image weigh the same: it is for the structure to scale the
-    shares so.
+    The loss is that of [G16] appendix I.3: a superpixel costs its share of the pixels of all superpixels with its
+    label, times 1/2, so that an image's weights add up to 1, and each class's to 1/2. Where there is one class only,
+    its weights add up to 1.
 
     Args:
         cache: The graphs.
         split: ``"train"`` or ``"test"``.
+        balanced: False makes a superpixel cost its share of all pixels, whatever its label.
 
     Raises:
         ValueError: There is no such split, or no image in it.
     """
 
-    def __init__(self, cache: GraphCache, split: Literal["train", "test"] = "train") -> None:
+    def __init__(self, cache: GraphCache, split: Literal["train", "test"] = "train", *, balanced: bool = True) -> None:
         if split not in ("train", "test"):
             raise ValueError(f"split must be 'train' or 'test', not {split!r}")
         self.cache = cache
         self.split = split
+        self.balanced = balanced
         span = range(cache.num_train) if split == "train" else range(cache.num_train, len(cache))
         self._numbers = [number for number in span if cache.names[number] not in cache.skipped]
         if not self._numbers:
@@ -184,8 +187,11 @@ class SuperpixelGraphs(Dataset[GraphExample]):
     def _target(self, held: CachedGraph) -> WeightedLabels:
         sizes = held.sizes.astype(np.float64)
         labels = (2 * held.foreground > held.sizes).astype(np.int64)
-        weights = (sizes / sizes.sum()).astype(np.float32)
-        return WeightedLabels(torch.from_numpy(labels), torch.from_numpy(weights))
+        weights = sizes / sizes.sum()
+        if self.balanced:
+            of_class = np.bincount(labels, weights, minlength=2)
+            weights = weights / of_class[labels] / np.count_nonzero(of_class)
+        return WeightedLabels(torch.from_numpy(labels), torch.from_numpy(weights.astype(np.float32)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(split={self.split!r}): {len(self)} images, {self.in_features} features"

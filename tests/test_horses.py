@@ -314,7 +314,11 @@ def test_items(train, test):
             sizes = regions.flatten().bincount().double()
             share = pool_regions(mask[None, None].double(), regions[None])[0, :, 0]
             assert torch.equal(labels, (share > 0.5).long())
-            torch.testing.assert_close(weights.double(), sizes / sizes.sum(), rtol=1e-6, atol=0)
+            # every class costs 1/2 in all, in proportion to the pixels
+            for label in (0, 1):
+                of_class = labels == label
+                wanted = 0.5 * sizes[of_class] / sizes[of_class].sum()
+                torch.testing.assert_close(weights[of_class].double(), wanted, rtol=1e-6, atol=0)
     assert train[-1].index == 2
     for wrong in (3, -4):
         with pytest.raises(IndexError, match="out of range for a dataset of 3"):
@@ -323,6 +327,12 @@ def test_items(train, test):
     assert train[0].x.nodes[0, 0] == 1
     with pytest.raises(ValueError, match="read-only"):
         train.graph(0).nodes[0, 0] = 2.0
+
+
+def test_unbalanced_weights_are_shares_of_the_pixels(built):
+    dataset = open_small(built, balanced=False)
+    sizes = dataset.regions(0).flatten().bincount()
+    torch.testing.assert_close(dataset[0].y.weights, sizes / sizes.sum())
 
 
 def test_batches_are_padded(train):
