@@ -1,7 +1,7 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
-``OCRData``, ``CoNLL2000Data`` and ``WordAlignmentData``, LightningDataModules, are here too; they are imported when
-they are first asked for, and need the extra ``torchssvm[lightning]``.
+``OCRData``, ``CoNLL2000Data``, ``HorseData`` and ``WordAlignmentData``, LightningDataModules, are here too; they are
+imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
 """
 
 from importlib import import_module
@@ -14,19 +14,27 @@ from .columns import TaggedSentences, read_columns
 from .conll2000 import CoNLL2000
 from .conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from .features import PrecomputedFeatures
+from .graph_cache import GraphCache, StaleCache
+from .horses import HorseSegmentation
 from .lspet import LSPET
 from .ocr import OCR
 from .padded import Example, PaddedDataset
+from .pixel_segmentation import PixelSegmentation, SegmentationPixels
+from .region_features import GraphSettings
+from .region_pooling import pool_regions
+from .superpixel_graphs import SegmentationScores, SuperpixelGraphs
 from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 
 if TYPE_CHECKING:
     from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
+    from .horses_lightning import HorseData as HorseData
     from .ocr_lightning import OCRData as OCRData
     from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
 
 # `import *` must not need Lightning: these are not among the names that it takes.
 _DATA_MODULES = {
     "CoNLL2000Data": "conll2000_lightning",
+    "HorseData": "horses_lightning",
     "OCRData": "ocr_lightning",
     "WordAlignmentData": "word_alignment_lightning",
 }
@@ -42,10 +50,18 @@ __all__ = [
     "CoNLL2000",
     "CoNLLU",
     "Example",
+    "GraphCache",
+    "GraphSettings",
+    "HorseSegmentation",
     "PaddedDataset",
+    "PixelSegmentation",
     "PrecomputedFeatures",
+    "SegmentationPixels",
+    "SegmentationScores",
     "Sentence",
     "SentencePair",
+    "StaleCache",
+    "SuperpixelGraphs",
     "TaggedSentences",
     "Vocabulary",
     "WordAlignment",
@@ -54,6 +70,7 @@ __all__ = [
     "attachment",
     "chunk_scores",
     "chunks",
+    "pool_regions",
     "read_columns",
     "read_conllu",
 ]

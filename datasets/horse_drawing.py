@@ -1,0 +1,50 @@
+"""A picture of a few images with the foreground that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from .superpixel_graphs import SuperpixelGraphs
+
+_TINTS = {"right": (0.1, 0.75, 0.2), "too much": (0.9, 0.1, 0.1), "missed": (0.15, 0.35, 1.0)}
+_STRENGTH = 0.5
+
+
+def draw_segmentations(
+    figure: Any, dataset: SuperpixelGraphs, rows: Sequence[int], labelings: Sequence[Tensor] | Tensor
+) -> None:
+    """Images with the foreground found: green where it is right, red where there is too much, blue where it is missed.
+
+    A white line is the border of the true mask.
+
+    Args:
+        figure: A matplotlib figure or subfigure, empty.
+        dataset: The images.
+        rows: Numbers of those that are drawn, at least one.
+        labelings: For each of them, int64 ``[N]``, or longer, the labels of its superpixels.
+    """
+    columns = min(4, len(rows))
+    axes = figure.subplots(-(-len(rows) // columns), columns, squeeze=False).flatten()
+    for axis in axes:
+        axis.axis("off")
+    for axis, row, labeling in zip(axes, rows, labelings, strict=False):
+        mask = dataset.mask(row).numpy()
+        axis.imshow(overlay(dataset, row, labeling))
+        if mask.any() and not mask.all():
+            axis.contour(mask, levels=[0.5], colors="white", linewidths=0.8)
+        axis.set_title(dataset.names[row], fontsize=8)
+
+
+def overlay(dataset: SuperpixelGraphs, row: int, labeling: Tensor) -> np.ndarray:
+    """One image of :func:`draw_segmentations` without the line: float32 ``[H, W, 3]`` from 0 to 1."""
+    image = dataset.image(row).permute(1, 2, 0).numpy()
+    mask = dataset.mask(row).numpy()
+    found = labeling.detach().cpu().numpy()[dataset.regions(row).numpy()] == 1
+    tinted = image.copy()
+    for where, name in ((found & mask, "right"), (found & ~mask, "too much"), (~found & mask, "missed")):
+        tinted[where] = (1 - _STRENGTH) * tinted[where] + _STRENGTH * np.array(_TINTS[name], np.float32)
+    return tinted
