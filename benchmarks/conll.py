@@ -159,7 +159,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(table(found[-1], args.gap).markdown(), flush=True)
     text = "\n".join(table(one, args.gap).markdown() for one in found)
     if importlib.util.find_spec("pycrfsuite") is None:
-        text += "\npython-crfsuite is not installed: pip install -e '.[bench]'\n"
+        note = "python-crfsuite is not installed: pip install -e '.[bench]'\n"
+        print(note, flush=True)
+        text += f"\n{note}"
     (args.out / "table.md").write_text(text, encoding="utf-8")
     settings = {name: value for name, value in vars(args).items() if name != "out"}
     content = {"settings": settings, "machine": describe_machine(), "found": found}
