@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from torchssvm.compiled.atoms import find_slot, insert, rest_views
 from torchssvm.compiled.block import add_labeling, add_to_weights, decode, potentials, product, row_product, score
-from torchssvm.compiled.loop import find_slot, insert, rest_views
 from torchssvm.oracles.jit import kernel
 
 
