@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import os
 from collections.abc import Sequence
 
@@ -19,7 +18,7 @@ from torchssvm.sparse import SparseFeatures
 
 from .chunking_features import Attributes, Vocabulary, attributes
 from .columns import TaggedSentences, read_columns
-from .padded import PADDING, Example
+from .padded import PADDING, Example, place_of
 
 
 class ChunkingDataset(Dataset[Example]):
@@ -193,10 +192,7 @@ class ChunkingDataset(Dataset[Example]):
         )
 
     def _slice(self, i: int) -> slice:
-        at, n = operator.index(i), len(self)
-        if not -n <= at < n:
-            raise IndexError(f"index {at} is out of range for a dataset of {n} sentences")
-        at %= n
+        at = place_of(i, len(self), "sentences")
         return slice(int(self._starts[at]), int(self._starts[at + 1]))
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import unicodedata
@@ -20,7 +19,7 @@ from torchssvm.structures.arborescence import is_projective
 
 from .arc_features import arc_columns
 from .columns import read_content
-from .padded import PADDING, Example
+from .padded import PADDING, Example, padded, place_of
 
 _COLUMNS = 10
 _ABSENT = "_"
@@ -190,11 +189,7 @@ class CoNLLU(Dataset[Example]):
         return len(self.sentences)
 
     def __getitem__(self, i: int) -> Example:
-        n = len(self)
-        at = operator.index(i)
-        if not -n <= at < n:
-            raise IndexError(f"index {at} is out of range for a dataset of {n} examples")
-        at %= n
+        at = place_of(i, len(self))
         return Example(self._columns(at), torch.tensor(self.sentences[at].heads), at)
 
     def _columns(self, at: int) -> Tensor:
@@ -211,12 +206,8 @@ class CoNLLU(Dataset[Example]):
         if not examples:
             raise ValueError("examples is empty: a batch needs at least one example")
         lengths = torch.tensor([len(example.y) for example in examples])
-        longest, most = int(lengths.max()), max(example.x.shape[2] for example in examples)
-        columns = torch.full((len(examples), longest, longest + 1, most), -1)
-        heads = torch.full((len(examples), longest), PADDING)
-        for row, (x, y, _) in enumerate(examples):
-            columns[row, : x.shape[0], : x.shape[1], : x.shape[2]] = x
-            heads[row, : len(y)] = y
+        columns = padded([example.x for example in examples], PADDING)
+        heads = padded([example.y for example in examples], PADDING)
         index = torch.tensor([example.index for example in examples])
         return Batch(SparseFeatures(columns), heads, index, lengths)
 

@@ -27,6 +27,28 @@ class Example(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks an example for
 
 
+def place_of(i: int, n: int, what: str = "examples") -> int:
+    """Where item i of n stands, 0 to n-1; negative numbers count from the end.
+
+    Raises:
+        IndexError: There is no such item.
+        TypeError: i is not a whole number.
+    """
+    at = operator.index(i)
+    if not -n <= at < n:
+        raise IndexError(f"index {at} is out of range for a dataset of {n} {what}")
+    return at % n
+
+
+def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
+    """Tensors of different sizes, with as many axes, in one: ``[B, ...]``, filled up with ``fill``."""
+    sizes = [max(each) for each in zip(*(tensor.shape for tensor in tensors), strict=True)]
+    found = tensors[0].new_full((len(tensors), *sizes), fill)
+    for row, tensor in zip(found, tensors, strict=True):
+        row[tuple(slice(size) for size in tensor.shape)] = tensor
+    return found
+
+
 class PaddedDataset(Dataset[Example]):
     """A map-style dataset of n labelled sequences; :meth:`collate` and ``__getitems__`` make its batches.
 
@@ -79,11 +101,7 @@ class PaddedDataset(Dataset[Example]):
         return len(self._index)
 
     def __getitem__(self, i: int) -> Example:
-        n = len(self)
-        at = operator.index(i)
-        if not -n <= at < n:
-            raise IndexError(f"index {at} is out of range for a dataset of {n} examples")
-        at %= n
+        at = place_of(i, len(self))
         x, y = self._held[at].to(self._dtype), self.y[at]
         if self._cut is not None:
             x, y = x[: self._cut[at]], y[: self._cut[at]]

@@ -11,8 +11,8 @@ from torch.utils.data import Dataset
 from torchssvm.batch import Batch
 from torchssvm.heads import Graphs
 
-from .padded import PADDING
-from .superpixel_graphs import GraphExample, SuperpixelGraphs, padded
+from .padded import PADDING, padded
+from .superpixel_graphs import GraphExample, SuperpixelGraphs
 
 
 class SegmentationPixels(NamedTuple):

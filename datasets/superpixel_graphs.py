@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +15,7 @@ from torchssvm.heads import Graphs
 from torchssvm.structures import WeightedLabels
 
 from .graph_cache import CachedGraph, GraphCache
-from .padded import PADDING
+from .padded import PADDING, padded, place_of
 
 
 class GraphExample(NamedTuple):
@@ -90,10 +89,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
 
     def graph(self, i: int) -> CachedGraph:
         """All that the cache has of image i: arrays that are views of its files, and cannot be written to."""
-        at = operator.index(i)
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"index {at} is out of range for a dataset of {len(self)} examples")
-        return self.cache[self._numbers[at]]
+        return self.cache[self._numbers[place_of(i, len(self))]]
 
     def image(self, i: int) -> Tensor:
         """Image i, float32 ``[3, H, W]`` from 0 to 1, as large as its mask."""
@@ -117,7 +113,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
             torch.from_numpy(np.array(held.edge_features)),
             torch.from_numpy(held.edges.astype(np.int64)),
         )
-        return GraphExample(x, self._target(held), operator.index(i) % len(self))
+        return GraphExample(x, self._target(held), place_of(i, len(self)))
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The images at ``indices`` as one batch; a ``DataLoader`` calls this."""
@@ -182,12 +178,3 @@ class SuperpixelGraphs(Dataset[GraphExample]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(split={self.split!r}): {len(self)} images, {self.in_features} features"
-
-
-def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
-    """Tensors of different sizes, with as many axes, in one: ``[B, ...]``, filled up with ``fill``."""
-    sizes = [max(each) for each in zip(*(tensor.shape for tensor in tensors), strict=True)]
-    found = tensors[0].new_full((len(tensors), *sizes), fill)
-    for row, tensor in zip(found, tensors, strict=True):
-        row[tuple(slice(size) for size in tensor.shape)] = tensor
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from torchssvm.structures import POSSIBLE
 from .alignment_features import AlignmentFeatures
 from .alignment_text import Link, SentencePair, read_aligned, read_unaligned
 from .files import find
-from .padded import PADDING
+from .padded import PADDING, padded, place_of
 
 PAGE = "https://web.eecs.umich.edu/~mihalcea/wpt/ (HLT-NAACL 2003 shared task, English-French)"
 _FOLDER = "hansards"
@@ -101,7 +100,7 @@ class WordAlignment(Dataset[AlignmentExample]):
         return len(self.pairs)
 
     def __getitem__(self, i: int) -> AlignmentExample:
-        at = self._place(operator.index(i))
+        at = place_of(i, len(self))
         return AlignmentExample(self._x[at], self._y[at], at)
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
@@ -116,20 +115,9 @@ class WordAlignment(Dataset[AlignmentExample]):
         if not examples:
             raise ValueError("examples is empty: a batch needs at least one example")
         sizes = torch.tensor([example.y.shape for example in examples])
-        left, right = sizes.max(0).values.tolist()
-        x = examples[0].x.new_zeros(len(examples), left, right, examples[0].x.shape[2])
-        y = torch.full((len(examples), left, right), PADDING)
-        for row, example in enumerate(examples):
-            s, t = example.y.shape
-            x[row, :s, :t] = example.x
-            y[row, :s, :t] = example.y
+        x, y = padded([example.x for example in examples], 0), padded([example.y for example in examples], PADDING)
         index = torch.tensor([example.index for example in examples])
         return Batch(Edges(x, sizes[:, 1].contiguous()), y, index, sizes[:, 0].contiguous())
-
-    def _place(self, i: int) -> int:
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"index {i} is out of range for a dataset of {len(self)} examples")
-        return i % len(self)
 
     def __repr__(self) -> str:
         return f"WordAlignment(split={self.split!r}): {len(self)} sentence pairs, {self.in_features} features"

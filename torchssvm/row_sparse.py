@@ -87,8 +87,8 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
 
 def squared_length(tensors: Sequence[Tensor]) -> float:
     """``sum |t|^2`` in float64."""
-    numbers = [t.coalesce().values() if t.is_sparse else t for t in tensors]
-    return sum(_products(t, t)[1] for t in numbers)
+    numbers = [(t.coalesce().values() if t.is_sparse else t).detach().reshape(-1).to(torch.float64) for t in tensors]
+    return sum(float(t @ t) for t in numbers)
 
 
 def _products(x: Tensor, y: Tensor) -> tuple[float, float]:

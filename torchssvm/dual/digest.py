@@ -24,13 +24,14 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     """
     leaves = tree_tensors(target)
     total = torch.zeros(len(leaves[0]), dtype=torch.int64, device=leaves[0].device)
+    longest = None if lengths is None else int(lengths.max())  # once: it waits for the device
     for place, leaf in enumerate(leaves):
         if leaf.is_complex():
             continue
         floating = leaf.is_floating_point()
         numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
         counts = leaf != 0 if floating or leaf.dtype == torch.bool else leaf > 0
-        if lengths is not None and leaf.ndim > 1 and leaf.shape[1] >= int(lengths.max()):
+        if lengths is not None and longest is not None and leaf.ndim > 1 and leaf.shape[1] >= longest:
             inside = torch.arange(leaf.shape[1], device=leaf.device) < lengths.to(leaf.device).unsqueeze(1)
             counts = counts & inside.view(*inside.shape, *[1] * (leaf.ndim - 2))
         where = torch.full((1,) * leaf.ndim, place + 1, dtype=torch.int64, device=leaf.device)

@@ -36,7 +36,8 @@ def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = Fa
     return _operator(scores, lengths, single_root)
 
 
-def _fake(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
+def empty_arborescence(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
+    """What the operators of arborescences return, unwritten: shapes and dtypes for tracing."""
     check_arcs(scores, lengths)
     return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[0])
 
@@ -139,7 +140,7 @@ def _follow(pointers: list[tuple[Tensor, Tensor, Tensor]], lengths: Tensor, size
 
 _operator = define(
     "eisner(Tensor scores, Tensor? lengths, bool single_root) -> (Tensor heads, Tensor value)",
-    fake=_fake,
+    fake=empty_arborescence,
     cpu=_on_cpu,
     cuda=eisner_torch,
     default=eisner_torch,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchssvm.oracles import tuning
 from torchssvm.oracles.compiled import compiled, numba_available
-from torchssvm.oracles.eisner import check_arcs, check_sizes
+from torchssvm.oracles.eisner import check_arcs, check_sizes, empty_arborescence
 from torchssvm.oracles.library import define
 from torchssvm.oracles.threads import run_in_chunks
 
@@ -45,11 +45,6 @@ def max_arborescence(
         ValueError: Shapes do not fit, or a length is not in 1 to N.
     """
     return _operator(scores, lengths, single_root)
-
-
-def _fake(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
-    check_arcs(scores, lengths)
-    return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[0])
 
 
 @torch.no_grad()
@@ -184,7 +179,7 @@ def contract_cycles(
 
 _operator = define(
     "max_arborescence(Tensor scores, Tensor? lengths, bool single_root) -> (Tensor heads, Tensor value)",
-    fake=_fake,
+    fake=empty_arborescence,
     cpu=_decode,
     cuda=_decode,
     default=_decode,
