@@ -1,0 +1,1 @@
+"""Training that decouples the factors of an output: greedy direction method of multipliers [Y16]."""

@@ -1,0 +1,145 @@
+"""Sorted entries are found, added and changed, compiled by Numba. Import it only where Numba is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.factorwise.sorted_entries import COUNT, POOL_END, SMALLEST_LIST
+from torchssvm.oracles.jit import kernel
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: near keys are spread over all of the table
+
+
+@kernel
+def room(entries):
+    """How many entries may be added before ``grown`` is due."""
+    return len(entries.value) - entries.counters[COUNT]
+
+
+@kernel
+def find(entries, a, b):
+    """The number of entry (a, b), or -1 where it is untouched."""
+    if entries.symmetric and a > b:
+        a, b = b, a
+    return entries.table[_slot(entries, a, b)]
+
+
+@kernel
+def value_of(entries, a, b):
+    """v[a, b], 0 where it is untouched."""
+    held = find(entries, a, b)
+    return entries.value[held] if held >= 0 else 0.0
+
+
+@kernel
+def add(entries, a, b, value):
+    """Touch (a, b), which is untouched; returns its number. There must be ``room``."""
+    if entries.symmetric and a > b:
+        a, b = b, a
+    new = entries.counters[COUNT]
+    entries.counters[COUNT] = new + 1
+    entries.row[new], entries.col[new], entries.value[new] = a, b, value
+    entries.table[_slot(entries, a, b)] = new
+    _append(entries, 0, new)
+    _append(entries, row_list(a), new)
+    _append(entries, column_list(entries, b), new)
+    return new
+
+
+@kernel
+def change(entries, number, value):
+    """Give the touched entry ``number`` another value."""
+    up = value > entries.value[number]
+    entries.value[number] = value
+    a, b = entries.row[number], entries.col[number]
+    _move(entries, 0, entries.place[number, 0], up)
+    _move(entries, row_list(a), entries.place[number, 1], up)
+    _move(entries, column_list(entries, b), entries.place[number, 2], up)
+
+
+@kernel
+def row_list(a):
+    """The list of row a."""
+    return 1 + a
+
+
+@kernel
+def column_list(entries, b):
+    """The list of column b."""
+    return 1 + b if entries.symmetric else 1 + entries.rows + b
+
+
+@kernel
+def kind_of(entries, number, which):
+    """What the list ``which`` is to an entry in it: 0 that of all, 1 of its row, 2 of its column."""
+    if which == 0:
+        return 0
+    return 1 if which == row_list(entries.row[number]) else 2
+
+
+@kernel
+def fill_table(entries):
+    """Make the hash table of the touched entries; it is empty now."""
+    for number in range(entries.counters[COUNT]):
+        entries.table[_slot(entries, entries.row[number], entries.col[number])] = number
+
+
+@kernel
+def _slot(entries, a, b):
+    """Where the table holds (a, b), or would."""
+    key = np.uint64(a * entries.cols + b)
+    slot = np.int64((key * _GOLDEN) >> np.uint64(entries.shift))
+    while True:
+        held = entries.table[slot]
+        if held < 0 or (entries.row[held] == a and entries.col[held] == b):
+            return slot
+        slot = (slot + 1) & (len(entries.table) - 1)
+
+
+@kernel
+def _append(entries, which, number):
+    size, capacity = entries.size[which], entries.list_capacity[which]
+    if size == capacity:
+        old, new = entries.start[which], entries.counters[POOL_END]
+        for at in range(size):
+            entries.pool[new + at] = entries.pool[old + at]
+        entries.start[which] = new
+        entries.list_capacity[which] = max(2 * capacity, SMALLEST_LIST)
+        entries.counters[POOL_END] = new + entries.list_capacity[which]
+    entries.size[which] = size + 1
+    _put(entries, which, size, number)
+    _move(entries, which, size, True)
+
+
+@kernel
+def _move(entries, which, at, up):
+    """Restore the heap after the entry at ``at`` has become larger (``up``) or smaller."""
+    start, size = entries.start[which], entries.size[which]
+    number = entries.pool[start + at]
+    value = entries.value[number]
+    if up:
+        while at > 0:
+            above = (at - 1) >> 1
+            other = entries.pool[start + above]
+            if entries.value[other] >= value:
+                break
+            _put(entries, which, at, other)
+            at = above
+    else:
+        while 2 * at + 1 < size:
+            below = 2 * at + 1
+            other = entries.pool[start + below]
+            if below + 1 < size and entries.value[entries.pool[start + below + 1]] > entries.value[other]:
+                below += 1
+                other = entries.pool[start + below]
+            if entries.value[other] <= value:
+                break
+            _put(entries, which, at, other)
+            at = below
+    _put(entries, which, at, number)
+
+
+@kernel
+def _put(entries, which, at, number):
+    entries.pool[entries.start[which] + at] = number
+    entries.place[number, kind_of(entries, number, which)] = at
