@@ -1,0 +1,387 @@
+"""The greedy direction method of multipliers, as a torch optimizer."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchssvm.batch import Batch
+from torchssvm.dual import DualState
+from torchssvm.dual.state import squared_norm
+from torchssvm.dual.storage import Storage, require
+from torchssvm.factorwise.certificate import FactorwiseCertificate, PassReport
+from torchssvm.factorwise.problem import Problem
+from torchssvm.factorwise.rules import (
+    BlockRule,
+    BruteForce,
+    FullyCorrective,
+    Penalty,
+    ResidualBalancing,
+    Residuals,
+    SortedOracle,
+)
+from torchssvm.oracles.compiled import numba_available
+
+_SMALL = 4096  # configurations of a factor, up to which they are all looked at unasked
+
+
+class GDMM(Optimizer):
+    """Training without decoding, for outputs too large to decode ([Y16]; math: the factors' duals are tied by multipliers).
+
+    Every factor keeps a distribution over its configurations, of which few are active. A pass visits the factors of all
+    examples: the factorwise oracle adds one configuration to the active set, the block is minimised over that set, and
+    weights and messages follow; then the multipliers take a step towards agreement of factors and variables. Features
+    are fixed, and kept without padding. Compiled: needs Numba (``torchssvm[numba]``) and the CPU.
+
+    The head holds ``w(pi)`` after a step. It predicts like any other, and :meth:`dual_state` lets BCFW go on.
+
+    Args:
+        head: :class:`LinearChain` with shared transitions or :class:`SparseLinearChain`, for chains of many labels;
+            :class:`LinearMultilabel` or :class:`SparseLinearMultilabel`, for label sets with interactions.
+        batches: Every training example exactly once, as :class:`torchssvm.Batch`; read once.
+        num_examples: n.
+        lam: Regularisation; positive.
+        rule: How blocks move: None is :class:`FullyCorrective`.
+        penalty: rho and eta; None is :class:`ResidualBalancing`.
+        oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter for factors of up to 4096 configurations.
+        seed: Of the order of the visits.
+
+    Attributes:
+        sweeps: Passes made.
+        violation: Mean total variation between factors and variables, after the last pass; 0 before.
+        worst_violation: The largest.
+        rho: Penalty of the next pass, times n.
+
+    Raises:
+        ImportError: Numba is not installed.
+        TypeError: The head is of no kind that is compiled, or an argument is not such an object.
+        ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        batches: Iterable[Batch],
+        *,
+        num_examples: int,
+        lam: float,
+        rule: BlockRule | None = None,
+        penalty: Penalty | None = None,
+        oracle: SortedOracle | BruteForce | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not numba_available():
+            raise ImportError("GDMM needs Numba: pip install torchssvm[numba]")
+        kinds = (("rule", rule, BlockRule), ("penalty", penalty, Penalty), ("oracle", oracle, SortedOracle | BruteForce))
+        for name, value, kind in kinds:
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name}={value!r} must be an object such as FullyCorrective(), Penalty() or SortedOracle()")
+        self.rule = rule if rule is not None else FullyCorrective()
+        self.penalty = penalty if penalty is not None else ResidualBalancing()
+        dual = DualState.for_head(head, num_examples, lam)
+        self.problem = make_problem(head, dual, batches, oracle)
+        self.head = head
+        self.num_examples, self.lam = num_examples, float(lam)
+        super().__init__(head.parameters(), {})
+        self.rho = self.penalty.first(self.problem.mean_cost)
+        self.sweeps = self.oracle_calls = 0
+        self.violation = self.worst_violation = 0.0
+        self.best_dual = 0.0  # of all mass on the targets
+        self._visits = np.zeros(4)
+        self._generator = torch.Generator().manual_seed(seed)
+        if any(bool(p.any()) for p in dual.parameters):
+            warnings.warn(
+                "the head's weights were not zero, and GDMM starts from those of its duals: they are now zero",
+                stacklevel=2,
+            )
+        self._publish()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> PassReport:  # type: ignore[override]
+        """One pass: visit all examples in a random order, then move the multipliers.
+
+        Args:
+            closure: Must be None: there is no loss to compute.
+
+        Raises:
+            ValueError: There is a closure.
+            RuntimeError: The weights were changed by others, or have overflowed.
+        """
+        if closure is not None:
+            raise ValueError("closure must be None: GDMM computes its own gradients from the examples it was given")
+        start = time.perf_counter()
+        self.visit(torch.randperm(self.num_examples, generator=self._generator))
+        return self.end_pass(seconds=time.perf_counter() - start)
+
+    @torch.no_grad()
+    def visit(self, index: Tensor) -> None:
+        """Visit the blocks of some examples; multipliers stay. With :meth:`end_pass`, a step in portions.
+
+        Args:
+            index: ``[V]`` int64, examples.
+
+        Raises:
+            ValueError: ``index`` is not valid.
+            RuntimeError: The weights were changed by others.
+        """
+        n = self.num_examples
+        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
+            raise ValueError(f"index={index} must be an int64 tensor of one axis")
+        if len(index) and bool(((index < 0) | (index >= n)).any()):
+            raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}")
+        self._check_weights()
+        self._visits += self.problem.visit(index.cpu().numpy(), self.rule, self.rho)
+
+    @torch.no_grad()
+    def end_pass(self, *, seconds: float = math.nan) -> PassReport:
+        """Move the multipliers and the penalty; the head gets the weights.
+
+        Args:
+            seconds: What the visits took.
+
+        Raises:
+            RuntimeError: The weights have overflowed, or were changed by others.
+        """
+        start = time.perf_counter()
+        self._check_weights()
+        rho, visits = self.rho, self._visits
+        squared, total, worst = self.problem.update_multipliers(self.penalty.step * rho)
+        if not math.isfinite(squared):
+            raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
+        self.sweeps += 1
+        self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
+        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps)
+        self.rho = self.penalty.next(rho, residuals)
+        self._visits = np.zeros(4)
+        self._publish()
+        seconds += time.perf_counter() - start
+        return PassReport(
+            self.sweeps, self.violation, worst, rho, int(visits[1]), int(visits[2]), float(visits[3]), seconds
+        )
+
+    @torch.no_grad()
+    def certify(self) -> FactorwiseCertificate:
+        """Exact primal of the weights held, and the dual of a consistent point near the iterate: what they prove.
+
+        The weights are summed anew first, in float64; the next pass goes on from there.
+
+        Raises:
+            RuntimeError: The weights were changed by others; or the gap is negative by more than rounding.
+        """
+        start = time.perf_counter()
+        self._check_weights()
+        drift = self.problem.refresh()
+        self._publish()
+        n, lam, parameters = self.num_examples, self.lam, [p.detach() for p in self.head.parameters()]
+        hinges, exact = self.problem.hinges(parameters)
+        length = squared_norm(parameters)
+        primal = lam / 2 * length + float(hinges.sum()) / n
+        rounded = self.problem.rounded()
+        factor = shrinking(rounded.loss, lam * rounded.squared)
+        self.best_dual = max(self.best_dual, factor * rounded.loss - factor**2 * lam / 2 * rounded.squared)
+        rounding = 1e3 * torch.finfo(parameters[0].dtype).eps
+        if primal - self.best_dual < -rounding * (1.0 + abs(primal)):
+            raise RuntimeError(f"the gap is negative, {primal - self.best_dual:.6g}: this is a defect, please report it")
+        self.oracle_calls += n
+        return FactorwiseCertificate(
+            primal=primal,
+            dual=self.best_dual,
+            gap=primal - self.best_dual,
+            exact=exact,
+            drift=drift / length**0.5 if length > 0.0 else drift,
+            oracle_calls=self.oracle_calls,
+            passes=self.oracle_calls / n,
+            seconds=time.perf_counter() - start,
+            num_examples=n,
+            lam=lam,
+            sweeps=self.sweeps,
+            violation=self.violation,
+            worst_violation=self.worst_violation,
+        )
+
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        violation: float = 0.01,
+        max_sweeps: int | None = None,
+        check_every: int = 10,
+        on_pass: Callable[[PassReport], None] | None = None,
+        on_check: Callable[[FactorwiseCertificate], None] | None = None,
+    ) -> FactorwiseCertificate:
+        """Make passes until a certificate has a gap within ``tolerance`` and a mean violation within ``violation``.
+
+        Args:
+            tolerance: The gap to reach; at least 0.
+            violation: The mean total variation to reach; at least 0.
+            max_sweeps: Stop at so many passes of this optimizer, those before this call included; None is no limit.
+            check_every: Passes between certificates.
+            on_pass: Called with the report of every pass.
+            on_check: Called with every certificate.
+
+        Returns:
+            The last certificate, of the weights as they are.
+
+        Raises:
+            ValueError: An argument is out of range.
+        """
+        for name, value in (("tolerance", tolerance), ("violation", violation)):
+            if not (value >= 0.0 and math.isfinite(value)):
+                raise ValueError(f"{name}={value} must be at least 0 and finite")
+        if check_every < 1:
+            raise ValueError(f"check_every={check_every} must be at least 1")
+        if tolerance == 0.0 and max_sweeps is None:
+            raise ValueError("tolerance=0 is never reached, because of rounding: give max_sweeps, or a positive tolerance")
+        while True:
+            spent = max_sweeps is not None and self.sweeps >= max_sweeps
+            if spent or self.sweeps % check_every == 0:
+                certificate = self.certify()
+                if on_check is not None:
+                    on_check(certificate)
+                if spent or (certificate.gap <= tolerance and certificate.violation <= violation):
+                    return certificate
+            report = self.step()
+            if on_pass is not None:
+                on_pass(report)
+
+    @torch.no_grad()
+    def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
+        """The dual of a consistent point near the iterate, from which BCFW and its certificates go on.
+
+        The head gets the weights of that dual; this optimizer is done with.
+
+        Args:
+            batches: Every training example once, the same as were given at first.
+            storage: A storage that can be written to in parts, ``MeanParts()``, which None is; its blocks have the size of
+                the potentials.
+
+        Raises:
+            ValueError: The batches or the storage do not fit.
+            MemoryError: The blocks would not fit.
+        """
+        from torchssvm.dual import MeanParts
+
+        storage = storage if storage is not None else MeanParts()
+        if not isinstance(storage, MeanParts):
+            raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
+        self._check_weights()
+        dual = DualState.for_head(self.head, self.num_examples, self.lam, storage=storage)
+        rounded = self.problem.rounded()
+        factor = shrinking(rounded.loss, self.lam * rounded.squared)
+        weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+        seen = torch.zeros(self.num_examples, dtype=torch.bool)
+        for index, potentials, psi, losses in self.problem.blocks(batches):
+            storage.gather(index, potentials)  # which looks at the memory before there are blocks
+            storage.add(index, potentials, {name: factor * part for name, part in psi.items()})
+            dual.loss[index], seen[index] = factor * losses, True
+            parts = storage.contribution(storage.gather(index, potentials), potentials)
+            for total, part in zip(weights, parts, strict=True):
+                total += part
+        if not bool(seen.all()):
+            raise ValueError(f"batches left out {int((~seen).sum())} of {self.num_examples} examples")
+        dual.steps = dual.moved = 1  # it is not new: its weights count
+        dual.set_weights(weights)
+        dual.check_targets(self.problem.targets)
+        self._remember()
+        return dual
+
+    def state_dict(self) -> dict[str, Any]:
+        """Duals, multipliers, weights, penalty and the order of the visits, as tensors and numbers."""
+        return {
+            **super().state_dict(),
+            "gdmm": {
+                **{name: getattr(self, name) for name in _NUMBERS},
+                "lam": self.lam,
+                "num_examples": self.num_examples,
+                "visits": torch.from_numpy(self._visits.copy()),
+                "generator": self._generator.get_state(),
+                "problem": self.problem.state_dict(),
+            },
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on to the same bits; nothing changes if the state does not fit.
+
+        Raises:
+            ValueError: The state is not one of GDMM, is of another problem, or is damaged.
+        """
+        state = dict(state_dict)
+        for name in ("gdmm", "state", "param_groups"):
+            if name not in state:
+                raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a GDMM optimizer")
+        own = state.pop("gdmm")
+        numbers = {name: require(own, name, kind, "gdmm") for name, kind in _NUMBERS.items()}
+        for name, kind in (("lam", float), ("num_examples", int)):
+            if require(own, name, kind, "gdmm") != getattr(self, name):
+                raise ValueError(f"the checkpoint is of {name}={own[name]}, and this GDMM of {getattr(self, name)}")
+        visits, generator = (require(own, name, Tensor, "gdmm") for name in ("visits", "generator"))
+        if visits.shape != (4,) or visits.dtype != torch.float64:
+            raise ValueError("the checkpoint is damaged: gdmm['visits'] should hold 4 numbers")
+        order = torch.Generator()
+        try:
+            order.set_state(generator)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"the checkpoint is damaged: gdmm['generator'] is no random state ({error})") from error
+        prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
+        super().load_state_dict(state)
+        self.problem.restore(prepared)
+        self._generator, self._visits = order, visits.numpy().copy()
+        for name, value in numbers.items():
+            setattr(self, name, value)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Write the weights to the head."""
+        with torch.no_grad():
+            for parameter, weights in zip(self.head.parameters(), self.problem.held(), strict=True):
+                parameter.copy_(weights)
+        self._remember()
+
+    def _remember(self) -> None:
+        self._versions = [p._version for p in self.head.parameters()]
+
+    def _check_weights(self) -> None:
+        if [p._version for p in self.head.parameters()] != self._versions:
+            raise RuntimeError(
+                "the head's weights were changed by others: they are a function of the duals. Nothing has changed here; "
+                "make a new GDMM to start again, or load a state_dict"
+            )
+
+
+_NUMBERS: dict[str, type] = {
+    "rho": float,
+    "sweeps": int,
+    "oracle_calls": int,
+    "violation": float,
+    "worst_violation": float,
+    "best_dual": float,
+}
+
+
+def make_problem(
+    head: nn.Module, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
+) -> Problem:
+    """The kind of factor graph that the head is for.
+
+    Raises:
+        TypeError: It is for none.
+    """
+    from torchssvm.factorwise.chains import ChainProblem
+
+    states = getattr(getattr(head, "structure", None), "num_states", 0)
+    ordered = states**2 > _SMALL if oracle is None else isinstance(oracle, SortedOracle)
+    return ChainProblem(head, dual, batches, ordered=ordered)
+
+
+def shrinking(loss: float, squared: float) -> float:
+    """The best mixture of a dual point with that of zero weights: ``argmax_{g in [0, 1]} g loss - g^2 squared / 2``."""
+    return 1.0 if loss >= squared else max(loss / squared, 0.0)

@@ -1,0 +1,107 @@
+"""What GDMM asks of a kind of factor graph."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from torchssvm.batch import Batch
+from torchssvm.dual import DualState
+from torchssvm.potentials import Parts
+
+
+class Rounded(NamedTuple):
+    """A consistent dual point mu near the iterate.
+
+    Attributes:
+        loss: ``(1/n) sum <delta, mu>``.
+        squared: ``|w(mu)|^2``.
+    """
+
+    loss: float
+    squared: float
+
+
+class Problem(ABC):
+    """Duals of all factors, the weights that follow from them, and the training data.
+
+    Attributes:
+        dual: The training problem: n, lam, structure, parameters.
+        targets: ``[n]`` int64, digests of the targets.
+        mean_cost: Mean cost of a wrong label.
+        num_sides: How many pairs of a variable and a factor there are.
+    """
+
+    dual: DualState
+    targets: Tensor
+    mean_cost: float
+    num_sides: int
+
+    @abstractmethod
+    def visit(self, order: np.ndarray, rule: Any, rho: float) -> np.ndarray:
+        """Visit the examples ``order``, one after another.
+
+        Returns:
+            ``[4]``: squared moves of the variables, entries the factorwise oracle looked at, its calls, and the decrease
+            of the augmented Lagrangian that the models promised.
+        """
+
+    @abstractmethod
+    def update_multipliers(self, step: float) -> np.ndarray:
+        """``multiplier += step (M pi_f - pi_j)``, everywhere.
+
+        Returns:
+            ``[3]``: sum of squared excesses, sum and largest of the total variations ``1/2 |M pi_f - pi_j|_1``.
+        """
+
+    @abstractmethod
+    def active(self) -> dict[str, float]:
+        """Sizes of active sets, by name."""
+
+    @abstractmethod
+    def held(self) -> list[Tensor]:
+        """w(pi), one tensor for each parameter."""
+
+    @abstractmethod
+    def refresh(self) -> float:
+        """Sum the weights anew from the duals; how far they had drifted."""
+
+    @abstractmethod
+    def rounded(self) -> Rounded:
+        """A consistent dual point."""
+
+    @abstractmethod
+    def hinges(self, parameters: list[Tensor]) -> tuple[np.ndarray, bool]:
+        """Structured hinges at these weights, or upper bounds of them, ``[n]``; and whether they are exact."""
+
+    @abstractmethod
+    def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
+        """Index, potentials, ``psi = p(y) - mu`` and ``l_i`` of every batch, for a :class:`DualState`."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and numbers."""
+
+    @abstractmethod
+    def prepare(self, state: dict[str, Any]) -> Any:
+        """What :meth:`restore` takes; raises ValueError, and changes nothing, if the state does not fit."""
+
+    @abstractmethod
+    def restore(self, prepared: Any) -> None:
+        """Take it over."""
+
+
+def check_arrays(state: dict[str, Any], like: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless the state has tensors of these shapes and kinds."""
+    for name, array in like.items():
+        found = state.get(name)
+        if not isinstance(found, Tensor) or found.shape != array.shape or found.numpy().dtype != array.dtype:
+            shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(
+                f"the checkpoint is damaged or of another problem: {name!r} should be {array.dtype} "
+                f"{list(array.shape)}, it is {shown}"
+            )

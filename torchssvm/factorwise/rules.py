@@ -1,0 +1,145 @@
+"""How a block moves, and how hard factors are tied together: small objects for :class:`torchssvm.GDMM`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+class BlockRule:
+    """What a visit of an example does with its blocks; one of the three below."""
+
+    away = False
+    """Whether blocks move along single directions."""
+    greedy = False
+    """Whether a visit moves the steepest block again and again, in place of every block once."""
+
+
+@dataclass(frozen=True)
+class FullyCorrective(BlockRule):
+    """Every block goes to the minimum of a quadratic model over its active set, by one projection on the simplex.
+
+    Block-coordinate Frank-Wolfe of [Y16] Algorithm 4: the factorwise oracle adds a configuration to the active set,
+    then equation (25) is solved.
+    """
+
+
+@dataclass(frozen=True)
+class AwayStep(BlockRule):
+    """Every block takes a Frank-Wolfe step or an away step, whichever is steeper, with exact line search.
+
+    Away-step Frank-Wolfe of [Y16] Algorithm 2, block after block.
+    """
+
+    away = True
+
+
+@dataclass(frozen=True)
+class BlockGreedy(BlockRule):
+    """A visit moves the block that promises most, as often as the example has blocks.
+
+    Block-greedy coordinate descent of [Y16] Algorithm 3, with the blocks minimised as in :class:`FullyCorrective`. The
+    decrease of every block is found anew for each move: fewer, better moves, each for the price of a whole visit.
+    """
+
+    greedy = True
+
+
+@dataclass
+class Residuals:
+    """How far factors and variables are apart after a pass, and how far the variables moved in it.
+
+    Attributes:
+        apart: ``sqrt(sum_{j,f} |M pi_f - pi_j|^2)``.
+        moved: ``sqrt(sum_j |change of pi_j|^2)``.
+        passes: Passes made so far.
+    """
+
+    apart: float
+    moved: float
+    passes: int
+
+
+class Penalty:
+    """rho and eta of the augmented Lagrangian, both times n, so that they are in the units of losses and scores.
+
+    Args:
+        rho: Penalty on inconsistency; positive. None is twice the mean cost of a wrong label.
+        step: eta / rho, the step of the multipliers in units of the penalty; in (0, 2).
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(self, rho: float | None = None, *, step: float = 1.0) -> None:
+        if rho is not None and not (rho > 0.0 and math.isfinite(rho)):
+            raise ValueError(f"rho={rho} must be positive and finite")
+        if not 0.0 < step < 2.0:
+            raise ValueError(f"step={step} must be more than 0 and less than 2: the multipliers' ascent diverges beyond")
+        self.rho = rho
+        self.step = step
+
+    def first(self, mean_cost: float) -> float:
+        """rho of the first pass."""
+        if self.rho is not None:
+            return self.rho
+        return 2.0 * mean_cost if mean_cost > 0.0 else 1.0
+
+    def next(self, rho: float, residuals: Residuals) -> float:
+        """rho after a pass; here, as it was."""
+        return rho
+
+
+class ResidualBalancing(Penalty):
+    """Raise rho where factors stay apart while the variables rest, lower it in the other case ([Boyd et al. 2011] 3.4.1).
+
+    Args:
+        rho: Of the first pass; None is twice the mean cost of a wrong label.
+        step: eta / rho.
+        low: The least ``apart`` in terms of the variables' move before rho is divided; positive.
+        high: The most before rho is multiplied; more than ``low``.
+        factor: What rho is multiplied or divided by; more than 1.
+        passes: The penalty stays as it is after so many passes, so that the method of multipliers can converge.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        rho: float | None = None,
+        *,
+        step: float = 1.0,
+        low: float = 0.75,
+        high: float = 4.0,
+        factor: float = 1.3,
+        passes: int = 100,
+    ) -> None:
+        super().__init__(rho, step=step)
+        if not 0.0 < low < high < math.inf:
+            raise ValueError(f"low={low} and high={high} must be positive and finite, and low the smaller one")
+        if not (factor > 1.0 and math.isfinite(factor)):
+            raise ValueError(f"factor={factor} must be more than 1 and finite")
+        if passes < 0:
+            raise ValueError(f"passes={passes} must be at least 0")
+        self.low, self.high, self.factor, self.passes = low, high, factor, passes
+
+    def next(self, rho: float, residuals: Residuals) -> float:
+        """Larger, smaller, or as it was."""
+        if residuals.passes > self.passes:
+            return rho
+        if residuals.apart > self.high * residuals.moved:
+            return rho * self.factor
+        if residuals.apart < self.low * residuals.moved:
+            return rho / self.factor
+        return rho
+
+
+@dataclass(frozen=True)
+class SortedOracle:
+    """Factorwise oracle by walks over weights kept in order: a few entries of |Y_f| are looked at ([Y16] appendix C)."""
+
+
+@dataclass(frozen=True)
+class BruteForce:
+    """Factorwise oracle by looking at every configuration: quicker where there are few."""
