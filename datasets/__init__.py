@@ -17,6 +17,7 @@ from .features import PrecomputedFeatures
 from .graph_cache import GraphCache, StaleCache
 from .horses import HorseSegmentation
 from .lspet import LSPET
+from .multilabel import Multilabel
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 from .pixel_segmentation import PixelSegmentation, SegmentationPixels
@@ -53,6 +54,7 @@ __all__ = [
     "GraphCache",
     "GraphSettings",
     "HorseSegmentation",
+    "Multilabel",
     "PaddedDataset",
     "PixelSegmentation",
     "PrecomputedFeatures",
