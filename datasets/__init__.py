@@ -16,6 +16,7 @@ from .conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_
 from .features import PrecomputedFeatures
 from .graph_cache import GraphCache, StaleCache
 from .horses import HorseSegmentation
+from .large_chains import ChainTruth, LargeChains
 from .lspet import LSPET
 from .multilabel import Multilabel
 from .ocr import OCR
@@ -23,6 +24,8 @@ from .padded import Example, PaddedDataset
 from .pixel_segmentation import PixelSegmentation, SegmentationPixels
 from .region_features import GraphSettings
 from .region_pooling import pool_regions
+from .sparse_chains import SparseChains
+from .sparse_rows import SparseRows
 from .superpixel_graphs import SegmentationScores, SuperpixelGraphs
 from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 
@@ -45,6 +48,7 @@ __all__ = [
     "OCR",
     "AlignmentErrors",
     "Attachment",
+    "ChainTruth",
     "Chunk",
     "ChunkScores",
     "ChunkingDataset",
@@ -54,6 +58,7 @@ __all__ = [
     "GraphCache",
     "GraphSettings",
     "HorseSegmentation",
+    "LargeChains",
     "Multilabel",
     "PaddedDataset",
     "PixelSegmentation",
@@ -62,6 +67,8 @@ __all__ = [
     "SegmentationScores",
     "Sentence",
     "SentencePair",
+    "SparseChains",
+    "SparseRows",
     "StaleCache",
     "SuperpixelGraphs",
     "TaggedSentences",

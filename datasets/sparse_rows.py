@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 
@@ -27,7 +28,7 @@ class SparseRows:
     num_columns: int
 
     @classmethod
-    def of(cls, counts: Sequence[int], indices: Sequence[int], values: Sequence[float], num_columns: int) -> SparseRows:
+    def of(cls, counts: ArrayLike, indices: ArrayLike, values: ArrayLike, num_columns: int) -> SparseRows:
         """Rows from the number of entries of each, and all entries, sorted here by column."""
         sizes = np.array(counts, np.int64)
         columns, numbers = np.array(indices, np.int32), np.array(values, np.float32)
