@@ -28,6 +28,7 @@ from .sparse_chains import SparseChains
 from .sparse_rows import SparseRows
 from .superpixel_graphs import SegmentationScores, SuperpixelGraphs
 from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
+from .word_chains import WordChains
 
 if TYPE_CHECKING:
     from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
@@ -74,6 +75,7 @@ __all__ = [
     "TaggedSentences",
     "Vocabulary",
     "WordAlignment",
+    "WordChains",
     "alignment_errors",
     "arc_columns",
     "attachment",
