@@ -1,7 +1,7 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
-``OCRData``, ``CoNLL2000Data``, ``HorseData`` and ``WordAlignmentData``, LightningDataModules, are here too; they are
-imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
+``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``WordAlignmentData`` and ``MultilabelData``, LightningDataModules, are
+here too; they are imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
 """
 
 from importlib import import_module
@@ -19,6 +19,7 @@ from .horses import HorseSegmentation
 from .large_chains import ChainTruth, LargeChains
 from .lspet import LSPET
 from .multilabel import Multilabel
+from .multilabel_scores import MultilabelScores, multilabel_scores
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 from .pixel_segmentation import PixelSegmentation, SegmentationPixels
@@ -33,6 +34,7 @@ from .word_chains import WordChains
 if TYPE_CHECKING:
     from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
     from .horses_lightning import HorseData as HorseData
+    from .multilabel_lightning import MultilabelData as MultilabelData
     from .ocr_lightning import OCRData as OCRData
     from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 _DATA_MODULES = {
     "CoNLL2000Data": "conll2000_lightning",
     "HorseData": "horses_lightning",
+    "MultilabelData": "multilabel_lightning",
     "OCRData": "ocr_lightning",
     "WordAlignmentData": "word_alignment_lightning",
 }
@@ -61,6 +64,7 @@ __all__ = [
     "HorseSegmentation",
     "LargeChains",
     "Multilabel",
+    "MultilabelScores",
     "PaddedDataset",
     "PixelSegmentation",
     "PrecomputedFeatures",
@@ -81,6 +85,7 @@ __all__ = [
     "attachment",
     "chunk_scores",
     "chunks",
+    "multilabel_scores",
     "pool_regions",
     "read_columns",
     "read_conllu",
