@@ -145,7 +145,7 @@ class _Reading:
 
     def _sparse(self, text: str, where: str) -> Iterator[tuple[int, float]]:
         body, brace, rest = text[1:].rpartition("}")
-        if not brace or rest.strip():
+        if not brace or rest.strip() or "}" in body:
             raise ValueError(
                 f"{where}: a sparse row must end with its }}, got {text[-30:]!r}"
                 + ("; weights of examples are not read, remove them" if "}" in body else "")

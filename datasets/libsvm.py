@@ -101,9 +101,8 @@ class _Lists:
             if place in seen:
                 raise ValueError(f"{where}: {self.what} {digits} comes twice; leave one out")
             seen.add(place)
-            if value:
-                self.indices.append(place)
-                self.values.append(value)
+            self.indices.append(place)
+            self.values.append(value)
         self.counts.append(len(self.indices) - before)
 
 

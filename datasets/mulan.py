@@ -76,7 +76,6 @@ def read_labels(path: str | os.PathLike[str]) -> list[Label]:
         OSError: It cannot be opened.
         ValueError: It is no such file; the message begins with its name and the line.
     """
-    found: list[Label] = []
     lines: dict[str, int] = {}
     depth = 0
     parser = expat.ParserCreate(namespace_separator=" ")
@@ -93,9 +92,9 @@ def read_labels(path: str | os.PathLike[str]) -> list[Label]:
         name = attributes.get("name", "")
         if not name:
             raise ValueError(f"{where}: a label has no name; write <label name=...>")
-        if (before := lines.setdefault(name, parser.CurrentLineNumber)) and any(name == label.name for label in found):
-            raise ValueError(f"{where}: label {name!r} is named on line {before} already; remove one")
-        found.append(Label(name, parser.CurrentLineNumber))
+        if name in lines:
+            raise ValueError(f"{where}: label {name!r} is named on line {lines[name]} already; remove one")
+        lines[name] = parser.CurrentLineNumber
 
     def end(tag: str) -> None:
         nonlocal depth
@@ -107,9 +106,9 @@ def read_labels(path: str | os.PathLike[str]) -> list[Label]:
     except expat.ExpatError as error:
         reason = expat.ErrorString(error.code)
         raise ValueError(f"{path}, line {error.lineno}: not well-formed XML ({reason}); fetch it again") from error
-    if not found:
+    if not lines:
         raise ValueError(f"{path} names no label: write <labels><label name=...></label></labels>")
-    return found
+    return [Label(name, line) for name, line in lines.items()]
 
 
 def _check_labels(table: Arff, labels: list[int]) -> None:

@@ -29,12 +29,14 @@ class SparseRows:
 
     @classmethod
     def of(cls, counts: ArrayLike, indices: ArrayLike, values: ArrayLike, num_columns: int) -> SparseRows:
-        """Rows from the number of entries of each, and all entries, sorted here by column."""
+        """Rows from the number of entries of each, and all entries: sorted here by column, and without zeros."""
         sizes = np.array(counts, np.int64)
         columns, numbers = np.array(indices, np.int32), np.array(values, np.float32)
-        order = np.lexsort((columns, np.repeat(np.arange(len(sizes)), sizes)))
+        row = np.repeat(np.arange(len(sizes)), sizes)
+        order = np.lexsort((columns, row))
+        order = order[numbers[order] != 0]  # some are too small for float32
         return cls(
-            torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)])),
+            torch.from_numpy(np.searchsorted(row[order], np.arange(len(sizes) + 1))),
             torch.from_numpy(columns[order]),
             torch.from_numpy(numbers[order]),
             num_columns,
