@@ -1,7 +1,7 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
-``OCRData``, ``CoNLL2000Data``, ``HorseData`` and ``WordAlignmentData``, LightningDataModules, are here too; they are
-imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
+``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``WordAlignmentData`` and ``MultilabelData``, LightningDataModules, are
+here too; they are imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
 """
 
 from importlib import import_module
@@ -16,18 +16,25 @@ from .conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_
 from .features import PrecomputedFeatures
 from .graph_cache import GraphCache, StaleCache
 from .horses import HorseSegmentation
+from .large_chains import ChainTruth, LargeChains
 from .lspet import LSPET
+from .multilabel import Multilabel
+from .multilabel_scores import MultilabelScores, multilabel_scores
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 from .pixel_segmentation import PixelSegmentation, SegmentationPixels
 from .region_features import GraphSettings
 from .region_pooling import pool_regions
+from .sparse_chains import SparseChains
+from .sparse_rows import SparseRows
 from .superpixel_graphs import SegmentationScores, SuperpixelGraphs
 from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
+from .word_chains import WordChains
 
 if TYPE_CHECKING:
     from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
     from .horses_lightning import HorseData as HorseData
+    from .multilabel_lightning import MultilabelData as MultilabelData
     from .ocr_lightning import OCRData as OCRData
     from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
 
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
 _DATA_MODULES = {
     "CoNLL2000Data": "conll2000_lightning",
     "HorseData": "horses_lightning",
+    "MultilabelData": "multilabel_lightning",
     "OCRData": "ocr_lightning",
     "WordAlignmentData": "word_alignment_lightning",
 }
@@ -44,6 +52,7 @@ __all__ = [
     "OCR",
     "AlignmentErrors",
     "Attachment",
+    "ChainTruth",
     "Chunk",
     "ChunkScores",
     "ChunkingDataset",
@@ -53,6 +62,9 @@ __all__ = [
     "GraphCache",
     "GraphSettings",
     "HorseSegmentation",
+    "LargeChains",
+    "Multilabel",
+    "MultilabelScores",
     "PaddedDataset",
     "PixelSegmentation",
     "PrecomputedFeatures",
@@ -60,16 +72,20 @@ __all__ = [
     "SegmentationScores",
     "Sentence",
     "SentencePair",
+    "SparseChains",
+    "SparseRows",
     "StaleCache",
     "SuperpixelGraphs",
     "TaggedSentences",
     "Vocabulary",
     "WordAlignment",
+    "WordChains",
     "alignment_errors",
     "arc_columns",
     "attachment",
     "chunk_scores",
     "chunks",
+    "multilabel_scores",
     "pool_regions",
     "read_columns",
     "read_conllu",

@@ -129,6 +129,18 @@ def read_content(path: Path) -> bytes:
         raise ValueError(f"{path} is damaged: it begins as a gzip file and cannot be unpacked ({error})") from error
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a UTF-8 file, unpacked where it is a gzip file, without a byte order mark.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is damaged, or not UTF-8; the message begins with its name.
+    """
+    content = read_content(Path(path))
+    _check_encoding(content, path)
+    return content.removeprefix(codecs.BOM_UTF8).decode()
+
+
 def _check_encoding(content: bytes, path: str | os.PathLike[str]) -> None:
     try:
         content.decode("utf-8")

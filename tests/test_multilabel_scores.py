@@ -1,0 +1,91 @@
+"""Scores of label sets: known values, plain counting, and scikit-learn's."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchssvm.datasets import MultilabelScores, multilabel_scores
+
+LABELS = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(0, 10_000))
+
+
+def draw(sizes) -> tuple[np.ndarray, np.ndarray]:
+    n, k, seed = sizes
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 2, (n, k)), rng.integers(0, 2, (n, k)) * (rng.random(k) < 0.7)
+
+
+def test_known_values():
+    true = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1]])
+    found = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 1]])
+    scores = multilabel_scores(true, found)
+    assert scores.correct.tolist() == [2, 0, 1]
+    assert scores.hamming_loss == 2 / 12
+    assert scores.accuracy == 1 - 2 / 12
+    assert scores.label_accuracy.tolist() == [1.0, 0.75, 0.75]
+    assert scores.exact_match == 0.5
+    assert (scores.precision, scores.recall) == (1.0, 3 / 5)
+    assert scores.micro_f1 == 2 * 3 / (3 + 5)
+    assert scores.label_f1.tolist() == [1.0, 0.0, 2 / 3]
+    assert scores.macro_f1 == pytest.approx(5 / 9)
+    assert str(scores) == "accuracy 0.8333  Hamming loss 0.1667  exact 0.5000  micro F1 0.7500  macro F1 0.5556"
+
+
+@settings(max_examples=50, deadline=None)
+@given(LABELS)
+def test_plain_counting(sizes):
+    true, found = draw(sizes)
+    n, k = true.shape
+    scores = multilabel_scores(torch.tensor(true), torch.tensor(found, dtype=torch.float32))
+    pairs = [(int(true[i, j]), int(found[i, j])) for i in range(n) for j in range(k)]
+    assert scores.hamming_loss == pytest.approx(sum(a != b for a, b in pairs) / (n * k))
+    assert scores.exact_match == sum(all(true[i] == found[i]) for i in range(n)) / n
+    both, either = pairs.count((1, 1)), sum(a + b for a, b in pairs)
+    assert scores.micro_f1 == pytest.approx(2 * both / either if either else 0.0)
+    each = []
+    for j in range(k):
+        sums = true[:, j].sum() + found[:, j].sum()
+        each.append(2 * (true[:, j] * found[:, j]).sum() / sums if sums else 0.0)
+    assert scores.macro_f1 == pytest.approx(sum(each) / k)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LABELS)
+def test_scikit_learn_agrees(sizes):
+    metrics = pytest.importorskip("sklearn.metrics")
+    true, found = draw((sizes[0], sizes[1] + 1, sizes[2]))  # a single column is no set of labels to scikit-learn
+    scores = multilabel_scores(torch.tensor(true), torch.tensor(found).bool())
+    micro, macro = ({"average": average, "zero_division": 0} for average in ("micro", "macro"))
+    assert scores.hamming_loss == pytest.approx(metrics.hamming_loss(true, found))
+    assert scores.exact_match == pytest.approx(metrics.accuracy_score(true, found))
+    assert scores.micro_f1 == pytest.approx(metrics.f1_score(true, found, **micro))
+    assert scores.macro_f1 == pytest.approx(metrics.f1_score(true, found, **macro))
+    assert scores.precision == pytest.approx(metrics.precision_score(true, found, **micro))
+    assert scores.recall == pytest.approx(metrics.recall_score(true, found, **micro))
+
+
+@settings(max_examples=30, deadline=None)
+@given(LABELS)
+def test_batches_add_up(sizes):
+    true, found = (torch.tensor(labels) for labels in draw((sizes[0] + 1, *sizes[1:])))
+    parts = multilabel_scores(true[:1], found[:1]) + multilabel_scores(true[1:], found[1:])
+    assert isinstance(parts, MultilabelScores)
+    assert str(parts) == str(multilabel_scores(true, found))
+    assert parts.examples == len(true)
+
+
+def test_arguments_are_checked():
+    y = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"\[n, K\] both, .* got \[2, 3\] and \[2, 2\]"):
+        multilabel_scores(y, y[:, :2])
+    with pytest.raises(ValueError, match=r"at least one example and label, got \[0, 3\]"):
+        multilabel_scores(y[:0], y[:0])
+    with pytest.raises(ValueError, match=r"got \[3\] and \[3\]"):
+        multilabel_scores(y[0], y[0])
+    for wrong in (0.5, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="predicted must hold 0 and 1; threshold scores first"):
+            multilabel_scores(y, torch.full((2, 3), wrong))
+    with pytest.raises(ValueError, match="scores of 3 and of 2 labels cannot be added"):
+        multilabel_scores(y, y) + multilabel_scores(y[:, :2], y[:, :2])
