@@ -5,12 +5,12 @@ from __future__ import annotations
 from torchssvm.oracles.jit import kernel
 from torchssvm.oracles.multilabel_message_loops import TINY, decode_beliefs, dual_value, restrict, sweep
 
-_SWEEPS = 6  # of each subproblem, which begins with the messages that the one before it left
+_SWEEPS = 2  # of each subproblem, which begins with the messages that the one before it left
 
 
 @kernel
-def branch(memory, best, bound, nodes):
-    """Close the gap between ``best`` and ``bound`` in up to ``nodes`` subproblems; returns both.
+def branch(memory, best, bound, effort):
+    """Close the gap between ``best`` and ``bound`` until ``effort`` updates of pairs are spent; returns both.
 
     Any messages give a bound for any subproblem, so nothing but the fixed labels is undone on the way back.
     """
@@ -19,8 +19,9 @@ def branch(memory, best, bound, nodes):
     for a in range(memory.sizes[0]):
         fixed[a] = -1
     depth, length = 0, 0
-    for _ in range(nodes):
-        above, best, length = _examine(memory, best, length)
+    while effort > 0:
+        above, best, length, spent = _examine(memory, best, length)
+        effort -= spent
         if above - best > tiny:
             a = _choose(memory)
             mark[depth], memory.tried[depth], memory.above[depth] = length, 0, above
@@ -51,18 +52,20 @@ def branch(memory, best, bound, nodes):
 @kernel
 def _examine(memory, best, length):
     """Bound the labels that agree with what is fixed, and fix those whose other side cannot be better than ``best``."""
-    tiny = TINY * memory.scale[0]
+    tiny, spent = TINY * memory.scale[0], 0
     while True:
         active, base = restrict(memory)
         above = dual_value(memory, active, base)
+        spent += memory.sizes[0] + memory.sizes[1]
         for _ in range(_SWEEPS):
             if above - best <= tiny:
-                return above, best, length
+                return above, best, length, spent
             sweep(memory, active)
+            spent += active
             above = dual_value(memory, active, base)
         best = decode_beliefs(memory, best)
         if above - best <= tiny:
-            return above, best, length
+            return above, best, length, spent
         before = length
         for a in range(memory.sizes[0]):
             if memory.fixed[a] < 0 and above - abs(memory.belief[a]) - best <= tiny:
@@ -70,7 +73,7 @@ def _examine(memory, best, length):
                 memory.trail[length] = a
                 length += 1
         if length == before:
-            return above, best, length
+            return above, best, length, spent
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""The loops of :func:`torchssvm.oracles.best_label_sets`, compiled by Numba; import it only where Numba is installed."""
+"""The loops of the best label sets, compiled by Numba; import it only where Numba is installed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torchssvm.oracles.multilabel_message_loops import TINY, pass_messages, redu
 
 @kernel
 def row_sums(weights, positive, negative):
-    """Sums of the positive and of the negative entries of every row of ``weights`` ``[K, K]``, as :func:`decode_row`
-    takes them."""
+    """Sums of the positive and of the negative entries of every row of ``weights`` ``[K, K]``, for :func:`screen`."""
     for k in range(len(weights)):
         above, below = 0.0, 0.0
         for w in weights[k]:
@@ -22,7 +21,7 @@ def row_sums(weights, positive, negative):
 
 
 @kernel
-def decode_rows(unary, weights, positive, negative, begin, end, sweeps, nodes, memory, labels, value, bound):
+def decode_rows(unary, weights, positive, negative, begin, end, sweeps, effort, memory, labels, value, bound):
     """Decode the examples ``begin`` to ``end - 1``.
 
     Args:
@@ -33,7 +32,7 @@ def decode_rows(unary, weights, positive, negative, begin, end, sweeps, nodes, m
         begin: First of the examples.
         end: One more than the last.
         sweeps: How often all messages of an example are sent, at most; at least 1.
-        nodes: How many subproblems are examined where messages leave a gap; 0 for none.
+        effort: How many updates of pairs of labels branching may take, where messages leave a gap; 0 for none.
         memory: A ``workspace(K)``.
         labels: ``[B, K]`` int64, to be filled with 0 and 1.
         value: ``[B]`` float64, to be filled: the score of the labels.
@@ -42,12 +41,12 @@ def decode_rows(unary, weights, positive, negative, begin, end, sweeps, nodes, m
     """
     for row in range(begin, end):
         value[row], bound[row] = decode_row(
-            unary[row], weights, positive, negative, sweeps, nodes, memory, labels[row]
+            unary[row], weights, positive, negative, sweeps, effort, memory, labels[row]
         )
 
 
 @kernel
-def decode_row(unary, weights, positive, negative, sweeps, nodes, memory, labels):
+def decode_row(unary, weights, positive, negative, sweeps, effort, memory, labels):
     """One example, as :func:`decode_rows`: fills ``labels`` ``[K]`` and returns the value and the bound."""
     count = screen(unary, weights, positive, negative, memory, labels)
     if count == 0:
@@ -56,8 +55,8 @@ def decode_row(unary, weights, positive, negative, sweeps, nodes, memory, labels
     reduce(unary, weights, labels, memory)
     if np.isfinite(memory.scale[0]):
         best, bound = pass_messages(memory, sweeps)
-        if nodes > 0 and bound - best > TINY * memory.scale[0]:
-            best, bound = branch(memory, best, bound, nodes)
+        if effort > 0 and bound - best > TINY * memory.scale[0]:
+            best, bound = branch(memory, best, bound, effort)
         gap = bound - best
     else:
         gap = np.nan
