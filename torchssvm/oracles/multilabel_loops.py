@@ -33,7 +33,7 @@ def decode_rows(unary, weights, positive, negative, begin, end, sweeps, effort, 
         end: One more than the last.
         sweeps: How often all messages of an example are sent, at most; at least 1.
         effort: How many updates of pairs of labels branching may take, where messages leave a gap; 0 for none.
-        memory: A ``workspace(K)``.
+        memory: A ``workspace(K)``, which no other thread uses.
         labels: ``[B, K]`` int64, to be filled with 0 and 1.
         value: ``[B]`` float64, to be filled: the score of the labels.
         bound: ``[B]`` float64, to be filled: no labels score more, up to rounding. Equal to the value if these are the
@@ -42,6 +42,16 @@ def decode_rows(unary, weights, positive, negative, begin, end, sweeps, effort, 
     for row in range(begin, end):
         value[row], bound[row] = decode_row(
             unary[row], weights, positive, negative, sweeps, effort, memory, labels[row]
+        )
+
+
+@kernel
+def decode_each(unary, weights, positive, negative, begin, end, sweeps, effort, memory, labels, value, bound):
+    """As :func:`decode_rows`, with weights ``[B, K, K]``; ``positive`` and ``negative`` are room for K numbers."""
+    for row in range(begin, end):
+        row_sums(weights[row], positive, negative)
+        value[row], bound[row] = decode_row(
+            unary[row], weights[row], positive, negative, sweeps, effort, memory, labels[row]
         )
 
 
