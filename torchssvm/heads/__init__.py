@@ -5,9 +5,11 @@ from torchssvm.heads.linear_chain import LinearChain
 from torchssvm.heads.linear_edges import Edges, LinearEdges
 from torchssvm.heads.linear_graph import Graphs, LinearGraph
 from torchssvm.heads.linear_multiclass import LinearMulticlass
+from torchssvm.heads.linear_multilabel import LinearMultilabel
 from torchssvm.heads.linear_pose import LinearPose, PoseMaps
 from torchssvm.heads.linear_tree import LinearTree
 from torchssvm.heads.sparse_chain import SparseLinearChain
+from torchssvm.heads.sparse_multilabel import SparseLinearMultilabel
 
 __all__ = [
     "Edges",
@@ -17,8 +19,10 @@ __all__ = [
     "LinearEdges",
     "LinearGraph",
     "LinearMulticlass",
+    "LinearMultilabel",
     "LinearPose",
     "LinearTree",
     "PoseMaps",
     "SparseLinearChain",
+    "SparseLinearMultilabel",
 ]

@@ -75,7 +75,7 @@ class SparseLinearChain(LinearChain):
             if transformed():
                 emission = lists.emission(self.emission) + everywhere(longest, last, self.bias, self.first, self.last)
             else:
-                emission = _SparseEmission.apply(
+                emission = SparseEmission.apply(
                     lists.values, self.emission, self.bias, self.first, self.last, lists, last, self.sparse_gradient
                 )
         return self._potentials(
@@ -173,7 +173,7 @@ def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
     return TokenLists(flat, chosen, token, ends - counts, (columns.shape[0], columns.shape[1]))
 
 
-class _SparseEmission(torch.autograd.Function):
+class SparseEmission(torch.autograd.Function):
     """``x W + bias + [t first] first + [t last] last`` for lists of features; the gradient of W is sparse."""
 
     @staticmethod
@@ -188,6 +188,7 @@ class _SparseEmission(torch.autograd.Function):
         last: Tensor,
         sparse: bool,
     ) -> Tensor:
+        """``[B, N, K]``; ``values`` stands outside of ``lists`` for its gradient, ``last`` ``[B]`` is the last token."""
         ctx.lists, ctx.sparse, ctx.rows = lists._replace(values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values, last, weight if needs[0] else None)
@@ -198,6 +199,7 @@ class _SparseEmission(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
+        """Gradients of values, weights and biases, where they are needed."""
         (v,) = upstream
         values, last, weight = ctx.saved_tensors
         lists, (values_need, weight_needs, *needs) = ctx.lists, ctx.needs_input_grad

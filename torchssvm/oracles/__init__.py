@@ -8,6 +8,7 @@ from torchssvm.oracles.graph_cut import min_cut, roof_dual
 from torchssvm.oracles.max_arborescence import max_arborescence
 from torchssvm.oracles.max_sum_grid import max_sum_grid
 from torchssvm.oracles.max_sum_tree import max_sum_tree
+from torchssvm.oracles.multilabel import best_label_sets
 from torchssvm.oracles.sum_product import sum_product
 from torchssvm.oracles.threads import run_in_chunks
 from torchssvm.oracles.viterbi import viterbi
@@ -15,6 +16,7 @@ from torchssvm.oracles.viterbi_by_level import ByLevel, viterbi_by_level
 
 __all__ = [
     "ByLevel",
+    "best_label_sets",
     "best_matching",
     "chain_parts",
     "chain_scores",

@@ -6,6 +6,7 @@ from torchssvm.structures.chain import Chain, WeightedLabels
 from torchssvm.structures.graph_cut import GraphCut, GraphPotentials, MinCut, RoofDual, Segmentation
 from torchssvm.structures.matching import POSSIBLE, EdgePotentials, Matching
 from torchssvm.structures.multiclass import Multiclass
+from torchssvm.structures.multilabel import BranchAndBound, LabelSetOracle, MessagePassing, Multilabel
 from torchssvm.structures.pose import Pose
 from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
 from torchssvm.structures.slack_rescaling import SlackRescaling
@@ -16,6 +17,7 @@ from torchssvm.structures.tree import Tree
 __all__ = [
     "POSSIBLE",
     "Arborescence",
+    "BranchAndBound",
     "Chain",
     "Corner",
     "Decoding",
@@ -25,11 +27,14 @@ __all__ = [
     "EveryOutput",
     "GraphCut",
     "GraphPotentials",
+    "LabelSetOracle",
     "LossScaleSearch",
     "Marginals",
     "Matching",
+    "MessagePassing",
     "MinCut",
     "Multiclass",
+    "Multilabel",
     "NonProjective",
     "Pose",
     "Projective",

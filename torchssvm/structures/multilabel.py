@@ -1,0 +1,258 @@
+"""Multilabel classification: an output is a set of labels, scored one by one and in pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchssvm.oracles import best_label_sets
+from torchssvm.oracles.multilabel import shared, symmetric
+from torchssvm.potentials import Parts, Potentials
+from torchssvm.structures.base import Decoding, Examined, Structure, digest
+
+_MOST_LISTED = 12
+
+
+class LabelSetOracle(Protocol):
+    """How the label sets with the highest score are found."""
+
+    def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels ``[B, K]`` int64, scores and bounds ``[B]`` float64, from ``[B, K]`` and ``[P]`` or ``[B, P]``."""
+
+
+@dataclass(frozen=True)
+class MessagePassing:
+    """Messages alone: the bound is that of the linear program over the local polytope, when they have settled.
+
+    Exact where the weights of pairs are all at least 0, and often elsewhere; see
+    :func:`torchssvm.oracles.best_label_sets`.
+
+    Args:
+        sweeps: How often all messages of an example are sent, at most.
+
+    Raises:
+        ValueError: ``sweeps`` is less than 1.
+    """
+
+    sweeps: int = 100
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1:
+            raise ValueError(f"sweeps={self.sweeps} must be at least 1")
+
+    def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels, scores and bounds."""
+        return best_label_sets(unary, pairwise, sweeps=self.sweeps)
+
+
+@dataclass(frozen=True)
+class BranchAndBound:
+    """Messages, and branch and bound for what they leave open; exact unless an example takes more than ``effort``.
+
+    Args:
+        sweeps: How often all messages of an example are sent, at most, before branching.
+        effort: How many updates of pairs branching may take for an example; a million take about 10 milliseconds.
+
+    Raises:
+        ValueError: ``sweeps`` or ``effort`` is less than 1.
+    """
+
+    sweeps: int = 100
+    effort: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for name, number in (("sweeps", self.sweeps), ("effort", self.effort)):
+            if number < 1:
+                raise ValueError(f"{name}={number} must be at least 1")
+
+    def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels, scores and bounds."""
+        return best_label_sets(unary, pairwise, sweeps=self.sweeps, effort=self.effort)
+
+
+class Multilabel(Structure):
+    """Any of K labels may be on, and pairs that are on together score something, as [Yen et al. 2016] have it.
+
+    Potentials: ``unary`` ``[B, K]``, the score of a label that is on (off scores 0), and ``pairwise`` ``[B, P]``, the
+    score of two that are both on, P = K (K - 1) / 2, the pairs i < j in the order of ``torch.triu_indices(K, K, 1)``.
+    The heads share it among all examples, one vector that is expanded to B rows; decoding is much quicker then.
+    Labelings and targets: ``[B, K]`` int64, 1 where a label is on, else 0.
+
+    The loss is the Hamming loss, ``sum_k weight_k [y_k != target_k]``, divided by the sum of all weights if
+    ``normalize``: without weights, the share of wrong labels.
+
+    Args:
+        num_labels: K.
+        pairwise: Whether there are pairs; without them the only potentials are ``unary``.
+        normalize: Divide the loss by the sum of the weights.
+        weights: ``[K]``, non-negative and not all 0, what a wrong label costs; None is 1 for all.
+        decoder: ``BranchAndBound()``, which is what None means, or ``MessagePassing()``, whose bound is that of the
+            linear program. Both give a bound for the examples that they do not decode exactly.
+
+    Raises:
+        ValueError: ``num_labels`` is less than 1, or ``weights`` is not such a vector.
+    """
+
+    def __init__(
+        self,
+        num_labels: int,
+        *,
+        pairwise: bool = True,
+        normalize: bool = True,
+        weights: Tensor | None = None,
+        decoder: LabelSetOracle | None = None,
+    ) -> None:
+        if num_labels < 1:
+            raise ValueError(f"num_labels={num_labels} must be at least 1")
+        if weights is not None:
+            weights = weights.to(torch.float64)
+            good = torch.isfinite(weights) & (weights >= 0.0)
+            if weights.shape != (num_labels,) or not bool(good.all()) or not bool(weights.any()):
+                raise ValueError(
+                    f"weights must hold {num_labels} finite, non-negative numbers, one for each label, not all of them "
+                    f"0; got {weights.tolist()}"
+                )
+        self.num_labels = num_labels
+        self.pairwise = pairwise
+        self.normalize = normalize
+        self.weights = weights
+        self.decoder = BranchAndBound() if decoder is None else decoder
+        costs = torch.ones(num_labels, dtype=torch.float64) if weights is None else weights
+        self._costs = costs / costs.sum() if normalize else costs
+        self._pairs = torch.triu_indices(num_labels, num_labels, 1)
+
+    @property
+    def num_pairs(self) -> int:
+        """P, or 0 without pairs."""
+        return self._pairs.shape[1] if self.pairwise else 0
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """What the decoder finds."""
+        return self._decode(potentials, potentials["unary"].detach().to(torch.float64))
+
+    def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
+        """What the decoder finds with the loss added to ``unary``; the target, where an approximation is worse."""
+        delta, constant = self.loss_potentials(target)
+        unary = potentials["unary"].detach().to(torch.float64)
+        found = self._decode(potentials, unary + delta["unary"])
+        labels, value, bound, exact = found
+        assert value is not None
+        value = value + constant
+        if bound is not None:
+            bound = bound + constant
+            own = self._scores(potentials, target.unsqueeze(1)).squeeze(1)
+            worse = value < own
+            labels = torch.where(worse.unsqueeze(1), target, labels)
+            value = torch.maximum(value, own)
+        return Decoding(labels, value, bound, exact)
+
+    def parts(self, labeling: Tensor) -> dict[str, Tensor]:
+        """``y_k``, ``[B, K]``, and ``y_i y_j`` of the pairs, ``[B, P]``."""
+        return self._parts(labeling, torch.get_default_dtype())
+
+    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """``parts(labeling) - parts(target)``, in the dtype of the potentials."""
+        own, true = (self._parts(labels, potentials.dtype) for labels in (labeling, target))
+        return {name: part.sub_(true[name]) for name, part in own.items()}
+
+    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Examined:
+        """By the labels that are on, without parts."""
+        score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
+        # What is off was not read, and must be finite all the same.
+        for tensor in (
+            (potentials["unary"], shared(potentials["pairwise"])) if self.pairwise else (potentials["unary"],)
+        ):
+            score = score + 0.0 * tensor.detach().to(torch.float64).sum(-1)
+        return Examined(score, self.loss(labeling, target))
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """``u y + y W y / 2``, by matrix products in float64: ``[B, C]``."""
+        scores = self._scores(potentials, torch.cat([labelings, target.unsqueeze(1)], 1))
+        return scores[:, :-1] - scores[:, -1:]
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """``Y' m`` and ``Y' diag(m) Y``, where the target has minus all of the mass."""
+        labels = torch.cat([labelings, target.unsqueeze(1)], 1).to(potentials.dtype)
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(potentials.dtype).unsqueeze(1)
+        found = {"unary": (mass @ labels).squeeze(1)}
+        if self.pairwise:
+            i, j = self._pairs_on(labels)
+            found["pairwise"] = ((labels.mT * mass) @ labels)[:, i, j]
+        return found
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """Hamming loss, ``[B]`` float64."""
+        return ((labeling != target) * self._costs.to(target.device)).sum(1)
+
+    def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The cost of a label, against the target's; the constant is that of all labels of the target."""
+        costs = self._costs.to(target.device)
+        return {"unary": torch.where(target == 1, -costs, costs)}, (costs * target).sum(1)
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check shapes and numbers."""
+        batch = potentials.batch_size
+        shapes = {"unary": (batch, self.num_labels)}
+        if self.pairwise:
+            shapes["pairwise"] = (batch, self.num_pairs)
+        if {name: tuple(tensor.shape) for name, tensor in potentials.tensors.items()} != shapes:
+            raise ValueError(f"{self} takes potentials of shapes {shapes}, got {potentials}")
+        shape = shapes["unary"]
+        if not isinstance(target, Tensor) or target.shape != shape or target.dtype != torch.int64:
+            found = f"{target.dtype} {list(target.shape)}" if isinstance(target, Tensor) else type(target).__name__
+            raise ValueError(f"target must be int64 {list(shape)}, 1 where a label is on, else 0; got {found}")
+        wrong = (target != 0) & (target != 1)
+        if bool(wrong.any()):
+            row, label = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"target has {int(target[row, label])} at label {label} in row {row} of the batch: 1 is on, 0 is off"
+            )
+        return target
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
+        """All sets of up to 12 labels; None for more."""
+        if self.num_labels > _MOST_LISTED:
+            return None
+        numbers = itertools.product((0, 1), repeat=self.num_labels)
+        return (torch.tensor([y], device=potentials.device).expand(potentials.batch_size, -1) for y in numbers)
+
+    def _decode(self, potentials: Potentials, unary: Tensor) -> Decoding:
+        if not self.pairwise:
+            labels = (unary > 0.0).to(torch.int64)
+            return Decoding(labels, unary.clamp(min=0.0).sum(1))
+        labels, value, bound = self.decoder.solve(unary, shared(potentials["pairwise"].detach()))
+        exact = bool((bound <= value).all())
+        return Decoding(labels, value, None if exact else bound, exact)
+
+    def _scores(self, potentials: Potentials, labelings: Tensor) -> Tensor:
+        """The scores of labelings ``[B, C, K]``: ``[B, C]`` float64."""
+        labels = labelings.to(torch.float64)
+        scores = potentials["unary"].detach().to(torch.float64).unsqueeze(1)
+        if self.pairwise:
+            pairs = shared(potentials["pairwise"].detach()).to(torch.float64)
+            scores = scores + 0.5 * (labels @ symmetric(pairs, self.num_labels))
+        return (labels * scores).sum(2)
+
+    def _parts(self, labeling: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        labels = labeling.to(dtype)
+        if not self.pairwise:
+            return {"unary": labels.clone() if labels is labeling else labels}
+        i, j = self._pairs_on(labels)
+        return {"unary": labels, "pairwise": labels[:, i] * labels[:, j]}
+
+    def _pairs_on(self, labels: Tensor) -> Tensor:
+        if self._pairs.device != labels.device:
+            self._pairs = self._pairs.to(labels.device)
+        return self._pairs
+
+    def __repr__(self) -> str:
+        weights = None if self.weights is None else digest(self.weights)
+        return (
+            f"Multilabel({self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}, "
+            f"decoder={self.decoder})"
+        )
