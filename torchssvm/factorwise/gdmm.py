@@ -28,7 +28,9 @@ from torchssvm.factorwise.rules import (
     Residuals,
     SortedOracle,
 )
+from torchssvm.heads import LinearMultilabel
 from torchssvm.oracles.compiled import numba_available
+from torchssvm.structures import Multilabel
 
 _SMALL = 4096  # configurations of a factor, up to which they are all looked at unasked
 
@@ -376,7 +378,12 @@ def make_problem(
         TypeError: It is for none.
     """
     from torchssvm.factorwise.chains import ChainProblem
+    from torchssvm.factorwise.label_sets import LabelSetProblem
 
+    if isinstance(head, LinearMultilabel) and type(head.structure) is Multilabel and head.pairwise is not None:
+        if next(head.parameters()).device.type != "cpu":
+            raise TypeError(f"head is on {head.unary.device}; GDMM runs on the CPU")
+        return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
     states = getattr(getattr(head, "structure", None), "num_states", 0)
     ordered = states**2 > _SMALL if oracle is None else isinstance(oracle, SortedOracle)
     return ChainProblem(head, dual, batches, ordered=ordered)

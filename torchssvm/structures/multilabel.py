@@ -131,6 +131,11 @@ class Multilabel(Structure):
         """P, or 0 without pairs."""
         return self._pairs.shape[1] if self.pairwise else 0
 
+    @property
+    def costs(self) -> Tensor:
+        """What each wrong label costs, ``[K]`` float64."""
+        return self._costs
+
     def argmax(self, potentials: Potentials) -> Decoding:
         """What the decoder finds."""
         return self._decode(potentials, potentials["unary"].detach().to(torch.float64))

@@ -1,0 +1,386 @@
+"""One pass of GDMM over label sets ([Y16] Algorithm 4 and C-2), compiled by Numba. Import it only where Numba is there.
+
+A label k is a variable with the mass q_k of being on; its factors with the other labels score when both are on. Mass
+off follows from mass on, and so do excess and multiplier, so that only those of being on are kept. Gradients are those
+of the augmented Lagrangian times n, with the force ``F = rho e + multiplier`` of the excess ``e = M pi_f - q``.
+
+An example has K (K - 1) / 2 factors, and few matter: a factor whose target stays a possible mass of "both on" when
+its labels have q_i and q_j, ``max(0, q_i + q_j - 1) <= y_i y_j <= min(q_i, q_j)``, agrees with them without changing a
+weight. Only factors for which that fails, and those that the factorwise oracle finds, are made.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.factorwise.blocks import AWAY, away_direction, project
+from torchssvm.factorwise.chain_pass import add_row
+from torchssvm.factorwise.entry_heaps import add, change, find, room
+from torchssvm.factorwise.maximisation import interaction_fmo
+from torchssvm.oracles.jit import kernel
+
+_TINY = 1e-12
+
+
+@kernel
+def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, options, ordered, scratch):
+    """Visit the examples ``order[begin:]``, one after another, until one might need more room among the entries.
+
+    Args:
+        order: ``[V]`` int64, examples.
+        begin: How many of them were visited before.
+        sets: The training set.
+        weights: ``[F, K]``.
+        pairs: Weights of pairs.
+        entries: The same in sorted order, if
+        ordered: the factorwise oracle walks it.
+        q: ``[n, K]``, mass of labels being on.
+        factors: Those of pairs.
+        options: See ``chain_state.Options``.
+        scratch: Room; ``totals`` are added to.
+
+    Returns:
+        How many of ``order`` are visited by now.
+    """
+    for v in range(begin, len(order)):
+        i = order[v]
+        if ordered and room(entries) < factors.start[i + 1] - factors.start[i]:
+            return v
+        _score(i, sets, weights, scratch)
+        if options.greedy:
+            _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scratch)
+        else:
+            _feel(i, sets, q, factors, options, scratch)
+            for k in range(len(scratch.scores)):
+                _move_label(i, k, sets, q, options, scratch)
+            for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+                _propose_factor(i, f, sets, pairs, q, factors, options, scratch)
+                _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch)
+        for p in range(sets.row[i], sets.row[i + 1]):
+            add_row(weights[sets.column[p]], scratch.change, -sets.value[p] / options.scale)
+        _make_factors(i, sets, pairs, entries, q, factors, options, ordered, scratch)
+    return len(order)
+
+
+@kernel
+def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scratch):
+    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, as often as there are blocks."""
+    states, begin = len(scratch.scores), factors.start[i]
+    for _ in range(states + factors.size[i]):
+        _feel(i, sets, q, factors, options, scratch)
+        best, label, factor = 0.0, -1, -1
+        for k in range(states):
+            before, after, curvature = _label_step(i, k, sets, q, options, scratch)
+            gain = 0.5 * curvature * (after - before) ** 2
+            if gain > best:
+                best, label = gain, k
+        for f in range(begin, begin + factors.size[i]):
+            gain = _propose_factor(i, f, sets, pairs, q, factors, options, scratch)
+            if gain > best:
+                best, factor = gain, f
+        if best <= _TINY:
+            return
+        if factor >= 0:
+            _propose_factor(i, factor, sets, pairs, q, factors, options, scratch)
+            _move_factor(factor, sets, pairs, entries, q, factors, options, ordered, scratch)
+        else:
+            _move_label(i, label, sets, q, options, scratch)
+
+
+@kernel
+def _score(i, sets, weights, scratch):
+    """Scores of the labels from the features alone."""
+    scratch.scores[:] = 0.0
+    scratch.change[:] = 0.0
+    for p in range(sets.row[i], sets.row[i + 1]):
+        add_row(scratch.scores, weights[sets.column[p]], sets.value[p])
+
+
+@kernel
+def _feel(i, sets, q, factors, options, scratch):
+    """Forces of the factors on the labels, and how many each has."""
+    states = len(scratch.scores)
+    scratch.force[:] = 0.0
+    scratch.count[:] = 0
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        for s in range(2):
+            label = factors.key[f] // states if s == 0 else factors.key[f] % states
+            excess = factors.mass[f, 0] + factors.mass[f, 1 + s] - q[i, label]
+            scratch.force[label] += options.rho * excess + factors.multiplier[f, s]
+            scratch.count[label] += 1
+
+
+@kernel
+def _label_step(i, k, sets, q, options, scratch):
+    """Mass of a label now and at the minimum of its block, which is one-dimensional; and the curvature."""
+    loss = -sets.cost[k] if sets.y[i, k] else sets.cost[k]
+    slope = scratch.scores[k] + loss + scratch.force[k]
+    curvature = sets.square[i] / options.scale + options.rho * scratch.count[k]
+    before = q[i, k]
+    if curvature <= 0.0:
+        return before, 1.0 if slope > 0.0 else before, 0.0
+    return before, min(max(before + slope / curvature, 0.0), 1.0), curvature
+
+
+@kernel
+def _move_label(i, k, sets, q, options, scratch):
+    """Exact minimisation of one variable; its row of the weights follows when the example is done."""
+    before, after, _ = _label_step(i, k, sets, q, options, scratch)
+    moved = after - before
+    if moved != 0.0:
+        q[i, k] = after
+        scratch.change[k] += moved
+        scratch.scores[k] -= moved * (sets.square[i] / options.scale)
+        scratch.force[k] -= moved * (options.rho * scratch.count[k])
+        scratch.totals[0] += moved * moved
+
+
+@kernel
+def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
+    """Where the factor should go: ``scratch.new``; the decrease that the model promises is returned."""
+    states = len(scratch.scores)
+    a, b = factors.key[f] // states, factors.key[f] % states
+    mass = scratch.mass
+    for s in range(3):
+        mass[s] = factors.mass[f, s]
+    mass[3] = max(1.0 - mass[0] - mass[1] - mass[2], 0.0)
+    first = options.rho * (mass[0] + mass[1] - q[i, a]) + factors.multiplier[f, 0]
+    second = options.rho * (mass[0] + mass[2] - q[i, b]) + factors.multiplier[f, 1]
+    point, new = scratch.point, scratch.new
+    point[0] = first + second - pairs.value[a, b]
+    point[1], point[2], point[3] = first, second, 0.0
+    if options.rule == AWAY:
+        slope, largest = away_direction(mass, point, 4, new)
+        own, left, right = new[0], new[0] + new[1], new[0] + new[2]
+        curvature = own * own / options.scale + options.rho * (left * left + right * right)
+        step = largest if curvature * largest <= slope else slope / curvature
+        for s in range(4):
+            new[s] = max(mass[s] + step * new[s], 0.0)
+        return step * (slope - 0.5 * step * curvature)
+    # The largest row sum of the block's Hessian (Gershgorin): "both on" shares a label with itself, twice, and with two.
+    curvature = 1.0 / options.scale + 4.0 * options.rho
+    gain = 0.0
+    for s in range(4):
+        scratch.point[s] = mass[s] - point[s] / curvature
+    project(scratch.point, 4, scratch.order, new)
+    for s in range(4):
+        moved = new[s] - mass[s]
+        gain += moved * curvature * (scratch.point[s] - mass[s]) - 0.5 * curvature * moved * moved
+    return gain
+
+
+@kernel
+def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch):
+    """Make the move; the weight of the pair follows."""
+    states = len(scratch.scores)
+    moved = scratch.new[0] - factors.mass[f, 0]
+    for s in range(3):
+        factors.mass[f, s] = scratch.new[s]
+    if moved != 0.0:
+        a, b = factors.key[f] // states, factors.key[f] % states
+        old = pairs.value[a, b]
+        value = old - moved / options.scale
+        pairs.value[a, b] = value
+        pairs.value[b, a] = value
+        better = max(value, 0.0) - max(old, 0.0)
+        pairs.gain[a] += better
+        pairs.gain[b] += better
+        if ordered:
+            held = find(entries, a, b)
+            if held < 0:
+                add(entries, a, b, value)
+            else:
+                change(entries, held, value)
+
+
+@kernel
+def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, scratch):
+    """Add the factors that cannot agree with their labels as they are, and one that the oracle finds."""
+    states, many = len(scratch.scores), 0
+    likely = scratch.likely
+    for k in range(states):
+        loss = -sets.cost[k] if sets.y[i, k] else sets.cost[k]
+        if q[i, k] > 0.0 or sets.y[i, k] or scratch.scores[k] + loss + pairs.gain[k] > 0.0:
+            likely[many] = k
+            many += 1
+    best, found_a, found_b = 0.0, -1, -1
+    for c in range(many):
+        a = likely[c]
+        for d in range(c + 1, many):
+            b = likely[d]
+            both = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+            if both < q[i, a] + q[i, b] - 1.0 - _TINY or both > min(q[i, a], q[i, b]) + _TINY:
+                _make_factor(i, a, b, both, states, q, factors)
+            elif not ordered and both == 0.0 and pairs.value[a, b] > 0.0:
+                scratch.totals[1] += 1
+                value = pairs.value[a, b] + _ease(i, a, sets, q, scratch) + _ease(i, b, sets, q, scratch)
+                if (found_a < 0 or value > best) and _factor_place(i, a * states + b, factors) < 0:
+                    best, found_a, found_b = value, a, b
+    scratch.totals[2] += 1
+    if ordered:
+        found_a, found_b = _walk(i, sets, entries, q, factors, options, scratch)
+        if found_a >= 0 and (pairs.value[found_a, found_b] <= 0.0 or (sets.y[i, found_a] and sets.y[i, found_b])):
+            found_a = -1
+    if found_a >= 0:
+        _make_factor(i, min(found_a, found_b), max(found_a, found_b), 0.0, states, q, factors)
+
+
+@kernel
+def _ease(i, k, sets, q, scratch):
+    """What it costs to switch the label on: nothing where it is on in part."""
+    if q[i, k] > 0.0:
+        return 0.0
+    return min(scratch.scores[k] + (-sets.cost[k] if sets.y[i, k] else sets.cost[k]), 0.0)
+
+
+@kernel
+def _walk(i, sets, entries, q, factors, options, scratch):
+    """[Y16] C-2: the factor with the steepest gradient, by descending weights; labels in part on pull at theirs."""
+    size, many = factors.size[i], 0
+    for k in range(len(scratch.scores)):
+        if q[i, k] > 0.0 and not sets.y[i, k]:
+            scratch.labels[many] = k
+            scratch.offset[many] = -options.rho * q[i, k]
+            many += 1
+    for c in range(size):
+        key = factors.key[factors.start[i] + c]
+        p = c
+        while p > 0 and scratch.excluded[p - 1] > key:
+            scratch.excluded[p] = scratch.excluded[p - 1]
+            p -= 1
+        scratch.excluded[p] = key
+    scratch.stamp[0] += 1
+    _, a, b = interaction_fmo(
+        entries, scratch.labels, scratch.offset, many, scratch.excluded, size, scratch.marked, scratch.stamp[0]
+    )
+    return a, b
+
+
+@kernel
+def _factor_place(i, key, factors):
+    """Where the example has this factor; -1 where it has not."""
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        if factors.key[f] == key:
+            return f
+    return -1
+
+
+@kernel
+def _make_factor(i, a, b, both, states, q, factors):
+    """Add a factor, at the mass of its target for "both on", and else as near to its labels as that allows.
+
+    Without room it is left for the next pass.
+    """
+    f = factors.start[i] + factors.size[i]
+    if f >= factors.start[i + 1] or _factor_place(i, a * states + b, factors) >= 0:
+        return
+    factors.size[i] += 1
+    factors.key[f] = a * states + b
+    first, second = max(q[i, a] - both, 0.0), max(q[i, b] - both, 0.0)
+    over = both + first + second
+    if over > 1.0:
+        shrink = (1.0 - both) / (first + second)
+        first, second = first * shrink, second * shrink
+    factors.mass[f, 0], factors.mass[f, 1], factors.mass[f, 2] = both, first, second
+    factors.multiplier[f, 0] = 0.0
+    factors.multiplier[f, 1] = 0.0
+
+
+@kernel
+def update_multipliers(q, factors, step, totals):
+    """``multiplier += step e``; totals as in ``chain_pass``."""
+    states = q.shape[1]
+    for i in range(len(q)):
+        for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+            for s in range(2):
+                label = factors.key[f] // states if s == 0 else factors.key[f] % states
+                excess = factors.mass[f, 0] + factors.mass[f, 1 + s] - q[i, label]
+                factors.multiplier[f, s] += step * excess
+                totals[0] += excess * excess
+                totals[1] += abs(excess)
+                totals[2] = max(totals[2], abs(excess))
+
+
+@kernel
+def sum_features(sets, q, scale, total):
+    """``total += (1/(lam n)) sum_i x_i (y_i - q_i)^T``; returns ``sum_i <delta_i, q_i>`` with its constants."""
+    loss = 0.0
+    states = q.shape[1]
+    for i in range(len(q)):
+        for k in range(states):
+            gap = (1.0 if sets.y[i, k] else 0.0) - q[i, k]
+            if gap != 0.0:
+                loss += sets.cost[k] * abs(gap)
+                for p in range(sets.row[i], sets.row[i + 1]):
+                    total[sets.column[p], k] += sets.value[p] * (gap / scale)
+    return loss
+
+
+@kernel
+def score_sets(begin, end, sets, weights, out):
+    """Scores of the labels of examples ``begin`` to ``end - 1``, ``[end - begin, K]``."""
+    for i in range(begin, end):
+        out[i - begin, :] = 0.0
+        for p in range(sets.row[i], sets.row[i + 1]):
+            add_row(out[i - begin], weights[sets.column[p]], sets.value[p])
+
+
+@kernel
+def sum_factors(sets, q, factors, scale, total):
+    """``total += (1/(lam n)) sum_i (y y^T - both)`` over the pairs i < j: the weights that the factors stand for."""
+    states = q.shape[1]
+    for i in range(len(q)):
+        for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+            a, b = factors.key[f] // states, factors.key[f] % states
+            target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+            total[a, b] += (target - factors.mass[f, 0]) / scale
+
+
+@kernel
+def sum_consistent(i, sets, q, factors, labels, both, share, total):
+    """``total += share (y y^T - both)`` for one example, with ``both`` the nearest mass that agrees with q.
+
+    A factor of the example goes from its own mass, any other from that of its target: the Frechet bounds
+    ``max(0, q_i + q_j - 1)`` and ``min(q_i, q_j)`` are all that the local polytope asks for.
+
+    Args:
+        i: The example.
+        sets, q, factors: All of them.
+        labels: ``[K]`` int64, room.
+        both: ``[K, K]`` float64, room, -1 before and after.
+        share: ``1 / (lam n)``.
+        total: ``[K, K]``, of pairs i < j.
+    """
+    states, many = q.shape[1], 0
+    for k in range(states):
+        if q[i, k] > 0.0 or sets.y[i, k]:
+            labels[many] = k
+            many += 1
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        both[factors.key[f] // states, factors.key[f] % states] = factors.mass[f, 0]
+    for c in range(many):
+        for d in range(c + 1, many):
+            a, b = labels[c], labels[d]
+            target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+            mass = both[a, b] if both[a, b] >= 0.0 else target
+            mass = min(max(mass, q[i, a] + q[i, b] - 1.0, 0.0), q[i, a], q[i, b])
+            total[a, b] += share * (target - mass)
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        both[factors.key[f] // states, factors.key[f] % states] = -1.0
+
+
+@kernel
+def sum_all_consistent(sets, q, factors, labels, both, share, total):
+    """:func:`sum_consistent` for all examples."""
+    for i in range(len(q)):
+        sum_consistent(i, sets, q, factors, labels, both, share, total)
+
+
+@kernel
+def sum_gains(pairs):
+    """``pairs.gain`` anew."""
+    for k in range(len(pairs.gain)):
+        total = 0.0
+        for j in range(len(pairs.gain)):
+            total += max(pairs.value[k, j], 0.0)
+        pairs.gain[k] = total

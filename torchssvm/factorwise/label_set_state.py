@@ -1,0 +1,127 @@
+"""What the compiled passes over label sets read and write. Arrays are numpy's; import it only where Numba is there."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchssvm.oracles.jit import kernel
+
+
+class LabelSets(NamedTuple):
+    """The training set; the bias is a feature that is always 1.
+
+    Attributes:
+        column: ``[M]`` int32.
+        value: ``[M]`` of the weights' dtype.
+        row: ``[n + 1]`` int64, where each example's features begin.
+        y: ``[n, K]`` bool.
+        cost: ``[K]`` float64, what a wrong label costs.
+        square: ``[n]`` float64, |x_i|^2.
+    """
+
+    column: Any
+    value: Any
+    row: Any
+    y: Any
+    cost: Any
+    square: Any
+
+
+class Interactions(NamedTuple):
+    """The factors of pairs of labels that have been looked at, a list for each example.
+
+    All others have the mass of their target and agree with their labels: see ``label_set_pass``.
+
+    Attributes:
+        start: ``[n + 1]`` int64, where the room of each list begins.
+        size: ``[n]`` int64, how much of it is used.
+        key: ``[total]`` int64, ``i K + j`` for i < j.
+        mass: ``[total, 3]`` float64: both on, the first alone, the second alone.
+        multiplier: ``[total, 2]`` float64, of the first and the second being on.
+    """
+
+    start: Any
+    size: Any
+    key: Any
+    mass: Any
+    multiplier: Any
+
+
+class PairTable(NamedTuple):
+    """Weights of pairs of labels.
+
+    Attributes:
+        value: ``[K, K]`` float64, symmetric, its diagonal 0.
+        gain: ``[K]`` float64, ``sum_j max(0, value[k, j])``.
+    """
+
+    value: Any
+    gain: Any
+
+
+class Room(NamedTuple):
+    """Room for one example."""
+
+    scores: Any  # [K], label on less label off, features alone
+    change: Any  # [K]
+    force: Any  # [K]
+    count: Any  # [K] int64, factors of the label
+    likely: Any  # [K] int64
+    labels: Any  # [K] int64, for the sorted oracle
+    offset: Any  # [K]
+    excluded: Any  # [E] int64
+    marked: Any  # [K] int64
+    point: Any  # [4]
+    mass: Any  # [4]
+    new: Any  # [4]
+    order: Any  # [4] int64
+    totals: Any  # [4], as in ``chain_state``
+    stamp: Any  # [1] int64
+
+
+def make_room(num_labels: int, excluded: int) -> Room:
+    """Room for examples with at most so many factors."""
+    return Room(
+        *(np.zeros(num_labels) for _ in range(3)),
+        *(np.zeros(num_labels, np.int64) for _ in range(3)),
+        np.zeros(num_labels),
+        np.zeros(excluded, np.int64),
+        np.zeros(num_labels, np.int64),
+        *(np.zeros(4) for _ in range(3)),
+        np.zeros(4, np.int64),
+        np.zeros(4),
+        np.zeros(1, np.int64),
+    )
+
+
+def no_interactions(num_examples: int) -> Interactions:
+    """Empty lists."""
+    nothing = np.zeros(0, np.int64)
+    start, size = np.zeros(num_examples + 1, np.int64), np.zeros(num_examples, np.int64)
+    return Interactions(start, size, nothing, np.zeros((0, 3)), np.zeros((0, 2)))
+
+
+def with_room(held: Interactions, extra: np.ndarray | int) -> Interactions:
+    """The same factors, with room for ``extra`` more in every example."""
+    start = np.zeros(len(held.start), np.int64)
+    np.cumsum(held.size + extra, out=start[1:])
+    total = int(start[-1])
+    wide = Interactions(
+        start, held.size.copy(), np.zeros(total, np.int64), np.zeros((total, 3)), np.zeros((total, 2))
+    )
+    _copy(held, wide)
+    return wide
+
+
+@kernel
+def _copy(held, wide):
+    for i in range(len(held.size)):
+        p, q = held.start[i], wide.start[i]
+        for c in range(held.size[i]):
+            wide.key[q + c] = held.key[p + c]
+            for s in range(3):
+                wide.mass[q + c, s] = held.mass[p + c, s]
+            for s in range(2):
+                wide.multiplier[q + c, s] = held.multiplier[p + c, s]

@@ -1,0 +1,295 @@
+"""Label sets as GDMM sees them: labels are binary variables, and every pair of them is a factor with one weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchssvm.batch import Batch, apply_head
+from torchssvm.compiled.lists import lists_of, lists_within
+from torchssvm.dual import DualState
+from torchssvm.dual.digest import digest_targets
+from torchssvm.factorwise.problem import Problem, Rounded, check_arrays
+from torchssvm.factorwise.rules import BlockRule
+from torchssvm.oracles import best_label_sets
+from torchssvm.oracles.multilabel import symmetric
+from torchssvm.potentials import Parts, as_potentials
+from torchssvm.primal import every_example
+from torchssvm.sparse import SparseFeatures
+
+_PORTION = 1024  # examples decoded at a time
+_EXTRA = 8  # factors that an example may get in a pass, beside half of those that it has
+
+
+class LabelSetProblem(Problem):
+    """GDMM's state for a :class:`LinearMultilabel` or :class:`SparseLinearMultilabel` with pairs and fixed features.
+
+    Args:
+        head: The head.
+        dual: The problem: n, lam, structure and parameters. Its blocks are not used.
+        batches: Every training example exactly once.
+        ordered: Whether the factorwise oracle walks the pairs in the order of their weights.
+        sweeps: Of messages, for the bounds of certificates.
+    """
+
+    def __init__(
+        self, head: nn.Module, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200
+    ) -> None:
+        from torchssvm.factorwise.label_set_state import LabelSets, PairTable, no_interactions
+        from torchssvm.factorwise.sorted_entries import make_entries
+
+        self.head: Any = head
+        self.dual, self.ordered, self.sweeps = dual, ordered, sweeps
+        self.num_labels = self.head.structure.num_labels
+        self.num_features = len(self.head.unary)
+        column, value, row, y, self.targets = self._pack(batches)
+        square = np.add.reduceat(np.append(value.astype(np.float64) ** 2, 0.0), row[:-1]) * (np.diff(row) > 0)
+        cost = self.head.structure.costs.numpy().copy()
+        self.sets = LabelSets(column, value, row, y, cost, square)
+        self.weights = np.zeros((self.num_features + 1, self.num_labels), value.dtype)
+        self.pairs = PairTable(np.zeros((self.num_labels, self.num_labels)), np.zeros(self.num_labels))
+        self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
+        self.q = y.astype(np.float64)
+        self.factors = no_interactions(dual.num_examples)
+        self.mean_cost = float(cost.mean())
+
+    @property
+    def num_sides(self) -> int:  # type: ignore[override]
+        """Of the factors that were made."""
+        return 2 * int(self.factors.size.sum())
+
+    def _pack(self, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Tensor]:
+        """Lists of features, bias included, labels and digests, in the order of the index."""
+        dual, head, dtype = self.dual, self.head, self.head.unary.dtype
+        n = dual.num_examples
+        pieces: list[tuple[Tensor, Tensor, Tensor]] = []
+        counts, targets = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+        y = torch.zeros(n, self.num_labels, dtype=torch.bool)
+        for batch, potentials, index in every_example(head, batches, head.unary.device, dual.check_batch, n):
+            target = dual.structure.check_target(batch.y, potentials)
+            y[index], targets[index] = target.bool(), digest_targets(target)
+            if isinstance(batch.x, SparseFeatures):
+                values = None if batch.x.values is None else batch.x.values.unsqueeze(1)
+                alone = SparseFeatures(batch.x.columns.unsqueeze(1), values)
+                found = lists_within(alone, torch.ones(len(index), 1, dtype=torch.bool), self.num_features, dtype)
+            else:
+                found = lists_of(batch.x.detach().to(dtype))
+            if not bool(torch.isfinite(found.values).all()):
+                raise ValueError("x holds numbers that are not finite: GDMM needs finite features")
+            counts[index] = found.counts
+            pieces.append((torch.repeat_interleave(index, found.counts), found.columns, found.values))
+        if head.bias is not None:
+            everyone = torch.arange(n)
+            pieces.append((everyone, torch.full((n,), self.num_features, dtype=torch.int32), torch.ones(n, dtype=dtype)))
+            counts += 1
+        owner, column, value = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
+        order = owner.argsort(stable=True)
+        row = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        return column[order].numpy(), value[order].numpy(), row.numpy(), y.numpy(), targets
+
+    def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
+        """Visit examples; see :class:`Problem`."""
+        from torchssvm.factorwise.blocks import AWAY, PROJECT
+        from torchssvm.factorwise.chain_state import Options
+        from torchssvm.factorwise.label_set_pass import sum_gains, visit_label_sets
+        from torchssvm.factorwise.label_set_state import make_room, with_room
+
+        self.factors = with_room(self.factors, _EXTRA + self.factors.size // 2)
+        largest = int(np.diff(self.factors.start).max())
+        scratch = make_room(self.num_labels, largest)
+        sum_gains(self.pairs)
+        scale = self.dual.lam * self.dual.num_examples
+        options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
+        done, before = 0, int(self.entries.counters[2])
+        while done < len(order):
+            done = visit_label_sets(
+                order,
+                done,
+                self.sets,
+                self.weights,
+                self.pairs,
+                self.entries,
+                self.q,
+                self.factors,
+                options,
+                self.ordered,
+                scratch,
+            )
+            if done < len(order):
+                self._make_room(largest)
+        scratch.totals[1] += int(self.entries.counters[2]) - before
+        return scratch.totals
+
+    def _make_room(self, needed: int) -> None:
+        from torchssvm.factorwise.sorted_entries import grown
+
+        entries = self.entries
+        self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
+
+    def update_multipliers(self, step: float) -> np.ndarray:
+        """Move multipliers; see :class:`Problem`."""
+        from torchssvm.factorwise.label_set_pass import update_multipliers
+
+        totals = np.zeros(3)
+        update_multipliers(self.q, self.factors, step, totals)
+        return totals
+
+    def active(self) -> dict[str, float]:
+        """Labels and factors of an example that are in use, and pairs with a weight."""
+        n = self.dual.num_examples
+        return {
+            "labels": float(((self.q > 0.0) & (self.q < 1.0)).sum()) / n,
+            "factors": float(self.factors.size.mean()),
+            "weights": float(np.count_nonzero(self.pairs.value) // 2),
+        }
+
+    def held(self) -> list[Tensor]:
+        """w(pi), one tensor for each parameter."""
+        return self._as_parameters(self.weights, self.pairs.value)
+
+    def _as_parameters(self, weights: np.ndarray, pairs: np.ndarray) -> list[Tensor]:
+        """In the order of ``head.parameters()``; ``pairs`` counts above its diagonal."""
+        i, j = np.triu_indices(self.num_labels, 1)
+        found = {
+            "unary": torch.from_numpy(weights[: self.num_features]),
+            "bias": torch.from_numpy(weights[self.num_features]),
+            "pairwise": torch.from_numpy(pairs[i, j]),
+        }
+        return [found[name] for name, _ in self.head.named_parameters()]
+
+    def refresh(self) -> float:
+        """Sum the weights anew, in float64."""
+        from torchssvm.factorwise.label_set_pass import sum_factors, sum_features
+
+        scale = self.dual.lam * self.dual.num_examples
+        total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.value.shape)
+        sum_features(self.sets, self.q, scale, total)
+        sum_factors(self.sets, self.q, self.factors, scale, pairs)
+        pairs += pairs.T
+        drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.value).sum() / 2
+        self.weights[:], self.pairs.value[:] = total, pairs
+        if self.ordered:
+            self._renew_entries()
+        return float(drift) ** 0.5
+
+    def _renew_entries(self) -> None:
+        from torchssvm.factorwise.entry_heaps import change
+
+        for number in range(int(self.entries.counters[0])):
+            a, b = self.entries.row[number], self.entries.col[number]
+            change(self.entries, number, self.pairs.value[a, b])
+
+    def rounded(self) -> Rounded:
+        """A point of the local polytope near the iterate: the labels as they are, pairs as near as they may be."""
+        from torchssvm.factorwise.label_set_pass import sum_all_consistent, sum_features
+
+        scale, size = self.dual.lam * self.dual.num_examples, self.num_labels
+        total, pairs = np.zeros(self.weights.shape), np.zeros((size, size))
+        loss = sum_features(self.sets, self.q, scale, total)
+        both = np.full((size, size), -1.0)
+        sum_all_consistent(self.sets, self.q, self.factors, np.zeros(size, np.int64), both, 1.0 / scale, pairs)
+        return Rounded(loss / self.dual.num_examples, float(np.square(total).sum() + np.square(pairs).sum()))
+
+    def hinges(self, parameters: list[Tensor]) -> tuple[np.ndarray, bool]:
+        """Upper bounds of the hinges: those of the linear program, by messages."""
+        from torchssvm.factorwise.label_set_pass import score_sets
+
+        named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
+        weights = np.zeros(self.weights.shape, self.weights.dtype)
+        weights[: self.num_features] = named["unary"].numpy()
+        if "bias" in named:
+            weights[self.num_features] = named["bias"].numpy()
+        pairwise = named["pairwise"].double()
+        matrix = symmetric(pairwise, self.num_labels).numpy()
+        n, cost, exact = self.dual.num_examples, self.sets.cost, True
+        found = np.zeros(n)
+        for begin in range(0, n, _PORTION):
+            end = min(begin + _PORTION, n)
+            y = self.sets.y[begin:end].astype(np.float64)
+            scores = np.zeros((end - begin, self.num_labels))
+            score_sets(begin, end, self.sets, weights, scores)
+            true = (scores * y).sum(1) + 0.5 * np.einsum("bk,kj,bj->b", y, matrix, y)
+            augmented = scores + cost * (1.0 - 2.0 * y)
+            _, value, bound = best_label_sets(torch.from_numpy(augmented), pairwise, sweeps=self.sweeps)
+            exact &= bool((bound <= value).all())
+            found[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
+        return found, exact
+
+    def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
+        """Index, potentials, psi and losses of every batch, of distributions over label sets.
+
+        What agrees with the labels in the local polytope need not be the mean of label sets. Two means always are: of
+        independent labels, ``q_i q_j``, and of those with a common threshold, ``min(q_i, q_j)``; each example takes the
+        one that its weights prefer.
+        """
+        i, j = np.triu_indices(self.num_labels, 1)
+        weight, share = self.pairs.value[i, j], 1.0 / self.dual.num_examples
+        for batch in batches:
+            with torch.enable_grad():
+                potentials = as_potentials(apply_head(self.head, batch))
+            index = self.dual.check_batch(batch.index, potentials)
+            rows = index.numpy()
+            q, y = self.q[rows], self.sets.y[rows].astype(np.float64)
+            apart, together = q[:, i] * q[:, j], np.minimum(q[:, i], q[:, j])
+            both = np.where(((together - apart) @ weight > 0.0)[:, None], together, apart)
+            dtype = self.head.unary.dtype
+            psi = {
+                "unary": torch.from_numpy(y - q).to(dtype),
+                "pairwise": torch.from_numpy(y[:, i] * y[:, j] - both).to(dtype),
+            }
+            yield index, potentials, psi, torch.from_numpy(np.abs(y - q) @ self.sets.cost * share)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Duals and weights."""
+        from torchssvm.factorwise.label_set_state import with_room
+        from torchssvm.factorwise.sorted_entries import state
+
+        tight = with_room(self.factors, 0)
+        parts = {name: getattr(tight, name) for name in ("size", "key", "mass", "multiplier")}
+        return {
+            "kind": "label sets",
+            "targets": self.targets,
+            "weights": torch.from_numpy(self.weights.copy()),
+            "pairs": torch.from_numpy(self.pairs.value.copy()),
+            "q": torch.from_numpy(self.q.copy()),
+            "entries": state(self.entries),
+            "factors": {name: torch.from_numpy(array.copy()) for name, array in parts.items()},
+        }
+
+    def prepare(self, state: dict[str, Any]) -> Any:
+        """Check a state, and make of it what :meth:`restore` takes; changes nothing."""
+        from torchssvm.factorwise.label_set_state import Interactions, PairTable
+        from torchssvm.factorwise.sorted_entries import from_state
+
+        if state.get("kind") != "label sets":
+            raise ValueError(f"the checkpoint is of {state.get('kind')!r}, and this GDMM is of 'label sets'")
+        like = {"weights": self.weights, "pairs": self.pairs.value, "q": self.q, "targets": self.targets.numpy()}
+        check_arrays(state, like)
+        if not torch.equal(state["targets"], self.targets):
+            raise ValueError("the checkpoint was trained on other targets: duals belong to the data they were trained on")
+        factors, n, size = state.get("factors"), self.dual.num_examples, self.num_labels
+        if not isinstance(factors, dict):
+            raise ValueError("the checkpoint is damaged: 'factors' should hold tensors")
+        check_arrays(factors, {"size": np.zeros(n, np.int64)})
+        total = int(factors["size"].sum())
+        like = {"key": np.zeros(total, np.int64), "mass": np.zeros((total, 3)), "multiplier": np.zeros((total, 2))}
+        check_arrays(factors, like)
+        key = factors["key"].numpy()
+        if bool((factors["size"] < 0).any()) or not ((key // size < key % size) & (key >= 0) & (key < size**2)).all():
+            raise ValueError("the checkpoint is damaged: 'factors' holds pairs that there are not")
+        start = np.zeros(n + 1, np.int64)
+        np.cumsum(factors["size"].numpy(), out=start[1:])
+        held = Interactions(start, *(factors[name].numpy().copy() for name in ("size", "key", "mass", "multiplier")))
+        pairs = PairTable(state["pairs"].numpy().copy(), np.zeros(size))
+        entries = from_state(state["entries"])
+        if (entries.rows, entries.cols, entries.symmetric) != (size, size, True):
+            raise ValueError(f"the checkpoint has weights of {entries.rows} labels, and the head has {size}")
+        return state["weights"].numpy().copy(), pairs, entries, state["q"].numpy().copy(), held
+
+    def restore(self, prepared: Any) -> None:
+        """Take over what :meth:`prepare` made."""
+        self.weights, self.pairs, self.entries, self.q, self.factors = prepared
