@@ -14,7 +14,7 @@ pytest.importorskip("numba")
 
 from random_entries import STAMP, check_found, check_heaps, filled, marks, random_entries, some, touch
 
-from torchssvm.factorwise.entry_heaps import change, room, value_of
+from torchssvm.factorwise.entry_heaps import add, change, room, value_of
 from torchssvm.factorwise.walks import best_in_column, best_in_row, best_unmarked
 
 
@@ -50,6 +50,17 @@ def test_walks_find_the_largest_that_is_not_marked(seed, rows, cols, symmetric, 
         allowed = pairs & (left != STAMP)[:, None]
         allowed[:, np.arange(cols) != b] = False
         check_found(best_in_column(entries, b, left, STAMP), v, allowed | allowed.T if symmetric else allowed)
+
+
+@pytest.mark.parametrize("before", [0, 4, 513])
+def test_lists_that_have_just_moved_fit_in_the_pool(before):
+    entries = make_entries(1, 1025, capacity=before)
+    for b in range(1025):
+        if b == before:
+            entries = grown(entries, 1025)
+        add(entries, 0, b, float(b))
+    assert room(entries) == 0
+    check_heaps(entries)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
