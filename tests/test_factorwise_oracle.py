@@ -58,7 +58,7 @@ def test_indicator_oracle(seed, rows, cols, symmetric, density, mean):
 def test_interaction_oracle(seed, rows, cols, symmetric, density, mean):
     rng = np.random.default_rng(seed)
     entries, v = filled(rng, rows, rows, True, density, mean)
-    labels, force = some(rng, rows), numbers(rng, rows, rng.normal())
+    labels, force = some(rng, rows).astype(np.int32), numbers(rng, rows, rng.normal())
     allowed = np.triu(rng.random((rows, rows)) < rng.choice([0.0, 0.5, 1.0]), 1)
     excluded = np.flatnonzero(np.triu(~allowed, 1))
     excluded = np.concatenate([excluded, [-1, -1]])  # what is after num_excluded does not count

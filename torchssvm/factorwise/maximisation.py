@@ -71,7 +71,7 @@ def indicator_fmo(
             entries.counters[VISITED] += 1
             value = value_of(entries, left_labels[p], right_labels[q]) - left_force[p] - right_force[q]
             if value > best:
-                best, a, b = value, np.int64(left_labels[p]), np.int64(right_labels[q])
+                best, a, b = value, left_labels[p], right_labels[q]
     return best, a, b
 
 
@@ -106,7 +106,7 @@ def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, 
             if bound - force[q] <= best:
                 continue
             entries.counters[VISITED] += 1
-            i, j = np.int64(min(labels[p], labels[q])), np.int64(max(labels[p], labels[q]))
+            i, j = min(labels[p], labels[q]), max(labels[p], labels[q])
             value = value_of(entries, i, j) - force[p] - force[q]
             if value > best and not is_excluded(entries, i, j, without):
                 best, a, b = value, i, j

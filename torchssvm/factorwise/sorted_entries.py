@@ -91,7 +91,7 @@ def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int
 def grown(entries: SortedEntries, entries_wanted: int) -> SortedEntries:
     """The same entries in the same order of all heaps, with room for ``entries_wanted`` altogether.
 
-    What lists have left behind in the pool is given back. ``entries`` must not be used any more.
+    What lists have left behind in the pool is given back. No memory is shared with ``entries``.
 
     Raises:
         ValueError: More are touched than wanted, or more are wanted than can be numbered.
