@@ -2,124 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
+from hypothesis import settings
 
-from torchssvm.factorwise.brute_force import brute_force_fmo, dense
-from torchssvm.factorwise.sorted_entries import (
-    COUNT,
-    POOL_END,
-    SortedEntries,
-    grown,
-    make_entries,
-)
+from torchssvm.factorwise.brute_force import dense
+from torchssvm.factorwise.sorted_entries import VISITED, from_state, grown, make_entries, state
 
 pytest.importorskip("numba")
 
-from torchssvm.factorwise.entry_heaps import add, change, column_list, find, room, value_of
-from torchssvm.factorwise.maximisation import indicator_fmo, interaction_fmo
+from random_entries import STAMP, check_found, check_heaps, filled, marks, random_entries, some, touch
+
+from torchssvm.factorwise.entry_heaps import add, change, room, value_of
 from torchssvm.factorwise.walks import best_in_column, best_in_row, best_unmarked
-
-STAMP = 5
-
-
-def numbers(rng: np.random.Generator, count: int, mean: float = 0.0) -> np.ndarray:
-    """Eighths, so that all sums are exact and some values come twice."""
-    return np.round(8 * rng.normal(mean, 1.0, count)) / 8
-
-
-def touch(entries: SortedEntries, a: int, b: int, value: float) -> SortedEntries:
-    held = find(entries, a, b)
-    if held >= 0:
-        change(entries, held, value)
-        return entries
-    if not room(entries):
-        entries = grown(entries, 2 * int(entries.counters[COUNT]) + 1)
-    add(entries, a, b, value)
-    return entries
-
-
-def filled(rng: np.random.Generator, rows: int, cols: int, symmetric: bool, density: float, mean: float) -> tuple:
-    """Entries after random changes, and v."""
-    entries = make_entries(rows, cols, symmetric=symmetric, capacity=int(rng.integers(0, 4)))
-    v = np.zeros((rows, cols))
-    pairs = np.argwhere(rng.random((rows, cols)) < density)
-    if symmetric:
-        pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-    if len(pairs):
-        pairs = pairs[rng.integers(0, len(pairs), 2 * len(pairs))] if rng.random() < 0.5 else rng.permutation(pairs)
-    for (a, b), value in zip(pairs.tolist(), numbers(rng, len(pairs), mean).tolist(), strict=True):
-        entries = touch(entries, a, b, value)
-        v[a, b] = value
-        if symmetric:
-            v[b, a] = value
-    return entries, v
-
-
-def some(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Different labels, from none to all."""
-    return rng.permutation(size)[: rng.integers(0, size + 1)]
-
-
-def marks(size: int, labels: np.ndarray) -> np.ndarray:
-    marked = np.full(size, STAMP - 1)
-    marked[labels] = STAMP
-    return marked
-
-
-def spread(size: int, labels: np.ndarray, force: np.ndarray) -> np.ndarray:
-    full = np.zeros(size)
-    full[labels] = force
-    return full
-
-
-def check_found(found: tuple, v: np.ndarray, allowed: np.ndarray, left: Any = None, right: Any = None) -> None:
-    """``found`` is a largest of the allowed pairs."""
-    left = np.zeros(len(v)) if left is None else left
-    right = np.zeros(v.shape[1]) if right is None else right
-    value, a, b = found
-    best = brute_force_fmo(v, left, right, allowed)
-    assert value == best[0]
-    if best[1] < 0:
-        assert (a, b) == (-1, -1)
-    else:
-        assert allowed[a, b]
-        assert v[a, b] - left[a] - right[b] == value
-
-
-def check_heaps(entries: SortedEntries) -> None:
-    """Each list holds its entries, in the order of a heap, where they are said to be; no two lists overlap."""
-    count = int(entries.counters[COUNT])
-    row, col = entries.row[:count].astype(int), entries.col[:count].astype(int)
-    lists: list[list[int]] = [[] for _ in entries.size]
-    for number in range(count):
-        for kind, which in enumerate((0, 1 + row[number], column_list(entries, col[number]))):
-            lists[which].append(number)
-            assert entries.pool[entries.start[which] + entries.place[number, kind]] == number
-    used = []
-    for which, members in enumerate(lists):
-        begin, size = entries.start[which], entries.size[which]
-        heap = entries.pool[begin : begin + size]
-        assert sorted(heap.tolist()) == members
-        values = entries.value[heap]
-        assert all(values[(at - 1) // 2] >= values[at] for at in range(1, size))
-        used.extend(range(begin, begin + entries.list_capacity[which]))
-    assert len(used) == len(set(used))
-    assert max(used, default=-1) < entries.counters[POOL_END] <= len(entries.pool)
-
-
-random_entries = given(
-    seed=st.integers(0, 2**32 - 1),
-    rows=st.integers(1, 40),
-    cols=st.integers(1, 40),
-    symmetric=st.booleans(),
-    density=st.sampled_from([0.0, 0.02, 0.2, 0.9, 1.0]),
-    mean=st.sampled_from([-8.0, -1.0, 0.0, 2.0]),
-)
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,37 +52,84 @@ def test_walks_find_the_largest_that_is_not_marked(seed, rows, cols, symmetric, 
         check_found(best_in_column(entries, b, left, STAMP), v, allowed | allowed.T if symmetric else allowed)
 
 
-@settings(max_examples=120, deadline=None)
-@random_entries
-def test_indicator_oracle(seed, rows, cols, symmetric, density, mean):
-    rng = np.random.default_rng(seed)
-    entries, v = filled(rng, rows, cols, False, density, mean)
-    left_labels, right_labels = some(rng, rows), some(rng, cols)
-    left, right = numbers(rng, rows, rng.normal()), numbers(rng, cols, rng.normal())
-    marked_row, marked_col = np.full(rows, -1), np.full(cols, -1)
-    both = (len(left_labels), len(right_labels)), (min(1, len(left_labels)), min(2, len(right_labels)))
-    for stamp, sizes in enumerate(both):
-        found = indicator_fmo(
-            entries, left_labels, left, sizes[0], right_labels, right, sizes[1], marked_row, marked_col, stamp
-        )
-        forces = [
-            spread(size, labels[:num], force[:num])
-            for size, labels, force, num in zip(
-                (rows, cols), (left_labels, right_labels), (left, right), sizes, strict=True
-            )
-        ]
-        check_found(found, v, np.ones_like(v, dtype=bool), *forces)
+@pytest.mark.parametrize("before", [0, 4, 513])
+def test_lists_that_have_just_moved_fit_in_the_pool(before):
+    entries = make_entries(1, 1025, capacity=before)
+    for b in range(1025):
+        if b == before:
+            entries = grown(entries, 1025)
+        add(entries, 0, b, float(b))
+    assert room(entries) == 0
+    check_heaps(entries)
 
 
-@settings(max_examples=120, deadline=None)
-@random_entries
-def test_interaction_oracle(seed, rows, cols, symmetric, density, mean):
-    rng = np.random.default_rng(seed)
-    entries, v = filled(rng, rows, rows, True, density, mean)
-    labels, force = some(rng, rows), numbers(rng, rows, rng.normal())
-    allowed = np.triu(rng.random((rows, rows)) < rng.choice([0.0, 0.5, 1.0]), 1)
-    excluded = np.flatnonzero(np.triu(~allowed, 1))
-    excluded = np.concatenate([excluded, [-1, -1]])  # what is after num_excluded does not count
-    found = interaction_fmo(entries, labels, force, len(labels), excluded, len(excluded) - 2, np.full(rows, -1), STAMP)
-    full = spread(rows, labels, force[: len(labels)])
-    check_found(found, v, allowed, full, full)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_resumes_to_the_same_bits(symmetric, tmp_path):
+    rng = np.random.default_rng(3)
+    first, _ = filled(rng, 12, 12, symmetric, 0.3, 0.0)
+    first.counters[VISITED] = 7
+    torch.save(state(first), tmp_path / "entries.pt")
+    second = from_state(torch.load(tmp_path / "entries.pt", weights_only=True))
+    assert second.counters[VISITED] == 7
+    assert room(first) == room(second)
+    marked = np.full(12, -1), np.full(12, -1)
+    for stamp in range(100):
+        a, b = rng.choice(12, 2, replace=False).tolist()
+        value = float(rng.integers(-1, 2))  # so that many are equal, and only the order of heaps tells them apart
+        first, second = touch(first, a, b, value), touch(second, a, b, value)
+        answers = [best_unmarked(entries, *marked, STAMP) for entries in (first, second)]
+        assert answers[0] == answers[1]
+        marked[0][rng.integers(12)] = marked[1][rng.integers(12)] = STAMP if stamp % 3 == 0 else -1
+    check_heaps(second)
+    ours, theirs = state(first), state(second)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]
+
+
+def test_a_state_does_not_share_memory_with_entries():
+    entries, v = filled(np.random.default_rng(4), 9, 7, False, 0.5, 0.0)
+    kept = state(entries)
+    again = from_state(kept)
+    change(entries, 0, 100.0)
+    change(again, 0, -100.0)
+    np.testing.assert_array_equal(dense(from_state(kept)), v)
+
+
+@pytest.mark.parametrize(
+    "name, damage, message",
+    [
+        ("row", lambda x: x + 50, "out of range"),
+        ("row", lambda x: x.long(), "int32"),
+        ("col", lambda x: x[:-1], "must have"),
+        ("col", lambda x: torch.zeros_like(x), "twice"),
+        ("value", lambda x: x * float("nan"), "not finite"),
+        ("value", lambda x: x.flip(0), "order of value"),
+        ("heaps", lambda x: x.clamp(max=5), "three times"),
+        ("heaps", lambda x: x.roll(1), "not theirs"),
+        ("size", lambda x: x.roll(1), "does not fit"),
+        ("capacity", lambda x: 2, "room for 2"),
+        ("rows", lambda x: x + 1, "numbers"),
+        ("rows", lambda x: 0, "rows is 0"),
+        ("cols", lambda x: "7", "whole numbers"),
+    ],
+)
+def test_damaged_states(name, damage, message):
+    kept = state(filled(np.random.default_rng(4), 9, 7, False, 0.5, 0.0)[0])
+    with pytest.raises(ValueError, match=message):
+        from_state({**kept, name: damage(kept[name])})
+    del kept[name]
+    with pytest.raises(ValueError, match=name):
+        from_state(kept)
+
+
+def test_bad_sizes():
+    with pytest.raises(ValueError, match="cols is 0"):
+        make_entries(3, 0)
+    with pytest.raises(ValueError, match="symmetric"):
+        make_entries(3, 4, symmetric=True)
+    with pytest.raises(ValueError, match="room for -1"):
+        make_entries(3, 4, capacity=-1)
+    entries = touch(make_entries(3, 4), 0, 0, 1.0)
+    with pytest.raises(ValueError, match="there are 1 entries and room for 0"):
+        grown(entries, 0)

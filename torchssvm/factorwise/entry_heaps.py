@@ -40,9 +40,9 @@ def add(entries, a, b, value):
     entries.counters[COUNT] = new + 1
     entries.row[new], entries.col[new], entries.value[new] = a, b, value
     entries.table[_slot(entries, a, b)] = new
-    _append(entries, 0, new)
-    _append(entries, row_list(a), new)
-    _append(entries, column_list(entries, b), new)
+    _append(entries, 0, 3 * new)
+    _append(entries, row_list(a), 3 * new + 1)
+    _append(entries, column_list(entries, b), 3 * new + 2)
     return new
 
 
@@ -52,9 +52,9 @@ def change(entries, number, value):
     up = value > entries.value[number]
     entries.value[number] = value
     a, b = entries.row[number], entries.col[number]
-    _move(entries, 0, entries.place[number, 0], up)
-    _move(entries, row_list(a), entries.place[number, 1], up)
-    _move(entries, column_list(entries, b), entries.place[number, 2], up)
+    _move(entries, 0, entries.place[3 * number], up)
+    _move(entries, row_list(a), entries.place[3 * number + 1], up)
+    _move(entries, column_list(entries, b), entries.place[3 * number + 2], up)
 
 
 @kernel
@@ -67,14 +67,6 @@ def row_list(a):
 def column_list(entries, b):
     """The list of column b."""
     return 1 + b if entries.symmetric else 1 + entries.rows + b
-
-
-@kernel
-def kind_of(entries, number, which):
-    """What the list ``which`` is to an entry in it: 0 that of all, 1 of its row, 2 of its column."""
-    if which == 0:
-        return 0
-    return 1 if which == row_list(entries.row[number]) else 2
 
 
 @kernel
@@ -97,7 +89,8 @@ def _slot(entries, a, b):
 
 
 @kernel
-def _append(entries, which, number):
+def _append(entries, which, item):
+    """Put 3e, 3e + 1 or 3e + 2 on a list, for entry e."""
     size, capacity = entries.size[which], entries.list_capacity[which]
     if size == capacity:
         old, new = entries.start[which], entries.counters[POOL_END]
@@ -107,39 +100,36 @@ def _append(entries, which, number):
         entries.list_capacity[which] = max(2 * capacity, SMALLEST_LIST)
         entries.counters[POOL_END] = new + entries.list_capacity[which]
     entries.size[which] = size + 1
-    _put(entries, which, size, number)
+    entries.pool[entries.start[which] + size] = item
     _move(entries, which, size, True)
 
 
 @kernel
 def _move(entries, which, at, up):
-    """Restore the heap after the entry at ``at`` has become larger (``up``) or smaller."""
+    """Restore the heap after what is at ``at`` has become larger (``up``) or smaller."""
     start, size = entries.start[which], entries.size[which]
-    number = entries.pool[start + at]
-    value = entries.value[number]
+    item = entries.pool[start + at]
+    value = entries.value[item // 3]
     if up:
         while at > 0:
             above = (at - 1) >> 1
             other = entries.pool[start + above]
-            if entries.value[other] >= value:
+            if entries.value[other // 3] >= value:
                 break
-            _put(entries, which, at, other)
+            entries.pool[start + at] = other
+            entries.place[other] = at
             at = above
     else:
         while 2 * at + 1 < size:
             below = 2 * at + 1
             other = entries.pool[start + below]
-            if below + 1 < size and entries.value[entries.pool[start + below + 1]] > entries.value[other]:
+            if below + 1 < size and entries.value[entries.pool[start + below + 1] // 3] > entries.value[other // 3]:
                 below += 1
                 other = entries.pool[start + below]
-            if entries.value[other] <= value:
+            if entries.value[other // 3] <= value:
                 break
-            _put(entries, which, at, other)
+            entries.pool[start + at] = other
+            entries.place[other] = at
             at = below
-    _put(entries, which, at, number)
-
-
-@kernel
-def _put(entries, which, at, number):
-    entries.pool[entries.start[which] + at] = number
-    entries.place[number, kind_of(entries, number, which)] = at
+    entries.pool[start + at] = item
+    entries.place[item] = at

@@ -47,28 +47,31 @@ def indicator_fmo(
     for p in range(num_right):
         marked_col[right_labels[p]] = stamp
     nothing = marked_row[:0]
-    best, a, b = walk(entries, 0, marked_row, marked_col, stamp, nothing, 0.0, -np.inf)
-    for p in range(num_right):
+    best, a, b = -np.inf, -1, -1
+    if num_left < entries.rows and num_right < entries.cols:
+        best, a, b = walk(entries, 0, marked_row, marked_col, stamp, nothing, 0.0, best)
+    for p in range(num_right if num_left < entries.rows else 0):
         force = right_force[p]
         found = walk(
             entries, column_list(entries, right_labels[p]), marked_row, marked_col, stamp, nothing, force, best
         )
         if found[1] >= 0:
             best, a, b = found[0] - force, found[1], found[2]
-    for p in range(num_left):
+    for p in range(num_left if num_right < entries.cols else 0):
         force = left_force[p]
         found = walk(entries, row_list(left_labels[p]), marked_row, marked_col, stamp, nothing, force, best)
         if found[1] >= 0:
             best, a, b = found[0] - force, found[1], found[2]
+    least = _least(right_force, num_right)
     for p in range(num_left):
         bound = _bound(entries, row_list(left_labels[p])) - left_force[p]
-        for q in range(num_right):
+        for q in range(num_right if bound - least > best else 0):
             if bound - right_force[q] <= best:
                 continue
             entries.counters[VISITED] += 1
             value = value_of(entries, left_labels[p], right_labels[q]) - left_force[p] - right_force[q]
             if value > best:
-                best, a, b = value, np.int64(left_labels[p]), np.int64(right_labels[q])
+                best, a, b = value, left_labels[p], right_labels[q]
     return best, a, b
 
 
@@ -89,18 +92,21 @@ def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, 
     for p in range(num_labels):
         marked[labels[p]] = stamp
     without = excluded[:num_excluded]
-    best, a, b = walk(entries, 0, marked, marked, stamp, without, 0.0, -np.inf)
-    for p in range(num_labels):
+    best, a, b = -np.inf, -1, -1
+    if num_labels < entries.rows:
+        best, a, b = walk(entries, 0, marked, marked, stamp, without, 0.0, best)
+    for p in range(num_labels if num_labels < entries.rows else 0):
         found = walk(entries, row_list(labels[p]), marked, marked, stamp, without, force[p], best)
         if found[1] >= 0:
             best, a, b = found[0] - force[p], found[1], found[2]
+    least = _least(force, num_labels)
     for p in range(num_labels):
         bound = _bound(entries, row_list(labels[p])) - force[p]
-        for q in range(p):
+        for q in range(p if bound - least > best else 0):
             if bound - force[q] <= best:
                 continue
             entries.counters[VISITED] += 1
-            i, j = np.int64(min(labels[p], labels[q])), np.int64(max(labels[p], labels[q]))
+            i, j = min(labels[p], labels[q]), max(labels[p], labels[q])
             value = value_of(entries, i, j) - force[p] - force[q]
             if value > best and not is_excluded(entries, i, j, without):
                 best, a, b = value, i, j
@@ -112,4 +118,12 @@ def _bound(entries, which):
     """No value of a list is larger, nor that of an untouched pair."""
     if entries.size[which] == 0:
         return 0.0
-    return max(entries.value[entries.pool[entries.start[which]]], 0.0)
+    return max(entries.value[entries.pool[entries.start[which]] // 3], 0.0)
+
+
+@kernel
+def _least(force, num):
+    least = np.inf
+    for p in range(num):
+        least = min(least, force[p])
+    return least

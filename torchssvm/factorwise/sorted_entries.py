@@ -35,9 +35,11 @@ class SortedEntries(NamedTuple):
         row: ``[capacity]`` int32.
         col: ``[capacity]`` int32.
         value: ``[capacity]`` float64.
-        place: ``[capacity, 3]`` int32, where the entry is in the heap of all, of its row, of its column.
+        place: ``[3 capacity]`` int32, where entry e is: at 3e in the heap of all, at 3e + 1 in that of its row, at
+            3e + 2 in that of its column.
         table: ``[2^q]`` int32, at least half of it free: the entry of (row, column) by open addressing, -1 where none.
-        pool: ``[9 capacity]`` int32, the heaps of entries, list after list; a list that is full moves to the end.
+        pool: ``[9 capacity]`` int32, the heaps, list after list, of these numbers 3e, 3e + 1 and 3e + 2, so that each
+            is there once; a list that is full moves to the end.
         start: ``[lists]`` int64, where each begins in ``pool``.
         size: ``[lists]`` int32.
         list_capacity: ``[lists]`` int32.
@@ -89,7 +91,7 @@ def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int
 def grown(entries: SortedEntries, entries_wanted: int) -> SortedEntries:
     """The same entries in the same order of all heaps, with room for ``entries_wanted`` altogether.
 
-    What lists have left behind in the pool is given back. ``entries`` must not be used any more.
+    What lists have left behind in the pool is given back. No memory is shared with ``entries``.
 
     Raises:
         ValueError: More are touched than wanted, or more are wanted than can be numbered.
@@ -180,7 +182,7 @@ def _filled(
         row=np.zeros(capacity, np.int32),
         col=np.zeros(capacity, np.int32),
         value=np.zeros(capacity),
-        place=np.zeros((capacity, 3), np.int32),
+        place=np.zeros(3 * capacity, np.int32),
         table=np.full(1 << bits, -1, np.int32),
         pool=np.zeros(9 * capacity, np.int32),
         start=start,
@@ -192,7 +194,7 @@ def _filled(
     )
     entries.row[:count], entries.col[:count], entries.value[:count] = row, col, value
     entries.pool[np.repeat(start, size) + within] = heaps
-    entries.place[heaps, _kinds(row, heaps, size)] = within
+    entries.place[heaps] = within
     fill_table(entries)
     return entries
 
@@ -201,12 +203,6 @@ def _heaps(entries: SortedEntries) -> np.ndarray:
     """All lists, one after the other."""
     before = np.cumsum(entries.size, dtype=np.int64) - entries.size
     return entries.pool[np.arange(entries.size.sum()) + np.repeat(entries.start - before, entries.size)]
-
-
-def _kinds(row: np.ndarray, heaps: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Of each place in ``heaps``: 0 in the list of all, 1 in the list of its row, 2 of its column."""
-    of = np.repeat(np.arange(len(size)), size)
-    return np.where(of == 0, 0, np.where(row[heaps] == of - 1, 1, 2))
 
 
 def _power_of_two(numbers: np.ndarray) -> np.ndarray:
@@ -230,16 +226,15 @@ def _check_state(
         raise ValueError(f"row or col is out of range of [{empty.rows}, {empty.cols}]")
     if len(np.unique(row * np.int64(empty.cols) + col)) != count:
         raise ValueError("row and col name an entry twice")
+    if not np.array_equal(np.sort(heaps), np.arange(3 * count)):
+        raise ValueError("heaps does not hold every entry three times")
     column_list = col.astype(np.int64) + 1 + (0 if empty.symmetric else empty.rows)
-    right = np.bincount(np.concatenate([row + np.int64(1), column_list]), minlength=lists)
-    right[0] = count
-    if not (size == right).all() or not ((heaps >= 0) & (heaps < count)).all():
-        raise ValueError("size or heaps does not fit row and col")
-    of = np.repeat(np.arange(lists), size)
-    belongs = (of == 0) | (of == row[heaps] + 1) | (of == column_list[heaps])
-    if not belongs.all() or len(np.unique(of * np.int64(count) + heaps)) != len(heaps):
+    belongs = np.stack([np.zeros(count, np.int64), row.astype(np.int64) + 1, column_list], 1).reshape(-1)[heaps]
+    if not np.array_equal(size, np.bincount(belongs, minlength=lists)):
+        raise ValueError("size does not fit row and col")
+    if not np.array_equal(belongs, np.repeat(np.arange(lists), size)):
         raise ValueError("heaps has entries in lists that are not theirs")
     first = np.repeat(np.cumsum(size, dtype=np.int64) - size, size)
     above = first + np.maximum(np.arange(len(heaps)) - first - 1, 0) // 2
-    if (value[heaps] > value[heaps[above]]).any():
+    if (value[heaps // 3] > value[heaps[above] // 3]).any():
         raise ValueError("heaps are not in the order of value")

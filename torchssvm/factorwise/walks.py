@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.factorwise.entry_heaps import column_list, find, kind_of, row_list
+from torchssvm.factorwise.entry_heaps import column_list, find, row_list
 from torchssvm.factorwise.sorted_entries import VISITED
 from torchssvm.oracles.jit import kernel
 
@@ -56,8 +56,9 @@ def walk(entries, which, marked_row, marked_col, stamp, excluded, force, best):
         at = np.int64(entries.frontier[0])
         waiting = _pop(entries, waiting)
         entries.counters[VISITED] += 1
-        number = entries.pool[start + at]
-        if _wanted(entries, number, which, marked_row, marked_col, stamp, excluded):
+        item = entries.pool[start + at]
+        number = item // 3
+        if _wanted(entries, item, marked_row, marked_col, stamp, excluded):
             return value, np.int64(entries.row[number]), np.int64(entries.col[number])
         for below in range(2 * at + 1, min(2 * at + 3, size)):
             waiting = _push(entries, waiting, below, start)
@@ -77,8 +78,9 @@ def is_excluded(entries, a, b, excluded):
 
 
 @kernel
-def _wanted(entries, number, which, marked_row, marked_col, stamp, excluded):
-    a, b, kind = entries.row[number], entries.col[number], kind_of(entries, number, which)
+def _wanted(entries, item, marked_row, marked_col, stamp, excluded):
+    number, kind = item // 3, item % 3
+    a, b = entries.row[number], entries.col[number]
     if kind != 1 and marked_row[a] == stamp:
         return False
     if kind != 2 and marked_col[b] == stamp:
@@ -125,7 +127,7 @@ def _untouched_across(entries, which, marked, stamp, excluded):
 @kernel
 def _push(entries, waiting, at, start):
     """Let the place ``at`` of the list that starts at ``start`` wait; returns how many do."""
-    value = entries.value[entries.pool[start + at]]
+    value = entries.value[entries.pool[start + at] // 3]
     hole = waiting
     while hole > 0:
         above = (hole - 1) >> 1
