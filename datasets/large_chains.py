@@ -49,7 +49,15 @@ class ChainTruth:
 
         Viterbi's recursion in time proportional to the transitions that are not zero: any other comes from the best
         state of the token before.
+
+        Raises:
+            ValueError: The chains have other sizes.
         """
+        if (chains.in_features, chains.num_states) != (len(self.emission), self.emission.num_columns):
+            raise ValueError(
+                f"chains have in_features={chains.in_features} and num_states={chains.num_states}, must be "
+                f"{len(self.emission)} and {self.emission.num_columns}, as the truth has"
+            )
         found = torch.empty(len(chains.states), dtype=torch.int64)
         longest, states = int(chains.lengths.max()), self.emission.num_columns
         for part in torch.arange(len(chains)).split(max(_ENTRIES // (longest * states), 1)):
