@@ -122,7 +122,8 @@ class ChainTruth:
         real = states >= 0
         amounts = (weights.double() * values[token, slot].double()[:, None])[real]
         size = len(tokens) * chains.num_states
-        return np.bincount(key[real].numpy(), amounts.numpy(), minlength=size).reshape(len(tokens), -1)
+        total = np.bincount(key[real].numpy(), amounts.numpy(), minlength=size)
+        return total.astype(np.float64).reshape(len(tokens), -1)  # of nothing at all NumPy makes whole numbers
 
 
 class LargeChains(SparseChains):
