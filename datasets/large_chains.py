@@ -49,7 +49,15 @@ class ChainTruth:
 
         Viterbi's recursion in time proportional to the transitions that are not zero: any other comes from the best
         state of the token before.
+
+        Raises:
+            ValueError: The chains have other sizes.
         """
+        if (chains.in_features, chains.num_states) != (len(self.emission), self.emission.num_columns):
+            raise ValueError(
+                f"chains have in_features={chains.in_features} and num_states={chains.num_states}, must be "
+                f"{len(self.emission)} and {self.emission.num_columns}, as the truth has"
+            )
         found = torch.empty(len(chains.states), dtype=torch.int64)
         longest, states = int(chains.lengths.max()), self.emission.num_columns
         for part in torch.arange(len(chains)).split(max(_ENTRIES // (longest * states), 1)):
@@ -114,7 +122,8 @@ class ChainTruth:
         real = states >= 0
         amounts = (weights.double() * values[token, slot].double()[:, None])[real]
         size = len(tokens) * chains.num_states
-        return np.bincount(key[real].numpy(), amounts.numpy(), minlength=size).reshape(len(tokens), -1)
+        total = np.bincount(key[real].numpy(), amounts.numpy(), minlength=size)
+        return total.astype(np.float64).reshape(len(tokens), -1)  # of nothing at all NumPy makes whole numbers
 
 
 class LargeChains(SparseChains):

@@ -93,7 +93,7 @@ class SparseRows:
     def lists(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Columns int64 ``[R, P]``, -1 where a row has fewer than P entries, and values float32 ``[R, P]``, then 0."""
         start, count = self.indptr[rows], self.indptr[rows + 1] - self.indptr[rows]
-        within = torch.arange(max(int(count.max()), 1))
+        within = torch.arange(int(count.max()) if count.any() else 1)
         there = within < count[:, None]
         at = torch.where(there, start[:, None] + within, 0)
         if not len(self.indices):

@@ -109,6 +109,19 @@ def test_the_truth_fits_its_head_only():
     truth = LargeChains(**SMALL).truth
     with pytest.raises(ValueError, match="head must have in_features=5 and num_states=4"):
         truth.load_into(SparseLinearChain(5, 5))
+    with pytest.raises(ValueError, match="chains have in_features=6 and num_states=4, must be 5 and 4"):
+        truth.decode(LargeChains(**{**SMALL, "in_features": 6}))
+
+
+def test_tokens_without_features_can_be_decoded():
+    truth = LargeChains(**SMALL).truth
+    nothing = torch.zeros(4, dtype=torch.int64)
+    chains = SparseChains(torch.tensor([0, 3]), nothing, torch.zeros(0, dtype=torch.int32), nothing[:3], 5, 4)
+    transition = truth.transition.dense()
+    found = truth.decode(chains).tolist()
+    best = max(float(transition[a, b] + transition[b, c]) for a, b, c in itertools.product(range(4), repeat=3))
+    assert float(transition[found[0], found[1]] + transition[found[1], found[2]]) == pytest.approx(best)
+    assert chains[0].x.columns.tolist() == [[-1]] * 3
 
 
 def test_thousands_of_states_are_cheap():
