@@ -23,7 +23,7 @@ _TINY = 1e-12
 
 
 @kernel
-def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, options, ordered, scratch):
+def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, options, ordered, explore, scratch):
     """Visit the examples ``order[begin:]``, one after another, until one might need more room among the entries.
 
     Args:
@@ -34,6 +34,7 @@ def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, op
         pairs: Weights of pairs.
         entries: The same in sorted order, if
         ordered: the factorwise oracle walks it.
+        explore: Whether it adds a factor also where none scores by itself: three labels may together.
         q: ``[n, K]``, mass of labels being on.
         factors: Those of pairs.
         options: See ``chain_state.Options``.
@@ -58,7 +59,7 @@ def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, op
                 _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch)
         for p in range(sets.row[i], sets.row[i + 1]):
             add_row(weights[sets.column[p]], scratch.change, -sets.value[p] / options.scale)
-        _make_factors(i, sets, pairs, entries, q, factors, options, ordered, scratch)
+        _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore, scratch)
     return len(order)
 
 
@@ -113,8 +114,7 @@ def _feel(i, sets, q, factors, options, scratch):
 @kernel
 def _label_step(i, k, sets, q, options, scratch):
     """Mass of a label now and at the minimum of its block, which is one-dimensional; and the curvature."""
-    loss = -sets.cost[k] if sets.y[i, k] else sets.cost[k]
-    slope = scratch.scores[k] + loss + scratch.force[k]
+    slope = _alone(i, k, sets, scratch) + scratch.force[k]
     curvature = sets.square[i] / options.scale + options.rho * scratch.count[k]
     before = q[i, k]
     if curvature <= 0.0:
@@ -194,16 +194,19 @@ def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch)
 
 
 @kernel
-def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, scratch):
-    """Add the factors that cannot agree with their labels as they are, and one that the oracle finds."""
+def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore, scratch):
+    """Add the factors that cannot agree with their labels as they are, and those that the oracle finds.
+
+    Only labels that might be on in a best labeling are looked at: in part on, on in the target, or with a score above
+    zero if all that could attract them were on. Of their pairs, those are added that score when both go on.
+    """
     states, many = len(scratch.scores), 0
     likely = scratch.likely
     for k in range(states):
-        loss = -sets.cost[k] if sets.y[i, k] else sets.cost[k]
-        if q[i, k] > 0.0 or sets.y[i, k] or scratch.scores[k] + loss + pairs.gain[k] > 0.0:
+        if q[i, k] > 0.0 or sets.y[i, k] or _alone(i, k, sets, scratch) + pairs.gain[k] > 0.0:
             likely[many] = k
             many += 1
-    best, found_a, found_b = 0.0, -1, -1
+    best, found_a, found_b = -np.inf, -1, -1
     for c in range(many):
         a = likely[c]
         for d in range(c + 1, many):
@@ -212,10 +215,13 @@ def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, scratch
             if both < q[i, a] + q[i, b] - 1.0 - _TINY or both > min(q[i, a], q[i, b]) + _TINY:
                 _make_factor(i, a, b, both, states, q, factors)
             elif not ordered and both == 0.0 and pairs.value[a, b] > 0.0:
-                scratch.totals[1] += 1
                 value = pairs.value[a, b] + _ease(i, a, sets, q, scratch) + _ease(i, b, sets, q, scratch)
-                if (found_a < 0 or value > best) and _factor_place(i, a * states + b, factors) < 0:
+                if value > 0.0:
+                    _make_factor(i, a, b, both, states, q, factors)
+                elif explore and value > best and _factor_place(i, a * states + b, factors) < 0:
                     best, found_a, found_b = value, a, b
+    if not ordered:
+        scratch.totals[1] += many * (many - 1) // 2
     scratch.totals[2] += 1
     if ordered:
         found_a, found_b = _walk(i, sets, entries, q, factors, options, scratch)
@@ -226,11 +232,17 @@ def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, scratch
 
 
 @kernel
+def _alone(i, k, sets, scratch):
+    """What the label gains by going on, with the loss and without its factors."""
+    return scratch.scores[k] + (-sets.cost[k] if sets.y[i, k] else sets.cost[k])
+
+
+@kernel
 def _ease(i, k, sets, q, scratch):
     """What it costs to switch the label on: nothing where it is on in part."""
     if q[i, k] > 0.0:
         return 0.0
-    return min(scratch.scores[k] + (-sets.cost[k] if sets.y[i, k] else sets.cost[k]), 0.0)
+    return min(_alone(i, k, sets, scratch), 0.0)
 
 
 @kernel

@@ -13,6 +13,7 @@ from torchssvm.batch import Batch, apply_head
 from torchssvm.compiled.lists import lists_of, lists_within
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
+from torchssvm.dual.storage import require
 from torchssvm.factorwise.problem import Problem, Rounded, check_arrays
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles import best_label_sets
@@ -22,7 +23,8 @@ from torchssvm.primal import every_example
 from torchssvm.sparse import SparseFeatures
 
 _PORTION = 1024  # examples decoded at a time
-_EXTRA = 8  # factors that an example may get in a pass, beside half of those that it has
+_EXPLORE = 10  # calls of visit between those that add a factor to every example
+_EXTRA = 32  # factors that an example may get in a pass, beside half of those that it has
 
 
 class LabelSetProblem(Problem):
@@ -56,6 +58,7 @@ class LabelSetProblem(Problem):
         self.q = y.astype(np.float64)
         self.factors = no_interactions(dual.num_examples)
         self.mean_cost = float(cost.mean())
+        self.visits = 0
 
     @property
     def num_sides(self) -> int:  # type: ignore[override]
@@ -104,6 +107,7 @@ class LabelSetProblem(Problem):
         sum_gains(self.pairs)
         scale = self.dual.lam * self.dual.num_examples
         options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
+        self.visits += 1
         done, before = 0, int(self.entries.counters[2])
         while done < len(order):
             done = visit_label_sets(
@@ -117,6 +121,7 @@ class LabelSetProblem(Problem):
                 self.factors,
                 options,
                 self.ordered,
+                self.visits % _EXPLORE == 0,
                 scratch,
             )
             if done < len(order):
@@ -257,6 +262,7 @@ class LabelSetProblem(Problem):
             "pairs": torch.from_numpy(self.pairs.value.copy()),
             "q": torch.from_numpy(self.q.copy()),
             "entries": state(self.entries),
+            "visits": self.visits,
             "factors": {name: torch.from_numpy(array.copy()) for name, array in parts.items()},
         }
 
@@ -288,8 +294,8 @@ class LabelSetProblem(Problem):
         entries = from_state(state["entries"])
         if (entries.rows, entries.cols, entries.symmetric) != (size, size, True):
             raise ValueError(f"the checkpoint has weights of {entries.rows} labels, and the head has {size}")
-        return state["weights"].numpy().copy(), pairs, entries, state["q"].numpy().copy(), held
+        return state["weights"].numpy().copy(), pairs, entries, state["q"].numpy().copy(), held, require(state, "visits", int, "problem")
 
     def restore(self, prepared: Any) -> None:
         """Take over what :meth:`prepare` made."""
-        self.weights, self.pairs, self.entries, self.q, self.factors = prepared
+        self.weights, self.pairs, self.entries, self.q, self.factors, self.visits = prepared
