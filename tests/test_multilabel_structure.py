@@ -93,19 +93,14 @@ class TestMultilabel(MultilabelCase):
 
 
 class TestMultilabelByExample(MultilabelCase):
+    """Every example has its own scores of pairs; a label that costs nothing, and the sum of costs."""
+
     shared = False
-
-
-class TestMultilabelWeighted(MultilabelCase):
-    options = {"weights": WEIGHTS}  # noqa: RUF012
-
-
-class TestMultilabelCounts(MultilabelCase):
     options = {"normalize": False, "weights": WEIGHTS}  # noqa: RUF012
 
 
 class TestMultilabelWithoutPairs(MultilabelCase):
-    options = {"pairwise": False}  # noqa: RUF012
+    options = {"pairwise": False, "weights": WEIGHTS}  # noqa: RUF012
 
 
 class TestAttractiveByMessages(MultilabelCase):
