@@ -188,7 +188,7 @@ class SparseEmission(torch.autograd.Function):
         last: Tensor,
         sparse: bool,
     ) -> Tensor:
-        """``[B, N, K]``; ``values`` stands outside of ``lists`` for its gradient, ``last`` ``[B]`` is the last token."""
+        """``[B, N, K]``; ``values`` stand beside ``lists`` for their gradient, ``last`` ``[B]`` is the last token."""
         ctx.lists, ctx.sparse, ctx.rows = lists._replace(values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values, last, weight if needs[0] else None)
