@@ -7,6 +7,18 @@ from torchssvm.checks import CheckReport, check
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
+from torchssvm.factorwise import (
+    GDMM,
+    AwayStep,
+    BlockGreedy,
+    BruteForce,
+    FactorwiseCertificate,
+    FullyCorrective,
+    PassReport,
+    Penalty,
+    ResidualBalancing,
+    SortedOracle,
+)
 from torchssvm.heads import (
     Edges,
     Graphs,
@@ -78,12 +90,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BCFW",
+    "GDMM",
     "Arborescence",
     "Average",
     "Away",
+    "AwayStep",
     "Batch",
     "BlockGap",
+    "BlockGreedy",
     "BranchAndBound",
+    "BruteForce",
     "CacheOracle",
     "Certificate",
     "Chain",
@@ -100,7 +116,9 @@ __all__ = [
     "EveryOutput",
     "ExactSearch",
     "ExponentiatedGradient",
+    "FactorwiseCertificate",
     "FrankWolfe",
+    "FullyCorrective",
     "GapBatchSampler",
     "GraphCut",
     "GraphPotentials",
@@ -130,6 +148,8 @@ __all__ = [
     "Objective",
     "OneSlack",
     "Pairwise",
+    "PassReport",
+    "Penalty",
     "Permutation",
     "Pose",
     "PoseMaps",
@@ -138,11 +158,13 @@ __all__ = [
     "Projective",
     "Proportional",
     "RegularizationPath",
+    "ResidualBalancing",
     "RoofDual",
     "Segmentation",
     "ShortStep",
     "SlackOracle",
     "SlackRescaling",
+    "SortedOracle",
     "SparseFeatures",
     "SparseLinearChain",
     "SparseLinearMultilabel",

@@ -13,8 +13,8 @@ class FactorwiseCertificate(Certificate):
 
     ``primal`` is that of the weights that the head holds, by an exact oracle; where ``exact`` is False it is an upper
     bound, the structured hinges of the LP relaxation. ``dual`` is the largest dual objective of the consistent points
-    rounded so far. Both hold however large the violation is. ``passes`` and ``oracle_calls`` count those of certificates;
-    nothing else decodes.
+    rounded so far. Both hold however large the violation is. ``passes`` and ``oracle_calls`` count the decodings of
+    certificates; nothing else decodes.
 
     Attributes:
         sweeps: Passes of GDMM.
@@ -45,7 +45,6 @@ class PassReport:
         rho: Penalty of this pass, times n.
         visited: Entries that the factorwise oracle of higher-order factors looked at.
         queries: How often it was asked.
-        decrease: Of the augmented Lagrangian times n, as the models of the blocks promised it.
         seconds: Duration.
     """
 
@@ -55,7 +54,6 @@ class PassReport:
     rho: float
     visited: int
     queries: int
-    decrease: float
     seconds: float
 
     def __str__(self) -> str:

@@ -47,7 +47,7 @@ def columns_of(key: np.ndarray, value: np.ndarray, num_states: int) -> Columns:
 
 @kernel
 def sum_features(tokens, variables, scale, total):
-    """``total += (1/(lam n)) sum_t x_t (e_y - pi_t)^T``, and the sum of the costs, ``sum_t <delta_t, pi_t>``, returned."""
+    """``total += (1/(lam n)) sum_t x_t (e_y - pi_t)^T``; returns the sum of the costs, ``sum_t <delta_t, pi_t>``."""
     loss = 0.0
     for t in range(len(tokens.y)):
         own = 0.0

@@ -49,7 +49,7 @@ def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
 
 @kernel
 def _visit_greedily(first, end, tokens, weights, pairs, duals, options, scratch):
-    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, as often as there are blocks."""
+    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, again and again."""
     for _ in range(2 * (end - first) - 1):
         best, found, is_factor = 0.0, first, False
         for t in range(first, end):
@@ -91,7 +91,7 @@ def fill_scores(t, tokens, weights, scores):
 
 @kernel
 def _propose_variable(t, first, end, tokens, weights, duals, options, scratch):
-    """Find where variable t should go; ``scratch.new`` gets its masses, the decrease that the model promises is returned."""
+    """Find where variable t should go: ``scratch.new``; the decrease that the model promises is returned."""
     variables, sides, scores = duals.variables, duals.sides, scratch.scores
     _leave(variables, t)
     fill_scores(t, tokens, weights, scores)

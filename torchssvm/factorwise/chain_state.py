@@ -77,12 +77,12 @@ class Scratch(NamedTuple):
     marked_right: Any  # [K] int64
     labels: Any  # [2, S] int64, of both sides
     forces: Any  # [2, S]
-    totals: Any  # [4]: squared moves of variables, entries visited, queries, decrease of the augmented Lagrangian
+    totals: Any  # [3]: squared moves of variables, entries the oracle looked at, its calls
     stamp: Any  # [1] int64
 
 
 def make_tokens(examples: Examples, num_features: int, has_bias: bool, has_boundary: bool) -> Tokens:
-    """Lists of features with those of the biases: ``num_features`` is always 1, the next two at both ends of a chain."""
+    """Lists of features with the biases among them: ``num_features`` for all, the next two for both ends of a chain."""
     tokens = len(examples.y)
     if examples.dense:
         rows, columns = np.nonzero(examples.x)
@@ -148,6 +148,6 @@ def make_scratch(duals: Duals, num_states: int) -> Scratch:
         np.zeros(num_states, np.int64),
         np.zeros((2, around), np.int64),
         np.zeros((2, around)),
-        np.zeros(4),
+        np.zeros(3),
         np.zeros(1, np.int64),
     )

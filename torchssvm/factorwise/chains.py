@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.batch import Batch, apply_head
 from torchssvm.compiled.kinds import kind_of
@@ -31,14 +31,14 @@ class ChainProblem(Problem):
         ordered: Whether label pairs are kept in the order of their weights, for the sublinear oracle.
     """
 
-    def __init__(self, head: nn.Module, dual: DualState, batches: Iterable[Batch], *, ordered: bool) -> None:
+    def __init__(self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool) -> None:
         from torchssvm.factorwise.chain_state import make_duals, make_tokens
         from torchssvm.factorwise.pair_weights import make_pairs
 
-        self.head: Any = head
+        self.head = head
         self.dual = dual
         examples, self.targets = pack(kind_of(head), dual, batches)
-        self.num_states = head.structure.num_states  # type: ignore[union-attr]
+        self.num_states: int = self.head.structure.num_states
         self.num_features = len(self.head.emission)
         has_bias, has_boundary = self.head.bias is not None, self.head.first is not None
         self.tokens = make_tokens(examples, self.num_features, has_bias, has_boundary)
@@ -66,9 +66,7 @@ class ChainProblem(Problem):
         done = 0
         before = self._visited()
         while done < len(order):
-            done = visit_chains(
-                order, done, self.tokens, self.weights, self.pairs, self.duals, options, scratch
-            )
+            done = visit_chains(order, done, self.tokens, self.weights, self.pairs, self.duals, options, scratch)
             if done < len(order):
                 self._make_room(2 * self._longest * (blocks if rule.greedy else 1))
         scratch.totals[1] += self._visited() - before
@@ -238,7 +236,9 @@ class ChainProblem(Problem):
             raise ValueError(f"the checkpoint is of {state.get('kind')!r}, and this GDMM is of 'chains'")
         check_arrays(state, {"weights": self.weights, "dense": self.pairs.dense, "targets": self.targets.numpy()})
         if not torch.equal(state["targets"], self.targets):
-            raise ValueError("the checkpoint was trained on other targets: duals belong to the data they were trained on")
+            raise ValueError(
+                "the checkpoint was trained on other targets: duals belong to the data they were trained on"
+            )
         tokens, most = len(self.tokens.y), self.num_states
         sizes = {"variables": (tokens, most), "factors": (tokens, most * most), "sides": (2 * tokens, most)}
         lists = [from_tensors(state.get(name), count, keys, name) for name, (count, keys) in sizes.items()]

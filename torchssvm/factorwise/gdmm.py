@@ -36,7 +36,7 @@ _SMALL = 4096  # configurations of a factor, up to which they are all looked at 
 
 
 class GDMM(Optimizer):
-    """Training without decoding, for outputs too large to decode ([Y16]; math: the factors' duals are tied by multipliers).
+    """Training without decoding, for outputs too large to decode: factors train apart, tied by multipliers [Y16].
 
     Every factor keeps a distribution over its configurations, of which few are active. A pass visits the factors of all
     examples: the factorwise oracle adds one configuration to the active set, the block is minimised over that set, and
@@ -53,7 +53,7 @@ class GDMM(Optimizer):
         lam: Regularisation; positive.
         rule: How blocks move: None is :class:`FullyCorrective`.
         penalty: rho and eta; None is :class:`ResidualBalancing`.
-        oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter for factors of up to 4096 configurations.
+        oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter up to 4096 configurations of a factor.
         seed: Of the order of the visits.
 
     Attributes:
@@ -82,10 +82,16 @@ class GDMM(Optimizer):
     ) -> None:
         if not numba_available():
             raise ImportError("GDMM needs Numba: pip install torchssvm[numba]")
-        kinds = (("rule", rule, BlockRule), ("penalty", penalty, Penalty), ("oracle", oracle, SortedOracle | BruteForce))
+        kinds = (
+            ("rule", rule, BlockRule),
+            ("penalty", penalty, Penalty),
+            ("oracle", oracle, SortedOracle | BruteForce),
+        )
         for name, value, kind in kinds:
             if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name}={value!r} must be an object such as FullyCorrective(), Penalty() or SortedOracle()")
+                raise TypeError(
+                    f"{name}={value!r} must be an object such as FullyCorrective(), Penalty() or SortedOracle()"
+                )
         self.rule = rule if rule is not None else FullyCorrective()
         self.penalty = penalty if penalty is not None else ResidualBalancing()
         dual = DualState.for_head(head, num_examples, lam)
@@ -97,7 +103,7 @@ class GDMM(Optimizer):
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
         self.best_dual = 0.0  # of all mass on the targets
-        self._visits = np.zeros(4)
+        self._visits = np.zeros(3)
         self._generator = torch.Generator().manual_seed(seed)
         if any(bool(p.any()) for p in dual.parameters):
             warnings.warn(
@@ -162,12 +168,10 @@ class GDMM(Optimizer):
         self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
         residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps)
         self.rho = self.penalty.next(rho, residuals)
-        self._visits = np.zeros(4)
+        self._visits = np.zeros(3)
         self._publish()
         seconds += time.perf_counter() - start
-        return PassReport(
-            self.sweeps, self.violation, worst, rho, int(visits[1]), int(visits[2]), float(visits[3]), seconds
-        )
+        return PassReport(self.sweeps, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
 
     @torch.no_grad()
     def certify(self) -> FactorwiseCertificate:
@@ -191,7 +195,9 @@ class GDMM(Optimizer):
         self.best_dual = max(self.best_dual, factor * rounded.loss - factor**2 * lam / 2 * rounded.squared)
         rounding = 1e3 * torch.finfo(parameters[0].dtype).eps
         if primal - self.best_dual < -rounding * (1.0 + abs(primal)):
-            raise RuntimeError(f"the gap is negative, {primal - self.best_dual:.6g}: this is a defect, please report it")
+            raise RuntimeError(
+                f"the gap is negative, {primal - self.best_dual:.6g}: this is a defect, please report it"
+            )
         self.oracle_calls += n
         return FactorwiseCertificate(
             primal=primal,
@@ -241,7 +247,9 @@ class GDMM(Optimizer):
         if check_every < 1:
             raise ValueError(f"check_every={check_every} must be at least 1")
         if tolerance == 0.0 and max_sweeps is None:
-            raise ValueError("tolerance=0 is never reached, because of rounding: give max_sweeps, or a positive tolerance")
+            raise ValueError(
+                "tolerance=0 is never reached, because of rounding: give max_sweeps, or a positive tolerance"
+            )
         while True:
             spent = max_sweeps is not None and self.sweeps >= max_sweeps
             if spent or self.sweeps % check_every == 0:
@@ -262,8 +270,8 @@ class GDMM(Optimizer):
 
         Args:
             batches: Every training example once, the same as were given at first.
-            storage: A storage that can be written to in parts, ``MeanParts()``, which None is; its blocks have the size of
-                the potentials.
+            storage: A storage that can be written to in parts: ``MeanParts()``, which None is. Its blocks have the size
+                of the potentials.
 
         Raises:
             ValueError: The batches or the storage do not fit.
@@ -326,8 +334,8 @@ class GDMM(Optimizer):
             if require(own, name, kind, "gdmm") != getattr(self, name):
                 raise ValueError(f"the checkpoint is of {name}={own[name]}, and this GDMM of {getattr(self, name)}")
         visits, generator = (require(own, name, Tensor, "gdmm") for name in ("visits", "generator"))
-        if visits.shape != (4,) or visits.dtype != torch.float64:
-            raise ValueError("the checkpoint is damaged: gdmm['visits'] should hold 4 numbers")
+        if visits.shape != (3,) or visits.dtype != torch.float64:
+            raise ValueError("the checkpoint is damaged: gdmm['visits'] should hold 3 numbers")
         order = torch.Generator()
         try:
             order.set_state(generator)
@@ -354,8 +362,8 @@ class GDMM(Optimizer):
     def _check_weights(self) -> None:
         if [p._version for p in self.head.parameters()] != self._versions:
             raise RuntimeError(
-                "the head's weights were changed by others: they are a function of the duals. Nothing has changed here; "
-                "make a new GDMM to start again, or load a state_dict"
+                "the head's weights were changed by others: they are a function of the duals. Nothing has changed "
+                "here; make a new GDMM to start again, or load a state_dict"
             )
 
 

@@ -65,7 +65,7 @@ def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, op
 
 @kernel
 def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scratch):
-    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, as often as there are blocks."""
+    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, again and again."""
     states, begin = len(scratch.scores), factors.start[i]
     for _ in range(states + factors.size[i]):
         _feel(i, sets, q, factors, options, scratch)
@@ -157,7 +157,7 @@ def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
         for s in range(4):
             new[s] = max(mass[s] + step * new[s], 0.0)
         return step * (slope - 0.5 * step * curvature)
-    # The largest row sum of the block's Hessian (Gershgorin): "both on" shares a label with itself, twice, and with two.
+    # The largest row sum of the block's Hessian (Gershgorin): "both on" shares both labels with itself, one with two.
     curvature = 1.0 / options.scale + 4.0 * options.rho
     gain = 0.0
     for s in range(4):

@@ -77,7 +77,7 @@ class Room(NamedTuple):
     mass: Any  # [4]
     new: Any  # [4]
     order: Any  # [4] int64
-    totals: Any  # [4], as in ``chain_state``
+    totals: Any  # [3], as in ``chain_state``
     stamp: Any  # [1] int64
 
 
@@ -91,7 +91,7 @@ def make_room(num_labels: int, excluded: int) -> Room:
         np.zeros(num_labels, np.int64),
         *(np.zeros(4) for _ in range(3)),
         np.zeros(4, np.int64),
-        np.zeros(4),
+        np.zeros(3),
         np.zeros(1, np.int64),
     )
 
@@ -108,9 +108,7 @@ def with_room(held: Interactions, extra: np.ndarray | int) -> Interactions:
     start = np.zeros(len(held.start), np.int64)
     np.cumsum(held.size + extra, out=start[1:])
     total = int(start[-1])
-    wide = Interactions(
-        start, held.size.copy(), np.zeros(total, np.int64), np.zeros((total, 3)), np.zeros((total, 2))
-    )
+    wide = Interactions(start, held.size.copy(), np.zeros(total, np.int64), np.zeros((total, 3)), np.zeros((total, 2)))
     _copy(held, wide)
     return wide
 

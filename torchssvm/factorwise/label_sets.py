@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.batch import Batch, apply_head
 from torchssvm.compiled.lists import lists_of, lists_within
@@ -39,14 +39,14 @@ class LabelSetProblem(Problem):
     """
 
     def __init__(
-        self, head: nn.Module, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200
+        self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200
     ) -> None:
         from torchssvm.factorwise.label_set_state import LabelSets, PairTable, no_interactions
         from torchssvm.factorwise.sorted_entries import make_entries
 
-        self.head: Any = head
+        self.head = head
         self.dual, self.ordered, self.sweeps = dual, ordered, sweeps
-        self.num_labels = self.head.structure.num_labels
+        self.num_labels: int = self.head.structure.num_labels
         self.num_features = len(self.head.unary)
         column, value, row, y, self.targets = self._pack(batches)
         square = np.add.reduceat(np.append(value.astype(np.float64) ** 2, 0.0), row[:-1]) * (np.diff(row) > 0)
@@ -87,7 +87,9 @@ class LabelSetProblem(Problem):
             pieces.append((torch.repeat_interleave(index, found.counts), found.columns, found.values))
         if head.bias is not None:
             everyone = torch.arange(n)
-            pieces.append((everyone, torch.full((n,), self.num_features, dtype=torch.int32), torch.ones(n, dtype=dtype)))
+            pieces.append(
+                (everyone, torch.full((n,), self.num_features, dtype=torch.int32), torch.ones(n, dtype=dtype))
+            )
             counts += 1
         owner, column, value = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
         order = owner.argsort(stable=True)
@@ -276,7 +278,9 @@ class LabelSetProblem(Problem):
         like = {"weights": self.weights, "pairs": self.pairs.value, "q": self.q, "targets": self.targets.numpy()}
         check_arrays(state, like)
         if not torch.equal(state["targets"], self.targets):
-            raise ValueError("the checkpoint was trained on other targets: duals belong to the data they were trained on")
+            raise ValueError(
+                "the checkpoint was trained on other targets: duals belong to the data they were trained on"
+            )
         factors, n, size = state.get("factors"), self.dual.num_examples, self.num_labels
         if not isinstance(factors, dict):
             raise ValueError("the checkpoint is damaged: 'factors' should hold tensors")
@@ -294,7 +298,14 @@ class LabelSetProblem(Problem):
         entries = from_state(state["entries"])
         if (entries.rows, entries.cols, entries.symmetric) != (size, size, True):
             raise ValueError(f"the checkpoint has weights of {entries.rows} labels, and the head has {size}")
-        return state["weights"].numpy().copy(), pairs, entries, state["q"].numpy().copy(), held, require(state, "visits", int, "problem")
+        return (
+            state["weights"].numpy().copy(),
+            pairs,
+            entries,
+            state["q"].numpy().copy(),
+            held,
+            require(state, "visits", int, "problem"),
+        )
 
     def restore(self, prepared: Any) -> None:
         """Take over what :meth:`prepare` made."""

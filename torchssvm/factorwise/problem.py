@@ -46,8 +46,7 @@ class Problem(ABC):
         """Visit the examples ``order``, one after another.
 
         Returns:
-            ``[4]``: squared moves of the variables, entries the factorwise oracle looked at, its calls, and the decrease
-            of the augmented Lagrangian that the models promised.
+            ``[3]``: squared moves of the variables, entries the factorwise oracle looked at, and its calls.
         """
 
     @abstractmethod

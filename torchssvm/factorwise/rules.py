@@ -75,23 +75,25 @@ class Penalty:
         if rho is not None and not (rho > 0.0 and math.isfinite(rho)):
             raise ValueError(f"rho={rho} must be positive and finite")
         if not 0.0 < step < 2.0:
-            raise ValueError(f"step={step} must be more than 0 and less than 2: the multipliers' ascent diverges beyond")
+            raise ValueError(
+                f"step={step} must be more than 0 and less than 2: the multipliers' ascent diverges beyond"
+            )
         self.rho = rho
         self.step = step
 
     def first(self, mean_cost: float) -> float:
-        """rho of the first pass."""
+        """Rho of the first pass."""
         if self.rho is not None:
             return self.rho
         return 2.0 * mean_cost if mean_cost > 0.0 else 1.0
 
     def next(self, rho: float, residuals: Residuals) -> float:
-        """rho after a pass; here, as it was."""
+        """Rho after a pass; here, as it was."""
         return rho
 
 
 class ResidualBalancing(Penalty):
-    """Raise rho where factors stay apart while the variables rest, lower it in the other case ([Boyd et al. 2011] 3.4.1).
+    """Raise rho where factors stay apart and variables rest, lower it in the other case ([Boyd et al. 2011] 3.4.1).
 
     Args:
         rho: Of the first pass; None is twice the mean cost of a wrong label.
@@ -137,7 +139,7 @@ class ResidualBalancing(Penalty):
 
 @dataclass(frozen=True)
 class SortedOracle:
-    """Factorwise oracle by walks over weights kept in order: a few entries of |Y_f| are looked at ([Y16] appendix C)."""
+    """Factorwise oracle by walks over weights kept in order: a few entries of |Y_f| are looked at ([Y16] app. C)."""
 
 
 @dataclass(frozen=True)

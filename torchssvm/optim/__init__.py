@@ -1,5 +1,6 @@
 """BCFW and what it is made of, averages of the iterates, and the other solvers of the papers."""
 
+from torchssvm.factorwise import GDMM
 from torchssvm.optim.averages import Average, SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.optim.bcfw import BCFW
 from torchssvm.optim.box_qp import solve_box_qp
@@ -12,6 +13,7 @@ from torchssvm.optim.subgradient import Subgradient
 
 __all__ = [
     "BCFW",
+    "GDMM",
     "Average",
     "CuttingPlane",
     "ExactSearch",
