@@ -84,15 +84,21 @@ class Room(NamedTuple):
 def make_room(num_labels: int, excluded: int) -> Room:
     """Room for examples with at most so many factors."""
     return Room(
-        *(np.zeros(num_labels) for _ in range(3)),
-        *(np.zeros(num_labels, np.int64) for _ in range(3)),
-        np.zeros(num_labels),
-        np.zeros(excluded, np.int64),
-        np.zeros(num_labels, np.int64),
-        *(np.zeros(4) for _ in range(3)),
-        np.zeros(4, np.int64),
-        np.zeros(3),
-        np.zeros(1, np.int64),
+        scores=np.zeros(num_labels),
+        change=np.zeros(num_labels),
+        force=np.zeros(num_labels),
+        count=np.zeros(num_labels, np.int64),
+        likely=np.zeros(num_labels, np.int64),
+        labels=np.zeros(num_labels, np.int64),
+        offset=np.zeros(num_labels),
+        excluded=np.zeros(excluded, np.int64),
+        marked=np.zeros(num_labels, np.int64),
+        point=np.zeros(4),
+        mass=np.zeros(4),
+        new=np.zeros(4),
+        order=np.zeros(4, np.int64),
+        totals=np.zeros(3),
+        stamp=np.zeros(1, np.int64),
     )
 
 
