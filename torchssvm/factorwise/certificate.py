@@ -13,8 +13,8 @@ class FactorwiseCertificate(Certificate):
 
     ``primal`` is that of the weights that the head holds, by an exact oracle; where ``exact`` is False it is an upper
     bound, the structured hinges of the LP relaxation. ``dual`` is the largest dual objective of the consistent points
-    rounded so far. Both hold however large the violation is. ``passes`` and ``oracle_calls`` count the decodings of
-    certificates; nothing else decodes.
+    rounded so far. Both hold however large the violation is. ``passes`` are those of GDMM;
+    ``oracle_calls`` counts the decodings of certificates, and nothing else decodes.
 
     Attributes:
         sweeps: Passes of GDMM.

@@ -144,7 +144,7 @@ class ChainProblem(Problem):
             np.concatenate([true, keys]), np.concatenate([np.ones(len(true)), -masses]) / scale, self.num_states
         )
         squared = float(np.square(total).sum() + np.square(columns.value).sum())
-        return Rounded(loss / self.dual.num_examples, squared)
+        return Rounded(float(loss) / self.dual.num_examples, squared)
 
     def _true_pairs(self) -> np.ndarray:
         """Keys of all neighbouring targets."""

@@ -103,7 +103,7 @@ class GDMM(Optimizer):
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
         self.best_dual = 0.0  # of all mass on the targets
-        self._visits = np.zeros(3)
+        self._visits, self._visited = np.zeros(3), torch.zeros(num_examples, dtype=torch.bool)
         self._generator = torch.Generator().manual_seed(seed)
         if any(bool(p.any()) for p in dual.parameters):
             warnings.warn(
@@ -114,24 +114,24 @@ class GDMM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> PassReport:  # type: ignore[override]
-        """One pass: visit all examples in a random order, then move the multipliers.
+        """One pass: visit the examples that this pass has not visited, in a random order, then move the multipliers.
 
         Args:
-            closure: Must be None: there is no loss to compute.
+            closure: Called first, if given; what it returns is not needed.
 
         Raises:
-            ValueError: There is a closure.
             RuntimeError: The weights were changed by others, or have overflowed.
         """
-        if closure is not None:
-            raise ValueError("closure must be None: GDMM computes its own gradients from the examples it was given")
         start = time.perf_counter()
-        self.visit(torch.randperm(self.num_examples, generator=self._generator))
+        if closure is not None:
+            closure()
+        order = torch.randperm(self.num_examples, generator=self._generator)
+        self.visit(order[~self._visited[order]])
         return self.end_pass(seconds=time.perf_counter() - start)
 
     @torch.no_grad()
     def visit(self, index: Tensor) -> None:
-        """Visit the blocks of some examples; multipliers stay. With :meth:`end_pass`, a step in portions.
+        """Visit the blocks of some examples, a portion of a pass; multipliers stay. :meth:`step` completes the pass.
 
         Args:
             index: ``[V]`` int64, examples.
@@ -147,10 +147,11 @@ class GDMM(Optimizer):
             raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}")
         self._check_weights()
         self._visits += self.problem.visit(index.cpu().numpy(), self.rule, self.rho)
+        self._visited[index] = True
 
     @torch.no_grad()
     def end_pass(self, *, seconds: float = math.nan) -> PassReport:
-        """Move the multipliers and the penalty; the head gets the weights.
+        """Move the multipliers and the penalty, whatever was visited; the head gets the weights.
 
         Args:
             seconds: What the visits took.
@@ -161,7 +162,7 @@ class GDMM(Optimizer):
         start = time.perf_counter()
         self._check_weights()
         rho, visits = self.rho, self._visits
-        squared, total, worst = self.problem.update_multipliers(self.penalty.step * rho)
+        squared, total, worst = self.problem.update_multipliers(self.penalty.step * rho).tolist()
         if not math.isfinite(squared):
             raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
         self.sweeps += 1
@@ -169,6 +170,7 @@ class GDMM(Optimizer):
         residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps)
         self.rho = self.penalty.next(rho, residuals)
         self._visits = np.zeros(3)
+        self._visited[:] = False
         self._publish()
         seconds += time.perf_counter() - start
         return PassReport(self.sweeps, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
@@ -206,7 +208,7 @@ class GDMM(Optimizer):
             exact=exact,
             drift=drift / length**0.5 if length > 0.0 else drift,
             oracle_calls=self.oracle_calls,
-            passes=self.oracle_calls / n,
+            passes=float(self.sweeps),
             seconds=time.perf_counter() - start,
             num_examples=n,
             lam=lam,
@@ -312,6 +314,7 @@ class GDMM(Optimizer):
                 "lam": self.lam,
                 "num_examples": self.num_examples,
                 "visits": torch.from_numpy(self._visits.copy()),
+                "visited": self._visited.clone(),
                 "generator": self._generator.get_state(),
                 "problem": self.problem.state_dict(),
             },
@@ -333,9 +336,11 @@ class GDMM(Optimizer):
         for name, kind in (("lam", float), ("num_examples", int)):
             if require(own, name, kind, "gdmm") != getattr(self, name):
                 raise ValueError(f"the checkpoint is of {name}={own[name]}, and this GDMM of {getattr(self, name)}")
-        visits, generator = (require(own, name, Tensor, "gdmm") for name in ("visits", "generator"))
+        visits, visited, generator = (require(own, name, Tensor, "gdmm") for name in ("visits", "visited", "generator"))
         if visits.shape != (3,) or visits.dtype != torch.float64:
             raise ValueError("the checkpoint is damaged: gdmm['visits'] should hold 3 numbers")
+        if visited.shape != self._visited.shape or visited.dtype != torch.bool:
+            raise ValueError(f"the checkpoint is damaged: gdmm['visited'] should be bool [{self.num_examples}]")
         order = torch.Generator()
         try:
             order.set_state(generator)
@@ -344,7 +349,7 @@ class GDMM(Optimizer):
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
         super().load_state_dict(state)
         self.problem.restore(prepared)
-        self._generator, self._visits = order, visits.numpy().copy()
+        self._generator, self._visits, self._visited = order, visits.numpy().copy(), visited.clone()
         for name, value in numbers.items():
             setattr(self, name, value)
         self._publish()

@@ -199,7 +199,7 @@ class LabelSetProblem(Problem):
         loss = sum_features(self.sets, self.q, scale, total)
         both = np.full((size, size), -1.0)
         sum_all_consistent(self.sets, self.q, self.factors, np.zeros(size, np.int64), both, 1.0 / scale, pairs)
-        return Rounded(loss / self.dual.num_examples, float(np.square(total).sum() + np.square(pairs).sum()))
+        return Rounded(float(loss) / self.dual.num_examples, float(np.square(total).sum() + np.square(pairs).sum()))
 
     def hinges(self, parameters: list[Tensor]) -> tuple[np.ndarray, bool]:
         """Upper bounds of the hinges: those of the linear program, by messages."""

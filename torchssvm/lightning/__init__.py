@@ -10,8 +10,9 @@ except ModuleNotFoundError as error:
 from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.duality_gap import DualityGap
+from torchssvm.lightning.factorwise import FactorwiseSVM
 from torchssvm.lightning.report import Report
 from torchssvm.lightning.structured_svm import StructuredSVM
 from torchssvm.lightning.write_predictions import WritePredictions
 
-__all__ = ["Alternate", "AveragedWeights", "DualityGap", "Report", "StructuredSVM", "WritePredictions"]
+__all__ = ["Alternate", "AveragedWeights", "DualityGap", "FactorwiseSVM", "Report", "StructuredSVM", "WritePredictions"]

@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
 from torchssvm.certificate import Certificate
-from torchssvm.lightning.exact_pass import certify_run, find_bcfw
+from torchssvm.factorwise import FactorwiseCertificate
+from torchssvm.lightning.exact_pass import certify_run, passes_so_far
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.report import Entry, History
 
@@ -26,13 +27,15 @@ class DualityGap(Callback):
     ``GapBatchSampler`` draws. Weights follow features that have moved first, so that the certificate is for the
     features as they stand.
 
-    It works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials.
+    It works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and for
+    :class:`FactorwiseSVM`, whose passes are those of its epochs.
 
     Args:
         tolerance: Stop when the certified gap is at most this.
         every_n_epochs: Epochs between certificates.
         max_passes: Stop at the first epoch's end with as many effective passes; None is no limit.
         batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64.
+        violation: The mean consistency violation that a run of :class:`FactorwiseSVM` must reach too; 0 to 1.
 
     Attributes:
         history: All certificates with the seconds since the fit began; a resumed run keeps those before it.
@@ -48,13 +51,17 @@ class DualityGap(Callback):
         every_n_epochs: int = 10,
         max_passes: float | None = None,
         batch_size: int | None = None,
+        violation: float = 0.01,
     ) -> None:
         if not (tolerance >= 0.0 and math.isfinite(tolerance)):
             raise ValueError(f"tolerance={tolerance} must be at least 0 and finite")
         for name, value in (("every_n_epochs", every_n_epochs), ("max_passes", max_passes), ("batch_size", batch_size)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be positive")
+        if not 0.0 <= violation <= 1.0:
+            raise ValueError(f"violation={violation} must be 0 to 1")
         self.tolerance = tolerance
+        self.violation = violation
         self.every_n_epochs = every_n_epochs
         self.max_passes = max_passes
         self.batch_size = batch_size
@@ -130,7 +137,7 @@ class DualityGap(Callback):
     def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int, *, log: bool) -> None:
         if epoch > self._last_epoch:
             self._last_epoch = epoch
-            spent = self.max_passes is not None and find_bcfw(trainer).dual.passes >= self.max_passes
+            spent = self.max_passes is not None and passes_so_far(trainer) >= self.max_passes
             if (epoch + 1) % self.every_n_epochs == 0 or spent:
                 certificate = self.certify(trainer, pl_module)
                 if log:
@@ -142,7 +149,10 @@ class DualityGap(Callback):
             trainer.should_stop = True
 
     def _reached(self) -> bool:
-        return self.certificate is not None and self.certificate.gap <= self.tolerance
+        certificate = self.certificate
+        if isinstance(certificate, FactorwiseCertificate) and certificate.violation > self.violation:
+            return False
+        return certificate is not None and certificate.gap <= self.tolerance
 
     def _spent(self) -> bool:
         return (
@@ -153,6 +163,8 @@ class DualityGap(Callback):
         assert self.certificate is not None
         kind = "" if self.certificate.exact else " (upper bound: approximate oracle)"
         gap = f"certified gap {self.certificate.gap:.6g}{kind}"
+        if isinstance(self.certificate, FactorwiseCertificate):
+            gap = f"violation {self.certificate.violation:.2g}, {gap}"
         if self._reached():
             return f"{gap} <= tolerance {self.tolerance:g}"
         short = f"{gap} > tolerance {self.tolerance:g}"
@@ -185,9 +197,13 @@ class DualityGap(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the history of the interrupted run."""
         entries = [dict(entry) for entry in state_dict["history"]]
-        self.history = [Entry(seconds=entry.pop("at"), certificate=Certificate(**entry)) for entry in entries]
+        self.history = [Entry(seconds=entry.pop("at"), certificate=_read(entry)) for entry in entries]
         self._certified_step = state_dict["certified_step"]
         self._last_epoch = state_dict["last_epoch"]
+
+
+def _read(entry: dict[str, Any]) -> Certificate:
+    return FactorwiseCertificate(**entry) if "violation" in entry else Certificate(**entry)
 
 
 def _metrics(certificate: Certificate) -> dict[str, float]:

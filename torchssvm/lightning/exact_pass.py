@@ -11,6 +11,8 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from torch import nn
 
 from torchssvm.certificate import Certificate, certify
+from torchssvm.dual import DualState
+from torchssvm.factorwise import GDMM
 from torchssvm.optim import BCFW
 
 
@@ -24,6 +26,27 @@ def find_bcfw(trainer: L.Trainer) -> BCFW:
         if isinstance(optimizer, BCFW):
             return optimizer
     raise RuntimeError("the trainer has no BCFW optimizer, so there is no dual: a fit has to begin first")
+
+
+def find_gdmm(trainer: L.Trainer) -> GDMM | None:
+    """The GDMM optimizer of the trainer; None if it has none."""
+    return next((optimizer for optimizer in trainer.optimizers if isinstance(optimizer, GDMM)), None)
+
+
+def find_problem(trainer: L.Trainer) -> DualState:
+    """What is trained: n, lam, structure and parameters.
+
+    Raises:
+        RuntimeError: The trainer has no optimizer of a dual (yet).
+    """
+    gdmm = find_gdmm(trainer)
+    return find_bcfw(trainer).dual if gdmm is None else gdmm.problem.dual
+
+
+def passes_so_far(trainer: L.Trainer) -> float:
+    """Effective passes of BCFW, or passes of GDMM."""
+    gdmm = find_gdmm(trainer)
+    return find_bcfw(trainer).dual.passes if gdmm is None else float(gdmm.sweeps)
 
 
 @contextmanager
@@ -47,6 +70,8 @@ def certify_run(trainer: L.Trainer, module: L.LightningModule, loader: Iterable[
         loader: Every training example once; not needed where a compiled loop holds them.
         refresh: As in :func:`torchssvm.certify`.
     """
+    if (gdmm := find_gdmm(trainer)) is not None:
+        return gdmm.certify()
     dual = find_bcfw(trainer).dual
     make_loop: Any = getattr(module, "compiled_loop", None)
     if make_loop is not None and (loop := make_loop()) is not None:

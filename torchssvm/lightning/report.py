@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.lightning.duality_gap import DualityGap, _training_loader
-from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision
+from torchssvm.lightning.exact_pass import evaluating, find_problem, in_precision
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.report import RunReport, evaluate
 from torchssvm.structures.base import as_decoding
@@ -58,7 +58,7 @@ class Report(Callback):
         """Certify, evaluate and write."""
         gap = self._gap(trainer)
         gap.finish(trainer, pl_module)
-        structure = find_bcfw(trainer).dual.structure
+        structure = find_problem(trainer).structure
         tests = _test_batches(trainer, pl_module)
         forward = in_precision(trainer, pl_module)
         with evaluating(pl_module):
@@ -85,13 +85,13 @@ class Report(Callback):
         return next((c for c in trainer.callbacks if isinstance(c, DualityGap)), self._own)  # type: ignore[attr-defined]
 
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule, gap: DualityGap, **evaluations: Any) -> None:
-        dual = find_bcfw(trainer).dual
+        problem = find_problem(trainer)
         seed = os.environ.get("PL_GLOBAL_SEED")
         dataset = _training_loader(trainer, pl_module).dataset
         self.report = RunReport.from_history(
             self.task if self.task is not None else str(dataset).partition(" object at")[0].strip("<"),
             gap.history,
-            num_weights=sum(p.numel() for p in dual.parameters),
+            num_weights=sum(p.numel() for p in problem.parameters),
             stopped_because=gap.stopped_because or "not known",
             seed=None if seed is None else int(seed),
             device=pl_module.device,
@@ -106,7 +106,7 @@ class Report(Callback):
     def _draw(self, pl_module: L.LightningModule, batches: Iterable[Batch], figure: Any) -> None:
         assert self.draw_examples is not None
         batch = to_device(next(iter(batches)), pl_module.device)
-        structure = find_bcfw(pl_module.trainer).dual.structure
+        structure = find_problem(pl_module.trainer).structure
         with evaluating(pl_module):
             labeling = as_decoding(structure.argmax(apply_head(pl_module, batch).detach())).labeling
         self.draw_examples(figure, batch, labeling)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from torchssvm.batch import Batch, apply_head
+from torchssvm.batch import Batch
 from torchssvm.caching import OracleRule
 from torchssvm.certificate import recompute_weights
 from torchssvm.compiled import CompiledBCFW
@@ -24,18 +24,17 @@ from torchssvm.lightning.arguments import Direction, check_bounds, choose_rules
 from torchssvm.lightning.compiled_steps import make_loop, obstacle
 from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
-from torchssvm.lightning.resumable import Resumable
-from torchssvm.lightning.steps import check_batch, errors
+from torchssvm.lightning.predicting import Predicting
+from torchssvm.lightning.steps import check_batch
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import BCFW, LineSearch
-from torchssvm.potentials import Potentials, as_potentials, full_precision
+from torchssvm.potentials import full_precision
 from torchssvm.structures import Structure
-from torchssvm.structures.base import Labeling, as_decoding
 
 _BAR_EVERY = 10
 
 
-class StructuredSVM(Resumable):
+class StructuredSVM(Predicting):
     """Max-margin training of a head under a ``Trainer``: BCFW, no learning rate, one dual block for each example.
 
     Batches are :class:`torchssvm.Batch`; the training dataset is map-style, and an item knows its index. The dual state
@@ -126,38 +125,6 @@ class StructuredSVM(Resumable):
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
         self.train(self.training)
 
-    # What users call
-
-    def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
-        """Input -> potentials, differentiable in the head's weights; the features are not trained through it.
-
-        Args:
-            x: Input of the features, or of the head.
-            lengths: ``[B]`` int64, where examples differ in length.
-        """
-        return self._apply_head(self.extract(x), lengths)
-
-    @torch.no_grad()
-    def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
-        """The highest-scoring output of every example.
-
-        Args:
-            x: Input of the features, or of the head.
-            lengths: ``[B]`` int64, where examples differ in length.
-        """
-        return as_decoding(self.structure.argmax(self(x, lengths))).labeling
-
-    def train(self, mode: bool = True) -> StructuredSVM:
-        """Set the mode; features that are not being trained stay in evaluation mode."""
-        super().train(mode)
-        if not self._run.trains_features:
-            self._rest()
-        return self
-
-    def _rest(self) -> None:
-        if self.features is not None:
-            self.features.eval()
-
     # Steps
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -197,24 +164,6 @@ class StructuredSVM(Resumable):
         optimizer.step()
         self.log("hinge", hinge.detach(), prog_bar=True, batch_size=len(batch.index))
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log task loss and errors of plain decoding."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log task loss and errors of plain decoding."""
-        self._evaluate(batch, "test")
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> Labeling:
-        """The decoded outputs of the batch."""
-        batch = check_batch(batch)
-        return self.decode(batch.x, batch.lengths)
-
-    def _evaluate(self, batch: Batch, stage: str) -> None:
-        batch = check_batch(batch)
-        for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
-            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight)
-
     def _visit(self, loop: CompiledBCFW, batch: Batch) -> None:
         if self.features is not None and self.features.training:
             self.features.eval()
@@ -241,19 +190,6 @@ class StructuredSVM(Resumable):
                 run.loop = make_loop(self, run.loader, required=bool(self.compiled))
             run.uncompiled = run.loop is None
         return run.loop
-
-    def extract(self, x: Any) -> Any:
-        """What the head is given of an input: its features, without gradients, in evaluation mode unless trained."""
-        if self.features is None:
-            return x
-        if self.features.training and not self._run.trains_features:
-            self.features.eval()
-        with torch.no_grad():
-            return self.features(x)
-
-    def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
-        with full_precision(self.device):
-            return as_potentials(self.head(extracted) if lengths is None else self.head(extracted, lengths))
 
     def _log_progress(self, batch_idx: int) -> None:
         """Figures for the bar; not in every step, because the dual's value is a pass over all weights."""

@@ -1,0 +1,152 @@
+"""GDMM under a Trainer: visits by batches, stops on gap and violation, resumes to the same bits, reports."""
+
+import json
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from torchssvm import GDMM, Batch, FactorwiseCertificate, LinearChain
+from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
+
+
+class Words(Dataset):
+    """Short chains of 3 states whose features say the state, with noise."""
+
+    def __init__(self, n: int = 12) -> None:
+        random = torch.Generator().manual_seed(1)
+        self.y = torch.randint(3, (n, 4), generator=random)
+        self.x = nn.functional.one_hot(self.y, 3) + 0.4 * torch.randn(n, 4, 3, generator=random)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+    def collate(self, items: list[int]) -> Batch:
+        index = torch.tensor(items)
+        return Batch(self.x[index], self.y[index], index, torch.full((len(items),), 4))
+
+
+def loader(data: Words, **options: object) -> DataLoader:
+    return DataLoader(data, batch_size=5, collate_fn=data.collate, **options)  # type: ignore[arg-type]
+
+
+def trainer(folder: Path, epochs: int, *callbacks: L.Callback, checkpoints: bool = False) -> L.Trainer:
+    return L.Trainer(
+        max_epochs=epochs,
+        default_root_dir=folder,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=checkpoints,
+        callbacks=list(callbacks),
+    )
+
+
+def weights(module: FactorwiseSVM) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.head.parameters()])
+
+
+def test_stops_on_gap_and_violation_and_reports(tmp_path: Path) -> None:
+    data = Words()
+    gap = DualityGap(tolerance=0.02, every_n_epochs=10, violation=0.005)
+    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1)
+    report = Report(tmp_path / "report")
+    trainer(tmp_path, 2000, gap, report).fit(module, loader(data), loader(data))
+    certificate = gap.certificate
+    assert isinstance(certificate, FactorwiseCertificate)
+    assert certificate.gap <= 0.02
+    assert certificate.violation <= 0.005
+    assert certificate.passes < 2000
+    assert gap.stopped_because is not None and "violation" in gap.stopped_because
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert written["gap"] == pytest.approx(certificate.gap)
+    assert written["n"] == len(data)
+
+
+def test_batches_in_order_are_the_plain_loop(tmp_path: Path) -> None:
+    data = Words()
+    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1)
+    trainer(tmp_path, 4).fit(module, loader(data))
+    head = LinearChain(3, 3)
+    plain = GDMM(head, loader(data), num_examples=len(data), lam=0.1)
+    for _ in range(4):
+        plain.visit(torch.arange(len(data)))
+        plain.step()  # nothing is left to visit
+    assert plain.sweeps == module.gdmm.sweeps == 4
+    assert torch.equal(weights(module), torch.cat([p.detach().flatten() for p in head.parameters()]))
+
+
+def test_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    data = Words()
+    modules = [FactorwiseSVM(LinearChain(3, 3), lam=0.1) for _ in range(3)]
+    trainer(tmp_path, 7).fit(modules[0], loader(data))
+    first = trainer(tmp_path, 3)
+    first.fit(modules[1], loader(data))
+    first.save_checkpoint(tmp_path / "third.ckpt", weights_only=False)
+    trainer(tmp_path, 7).fit(modules[2], loader(data), ckpt_path=tmp_path / "third.ckpt", weights_only=True)
+    assert modules[2].gdmm.sweeps == 7
+    assert torch.equal(weights(modules[0]), weights(modules[2]))
+    assert modules[0].gdmm.certify().gap == modules[2].gdmm.certify().gap
+
+
+def test_leftover_examples_are_visited_at_the_end_of_a_pass(tmp_path: Path) -> None:
+    data = Words()
+    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1)
+    trainer(tmp_path, 2).fit(module, loader(data, drop_last=True))
+    assert module.gdmm.sweeps == 2
+    every = module.gdmm.problem.duals.variables.x  # type: ignore[attr-defined]
+    assert float((every != 1.0).sum()) > 0
+    assert module.gdmm.certify().gap > 0.0
+
+
+def test_features_below_are_frozen_and_decode(tmp_path: Path) -> None:
+    data = Words()
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Tanh())
+    before = features[0].weight.detach().clone()
+    module = FactorwiseSVM(LinearChain(5, 3), lam=0.01, features=features)
+    fit = trainer(tmp_path, 30)
+    fit.fit(module, loader(data))
+    assert torch.equal(features[0].weight, before)
+    assert features[0].weight.requires_grad
+    labels = module.decode(data.x, torch.full((len(data),), 4))
+    assert float((labels == data.y).double().mean()) > 0.9
+    figures = fit.validate(module, loader(data), verbose=False)[0]
+    assert figures["val_token_error"] < 0.1
+
+
+def test_weights_changed_by_others_are_refused(tmp_path: Path) -> None:
+    data = Words()
+
+    class Meddle(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            if trainer.current_epoch == 1:
+                with torch.no_grad():
+                    pl_module.head.bias.add_(1.0)  # type: ignore[union-attr, operator]
+
+    with pytest.raises(RuntimeError, match="changed by others"):
+        trainer(tmp_path, 3, Meddle()).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(data))
+
+
+def test_another_dataset_is_refused(tmp_path: Path) -> None:
+    first = trainer(tmp_path, 1)
+    first.fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words()))
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match="12 examples"):
+        trainer(tmp_path, 2).fit(
+            FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words(9)), ckpt_path=tmp_path / "one.ckpt"
+        )
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="lam"):
+        FactorwiseSVM(LinearChain(3, 3), lam=0.0)
+    with pytest.raises(ValueError, match="violation"):
+        DualityGap(violation=2.0)

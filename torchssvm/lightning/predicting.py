@@ -1,0 +1,88 @@
+"""Features, a head and a structure, as Lightning applies them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.batch import Batch, apply_head
+from torchssvm.lightning.resumable import Resumable
+from torchssvm.lightning.steps import check_batch, errors
+from torchssvm.potentials import Potentials, as_potentials, full_precision
+from torchssvm.structures import Structure
+from torchssvm.structures.base import Labeling, as_decoding
+
+
+class Predicting(Resumable):
+    """Decodes, validates and tests; features that are not being trained are in evaluation mode, without gradients.
+
+    A subclass sets ``head``, ``features``, ``structure`` and ``lam``, and trains the head.
+    """
+
+    head: nn.Module
+    features: nn.Module | None
+    structure: Structure
+    lam: float
+
+    def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
+        """Input -> potentials, differentiable in the head's weights; the features are not trained through it.
+
+        Args:
+            x: Input of the features, or of the head.
+            lengths: ``[B]`` int64, where examples differ in length.
+        """
+        return self._apply_head(self.extract(x), lengths)
+
+    @torch.no_grad()
+    def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
+        """The highest-scoring output of every example.
+
+        Args:
+            x: Input of the features, or of the head.
+            lengths: ``[B]`` int64, where examples differ in length.
+        """
+        return as_decoding(self.structure.argmax(self(x, lengths))).labeling
+
+    def train(self, mode: bool = True) -> Predicting:
+        """Set the mode; features that are not being trained stay in evaluation mode."""
+        super().train(mode)
+        if not self._run.trains_features:
+            self._rest()
+        return self
+
+    def _rest(self) -> None:
+        if self.features is not None:
+            self.features.eval()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log task loss and errors of plain decoding."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log task loss and errors of plain decoding."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Labeling:
+        """The decoded outputs of the batch."""
+        batch = check_batch(batch)
+        return self.decode(batch.x, batch.lengths)
+
+    def _evaluate(self, batch: Batch, stage: str) -> None:
+        batch = check_batch(batch)
+        for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
+            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight)
+
+    def extract(self, x: Any) -> Any:
+        """What the head is given of an input: its features, without gradients, in evaluation mode unless trained."""
+        if self.features is None:
+            return x
+        if self.features.training and not self._run.trains_features:
+            self.features.eval()
+        with torch.no_grad():
+            return self.features(x)
+
+    def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
+        with full_precision(self.device):
+            return as_potentials(self.head(extracted) if lengths is None else self.head(extracted, lengths))
