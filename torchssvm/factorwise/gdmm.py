@@ -24,7 +24,6 @@ from torchssvm.factorwise.rules import (
     BruteForce,
     FullyCorrective,
     Penalty,
-    ResidualBalancing,
     Residuals,
     SortedOracle,
 )
@@ -52,7 +51,7 @@ class GDMM(Optimizer):
         num_examples: n.
         lam: Regularisation; positive.
         rule: How blocks move: None is :class:`FullyCorrective`.
-        penalty: rho and eta; None is :class:`ResidualBalancing`.
+        penalty: rho and eta; None is :class:`Penalty`, which keeps a rho chosen from the features.
         oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter up to 4096 configurations of a factor.
         seed: Of the order of the visits.
 
@@ -93,13 +92,13 @@ class GDMM(Optimizer):
                     f"{name}={value!r} must be an object such as FullyCorrective(), Penalty() or SortedOracle()"
                 )
         self.rule = rule if rule is not None else FullyCorrective()
-        self.penalty = penalty if penalty is not None else ResidualBalancing()
+        self.penalty = penalty if penalty is not None else Penalty()
         dual = DualState.for_head(head, num_examples, lam)
         self.problem = make_problem(head, dual, batches, oracle)
         self.head = head
         self.num_examples, self.lam = num_examples, float(lam)
         super().__init__(head.parameters(), {})
-        self.rho = self.penalty.first(self.problem.mean_cost)
+        self.rho = self._first_rho = self.penalty.first(self.problem.curvature)
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
         self.best_dual = 0.0  # of all mass on the targets
@@ -167,7 +166,7 @@ class GDMM(Optimizer):
             raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
         self.sweeps += 1
         self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
-        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps)
+        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps, self._first_rho)
         self.rho = self.penalty.next(rho, residuals)
         self._visits = np.zeros(3)
         self._visited[:] = False

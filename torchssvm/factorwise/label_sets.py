@@ -57,7 +57,7 @@ class LabelSetProblem(Problem):
         self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
         self.q = y.astype(np.float64)
         self.factors = no_interactions(dual.num_examples)
-        self.mean_cost = float(cost.mean())
+        self.curvature = float(square.mean()) / (dual.lam * dual.num_examples)
         self.visits = 0
 
     @property

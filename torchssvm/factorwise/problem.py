@@ -32,13 +32,13 @@ class Problem(ABC):
     Attributes:
         dual: The training problem: n, lam, structure, parameters.
         targets: ``[n]`` int64, digests of the targets.
-        mean_cost: Mean cost of a wrong label.
+        curvature: Mean of ``|x|^2 / (lam n)`` over the variables.
         num_sides: How many pairs of a variable and a factor there are.
     """
 
     dual: DualState
     targets: Tensor
-    mean_cost: float
+    curvature: float
     num_sides: int
 
     @abstractmethod

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_SHARE = 0.05
+
 
 class BlockRule:
     """What a visit of an example does with its blocks; one of the three below."""
@@ -53,18 +55,22 @@ class Residuals:
         apart: ``sqrt(sum_{j,f} |M pi_f - pi_j|^2)``.
         moved: ``sqrt(sum_j |change of pi_j|^2)``.
         passes: Passes made so far.
+        first: rho of the first pass.
     """
 
     apart: float
     moved: float
     passes: int
+    first: float
 
 
 class Penalty:
     """rho and eta of the augmented Lagrangian, both times n, so that they are in the units of losses and scores.
 
     Args:
-        rho: Penalty on inconsistency; positive. None is twice the mean cost of a wrong label.
+        rho: Penalty on inconsistency; positive. None is a twentieth of the mean curvature that features give to the
+            block of a variable, ``|x|^2 / (lam n)``: of the sizes tried, on chains and on label sets, the best within a
+            factor of three.
         step: eta / rho, the step of the multipliers in units of the penalty; in (0, 2).
 
     Raises:
@@ -96,11 +102,12 @@ class ResidualBalancing(Penalty):
     """Raise rho where factors stay apart and variables rest, lower it in the other case ([Boyd et al. 2011] 3.4.1).
 
     Args:
-        rho: Of the first pass; None is twice the mean cost of a wrong label.
+        rho: Of the first pass; None as in :class:`Penalty`.
         step: eta / rho.
         low: The least ``apart`` in terms of the variables' move before rho is divided; positive.
         high: The most before rho is multiplied; more than ``low``.
         factor: What rho is multiplied or divided by; more than 1.
+        most: How many times larger or smaller than at first it may become; at least 1.
         passes: The penalty stays as it is after so many passes, so that the method of multipliers can converge.
 
     Raises:
@@ -115,6 +122,7 @@ class ResidualBalancing(Penalty):
         low: float = 0.75,
         high: float = 4.0,
         factor: float = 1.3,
+        most: float = 10.0,
         passes: int = 100,
     ) -> None:
         super().__init__(rho, step=step)
@@ -122,18 +130,20 @@ class ResidualBalancing(Penalty):
             raise ValueError(f"low={low} and high={high} must be positive and finite, and low the smaller one")
         if not (factor > 1.0 and math.isfinite(factor)):
             raise ValueError(f"factor={factor} must be more than 1 and finite")
+        if not (most >= 1.0 and math.isfinite(most)):
+            raise ValueError(f"most={most} must be at least 1 and finite")
         if passes < 0:
             raise ValueError(f"passes={passes} must be at least 0")
-        self.low, self.high, self.factor, self.passes = low, high, factor, passes
+        self.low, self.high, self.factor, self.most, self.passes = low, high, factor, most, passes
 
     def next(self, rho: float, residuals: Residuals) -> float:
         """Larger, smaller, or as it was."""
         if residuals.passes > self.passes:
             return rho
         if residuals.apart > self.high * residuals.moved:
-            return rho * self.factor
+            return min(rho * self.factor, residuals.first * self.most)
         if residuals.apart < self.low * residuals.moved:
-            return rho / self.factor
+            return max(rho / self.factor, residuals.first / self.most)
         return rho
 
 

@@ -32,7 +32,7 @@ class FactorwiseSVM(Predicting):
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
         features: What is below the head, ``x`` -> features; None gives ``x`` to the head.
         rule: How blocks move; see :class:`torchssvm.GDMM`, like the rest.
-        penalty: rho and eta. One object serves one run.
+        penalty: rho and eta.
         oracle: The factorwise oracle.
         seed: Of the order in which an epoch's leftover examples are visited.
 
