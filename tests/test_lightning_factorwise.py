@@ -64,7 +64,8 @@ def test_stops_on_gap_and_violation_and_reports(tmp_path: Path) -> None:
     assert certificate.gap <= 0.02
     assert certificate.violation <= 0.005
     assert certificate.passes < 2000
-    assert gap.stopped_because is not None and "violation" in gap.stopped_because
+    assert gap.stopped_because is not None
+    assert "violation" in gap.stopped_because
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert written["gap"] == pytest.approx(certificate.gap)
     assert written["n"] == len(data)

@@ -51,7 +51,7 @@ class GDMM(Optimizer):
         num_examples: n.
         lam: Regularisation; positive.
         rule: How blocks move: None is :class:`FullyCorrective`.
-        penalty: rho and eta; None is :class:`Penalty`, which keeps a rho chosen from the features.
+        penalty: rho and eta; None is :class:`Penalty`, which keeps a rho of the size of the losses.
         oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter up to 4096 configurations of a factor.
         seed: Of the order of the visits.
 
@@ -98,7 +98,7 @@ class GDMM(Optimizer):
         self.head = head
         self.num_examples, self.lam = num_examples, float(lam)
         super().__init__(head.parameters(), {})
-        self.rho = self._first_rho = self.penalty.first(self.problem.curvature)
+        self.rho = self._first_rho = self.penalty.first(self.problem.usual_rho)
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
         self.best_dual = 0.0  # of all mass on the targets

@@ -57,7 +57,7 @@ class LabelSetProblem(Problem):
         self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
         self.q = y.astype(np.float64)
         self.factors = no_interactions(dual.num_examples)
-        self.curvature = float(square.mean()) / (dual.lam * dual.num_examples)
+        self.usual_rho = float(cost.mean()) / 3.0
         self.visits = 0
 
     @property

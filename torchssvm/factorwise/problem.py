@@ -32,13 +32,13 @@ class Problem(ABC):
     Attributes:
         dual: The training problem: n, lam, structure, parameters.
         targets: ``[n]`` int64, digests of the targets.
-        curvature: Mean of ``|x|^2 / (lam n)`` over the variables.
+        usual_rho: The penalty to begin with if nothing is said.
         num_sides: How many pairs of a variable and a factor there are.
     """
 
     dual: DualState
     targets: Tensor
-    curvature: float
+    usual_rho: float
     num_sides: int
 
     @abstractmethod

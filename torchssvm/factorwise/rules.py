@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_SHARE = 0.05
-
 
 class BlockRule:
     """What a visit of an example does with its blocks; one of the three below."""
@@ -68,9 +66,8 @@ class Penalty:
     """rho and eta of the augmented Lagrangian, both times n, so that they are in the units of losses and scores.
 
     Args:
-        rho: Penalty on inconsistency; positive. None is a twentieth of the mean curvature that features give to the
-            block of a variable, ``|x|^2 / (lam n)``: of the sizes tried, on chains and on label sets, the best within a
-            factor of three.
+        rho: Penalty on inconsistency; positive. None is twice the mean cost of a wrong label on chains, and a third of
+            it on label sets, where a label has many factors: of the sizes tried the best within a factor of three.
         step: eta / rho, the step of the multipliers in units of the penalty; in (0, 2).
 
     Raises:
@@ -87,14 +84,18 @@ class Penalty:
         self.rho = rho
         self.step = step
 
-    def first(self, mean_cost: float) -> float:
-        """Rho of the first pass."""
+    def first(self, usual: float) -> float:
+        """The penalty of the first pass.
+
+        Args:
+            usual: What the problem takes if nothing is said.
+        """
         if self.rho is not None:
             return self.rho
-        return 2.0 * mean_cost if mean_cost > 0.0 else 1.0
+        return usual if usual > 0.0 else 1.0
 
     def next(self, rho: float, residuals: Residuals) -> float:
-        """Rho after a pass; here, as it was."""
+        """The penalty after a pass; here, as it was."""
         return rho
 
 
