@@ -37,7 +37,7 @@ pytest.importorskip("clarabel")
 LAM = 0.2
 ROUNDING = 1e-5  # the heads are float32
 WITHOUT_DUAL = {"adam", "subgradient", "subgradient-weighted", "subgradient-suffix"}
-LIMITS = Limits(gap=1e-3, passes=8.0, seconds=20.0, checks=3)
+LIMITS = Limits(gap=1e-3, passes=8.0, seconds=300.0, checks=3)
 
 
 def as_task(problem, name):
