@@ -9,6 +9,7 @@ from __future__ import annotations
 from torchssvm.oracles.jit import kernel
 
 PROJECT, AWAY = 0, 1
+_NOTHING = 1e-15  # mass that rounding leaves behind: to take it away again and again would be no step
 
 
 @kernel
@@ -20,14 +21,16 @@ def project(point, size, order, out):
             order[p] = order[p - 1]
             p -= 1
         order[p] = i
+    highest = point[order[0]]  # numbers near it are exact, however large it is
     total, shift = 0.0, 0.0
     for i in range(size):
-        total += point[order[i]]
+        rest = point[order[i]] - highest
+        total += rest
         trial = (total - 1.0) / (i + 1)
-        if point[order[i]] - trial > 0.0:
+        if rest - trial > 0.0:
             shift = trial
     for i in range(size):
-        rest = point[i] - shift
+        rest = point[i] - highest - shift
         out[i] = rest if rest > 0.0 else 0.0
 
 
@@ -48,7 +51,7 @@ def away_direction(mass, gradient, size, out):
         mean += mass[i] * gradient[i]
         if towards < 0 or gradient[i] < gradient[towards]:
             towards = i
-        if mass[i] > 0.0 and (away < 0 or gradient[i] > gradient[away]):
+        if mass[i] > _NOTHING and (away < 0 or gradient[i] > gradient[away]):
             away = i
     forward, backward = mean - gradient[towards], gradient[away] - mean
     if forward >= backward or mass[away] >= 1.0:
@@ -60,3 +63,11 @@ def away_direction(mass, gradient, size, out):
         out[i] = mass[i]
     out[away] -= 1.0
     return backward, mass[away] / (1.0 - mass[away])
+
+
+@kernel
+def exact_step(slope, curvature, largest):
+    """The minimum of ``-slope step + 1/2 curvature step^2`` on ``[0, largest]``; a slope below zero is rounding."""
+    if slope <= 0.0:
+        return 0.0
+    return largest if curvature * largest <= slope else slope / curvature

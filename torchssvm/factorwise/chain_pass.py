@@ -7,7 +7,7 @@ the excess ``e = M pi_f - pi_j``.
 
 from __future__ import annotations
 
-from torchssvm.factorwise.blocks import AWAY, away_direction, project
+from torchssvm.factorwise.blocks import AWAY, away_direction, exact_step, project
 from torchssvm.factorwise.pair_weights import add_to_pair, best_pair, pair_value, room_for_pairs
 from torchssvm.factorwise.ragged import drop, insert
 from torchssvm.oracles.jit import kernel, summing
@@ -122,11 +122,15 @@ def _propose_variable(t, first, end, tokens, weights, duals, options, scratch):
 
 @kernel
 def _step(slope, curvature, largest, size, scratch):
-    """Exact line search along ``scratch.point``."""
-    step = largest if curvature * largest <= slope else slope / curvature
+    """Exact line search along ``scratch.point``; the sum stays 1, which steps away would drift from."""
+    step = exact_step(slope, curvature, largest)
+    total = 0.0
     for c in range(size):
         moved = scratch.mass[c] + step * scratch.point[c]
         scratch.new[c] = moved if moved > 1e-16 else 0.0
+        total += scratch.new[c]
+    for c in range(size if step > 0.0 else 0):
+        scratch.new[c] /= total
     return step * (slope - 0.5 * step * curvature)
 
 

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.batch import Batch, apply_head
+from torchssvm.batch import Batch
 from torchssvm.compiled.kinds import kind_of
 from torchssvm.compiled.packing import pack
 from torchssvm.dual import DualState
+from torchssvm.dual.storage import require
 from torchssvm.factorwise.problem import Problem, Rounded, check_arrays
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles.threads import run_in_chunks
-from torchssvm.potentials import Parts, as_potentials
+from torchssvm.potentials import Parts
 
 _BEST = 32  # previous labels that an exact pass keeps in order
 
@@ -190,10 +191,7 @@ class ChainProblem(Problem):
         offset = np.searchsorted(tokens, self.tokens.start)
         variables, start = self.duals.variables, self.tokens.start
         scale = 1.0 / self.dual.num_examples
-        for batch in batches:
-            with torch.enable_grad():
-                potentials = as_potentials(apply_head(self.head, batch))
-            index = self.dual.check_batch(batch.index, potentials)
+        for index, potentials in self.examples(batches):
             psi = {name: torch.zeros_like(t, requires_grad=False) for name, t in potentials.tensors.items()}
             psi = {name: t.contiguous() for name, t in psi.items()}
             losses = torch.zeros(len(index), dtype=torch.float64)
@@ -229,7 +227,7 @@ class ChainProblem(Problem):
         """Check a state, and make of it what :meth:`restore` takes; changes nothing."""
         from torchssvm.factorwise.chain_state import Duals
         from torchssvm.factorwise.pair_weights import PairWeights
-        from torchssvm.factorwise.ragged import from_tensors
+        from torchssvm.factorwise.ragged import check_masses, from_tensors
         from torchssvm.factorwise.sorted_entries import from_state
 
         if state.get("kind") != "chains":
@@ -242,7 +240,14 @@ class ChainProblem(Problem):
         tokens, most = len(self.tokens.y), self.num_states
         sizes = {"variables": (tokens, most), "factors": (tokens, most * most), "sides": (2 * tokens, most)}
         lists = [from_tensors(state.get(name), count, keys, name) for name, (count, keys) in sizes.items()]
-        pairs = PairWeights(from_state(state["entries"]), state["dense"].numpy().copy())
+        tied = np.ones(tokens, bool)
+        tied[self.tokens.start[1:] - 1] = False  # the last token of a chain has no factor
+        check_masses(lists[0], np.ones(tokens, bool), "variables")
+        check_masses(lists[1], tied, "factors")
+        sides = lists[2]
+        if len(sides.y) != len(sides.x) or sides.size.reshape(-1, 2)[~tied].any():
+            raise ValueError("the checkpoint is damaged: 'sides' holds messages that there are not")
+        pairs = PairWeights(from_state(require(state, "entries", dict, "problem")), state["dense"].numpy().copy())
         if (pairs.entries.rows, pairs.entries.cols) != (most, most):
             raise ValueError(f"the checkpoint has weights of {pairs.entries.rows} labels, and the head has {most}")
         return state["weights"].numpy().copy(), pairs, Duals(*lists)

@@ -27,9 +27,10 @@ from torchssvm.factorwise.rules import (
     Residuals,
     SortedOracle,
 )
-from torchssvm.heads import LinearMultilabel
+from torchssvm.heads import LinearChain, LinearMultilabel, SparseLinearChain, SparseLinearMultilabel
+from torchssvm.linearity import is_check
 from torchssvm.oracles.compiled import numba_available
-from torchssvm.structures import Multilabel
+from torchssvm.structures import Chain, Multilabel
 
 _SMALL = 4096  # configurations of a factor, up to which they are all looked at unasked
 
@@ -277,6 +278,7 @@ class GDMM(Optimizer):
         Raises:
             ValueError: The batches or the storage do not fit.
             MemoryError: The blocks would not fit.
+            RuntimeError: The weights, or targets, were changed by others.
         """
         from torchssvm.dual import MeanParts
 
@@ -285,19 +287,19 @@ class GDMM(Optimizer):
             raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
         self._check_weights()
         dual = DualState.for_head(self.head, self.num_examples, self.lam, storage=storage)
-        rounded = self.problem.rounded()
-        factor = shrinking(rounded.loss, self.lam * rounded.squared)
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-        seen = torch.zeros(self.num_examples, dtype=torch.bool)
         for index, potentials, psi, losses in self.problem.blocks(batches):
             storage.gather(index, potentials)  # which looks at the memory before there are blocks
-            storage.add(index, potentials, {name: factor * part for name, part in psi.items()})
-            dual.loss[index], seen[index] = factor * losses, True
+            storage.add(index, potentials, psi)
+            dual.loss[index] = losses
             parts = storage.contribution(storage.gather(index, potentials), potentials)
             for total, part in zip(weights, parts, strict=True):
                 total += part
-        if not bool(seen.all()):
-            raise ValueError(f"batches left out {int((~seen).sum())} of {self.num_examples} examples")
+        factor = shrinking(float(dual.loss.sum()), self.lam * squared_norm(weights))
+        storage.rescale(factor)
+        dual.loss *= factor
+        for total in weights:
+            total *= factor
         dual.steps = dual.moved = 1  # it is not new: its weights count
         dual.set_weights(weights)
         dual.check_targets(self.problem.targets)
@@ -332,17 +334,22 @@ class GDMM(Optimizer):
                 raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a GDMM optimizer")
         own = state.pop("gdmm")
         numbers = {name: require(own, name, kind, "gdmm") for name, kind in _NUMBERS.items()}
+        for name, number in numbers.items():
+            if not (math.isfinite(number) and number >= 0) or (name == "rho" and number == 0.0):
+                raise ValueError(f"the checkpoint is damaged: gdmm[{name!r}] is {number}, which it cannot be")
         for name, kind in (("lam", float), ("num_examples", int)):
             if require(own, name, kind, "gdmm") != getattr(self, name):
                 raise ValueError(f"the checkpoint is of {name}={own[name]}, and this GDMM of {getattr(self, name)}")
         visits, visited, generator = (require(own, name, Tensor, "gdmm") for name in ("visits", "visited", "generator"))
-        if visits.shape != (3,) or visits.dtype != torch.float64:
+        if visits.shape != (3,) or visits.dtype != torch.float64 or not bool((visits >= 0.0).all()):
             raise ValueError("the checkpoint is damaged: gdmm['visits'] should hold 3 numbers")
         if visited.shape != self._visited.shape or visited.dtype != torch.bool:
             raise ValueError(f"the checkpoint is damaged: gdmm['visited'] should be bool [{self.num_examples}]")
         order = torch.Generator()
         try:
             order.set_state(generator)
+            if generator.ndim != 1:
+                raise TypeError("it has more than one axis")
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"the checkpoint is damaged: gdmm['generator'] is no random state ({error})") from error
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
@@ -392,11 +399,26 @@ def make_problem(
     from torchssvm.factorwise.chains import ChainProblem
     from torchssvm.factorwise.label_sets import LabelSetProblem
 
-    if isinstance(head, LinearMultilabel) and type(head.structure) is Multilabel and head.pairwise is not None:
-        if next(head.parameters()).device.type != "cpu":
-            raise TypeError(f"head is on {head.unary.device}; GDMM runs on the CPU")
+    kinds = (LinearMultilabel, SparseLinearMultilabel, LinearChain, SparseLinearChain)
+    kind, structure = type(head), getattr(head, "structure", None)
+    if kind not in kinds or (
+        (type(structure) is not Multilabel or head.pairwise is None)
+        if isinstance(head, LinearMultilabel)
+        else (type(structure) is not Chain or getattr(head, "positions", None) is not None)
+    ):
+        raise TypeError(
+            f"head={head} must be a LinearChain with shared transitions or a SparseLinearChain, and its structure a "
+            "Chain; or a LinearMultilabel or SparseLinearMultilabel with pairs, and its structure a Multilabel. Heads "
+            "of your own train with BlockGap and BCFW"
+        )
+    if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
+        raise TypeError("head has forward hooks, which GDMM does not run; use BlockGap and BCFW")
+    device = next(head.parameters()).device
+    if device.type != "cpu":
+        raise TypeError(f"head is on {device}; GDMM runs on the CPU")
+    if isinstance(head, LinearMultilabel):
         return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
-    states = getattr(getattr(head, "structure", None), "num_states", 0)
+    states = head.structure.num_states
     ordered = states**2 > _SMALL if oracle is None else isinstance(oracle, SortedOracle)
     return ChainProblem(head, dual, batches, ordered=ordered)
 

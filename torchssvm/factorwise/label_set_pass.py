@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.factorwise.blocks import AWAY, away_direction, project
+from torchssvm.factorwise.blocks import AWAY, away_direction, exact_step, project
 from torchssvm.factorwise.chain_pass import add_row
 from torchssvm.factorwise.entry_heaps import add, change, find, room
 from torchssvm.factorwise.maximisation import interaction_fmo
@@ -71,8 +71,7 @@ def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scrat
         _feel(i, sets, q, factors, options, scratch)
         best, label, factor = 0.0, -1, -1
         for k in range(states):
-            before, after, curvature = _label_step(i, k, sets, q, options, scratch)
-            gain = 0.5 * curvature * (after - before) ** 2
+            _, _, gain = _label_step(i, k, sets, q, options, scratch)
             if gain > best:
                 best, label = gain, k
         for f in range(begin, begin + factors.size[i]):
@@ -113,13 +112,16 @@ def _feel(i, sets, q, factors, options, scratch):
 
 @kernel
 def _label_step(i, k, sets, q, options, scratch):
-    """Mass of a label now and at the minimum of its block, which is one-dimensional; and the curvature."""
+    """Mass of a label now and at the minimum of its block, which is one-dimensional; and the decrease."""
     slope = _alone(i, k, sets, scratch) + scratch.force[k]
     curvature = sets.square[i] / options.scale + options.rho * scratch.count[k]
     before = q[i, k]
-    if curvature <= 0.0:
-        return before, 1.0 if slope > 0.0 else before, 0.0
-    return before, min(max(before + slope / curvature, 0.0), 1.0), curvature
+    if curvature <= 0.0:  # no features, no factors: a line
+        after = 1.0 if slope > 0.0 else (0.0 if slope < 0.0 else before)
+    else:
+        after = min(max(before + slope / curvature, 0.0), 1.0)
+    moved = after - before
+    return before, after, moved * (slope - 0.5 * curvature * moved)
 
 
 @kernel
@@ -153,7 +155,7 @@ def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
         slope, largest = away_direction(mass, point, 4, new)
         own, left, right = new[0], new[0] + new[1], new[0] + new[2]
         curvature = own * own / options.scale + options.rho * (left * left + right * right)
-        step = largest if curvature * largest <= slope else slope / curvature
+        step = exact_step(slope, curvature, largest)
         for s in range(4):
             new[s] = max(mass[s] + step * new[s], 0.0)
         return step * (slope - 0.5 * step * curvature)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from torchssvm.dual.storage import require
+from torchssvm.factorwise.problem import check_arrays
 from torchssvm.oracles.jit import kernel
 
 
@@ -129,3 +133,33 @@ def _copy(held, wide):
                 wide.mass[q + c, s] = held.mass[p + c, s]
             for s in range(2):
                 wide.multiplier[q + c, s] = held.multiplier[p + c, s]
+
+
+def as_tensors(held: Interactions) -> dict[str, Tensor]:
+    """The factors for a checkpoint, with the room that the pass has left, but not what lies in it."""
+    tight = with_room(held, 0)
+    arrays = {"room": np.diff(held.start), **{name: getattr(tight, name) for name in Interactions._fields[1:]}}
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def from_tensors(state: dict[str, Any], num_examples: int, num_labels: int) -> Interactions:
+    """Factors as :func:`as_tensors` made them.
+
+    Raises:
+        ValueError: They do not fit, or are damaged.
+    """
+    check_arrays(state, {name: np.zeros(num_examples, np.int64) for name in ("room", "size")})
+    room, size = (require(state, name, Tensor, "factors").numpy() for name in ("room", "size"))
+    pairs = num_labels * num_labels
+    if not ((size >= 0) & (size <= room) & (room <= 64 + 2 * pairs)).all():
+        raise ValueError("the checkpoint is damaged: 'factors' holds sizes that there are not")
+    total = int(size.sum())
+    like = {"key": np.zeros(total, np.int64), "mass": np.zeros((total, 3)), "multiplier": np.zeros((total, 2))}
+    check_arrays(state, like)
+    key, mass, multiplier = (state[name].numpy() for name in ("key", "mass", "multiplier"))
+    inside = (key >= 0) & (key < pairs) & (key // num_labels < key % num_labels)
+    twice = len(np.unique(np.repeat(np.arange(num_examples), size) * pairs + key)) < total
+    if not inside.all() or twice or (mass < 0.0).any() or (mass.sum(1) > 1.0 + 1e-6).any():
+        raise ValueError("the checkpoint is damaged: 'factors' holds pairs or masses that there are not")
+    start = np.concatenate([[0], np.cumsum(size)])
+    return with_room(Interactions(start, size, key, mass, multiplier), room - size)

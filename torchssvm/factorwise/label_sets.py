@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.batch import Batch, apply_head
+from torchssvm.batch import Batch
 from torchssvm.compiled.lists import lists_of, lists_within
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
@@ -18,12 +18,12 @@ from torchssvm.factorwise.problem import Problem, Rounded, check_arrays
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles import best_label_sets
 from torchssvm.oracles.multilabel import symmetric
-from torchssvm.potentials import Parts, as_potentials
+from torchssvm.potentials import Parts
 from torchssvm.primal import every_example
 from torchssvm.sparse import SparseFeatures
 
 _PORTION = 1024  # examples decoded at a time
-_EXPLORE = 10  # calls of visit between those that add a factor to every example
+_EXPLORE = 10  # passes between those that add a factor to every example
 _EXTRA = 32  # factors that an example may get in a pass, beside half of those that it has
 
 
@@ -58,7 +58,8 @@ class LabelSetProblem(Problem):
         self.q = y.astype(np.float64)
         self.factors = no_interactions(dual.num_examples)
         self.usual_rho = float(cost.mean()) / 3.0
-        self.visits = 0
+        self.passes = 0
+        self._make_room_for_factors()
 
     @property
     def num_sides(self) -> int:  # type: ignore[override]
@@ -100,16 +101,14 @@ class LabelSetProblem(Problem):
         """Visit examples; see :class:`Problem`."""
         from torchssvm.factorwise.blocks import AWAY, PROJECT
         from torchssvm.factorwise.chain_state import Options
-        from torchssvm.factorwise.label_set_pass import sum_gains, visit_label_sets
-        from torchssvm.factorwise.label_set_state import make_room, with_room
+        from torchssvm.factorwise.label_set_pass import visit_label_sets
+        from torchssvm.factorwise.label_set_state import make_room
 
-        self.factors = with_room(self.factors, _EXTRA + self.factors.size // 2)
         largest = int(np.diff(self.factors.start).max())
         scratch = make_room(self.num_labels, largest)
-        sum_gains(self.pairs)
         scale = self.dual.lam * self.dual.num_examples
         options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
-        self.visits += 1
+        explore = (self.passes + 1) % _EXPLORE == 0
         done, before = 0, int(self.entries.counters[2])
         while done < len(order):
             done = visit_label_sets(
@@ -123,7 +122,7 @@ class LabelSetProblem(Problem):
                 self.factors,
                 options,
                 self.ordered,
-                self.visits % _EXPLORE == 0,
+                explore,
                 scratch,
             )
             if done < len(order):
@@ -138,12 +137,21 @@ class LabelSetProblem(Problem):
         self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
 
     def update_multipliers(self, step: float) -> np.ndarray:
-        """Move multipliers; see :class:`Problem`."""
-        from torchssvm.factorwise.label_set_pass import update_multipliers
+        """Move multipliers; see :class:`Problem`. Room is made and sums are renewed here: passes may be in portions."""
+        from torchssvm.factorwise.label_set_pass import sum_gains, update_multipliers
 
         totals = np.zeros(3)
         update_multipliers(self.q, self.factors, step, totals)
+        sum_gains(self.pairs)
+        self.passes += 1
+        self._make_room_for_factors()
         return totals
+
+    def _make_room_for_factors(self) -> None:
+        """For what a pass may add."""
+        from torchssvm.factorwise.label_set_state import with_room
+
+        self.factors = with_room(self.factors, _EXTRA + self.factors.size // 2)
 
     def active(self) -> dict[str, float]:
         """Labels and factors of an example that are in use, and pairs with a weight."""
@@ -170,7 +178,7 @@ class LabelSetProblem(Problem):
 
     def refresh(self) -> float:
         """Sum the weights anew, in float64."""
-        from torchssvm.factorwise.label_set_pass import sum_factors, sum_features
+        from torchssvm.factorwise.label_set_pass import sum_factors, sum_features, sum_gains
 
         scale = self.dual.lam * self.dual.num_examples
         total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.value.shape)
@@ -179,6 +187,7 @@ class LabelSetProblem(Problem):
         pairs += pairs.T
         drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.value).sum() / 2
         self.weights[:], self.pairs.value[:] = total, pairs
+        sum_gains(self.pairs)
         if self.ordered:
             self._renew_entries()
         return float(drift) ** 0.5
@@ -235,10 +244,7 @@ class LabelSetProblem(Problem):
         """
         i, j = np.triu_indices(self.num_labels, 1)
         weight, share = self.pairs.value[i, j], 1.0 / self.dual.num_examples
-        for batch in batches:
-            with torch.enable_grad():
-                potentials = as_potentials(apply_head(self.head, batch))
-            index = self.dual.check_batch(batch.index, potentials)
+        for index, potentials in self.examples(batches):
             rows = index.numpy()
             q, y = self.q[rows], self.sets.y[rows].astype(np.float64)
             apart, together = q[:, i] * q[:, j], np.minimum(q[:, i], q[:, j])
@@ -252,61 +258,58 @@ class LabelSetProblem(Problem):
 
     def state_dict(self) -> dict[str, Any]:
         """Duals and weights."""
-        from torchssvm.factorwise.label_set_state import with_room
+        from torchssvm.factorwise.label_set_state import as_tensors
         from torchssvm.factorwise.sorted_entries import state
 
-        tight = with_room(self.factors, 0)
-        parts = {name: getattr(tight, name) for name in ("size", "key", "mass", "multiplier")}
         return {
             "kind": "label sets",
             "targets": self.targets,
             "weights": torch.from_numpy(self.weights.copy()),
             "pairs": torch.from_numpy(self.pairs.value.copy()),
+            "gain": torch.from_numpy(self.pairs.gain.copy()),
             "q": torch.from_numpy(self.q.copy()),
             "entries": state(self.entries),
-            "visits": self.visits,
-            "factors": {name: torch.from_numpy(array.copy()) for name, array in parts.items()},
+            "passes": self.passes,
+            "factors": as_tensors(self.factors),
         }
 
     def prepare(self, state: dict[str, Any]) -> Any:
         """Check a state, and make of it what :meth:`restore` takes; changes nothing."""
-        from torchssvm.factorwise.label_set_state import Interactions, PairTable
+        from torchssvm.factorwise.brute_force import dense
+        from torchssvm.factorwise.label_set_state import PairTable, from_tensors
         from torchssvm.factorwise.sorted_entries import from_state
 
         if state.get("kind") != "label sets":
             raise ValueError(f"the checkpoint is of {state.get('kind')!r}, and this GDMM is of 'label sets'")
-        like = {"weights": self.weights, "pairs": self.pairs.value, "q": self.q, "targets": self.targets.numpy()}
+        like = {
+            "weights": self.weights,
+            "pairs": self.pairs.value,
+            "gain": self.pairs.gain,
+            "q": self.q,
+            "targets": self.targets.numpy(),
+        }
         check_arrays(state, like)
         if not torch.equal(state["targets"], self.targets):
             raise ValueError(
                 "the checkpoint was trained on other targets: duals belong to the data they were trained on"
             )
-        factors, n, size = state.get("factors"), self.dual.num_examples, self.num_labels
-        if not isinstance(factors, dict):
-            raise ValueError("the checkpoint is damaged: 'factors' should hold tensors")
-        check_arrays(factors, {"size": np.zeros(n, np.int64)})
-        total = int(factors["size"].sum())
-        like = {"key": np.zeros(total, np.int64), "mass": np.zeros((total, 3)), "multiplier": np.zeros((total, 2))}
-        check_arrays(factors, like)
-        key = factors["key"].numpy()
-        if bool((factors["size"] < 0).any()) or not ((key // size < key % size) & (key >= 0) & (key < size**2)).all():
-            raise ValueError("the checkpoint is damaged: 'factors' holds pairs that there are not")
-        start = np.zeros(n + 1, np.int64)
-        np.cumsum(factors["size"].numpy(), out=start[1:])
-        held = Interactions(start, *(factors[name].numpy().copy() for name in ("size", "key", "mass", "multiplier")))
-        pairs = PairTable(state["pairs"].numpy().copy(), np.zeros(size))
-        entries = from_state(state["entries"])
-        if (entries.rows, entries.cols, entries.symmetric) != (size, size, True):
-            raise ValueError(f"the checkpoint has weights of {entries.rows} labels, and the head has {size}")
-        return (
-            state["weights"].numpy().copy(),
-            pairs,
-            entries,
-            state["q"].numpy().copy(),
-            held,
-            require(state, "visits", int, "problem"),
-        )
+        q, pairs, gain = (state[name].numpy().copy() for name in ("q", "pairs", "gain"))
+        if not ((q >= 0.0) & (q <= 1.0)).all() or not np.array_equal(pairs, pairs.T):
+            raise ValueError("the checkpoint is damaged: 'q' should be shares, and 'pairs' the same both ways")
+        held = from_tensors(require(state, "factors", dict, "problem"), self.dual.num_examples, self.num_labels)
+        entries = from_state(require(state, "entries", dict, "problem"))
+        if (entries.rows, entries.cols, entries.symmetric) != (*pairs.shape, True):
+            raise ValueError(f"the checkpoint has weights of {entries.rows} labels, and the head has {len(pairs)}")
+        if not np.array_equal(dense(entries), pairs if self.ordered else np.zeros_like(pairs)):
+            raise ValueError(
+                "the checkpoint is damaged, or of a GDMM with another oracle: its sorted weights are not those of "
+                f"pairs; this GDMM has oracle={'SortedOracle' if self.ordered else 'BruteForce'}()"
+            )
+        passes = require(state, "passes", int, "problem")
+        if passes < 0:
+            raise ValueError(f"the checkpoint is damaged: problem['passes'] is {passes}")
+        return state["weights"].numpy().copy(), PairTable(pairs, gain), entries, q, held, passes
 
     def restore(self, prepared: Any) -> None:
         """Take over what :meth:`prepare` made."""
-        self.weights, self.pairs, self.entries, self.q, self.factors, self.visits = prepared
+        self.weights, self.pairs, self.entries, self.q, self.factors, self.passes = prepared

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from torchssvm.batch import Batch
 from torchssvm.dual import DualState
-from torchssvm.potentials import Parts
+from torchssvm.dual.digest import digest_targets
+from torchssvm.potentials import Parts, Potentials
+from torchssvm.primal import every_example
 
 
 class Rounded(NamedTuple):
@@ -30,12 +33,14 @@ class Problem(ABC):
     """Duals of all factors, the weights that follow from them, and the training data.
 
     Attributes:
+        head: The head.
         dual: The training problem: n, lam, structure, parameters.
         targets: ``[n]`` int64, digests of the targets.
         usual_rho: The penalty to begin with if nothing is said.
         num_sides: How many pairs of a variable and a factor there are.
     """
 
+    head: Any
     dual: DualState
     targets: Tensor
     usual_rho: float
@@ -81,6 +86,22 @@ class Problem(ABC):
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
         """Index, potentials, ``psi = p(y) - mu`` and ``l_i`` of every batch, for a :class:`DualState`."""
 
+    def examples(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Potentials]]:
+        """Index and potentials of batches that hold every example once, with the targets that duals are of.
+
+        Raises:
+            ValueError: They do not, or the targets are others.
+        """
+        device = next(self.head.parameters()).device
+        check, n = self.dual.check_batch, self.dual.num_examples
+        for batch, potentials, index in every_example(self.head, batches, device, check, n):
+            target = self.dual.structure.check_target(batch.y, potentials)
+            if not torch.equal(digest_targets(target, potentials.lengths), self.targets[index]):
+                raise ValueError(
+                    "batches gave other targets than GDMM was made with: duals belong to the data they were trained on"
+                )
+            yield index, potentials
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and numbers."""
@@ -95,7 +116,7 @@ class Problem(ABC):
 
 
 def check_arrays(state: dict[str, Any], like: dict[str, np.ndarray]) -> None:
-    """Raise ValueError unless the state has tensors of these shapes and kinds."""
+    """Raise ValueError unless the state has tensors of these shapes and kinds, of finite numbers."""
     for name, array in like.items():
         found = state.get(name)
         if not isinstance(found, Tensor) or found.shape != array.shape or found.numpy().dtype != array.dtype:
@@ -104,3 +125,5 @@ def check_arrays(state: dict[str, Any], like: dict[str, np.ndarray]) -> None:
                 f"the checkpoint is damaged or of another problem: {name!r} should be {array.dtype} "
                 f"{list(array.shape)}, it is {shown}"
             )
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError(f"the checkpoint is damaged: {name!r} holds numbers that are not finite")

@@ -142,6 +142,16 @@ def from_tensors(state: Any, lists: int, num_keys: int, name: str) -> Ragged:
         raise ValueError(f"the checkpoint is damaged or of another problem: {name!r} should hold {lists} lists")
     if not (((key >= 0) & (key < num_keys)).all() and np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError(f"the checkpoint is damaged: {name!r} holds keys or numbers that are out of range")
+    owner = np.repeat(np.arange(lists), size)
+    if len(np.unique(owner * num_keys + key)) < total:
+        raise ValueError(f"the checkpoint is damaged: {name!r} holds a key twice in one list")
     start = np.zeros(lists + 1, np.int64)
     np.cumsum(size, out=start[1:])
     return Ragged(start, size, key, x, y)
+
+
+def check_masses(lists: Ragged, wanted: np.ndarray, name: str) -> None:
+    """Raise ValueError unless the lists ``wanted``, ``[lists]`` bool, are distributions, and the others empty."""
+    sums = np.bincount(np.repeat(np.arange(len(lists.size)), lists.size), weights=lists.x, minlength=len(lists.size))
+    if (lists.x < 0.0).any() or (np.abs(sums - wanted) > 1e-6).any() or len(lists.y) or lists.size[~wanted].any():
+        raise ValueError(f"the checkpoint is damaged: {name!r} should hold distributions, with masses that sum to 1")

@@ -143,6 +143,8 @@ def from_state(state: dict[str, Any]) -> SortedEntries:
     if not all(isinstance(number, int) for number in numbers):
         raise ValueError(f"{', '.join(names[:5])} must be whole numbers, not {numbers}")
     arrays = [np.asarray(state[name]) for name in names[5:]]
+    if not all(array.ndim == 1 and array.dtype.kind in "if" for array in arrays):
+        raise ValueError(f"{', '.join(names[5:])} must be tensors of numbers with one dimension")
     empty = make_entries(*numbers[:2], symmetric=numbers[2], capacity=0)
     _check_state(empty, *arrays)
     entries = _filled(*numbers[:4], *arrays)

@@ -1,0 +1,498 @@
+"""What GDMM must do on every kind of factor graph: inherit ``FactorGraphTestCase``, get the tests.
+
+The reference is ``factor_graphs``: everything written out, in numpy.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from factor_graphs import Duals, FactorGraph, Task
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import assert_same, examples, flat
+
+from torchssvm import BCFW, GDMM, BlockGap, DualState, certify
+from torchssvm.batch import apply_head
+from torchssvm.factorwise import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
+
+RULES = [FullyCorrective(), AwayStep(), BlockGreedy()]
+ORACLES = [SortedOracle(), BruteForce()]
+rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+oracles = pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: type(oracle).__name__)
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def saved(gdmm: GDMM) -> dict[str, Any]:
+    """Its state after a trip through a file."""
+    file = io.BytesIO()
+    torch.save(gdmm.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def leaves(state: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where the tensors and numbers of a state are."""
+    if isinstance(state, dict):
+        return [found for key, value in state.items() for found in leaves(value, (*path, key))]
+    return [path]
+
+
+def replaced(state: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """The state with another value at a place; None takes the entry out."""
+    changed = copy.deepcopy(state)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return changed
+
+
+class FactorGraphTestCase(ABC):
+    """A kind of factor graph."""
+
+    #: Options of ``make``: all kinds of heads and losses.
+    VARIANTS: ClassVar[list[dict[str, Any]]]
+
+    @abstractmethod
+    def make(self, seed: int, **options: Any) -> Task:
+        """A tiny task; the options are ``n``, ``lam``, ``dtype``, ``sparse``, ``bias`` and those of ``VARIANTS``."""
+
+    @abstractmethod
+    def graph(self, task: Task) -> FactorGraph:
+        """The same, written out."""
+
+    @abstractmethod
+    def duals(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
+        """What the optimizer holds."""
+
+    @abstractmethod
+    def rounded(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
+        """The consistent point that it makes of that."""
+
+    def gdmm(self, task: Task, **options: Any) -> GDMM:
+        return GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, **options)
+
+    def trained(self, number: int = 0, *, passes: int = 5, **options: Any) -> GDMM:
+        gdmm = self.gdmm(self.make(number), **options)
+        for _ in range(passes):
+            gdmm.step()
+        return gdmm
+
+    # -- The optimum -----------------------------------------------------------------------------------------
+
+    def check_optimum(self, task: Task, *, tolerance: float = 3e-6, **options: Any) -> None:
+        best = self.graph(task).optimum()
+        gdmm = self.gdmm(task, **options)
+        found = gdmm.solve(tolerance, violation=1e-3, max_sweeps=4000, check_every=10)
+        assert found.gap <= tolerance
+        assert found.violation <= 1e-3
+        assert found.primal == pytest.approx(best, abs=1e-5)
+        assert found.dual == pytest.approx(best, abs=1e-5)
+        assert found.dual - 1e-6 <= best <= found.primal + 1e-6
+
+    @oracles
+    @rules
+    def test_the_optimum_is_that_of_a_qp_solver(self, rule, oracle):
+        self.check_optimum(self.make(2), rule=rule, oracle=oracle)
+
+    def test_the_optimum_of_all_kinds_of_heads_and_losses(self):
+        for seed, options in enumerate(self.VARIANTS):
+            self.check_optimum(self.make(seed + 10, **options))
+
+    # -- What holds at every step ----------------------------------------------------------------------------
+
+    @examples(12)
+    @given(
+        seed=SEEDS,
+        rule=st.sampled_from(RULES),
+        oracle=st.sampled_from(ORACLES),
+        variant=st.integers(0, 99),
+        rho=st.floats(1e-3, 30.0),
+        lam=st.floats(0.02, 2.0),
+        passes=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    )
+    def test_the_certificate_encloses_the_optimum(self, seed, rule, oracle, variant, rho, lam, passes):
+        task = self.make(seed, lam=lam, **self.VARIANTS[variant % len(self.VARIANTS)])
+        graph = self.graph(task)
+        best, before = graph.optimum(), 0.0
+        gdmm = self.gdmm(task, rule=rule, oracle=oracle, penalty=Penalty(rho), seed=seed)
+        for count in passes:
+            for _ in range(count):
+                gdmm.step()
+            found = gdmm.certify()
+            assert found.dual - 2e-6 <= best <= found.primal + 2e-6
+            assert found.primal - found.dual == found.gap
+            assert found.gap >= -1e-12
+            assert found.dual >= before
+            assert 0.0 <= found.violation <= found.worst_violation <= 1.0 + 1e-12
+            assert found.drift <= 1e-9
+            before = found.dual
+            primal = graph.primal(flat(task.head.parameters()).double().numpy())
+            assert found.primal >= primal - 1e-9
+            if found.exact:
+                assert found.primal == pytest.approx(primal, abs=1e-8)
+            self.check_rounded(gdmm, graph)
+
+    def check_rounded(self, gdmm: GDMM, graph: FactorGraph) -> None:
+        """The rounded point is in the polytope, and loss and length are its own."""
+        point = self.rounded(gdmm, graph)
+        for mass in point.variables:
+            assert mass.min() >= 0.0
+            assert mass.sum() == pytest.approx(1.0, abs=1e-12)
+        for place, factor in enumerate(graph.factors):
+            mass = point.factors[place]
+            assert mass is not None
+            assert mass.min() >= -1e-15
+            assert np.abs(mass.sum(1) - point.variables[factor.left]).max() <= 1e-12
+            assert np.abs(mass.sum(0) - point.variables[factor.right]).max() <= 1e-12
+        w, found = graph.weights(point), gdmm.problem.rounded()
+        assert found.loss == pytest.approx(graph.loss(point), abs=1e-12)
+        assert found.squared == pytest.approx(float(w @ w), rel=1e-9, abs=1e-12)
+
+    @examples(12)
+    @given(
+        seed=SEEDS,
+        rule=st.sampled_from(RULES),
+        oracle=st.sampled_from(ORACLES),
+        variant=st.integers(0, 99),
+        rho=st.floats(1e-3, 30.0),
+    )
+    def test_no_visit_increases_the_augmented_lagrangian(self, seed, rule, oracle, variant, rho):
+        task = self.make(seed, **self.VARIANTS[variant % len(self.VARIANTS)])
+        graph = self.graph(task)
+        gdmm = self.gdmm(task, rule=rule, oracle=oracle, penalty=Penalty(rho))
+        order = torch.Generator().manual_seed(seed)
+        for _ in range(4):
+            for i in torch.randperm(task.n, generator=order).tolist():
+                before = self.duals(gdmm, graph)
+                start = graph.lagrangian(before, rho)
+                gdmm.visit(torch.tensor([i]))
+                after = self.duals(gdmm, graph)
+                self.check_held(gdmm, graph, after)
+                # A new factor starts near its labels, which is a term that was not there; without it:
+                known = [a is not None and b is None for a, b in zip(after.factors, before.factors, strict=True)]
+                for place, new in enumerate(known):
+                    if new:
+                        after.factors[place] = after.multipliers[place] = None
+                assert graph.lagrangian(after, rho) <= start + 1e-9 * (1.0 + abs(start))
+            gdmm.end_pass()
+            self.check_held(gdmm, graph, self.duals(gdmm, graph))
+
+    def check_held(self, gdmm: GDMM, graph: FactorGraph, duals: Duals) -> None:
+        """Distributions are distributions, and the weights are theirs."""
+        for mass in (*duals.variables, *(f for f in duals.factors if f is not None)):
+            assert mass.min() >= -1e-15
+            assert mass.sum() == pytest.approx(1.0, abs=1e-9)
+        held = flat(gdmm.problem.held()).numpy()
+        assert np.abs(held - graph.weights(duals)).max() <= 1e-9
+
+    @rules
+    def test_the_violation_is_the_total_variation(self, rule):
+        task = self.make(4)
+        graph, gdmm = self.graph(task), self.gdmm(task, rule=rule)
+        for _ in range(3):
+            report = gdmm.step()
+            duals, found = self.duals(gdmm, graph), []
+            for place, mass in enumerate(duals.factors):
+                if mass is not None:
+                    scale = 0.5 if graph.factors[place].counted.all() else 1.0  # of two labels one counts
+                    found += [scale * np.abs(e).sum() for e in graph.excesses(duals, place)]
+            assert report.violation == pytest.approx(np.mean(found) if found else 0.0, abs=1e-12)
+            assert report.worst_violation == pytest.approx(max(found, default=0.0), abs=1e-12)
+
+    # -- Portions, seeds and checkpoints ---------------------------------------------------------------------
+
+    @oracles
+    @rules
+    def test_a_pass_may_be_made_in_any_portions(self, rule, oracle):
+        whole, pieces = (self.trained(3, passes=0, rule=rule, oracle=oracle, seed=7) for _ in range(2))
+        order = torch.Generator().manual_seed(7)
+        for turn in range(12):
+            whole.step()
+            index = torch.randperm(pieces.num_examples, generator=order)
+            for part in index.split(1 + turn % 3):
+                pieces.visit(part)
+            pieces.visit(index[:0])
+            pieces.end_pass()
+            if turn == 6:
+                whole.certify(), pieces.certify()
+        pieces._generator.set_state(order.get_state())
+        assert_same(saved(pieces), saved(whole))
+
+    @rules
+    def test_the_same_seed_makes_the_same_bits(self, rule):
+        first, second, other = (self.trained(3, rule=rule, seed=seed) for seed in (5, 5, 6))
+        assert_same(saved(first), saved(second))
+        assert not torch.equal(flat(first.head.parameters()), flat(other.head.parameters()))
+
+    @oracles
+    @rules
+    def test_a_resumed_run_is_the_one_left_alone_to_the_bit(self, rule, oracle):
+        def second(gdmm: GDMM) -> GDMM:
+            gdmm.end_pass()
+            for _ in range(12):
+                gdmm.step()
+            gdmm.certify()
+            gdmm.step()
+            return gdmm
+
+        def first() -> GDMM:
+            gdmm = self.trained(1, rule=rule, oracle=oracle)
+            gdmm.certify()
+            gdmm.step()
+            gdmm.visit(torch.tensor([0, 2]))  # in the middle of a pass
+            return gdmm
+
+        alone, held = second(first()), saved(first())
+        again = self.trained(1, passes=3, rule=rule, oracle=oracle, seed=99)
+        again.load_state_dict(held)
+        assert_same(saved(again), held)
+        second(again)
+        assert_same(saved(again), saved(alone))
+        for a, b in zip(again.head.parameters(), alone.head.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+    @oracles
+    def test_checkpoints_that_are_damaged_or_of_others_change_nothing(self, oracle):
+        good = saved(self.trained(1, oracle=oracle))
+        gdmm = self.trained(1, passes=2, oracle=oracle)
+        before, weights = saved(gdmm), flat(gdmm.head.parameters()).clone()
+        for path, bad in self.damages(good):
+            state = bad if path is None else replaced(good, path, bad)
+            with pytest.raises(ValueError, match=r"checkpoint|lacks|must|value|size|row|heaps|parameter"):
+                gdmm.load_state_dict(state)
+                pytest.fail(f"{path} was taken: {bad}")
+        assert_same(saved(gdmm), before)
+        assert torch.equal(flat(gdmm.head.parameters()), weights)
+        gdmm.step()
+
+    def damages(self, good: dict[str, Any]):
+        """Everything gone, of another type, cut off, and out of range; and all of other problems."""
+        yield None, {}
+        yield None, {**good, "gdmm": 3}
+        for path in leaves(good["gdmm"]):
+            held = good["gdmm"]
+            for key in path:
+                held = held[key]
+            place = ("gdmm", *path)
+            yield place, None
+            yield place, "x" if path[-1] != "kind" else "trees"
+            if isinstance(held, torch.Tensor) and held.numel():
+                yield place, held[:-1].clone()
+                yield place, held.unsqueeze(0)
+                yield place, held.to(torch.float16)
+                if held.is_floating_point():
+                    wrong = held.clone()
+                    wrong.view(-1)[-1] = math.nan
+                    yield place, wrong
+        for name, bad in (("rho", math.nan), ("rho", 0.0), ("rho", -1.0), ("sweeps", -1), ("oracle_calls", -5)):
+            yield ("gdmm", name), bad
+        for name, bad in (("best_dual", math.inf), ("violation", math.nan), ("lam", 7.0), ("num_examples", 3)):
+            yield ("gdmm", name), bad
+        for options in ({"n": 5}, {"features": 3}, {"bias": False}, {"lam": 0.7}):
+            yield None, saved(self.gdmm(self.make(1, **options)))
+        yield None, saved(self.gdmm(self.make(2)))  # other targets
+        yield from self.own_damages(good)
+
+    def own_damages(self, good: dict[str, Any]):
+        """Those that only this kind of graph can have: ``(path, value)``."""
+        yield from ()
+
+    # -- Handing over ----------------------------------------------------------------------------------------
+
+    def test_the_dual_goes_on_with_bcfw(self):
+        for seed, options in itertools.product((1, 2), ({}, {"sparse": True})):
+            task = self.make(seed, **options)
+            best, gdmm = self.graph(task).optimum(), self.gdmm(task)
+            for _ in range(8):
+                gdmm.step()
+            dual = gdmm.dual_state(task.everything(3))
+            found = certify(task.head, dual, task.everything())
+            assert found.drift <= 1e-9
+            assert found.dual == pytest.approx(dual.value(), abs=1e-12)
+            assert 0.0 < found.dual <= best + 1e-6
+            assert best - 1e-6 <= found.primal or not found.exact or self.is_loose
+            loss = BlockGap(dual)
+            optim = BCFW(task.head.parameters(), dual)
+            before = found.dual
+            for rows in torch.arange(task.n).repeat(3).split(2):
+                batch = task.batch(rows)
+                optim.zero_grad()
+                loss(apply_head(task.head, batch), batch.y, batch.index).backward()
+                optim.step()
+                assert dual.value() >= before - 1e-12
+                before = dual.value()
+            self.check_means(task, dual)
+
+    #: Whether the relaxed optimum may be above that of the problem itself.
+    is_loose = False
+
+    @abstractmethod
+    def parts(self, task: Task, dual: DualState, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of one example mu ``[p]``; the parts ``[Y, p]`` of all labelings and their losses; and l_i."""
+
+    def check_means(self, task: Task, dual: DualState) -> None:
+        """Every block is the mean of labelings, and of their losses."""
+        for i in range(task.n):
+            mean, parts, losses = self.parts(task, dual, i)
+            loss = float(dual.loss[i]) * task.n
+            corners = np.concatenate([parts, losses[:, None], np.ones((len(parts), 1))], 1)
+            wanted = np.concatenate([mean, [loss, 1.0]])
+            _, distance = scipy.optimize.nnls(corners.T, wanted)
+            assert distance <= 1e-9
+
+    def test_a_dual_is_not_made_of_other_batches(self):
+        gdmm = self.trained(1)
+        task = self.make(1)
+        weights = flat(gdmm.head.parameters()).clone()
+        every = task.everything()
+        for batches, words in (
+            (every[:-1], "left out"),
+            (every + every[:1], "twice"),
+            ([task.batch([0, 0]), *every], "twice"),
+            ([], "left out|empty"),
+            ([1], "Batch"),
+        ):
+            with pytest.raises((ValueError, TypeError), match=words):
+                gdmm.dual_state(batches)
+        assert torch.equal(flat(gdmm.head.parameters()), weights)
+        from torchssvm import Labelings
+
+        with pytest.raises(ValueError, match="MeanParts"):
+            gdmm.dual_state(every, storage=Labelings())
+        gdmm.step()
+
+    # -- Misuse ----------------------------------------------------------------------------------------------
+
+    def test_batches_that_do_not_hold_every_example_once(self):
+        task = self.make(1)
+        every, make = task.everything(), lambda batches: GDMM(task.head, batches, num_examples=task.n, lam=0.1)
+        for batches, words in (
+            (every[:-1], "left out"),
+            (every + every[-1:], "twice"),
+            ([task.batch([1, 1])], "twice"),
+            ([], "left out|empty"),
+            ([task.batch([0])._replace(index=torch.tensor([task.n]))], "num_examples"),
+            ([1], "Batch"),
+        ):
+            with pytest.raises((ValueError, TypeError), match=words):
+                make(batches)
+        for n in (0, -1):
+            with pytest.raises(ValueError, match="num_examples"):
+                GDMM(task.head, every, num_examples=n, lam=0.1)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_features_that_are_not_finite(self, bad):
+        task = self.make(1)
+        torch.nn.init.ones_(next(task.head.parameters()))
+        task.x[-1].view(-1)[0] = bad
+        with pytest.raises(ValueError, match="finite"):
+            self.gdmm(task)
+        assert bool((next(task.head.parameters()) == 1.0).all())
+
+    def test_options_that_do_not_fit(self):
+        task = self.make(1)
+        for lam in (0.0, -1.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match="lam"):
+                GDMM(task.head, task.everything(), num_examples=task.n, lam=lam)
+        for options in ({"rule": FullyCorrective}, {"rule": "away"}, {"penalty": 1.0}, {"oracle": "sorted"}):
+            with pytest.raises(TypeError, match=next(iter(options))):
+                self.gdmm(task, **options)
+
+    def test_index_and_closure(self):
+        gdmm = self.trained(1, passes=1)
+        before, n = saved(gdmm), gdmm.num_examples
+        with pytest.raises(ValueError, match="closure"):
+            gdmm.step(lambda: 0.0)
+        for index in ([0, 1], torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([n]), torch.tensor([0, -1])):
+            with pytest.raises(ValueError, match="index"):
+                gdmm.visit(index)
+        for options in ({"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": 0.0}, {"check_every": 0}):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                gdmm.solve(**{"tolerance": 0.1, **options})
+        assert_same(saved(gdmm), before)
+
+    def test_weights_edited_by_hand_are_noticed(self):
+        gdmm = self.trained(1)
+        before = saved(gdmm)
+        with torch.no_grad():
+            next(gdmm.head.parameters()).add_(1.0)
+        for use in (
+            gdmm.step,
+            gdmm.certify,
+            gdmm.end_pass,
+            lambda: gdmm.visit(torch.tensor([0])),
+            lambda: gdmm.dual_state([]),
+        ):
+            with pytest.raises(RuntimeError, match="changed by others"):
+                use()
+        assert_same(saved(gdmm)["gdmm"]["problem"], before["gdmm"]["problem"])
+        gdmm.load_state_dict(before)
+        gdmm.step()
+
+    def test_weights_that_are_not_zero_are_replaced_with_a_warning(self):
+        task = self.make(1)
+        torch.nn.init.ones_(next(task.head.parameters()))
+        with pytest.warns(UserWarning, match="not zero"):
+            self.gdmm(task)
+        assert not bool(flat(task.head.parameters()).any())
+
+    def test_without_numba(self, monkeypatch):
+        monkeypatch.setattr("torchssvm.factorwise.gdmm.numba_available", lambda: False)
+        with pytest.raises(ImportError, match=r"torchssvm\[numba\]"):
+            self.gdmm(self.make(1))
+
+    # -- Room and precision ----------------------------------------------------------------------------------
+
+    @oracles
+    @rules
+    def test_one_example_again_and_again_in_one_visit(self, rule, oracle):
+        """What a visit can add is known before it: nothing is written beyond that."""
+        for seed, penalty in ((1, Penalty(0.01)), (2, Penalty(20.0))):
+            task = self.make(seed, n=3, lam=0.01)
+            graph, gdmm = self.graph(task), self.gdmm(task, rule=rule, oracle=oracle, penalty=penalty)
+            for _ in range(3):
+                gdmm.visit(torch.tensor([1] * 20 + [0, 2, 1, 0]))
+                self.check_room(gdmm)
+                self.check_held(gdmm, graph, self.duals(gdmm, graph))
+                gdmm.end_pass()
+                self.check_room(gdmm)
+            found = gdmm.certify()
+            assert found.dual - 1e-6 <= graph.optimum() <= found.primal + 1e-6
+
+    @abstractmethod
+    def check_room(self, gdmm: GDMM) -> None:
+        """No list is longer than its room."""
+
+    def test_float32(self):
+        task = self.make(2, dtype=torch.float32)
+        best, gdmm = self.graph(task).optimum(), self.gdmm(task)
+        found = gdmm.solve(1e-4, max_sweeps=2000)
+        assert all(p.dtype == torch.float32 for p in task.head.parameters())
+        assert found.drift <= 1e-4
+        assert found.gap <= 1e-4
+        assert found.dual - 1e-6 <= best <= found.primal + 1e-5
+
+    def test_solve_stops_and_reports(self):
+        gdmm = self.trained(2, passes=0)
+        passes, checks = [], []
+        found = gdmm.solve(0.0, max_sweeps=7, check_every=3, on_pass=passes.append, on_check=checks.append)
+        assert [report.sweeps for report in passes] == list(range(1, 8))
+        assert [check.sweeps for check in checks] == [0, 3, 6, 7]
+        assert found is checks[-1]
+        assert found.passes == 4.0
+        assert str(found).startswith("primal")
+        assert str(passes[0]).startswith("pass 1")

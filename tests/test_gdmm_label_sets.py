@@ -1,0 +1,184 @@
+"""GDMM on label sets with interactions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from factor_graphs import Duals, FactorGraph, Task, label_set_graph, label_set_task
+from gdmm_cases import FactorGraphTestCase, rules
+from problems import flat
+
+pytest.importorskip("numba")
+
+from torchssvm import GDMM, DualState
+from torchssvm.batch import apply_head
+from torchssvm.factorwise.label_set_pass import sum_consistent
+
+
+class TestLabelSets(FactorGraphTestCase):
+    VARIANTS: ClassVar[list[dict[str, Any]]] = [
+        {},
+        {"sparse": True},
+        {"sparse": True, "bias": False, "n": 6},
+        {"bias": False},
+        {"weighted": True},
+        {"normalize": False, "weighted": True},
+        {"labels": 4, "n": 3},
+        {"labels": 2},
+        {"labels": 1, "n": 2},
+    ]
+    is_loose = True
+
+    def make(self, seed: int, **options: Any) -> Task:
+        return label_set_task(seed, **options)
+
+    def graph(self, task: Task) -> FactorGraph:
+        return label_set_graph(task)
+
+    def duals(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
+        q, held = gdmm.problem.q, gdmm.problem.factors
+        labels = q.shape[1]
+        found = Duals([np.array([1.0 - on, on]) for on in q.flatten()], [])
+        for factor in graph.factors:
+            i, key = factor.example, (factor.left % labels) * labels + factor.right % labels
+            places = [f for f in range(held.start[i], held.start[i] + held.size[i]) if held.key[f] == key]
+            assert len(places) <= 1, "a factor was made twice"
+            if not places:
+                found.factors.append(None)
+                found.multipliers.append(None)
+                continue
+            both, first, second = held.mass[places[0]]
+            found.factors.append(np.array([[1.0 - both - first - second, second], [first, both]]))
+            left, right = held.multiplier[places[0]]
+            found.multipliers.append((np.array([0.0, left]), np.array([0.0, right])))
+        return found
+
+    def check_held(self, gdmm: GDMM, graph: FactorGraph, duals: Duals) -> None:
+        """A factor that is not made could agree with its labels at the mass of its target."""
+        super().check_held(gdmm, graph, duals)
+        for place, factor in enumerate(graph.factors):
+            if duals.factors[place] is None:
+                a, b = duals.variables[factor.left][1], duals.variables[factor.right][1]
+                both = float(graph.target(factor) == (1, 1))
+                assert max(0.0, a + b - 1.0) - 1e-9 <= both <= min(a, b) + 1e-9
+        if gdmm.problem.ordered:
+            entries, pairs = gdmm.problem.entries, gdmm.problem.pairs.value
+            count = int(entries.counters[0])
+            assert np.array_equal(entries.value[:count], pairs[entries.row[:count], entries.col[:count]])
+
+    def rounded(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
+        problem, point = gdmm.problem, self.duals(gdmm, graph)
+        n, labels = problem.q.shape
+        room, both = np.zeros(labels, np.int64), np.full((labels, labels), -1.0)
+        point.factors = []
+        for i in range(n):
+            total, y = np.zeros((labels, labels)), problem.sets.y[i].astype(float)
+            sum_consistent(i, problem.sets, problem.q, problem.factors, room, both, 1.0, total)
+            assert (both == -1.0).all()
+            for a, b in itertools.combinations(range(labels), 2):
+                on, first, second = y[a] * y[b] - total[a, b], problem.q[i, a], problem.q[i, b]
+                assert on >= 0.0
+                point.factors.append(np.array([[1.0 - first - second + on, second - on], [first - on, on]]))
+        return point
+
+    def check_room(self, gdmm: GDMM) -> None:
+        held = gdmm.problem.factors
+        assert (held.size <= np.diff(held.start)).all()
+        assert int(gdmm.problem.entries.counters[0]) <= len(gdmm.problem.entries.value)
+
+    def parts(self, task: Task, dual: DualState, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        batch, graph = task.batch([i]), label_set_graph(task)
+        psi = dual.storage.gather(batch.index, apply_head(task.head, batch), batch.y).psi
+        variables = [v for v in graph.variables if v.example == i]
+
+        def listed(output: tuple[int, ...]) -> list[int]:
+            return [*output, *(a * b for a, b in itertools.combinations(output, 2))]
+
+        outputs = list(itertools.product((0, 1), repeat=len(variables)))
+        true = np.array(listed(tuple(v.target for v in variables)))
+        losses = [sum(v.cost[k] for v, k in zip(variables, output, strict=True)) for output in outputs]
+        return true - flat(psi.values()).numpy(), np.array([listed(o) for o in outputs]), np.array(losses)
+
+    def own_damages(self, good: dict[str, Any]):
+        problem = good["gdmm"]["problem"]
+        yield ("gdmm", "problem", "passes"), -1
+        for path, wrong in (
+            (("q",), 1.5),
+            (("q",), -0.5),
+            (("pairs",), 9.0),
+            (("factors", "key"), 0),
+            (("factors", "key"), 10**6),
+            (("factors", "key"), -1),
+            (("factors", "mass"), -0.1),
+            (("factors", "mass"), 3.0),
+            (("factors", "size"), -1),
+            (("factors", "size"), 10**9),
+            (("factors", "room"), 10**12),
+            (("factors", "room"), 0),
+        ):
+            held = problem
+            for key in path:
+                held = held[key]
+            if held.numel():
+                changed = held.clone()
+                changed.view(-1)[0 if path != ("pairs",) else 1] = wrong
+                yield ("gdmm", "problem", *path), changed
+
+
+def frustrated(lam: float = 0.02) -> Task:
+    """A triangle of labels that repel each other while each is drawn in: half of every label is better than any set.
+
+    Two examples without features disagree about all labels, so that the biases stay near zero.
+    """
+    task = label_set_task(0, n=6, labels=3, features=1, lam=lam)
+    task.x = torch.zeros_like(task.x)
+    task.y = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1]] * 2)
+    return task
+
+
+@rules
+def test_a_frustrated_triangle_is_not_exact(rule):
+    """The relaxation is loose: the primal bounds that of the label sets from above, and says so."""
+    task = frustrated()
+    graph = label_set_graph(task)
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, rule=rule)
+    found = gdmm.solve(3e-6, violation=1e-3, max_sweeps=4000)
+    assert found.gap <= 3e-6
+    assert found.primal == pytest.approx(graph.optimum(), abs=1e-5)
+    w = flat(task.head.parameters()).numpy()
+    sets = 0.0
+    for i in range(task.n):
+        variables = [v for v in graph.variables if v.example == i]
+        factors = [f for f in graph.factors if f.example == i]
+        first = graph.variables.index(variables[0])
+
+        def score(output, variables=variables, factors=factors, first=first):
+            own = sum(v.phi[k] @ w for v, k in zip(variables, output, strict=True))
+            return own + sum(f.phi[output[f.left - first], output[f.right - first]] @ w for f in factors)
+
+        true = score([v.target for v in variables])
+        sets += max(
+            score(output) + sum(v.cost[k] for v, k in zip(variables, output, strict=True)) - true
+            for output in itertools.product((0, 1), repeat=3)
+        )
+    exact = task.lam / 2 * float(w @ w) + sets / task.n
+    assert found.primal >= exact - 1e-9
+    assert not found.exact
+    assert found.primal > exact + 1e-3
+    assert "upper bound" in str(found)
+
+
+@rules
+def test_labels_without_features_go_where_the_loss_is(rule):
+    """No weight and no factor holds them: all their mass must end on the wrong label."""
+    task = label_set_task(1, n=3, bias=False)
+    task.x, task.y = torch.zeros_like(task.x), torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 0]])
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, rule=rule)
+    best = label_set_graph(task).optimum()
+    found = gdmm.solve(3e-6, violation=1e-3, max_sweeps=3000)
+    assert found.primal == pytest.approx(best, abs=1e-5)
+    assert found.dual == pytest.approx(best, abs=1e-5)
