@@ -412,11 +412,17 @@ class FactorGraphTestCase(ABC):
             with pytest.raises(TypeError, match=next(iter(options))):
                 self.gdmm(task, **options)
 
-    def test_index_and_closure(self):
+    def test_a_closure_is_called_first(self):
+        with_closure, without = self.trained(1, passes=1), self.trained(1, passes=1)
+        seen = []
+        with_closure.step(lambda: seen.append(with_closure.sweeps))
+        without.step()
+        assert seen == [1]
+        assert_same(saved(with_closure), saved(without))
+
+    def test_index_and_limits(self):
         gdmm = self.trained(1, passes=1)
         before, n = saved(gdmm), gdmm.num_examples
-        with pytest.raises(ValueError, match="closure"):
-            gdmm.step(lambda: 0.0)
         for index in ([0, 1], torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([n]), torch.tensor([0, -1])):
             with pytest.raises(ValueError, match="index"):
                 gdmm.visit(index)

@@ -18,7 +18,7 @@ from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import Storage, require
 from torchssvm.factorwise.certificate import FactorwiseCertificate, PassReport
-from torchssvm.factorwise.problem import Problem
+from torchssvm.factorwise.kinds import make_problem
 from torchssvm.factorwise.rules import (
     BlockRule,
     BruteForce,
@@ -27,12 +27,7 @@ from torchssvm.factorwise.rules import (
     Residuals,
     SortedOracle,
 )
-from torchssvm.heads import LinearChain, LinearMultilabel, SparseLinearChain, SparseLinearMultilabel
-from torchssvm.linearity import is_check
 from torchssvm.oracles.compiled import numba_available
-from torchssvm.structures import Chain, Multilabel
-
-_SMALL = 4096  # configurations of a factor, up to which they are all looked at unasked
 
 
 class GDMM(Optimizer):
@@ -386,41 +381,6 @@ _NUMBERS: dict[str, type] = {
     "worst_violation": float,
     "best_dual": float,
 }
-
-
-def make_problem(
-    head: nn.Module, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
-) -> Problem:
-    """The kind of factor graph that the head is for.
-
-    Raises:
-        TypeError: It is for none.
-    """
-    from torchssvm.factorwise.chains import ChainProblem
-    from torchssvm.factorwise.label_sets import LabelSetProblem
-
-    kinds = (LinearMultilabel, SparseLinearMultilabel, LinearChain, SparseLinearChain)
-    kind, structure = type(head), getattr(head, "structure", None)
-    if kind not in kinds or (
-        (type(structure) is not Multilabel or head.pairwise is None)
-        if isinstance(head, LinearMultilabel)
-        else (type(structure) is not Chain or getattr(head, "positions", None) is not None)
-    ):
-        raise TypeError(
-            f"head={head} must be a LinearChain with shared transitions or a SparseLinearChain, and its structure a "
-            "Chain; or a LinearMultilabel or SparseLinearMultilabel with pairs, and its structure a Multilabel. Heads "
-            "of your own train with BlockGap and BCFW"
-        )
-    if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
-        raise TypeError("head has forward hooks, which GDMM does not run; use BlockGap and BCFW")
-    device = next(head.parameters()).device
-    if device.type != "cpu":
-        raise TypeError(f"head is on {device}; GDMM runs on the CPU")
-    if isinstance(head, LinearMultilabel):
-        return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
-    states = head.structure.num_states
-    ordered = states**2 > _SMALL if oracle is None else isinstance(oracle, SortedOracle)
-    return ChainProblem(head, dual, batches, ordered=ordered)
 
 
 def shrinking(loss: float, squared: float) -> float:

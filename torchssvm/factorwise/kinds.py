@@ -1,0 +1,50 @@
+"""The heads that GDMM trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torchssvm.batch import Batch
+from torchssvm.dual import DualState
+from torchssvm.factorwise.chains import ChainProblem
+from torchssvm.factorwise.label_sets import LabelSetProblem
+from torchssvm.factorwise.problem import Problem
+from torchssvm.factorwise.rules import BruteForce, SortedOracle
+from torchssvm.heads import LinearChain, LinearMultilabel, SparseLinearChain, SparseLinearMultilabel
+from torchssvm.linearity import is_check
+from torchssvm.structures import Chain, Multilabel
+
+_SMALL = 4096  # configurations of a factor, up to which they are all looked at unasked
+
+
+def make_problem(
+    head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
+) -> Problem:
+    """The kind of factor graph that the head is for.
+
+    Raises:
+        TypeError: It is for none.
+    """
+    kinds = (LinearMultilabel, SparseLinearMultilabel, LinearChain, SparseLinearChain)
+    kind, structure = type(head), getattr(head, "structure", None)
+    if kind not in kinds or (
+        (type(structure) is not Multilabel or head.pairwise is None)
+        if isinstance(head, LinearMultilabel)
+        else (type(structure) is not Chain or getattr(head, "positions", None) is not None)
+    ):
+        raise TypeError(
+            f"head={head} must be a LinearChain with shared transitions or a SparseLinearChain, and its structure a "
+            "Chain; or a LinearMultilabel or SparseLinearMultilabel with pairs, and its structure a Multilabel. Heads "
+            "of your own train with BlockGap and BCFW"
+        )
+    if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
+        raise TypeError("head has forward hooks, which GDMM does not run; use BlockGap and BCFW")
+    device = next(head.parameters()).device
+    if device.type != "cpu":
+        raise TypeError(f"head is on {device}; GDMM runs on the CPU")
+    if isinstance(head, LinearMultilabel):
+        return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
+    states = head.structure.num_states
+    ordered = states**2 > _SMALL if oracle is None else isinstance(oracle, SortedOracle)
+    return ChainProblem(head, dual, batches, ordered=ordered)
