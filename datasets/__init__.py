@@ -20,9 +20,11 @@ from .lspet import LSPET
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 from .pixel_segmentation import PixelSegmentation, SegmentationPixels
+from .precomputed_graphs import PrecomputedGraphs
 from .region_features import GraphSettings
 from .region_pooling import pool_regions
-from .superpixel_graphs import SegmentationScores, SuperpixelGraphs
+from .segmentation_scores import SegmentationScores, segmentation_scores
+from .superpixel_graphs import SuperpixelGraphs
 from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ __all__ = [
     "PaddedDataset",
     "PixelSegmentation",
     "PrecomputedFeatures",
+    "PrecomputedGraphs",
     "SegmentationPixels",
     "SegmentationScores",
     "Sentence",
@@ -73,6 +76,7 @@ __all__ = [
     "pool_regions",
     "read_columns",
     "read_conllu",
+    "segmentation_scores",
 ]
 
 
