@@ -168,12 +168,14 @@ class Result(NamedTuple):
     more: dict[str, Any]
 
 
-def result(fitted: Fit, graphs: PrecomputedGraphs, images: SuperpixelGraphs, more: dict[str, Any]) -> Result:
-    """Decode the test images."""
+def result(
+    fitted: Fit, graphs: PrecomputedGraphs, images: SuperpixelGraphs, more: dict[str, Any], seconds: float = 0.0
+) -> Result:
+    """Decode the test images; ``seconds`` went into the features."""
     found = labelings(fitted.head, graphs)
     last = fitted.history[-1].certificate
     own = {"lam": last.lam, "gap": last.gap, "share_of_initial_gap": fitted.share, "oracle_calls": last.oracle_calls}
-    return Result(images.scores(found), images.foreground(found), fitted.cpu_seconds, own | more)
+    return Result(images.scores(found), images.foreground(found), seconds + fitted.cpu_seconds, own | more)
 
 
 def table(results: dict[str, Result]) -> str:
