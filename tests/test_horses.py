@@ -412,7 +412,9 @@ def test_scores(test):
     recalls = sum(both) / true, (right - sum(both)) / ground
     scores = test.scores([torch.cat([found[0], torch.tensor([-1, -1])]), found[1]])
     assert scores == pytest.approx(
-        SegmentationScores(sum(both) / sum(either), (both[0] / either[0] + both[1] / either[1]) / 2, right / 4480, sum(recalls) / 2)
+        SegmentationScores(
+            sum(both) / sum(either), (both[0] / either[0] + both[1] / either[1]) / 2, right / 4480, sum(recalls) / 2
+        )
     )
     assert scores == segmentation_scores(projected, masks)
     assert all(torch.equal(a, b) for a, b in zip(test.foreground(found), projected, strict=True))
