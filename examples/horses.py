@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from common import count, positive
 from horses_common import Result, choose_lam, finish, fit, flags, read, result, without_edges
-from horses_pixels import train_on_pixels
+from horses_pixels import pixel_result, resized, train_on_pixels
 
 from torchssvm.datasets import PrecomputedGraphs
 
@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     results: dict[str, Result] = {}
     if args.cnn is not None:  # with all threads
-        _, results["network on pixels"] = train_on_pixels(images, test_images, args.cnn, args)
+        classifier, seconds = train_on_pixels(resized(images), args.cnn, args)
+        results["U-Net on pixels"] = pixel_result(classifier, test_images, seconds, args.cnn)
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     train, test = PrecomputedGraphs(images), PrecomputedGraphs(test_images)
     alone, test_alone = PrecomputedGraphs(train, without_edges), PrecomputedGraphs(test, without_edges)

@@ -15,6 +15,7 @@ from torch.utils.data import Subset
 from torchssvm import BCFW, BlockGap, Certificate, DualState, LinearGraph, certify
 from torchssvm.batch import apply_head, to_device
 from torchssvm.datasets import (
+    GraphSettings,
     HorseSegmentation,
     PrecomputedGraphs,
     SegmentationScores,
@@ -66,14 +67,27 @@ def flags(description: str | None, report: str) -> argparse.ArgumentParser:
     return parser
 
 
-def read(args: argparse.Namespace) -> tuple[HorseSegmentation, HorseSegmentation]:
-    """The images to train on and to test on."""
+def read(
+    args: argparse.Namespace, settings: GraphSettings | None = None, balanced: bool = True
+) -> tuple[HorseSegmentation, HorseSegmentation]:
+    """The images to train on and to test on.
+
+    Raises:
+        ValueError: A flag is out of range, or an image cannot be used.
+    """
+    if args.held_out >= args.num_train:
+        raise ValueError(f"--held-out {args.held_out} must be less than --num-train {args.num_train}")
     train, test = (
-        HorseSegmentation(split, args.data, num_train=args.num_train, workers=args.workers)  # type: ignore[arg-type]
+        HorseSegmentation(
+            split,  # type: ignore[arg-type]
+            args.data,
+            num_train=args.num_train,
+            settings=settings,
+            balanced=balanced,
+            workers=args.workers,
+        )
         for split in ("train", "test")
     )
-    if args.held_out >= len(train):
-        raise ValueError(f"--held-out {args.held_out} must be less than the {len(train)} training images")
     return train, test
 
 

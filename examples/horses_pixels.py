@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from typing import Any
 
@@ -13,11 +12,12 @@ from common import trainer_flags
 from horses_common import Result
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from torchssvm.datasets import SuperpixelGraphs, segmentation_scores
 from torchssvm.models import ForegroundClassifier, PixelFeatures
 
+SIZE = (128, 160)  # of the images that the network sees
 BATCH_SIZE = 8
 
 
@@ -69,11 +69,11 @@ def augmented(image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return ((image - 0.5) * contrast + 0.5 + light + tint).clamp(0, 1), mask
 
 
-def resized(images: SuperpixelGraphs, size: tuple[int, int]) -> TensorDataset:
-    """Images and masks of one size; masks have shares of foreground, from 0 to 1."""
+def resized(images: SuperpixelGraphs) -> TensorDataset:
+    """Images and masks of one size, ``SIZE``; masks have shares of foreground, from 0 to 1."""
 
     def small(x: Tensor) -> Tensor:
-        return functional.interpolate(x.unsqueeze(0), size, mode="bilinear", antialias=True)[0]
+        return functional.interpolate(x.unsqueeze(0), SIZE, mode="bilinear", antialias=True)[0]
 
     masks = (images.mask(i).to(torch.float32).unsqueeze(0) for i in range(len(images)))
     return TensorDataset(
@@ -90,17 +90,19 @@ def foregrounds(classifier: ForegroundClassifier, images: SuperpixelGraphs) -> l
 
 
 def train_on_pixels(
-    images: SuperpixelGraphs, test: SuperpixelGraphs, epochs: int, args: argparse.Namespace
-) -> tuple[PixelFeatures, Result]:
-    """The features, and what the network does by itself."""
-    classifier = ForegroundClassifier(PixelFeatures())
-    small = resized(images, classifier.features.size)
+    small: TensorDataset | Subset, epochs: int, args: argparse.Namespace
+) -> tuple[ForegroundClassifier, float]:
+    """A network that was trained on these images, see :func:`resized`, and the CPU seconds that it took."""
+    classifier = ForegroundClassifier(PixelFeatures(size=SIZE))
     start = time.process_time()
     loader = DataLoader(small, BATCH_SIZE, shuffle=True, drop_last=len(small) >= BATCH_SIZE)
     trainer = L.Trainer(max_epochs=epochs, log_every_n_steps=1, **trainer_flags(args))
     trainer.fit(OnPixels(classifier), loader)
-    seconds = time.process_time() - start
+    return classifier, time.process_time() - start
+
+
+def pixel_result(classifier: ForegroundClassifier, test: SuperpixelGraphs, seconds: float, epochs: int) -> Result:
+    """What the network does by itself."""
     found = foregrounds(classifier, test)
     scores = segmentation_scores(found, [test.mask(i) for i in range(len(test))])
-    more = {"epochs": epochs, "final_loss": float(trainer.callback_metrics.get("loss", math.nan))}
-    return classifier.features, Result(scores, found, seconds, more)
+    return Result(scores, found, seconds, {"epochs": epochs})

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from torchssvm import RegularizationPath
+
 ROOT = Path(__file__).parents[1]
 
 pytest.importorskip("lightning")
@@ -75,7 +77,7 @@ def test_graph_cuts_beside_superpixels_alone_and_a_network(run_here, tmp_path):
     out = run_here("examples", "horses.py", *FEW, *flags)
     report = report_of(tmp_path, out)
     found = report["test_images"]
-    assert found.keys() == {"network on pixels", "superpixels alone", "graph cuts"}
+    assert found.keys() == {"U-Net on pixels", "superpixels alone", "graph cuts"}
     assert report["gap"] <= 0.1 * report["initial_gap"]
     assert report["num_weights"] == 2069
     for name in ("superpixels alone", "graph cuts"):
@@ -98,13 +100,16 @@ def test_lam_may_be_known(run_here, tmp_path):
 
 
 def test_a_network_below_the_graph_cuts(run_here, tmp_path):
-    flags = ("--lam", "10", "--epochs", "2", "--joint", "--rounds", "1", "--gap", "0.1", "--report", str(tmp_path))
-    out = run_here("examples", "horses_cnn.py", *FEW, *flags)
+    flags = ("--hold-out", "10", "3", "--epochs", "2", "--joint", "--rounds", "1", "--gap", "0.1", "--segments", "40")
+    out = run_here("examples", "horses_cnn.py", *FEW, *flags, "--report", str(tmp_path))
     report = report_of(tmp_path, out)
     found = report["test_images"]
-    assert list(found) == ["U-Net", "U-Net, superpixels alone", "U-Net, graph cuts", "U-Net, graph cuts, joint"]
+    assert list(found) == ["U-Net on pixels", "superpixels alone", "graph cuts", "graph cuts, joint"]
     assert report["num_weights"] == 33 + 7
     assert report["gap"] <= 0.1 * report["initial_gap"]
+    for name in ("superpixels alone", "graph cuts"):
+        held_out = found[name]["held_out_iou"]
+        assert found[name]["lam"] == float(max(held_out, key=held_out.__getitem__))
     seconds = [one["cpu_seconds"] for one in found.values()]
     assert seconds[0] < min(seconds[1:])
     assert seconds[3] > seconds[0]
@@ -113,13 +118,13 @@ def test_a_network_below_the_graph_cuts(run_here, tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (("--held-out", "8"), "--held-out 8 must be less than the 8 training images"),
+        (("--held-out", "8"), "--held-out 8 must be less than --num-train 8"),
         (("--hold-out", "0"), "--hold-out: must be positive"),
         (("--num-train", "50"), "num_train=50"),
     ],
 )
 def test_bad_flags_are_refused(run_here, capsys, flags, message):
-    for script in ("horses.py", "horses_cnn.py"):
+    for script in ("horses.py", "horses_cnn.py", "horses_path.py")[: 2 if "--hold-out" in flags else 3]:
         with pytest.raises(SystemExit) as stop:
             run_here("examples", script, *SMALL, *flags)
         assert stop.value.code == 2
@@ -147,3 +152,20 @@ def test_the_benchmark(run_here, tmp_path):
     before = {file: file.stat().st_mtime_ns for file in files}
     run_here("benchmarks", "horses.py", "--out", str(tmp_path), *flags)
     assert {file: file.stat().st_mtime_ns for file in files} == before
+
+
+def test_the_path(run_here, tmp_path):
+    flags = (*SMALL, "--held-out", "3", "--epsilon", "0.3", "--lam-min", "30", "--max-passes", "300")
+    out = run_here("examples", "horses_path.py", *flags, "--report", str(tmp_path))
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    rows = report["breakpoints"]
+    assert len(rows) > 3
+    assert all(row["gap"] <= 0.3 for row in rows)
+    assert all(row["passes"] == pytest.approx(row["oracle_calls"] / 8) for row in rows)
+    assert report["lowest"] <= 30
+    assert f"{len(rows)} breakpoints" in out
+    assert f"{max(row['test_iou'] for row in rows if 'test_iou' in row):.4f}" in out
+    path = RegularizationPath.load(tmp_path / "path.pt")
+    assert path.breakpoints.tolist() == [row["lam"] for row in rows]
+    assert bool((path.weights(40.0)["pairwise"] >= 0).all())
+    assert (tmp_path / "path.png").stat().st_size > 10_000
