@@ -2,9 +2,9 @@
 
 The U-Net is trained on pixels by cross-entropy, pooled over superpixels, smaller ones than in horses.py, and frozen;
 the graph cuts on top of it are trained to a certified duality gap. With --joint, U-Net and graph cuts are trained
-together after that, on the structured hinge, and the graph cuts anew. The U-Net by itself, and its superpixels without
-edges, stand beside. The loss is the share of the pixels that are wrong. Lam is chosen with a U-Net that has not seen the
-images held out.
+together after that, on the structured hinge, and the graph cuts anew. The U-Net by itself, and its superpixels
+without edges, stand beside. The loss is the share of the pixels that are wrong. Lam is chosen with a U-Net that has
+not seen the images held out.
 
 python examples/horses_cnn.py
 python examples/horses_cnn.py --lam 100 --joint
