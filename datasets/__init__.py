@@ -23,11 +23,13 @@ from .multilabel_scores import MultilabelScores, multilabel_scores
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 from .pixel_segmentation import PixelSegmentation, SegmentationPixels
+from .precomputed_graphs import PrecomputedGraphs
 from .region_features import GraphSettings
 from .region_pooling import pool_regions
+from .segmentation_scores import SegmentationScores, segmentation_scores
 from .sparse_chains import SparseChains
 from .sparse_rows import SparseRows
-from .superpixel_graphs import SegmentationScores, SuperpixelGraphs
+from .superpixel_graphs import SuperpixelGraphs
 from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 from .word_chains import WordChains
 
@@ -68,6 +70,7 @@ __all__ = [
     "PaddedDataset",
     "PixelSegmentation",
     "PrecomputedFeatures",
+    "PrecomputedGraphs",
     "SegmentationPixels",
     "SegmentationScores",
     "Sentence",
@@ -89,6 +92,7 @@ __all__ = [
     "pool_regions",
     "read_columns",
     "read_conllu",
+    "segmentation_scores",
 ]
 
 

@@ -1,8 +1,8 @@
-"""A picture of a few images with the foreground that was found."""
+"""Pictures of images with the foreground that was found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,19 +32,51 @@ def draw_segmentations(
     for axis in axes:
         axis.axis("off")
     for axis, row, labeling in zip(axes, rows, labelings, strict=False):
-        mask = dataset.mask(row).numpy()
-        axis.imshow(overlay(dataset, row, labeling))
-        if mask.any() and not mask.all():
-            axis.contour(mask, levels=[0.5], colors="white", linewidths=0.8)
+        _show(axis, dataset.mask(row).numpy(), overlay(dataset, row, labeling))
         axis.set_title(dataset.names[row], fontsize=8)
+
+
+def draw_foregrounds(
+    figure: Any, dataset: SuperpixelGraphs, rows: Sequence[int], found: Mapping[str, Sequence[Tensor]]
+) -> None:
+    """Images with their true foreground, and below them with what each of several methods found, in the same colours.
+
+    Args:
+        figure: A matplotlib figure or subfigure, empty.
+        dataset: The images.
+        rows: Numbers of those that are drawn, at least one.
+        found: For every method, by its name, bool ``[H, W]`` for each of them.
+    """
+    axes = figure.subplots(1 + len(found), len(rows), squeeze=False)
+    for axis in axes.flatten():
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.set_frame_on(False)
+    masks = [dataset.mask(row) for row in rows]
+    for name, line, foregrounds in zip(("true", *found), axes, (masks, *found.values()), strict=True):
+        line[0].set_ylabel(name, fontsize=7)
+        for axis, row, mask, own in zip(line, rows, masks, foregrounds, strict=True):
+            image = dataset.image(row).permute(1, 2, 0).numpy()
+            _show(axis, mask.numpy(), _tinted(image, mask.numpy(), own.cpu().numpy()))
+    for axis, row in zip(axes[0], rows, strict=True):
+        axis.set_title(dataset.names[row], fontsize=7)
 
 
 def overlay(dataset: SuperpixelGraphs, row: int, labeling: Tensor) -> np.ndarray:
     """One image of :func:`draw_segmentations` without the line: float32 ``[H, W, 3]`` from 0 to 1."""
     image = dataset.image(row).permute(1, 2, 0).numpy()
-    mask = dataset.mask(row).numpy()
     found = labeling.detach().cpu().numpy()[dataset.regions(row).numpy()] == 1
+    return _tinted(image, dataset.mask(row).numpy(), found)
+
+
+def _tinted(image: np.ndarray, mask: np.ndarray, found: np.ndarray) -> np.ndarray:
     tinted = image.copy()
     for where, name in ((found & mask, "right"), (found & ~mask, "too much"), (~found & mask, "missed")):
         tinted[where] = (1 - _STRENGTH) * tinted[where] + _STRENGTH * np.array(_TINTS[name], np.float32)
     return tinted
+
+
+def _show(axis: Any, mask: np.ndarray, image: np.ndarray) -> None:
+    axis.imshow(image)
+    if mask.any() and not mask.all():
+        axis.contour(mask, levels=[0.5], colors="white", linewidths=0.8)

@@ -16,6 +16,7 @@ from torchssvm.structures import WeightedLabels
 
 from .graph_cache import CachedGraph, GraphCache
 from .padded import PADDING, padded, place_of
+from .segmentation_scores import SegmentationScores, scores_of_counts
 
 
 class GraphExample(NamedTuple):
@@ -24,20 +25,6 @@ class GraphExample(NamedTuple):
     x: Any  # Graphs, or SegmentationPixels
     y: WeightedLabels
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks an example for
-
-
-class SegmentationScores(NamedTuple):
-    """How good labelings of superpixels are, counted in pixels.
-
-    Attributes:
-        iou: Foreground found and true, divided by foreground found or true, over the pixels of all images.
-        mean_iou: The mean of the images' own; 1 where an image has no foreground and none is found.
-        accuracy: Share of the pixels, of all images, that are labelled right.
-    """
-
-    iou: float
-    mean_iou: float
-    accuracy: float
 
 
 class SuperpixelGraphs(Dataset[GraphExample]):
@@ -147,8 +134,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         """
         if len(labelings) != len(self):
             raise ValueError(f"labelings are {len(labelings)}, and the dataset has {len(self)} images")
-        counts = np.zeros((len(self), 3), np.int64)  # found and true, found or true, right
-        pixels = 0
+        counts = np.zeros((len(self), 4), np.int64)
         for i, labeling in enumerate(labelings):
             held = self.graph(i)
             sizes, foreground = held.sizes.astype(np.int64), held.foreground.astype(np.int64)
@@ -156,16 +142,16 @@ class SuperpixelGraphs(Dataset[GraphExample]):
             if len(labels) < len(sizes) or not np.isin(labels, (0, 1)).all():
                 raise ValueError(f"labelings[{i}] must have {len(sizes)} labels 0 or 1, one for each superpixel")
             found = labels == 1
-            both = foreground[found].sum()
-            counts[i] = (
-                both,
-                foreground.sum() + (sizes - foreground)[found].sum(),
-                both + (sizes - foreground)[~found].sum(),
-            )
-            pixels += int(sizes.sum())
-        both, either, right = counts.sum(0).tolist()
-        each = np.where(counts[:, 1] > 0, counts[:, 0] / np.maximum(counts[:, 1], 1), 1.0)
-        return SegmentationScores(both / either if either else 1.0, float(each.mean()), right / pixels)
+            counts[i] = foreground[found].sum(), sizes[found].sum(), foreground.sum(), sizes.sum()
+        return scores_of_counts(counts)
+
+    def foreground(self, labelings: Sequence[Tensor] | Tensor) -> list[Tensor]:
+        """The foreground that labelings of all images stand for: for each image bool ``[H, W]``, as its mask.
+
+        Args:
+            labelings: As in :meth:`scores`.
+        """
+        return [labeling.detach().cpu()[self.regions(i)] == 1 for i, labeling in enumerate(labelings)]
 
     def _target(self, held: CachedGraph) -> WeightedLabels:
         sizes = held.sizes.astype(np.float64)

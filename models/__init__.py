@@ -2,19 +2,24 @@
 
 from torchssvm.models.alignment import align, alignment_matching, best_threshold, matching_links, threshold_links
 from torchssvm.models.chunking import chunking_chain
+from torchssvm.models.horses import ForegroundClassifier, PixelFeatures, RegionGraphs, border_contrasts
 from torchssvm.models.ocr import LetterClassifier, LetterFeatures, ocr_chain
 from torchssvm.models.pose import BODY, JOINTS, body_nodes, body_pose, mean_displacements
 
 __all__ = [
     "BODY",
     "JOINTS",
+    "ForegroundClassifier",
     "LetterClassifier",
     "LetterFeatures",
+    "PixelFeatures",
+    "RegionGraphs",
     "align",
     "alignment_matching",
     "best_threshold",
     "body_nodes",
     "body_pose",
+    "border_contrasts",
     "chunking_chain",
     "matching_links",
     "mean_displacements",

@@ -181,6 +181,41 @@ def test_training_reaches_the_optimum_within_the_bounds(storage, direction, orac
     assert problem.lam / 2 * float(((held - weights) ** 2).sum()) <= found.gap + 1e-6  # strong convexity
 
 
+def follow(problem, direction, bounds, passes=6):
+    """The certified gap after every pass."""
+    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings())
+    loss, optim, gaps = BlockGap(dual, direction), BCFW(groups_of(problem.head, bounds), dual), []
+    for _ in range(passes):
+        for i in range(problem.n):
+            batch = problem.batch([i])
+            optim.zero_grad()
+            loss(apply_head(problem.head, batch), batch.y, batch.index).backward()
+            optim.step()
+        gaps.append(certify(problem.head, dual, problem.everything()).gap)
+    return gaps, dual
+
+
+def smooth_problem(seed, structure):
+    """Connected regions of two labels seen through noise: all weights of edges are positive at the optimum."""
+    problem = GraphProblem(seed, n=6, links=1, lam=3.0, structure=structure, most=12)
+    problem.lengths = torch.full((6,), 12)
+    problem.edges = [torch.tensor([(p, p + 1) for p in range(11)])] * 6
+    problem.y = (torch.arange(12) >= 6).long().expand(6, -1)
+    problem.nodes = (problem.y - 0.5).unsqueeze(2) + torch.randn(6, 12, 2, generator=rng(seed), dtype=torch.float64)
+    problem.links = [torch.ones(11, 1, dtype=torch.float64)] * 6
+    return problem
+
+
+@pytest.mark.parametrize("direction", [Corrective(), Pairwise()], ids=lambda d: type(d).__name__)
+def test_bounds_that_do_not_bind_cost_nothing(direction):
+    """How far training gets in a pass is the blocks' doing: without bounds it is the same."""
+    bounded, unbounded = smooth_problem(0, GraphCut()), smooth_problem(0, GraphCut(RoofDual()))
+    (gaps, dual), (others, _) = follow(bounded, direction, ATTRACTIVE), follow(unbounded, direction, {})
+    assert float(dual.unclipped[1].detach()) > 0.0
+    assert gaps == pytest.approx(others, rel=1e-9)
+    assert torch.allclose(flat(bounded.head.parameters()), flat(unbounded.head.parameters()), rtol=1e-12)
+
+
 def test_float32_is_certified_too():
     found = train(GraphProblem(2, lam=0.3, dtype=torch.float32), Labelings(), Corrective(), tolerance=1e-4)
     assert found.gap <= 1e-4

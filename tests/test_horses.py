@@ -30,6 +30,7 @@ from torchssvm.datasets import (
     graph_cache_build,
     graph_cache_words,
     pool_regions,
+    segmentation_scores,
 )
 from torchssvm.datasets.growing import GrowingArray
 from torchssvm.datasets.progress import progress
@@ -407,10 +408,16 @@ def test_scores(test):
     both = [int((p & m).sum()) for p, m in zip(projected, masks, strict=True)]
     either = [int((p | m).sum()) for p, m in zip(projected, masks, strict=True)]
     right = sum(int((p == m).sum()) for p, m in zip(projected, masks, strict=True))
+    true, ground = (sum(int((mask == side).sum()) for mask in masks) for side in (True, False))
+    recalls = sum(both) / true, (right - sum(both)) / ground
     scores = test.scores([torch.cat([found[0], torch.tensor([-1, -1])]), found[1]])
     assert scores == pytest.approx(
-        SegmentationScores(sum(both) / sum(either), (both[0] / either[0] + both[1] / either[1]) / 2, right / 4480)
+        SegmentationScores(
+            sum(both) / sum(either), (both[0] / either[0] + both[1] / either[1]) / 2, right / 4480, sum(recalls) / 2
+        )
     )
+    assert scores == segmentation_scores(projected, masks)
+    assert all(torch.equal(a, b) for a, b in zip(test.foreground(found), projected, strict=True))
     with pytest.raises(ValueError, match="labelings are 1, and the dataset has 2"):
         test.scores(found[:1])
     with pytest.raises(ValueError, match=r"labelings\[1\] must have"):

@@ -64,6 +64,12 @@ class Box:
         """For each parameter, whether any of its weights has a bound."""
         return [lower is not None for lower in self.lower]
 
+    @property
+    def is_cone(self) -> bool:
+        """Whether every bound is 0 or infinite, so that ``clip(c v) = c clip(v)`` for every c > 0."""
+        bounds = [bound for bound in (*self.lower, *self.upper) if bound is not None]
+        return all(bool(((bound == 0.0) | torch.isinf(bound)).all()) for bound in bounds)
+
     def clip(self, values: Sequence[Tensor]) -> list[Tensor]:
         """``clip(v, lower, upper)`` for values shaped like the parameters, of any floating dtype."""
         return [

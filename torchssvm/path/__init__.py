@@ -1,7 +1,7 @@
 """Regularisation paths: weights for every lambda, each with a guaranteed gap; and grids to compare them with."""
 
 from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
-from torchssvm.path.initial import start_at_largest_lam
+from torchssvm.path.initial import MakeOptimizer, start_at_largest_lam
 from torchssvm.path.picture import plot
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, Heuristic, PathRule, Training
@@ -15,6 +15,7 @@ __all__ = [
     "Heuristic",
     "KeepDual",
     "KeepWeights",
+    "MakeOptimizer",
     "PathRule",
     "PathRun",
     "RegularizationPath",

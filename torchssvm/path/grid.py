@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchssvm.certificate import Certificate
 from torchssvm.dual import DualState
 from torchssvm.losses import BlockGap
+from torchssvm.path.initial import MakeOptimizer, plain_optimizer
 from torchssvm.path.run import MakeDual, MakeLoss
 from torchssvm.sampling import Order
 from torchssvm.solve import Collate, Schedule, WhenEstimated, solve
@@ -68,6 +69,7 @@ def grid_search(
     warm_start: WarmStart | None = None,
     make_dual: MakeDual | None = None,
     make_loss: MakeLoss = BlockGap,
+    make_optimizer: MakeOptimizer = plain_optimizer,
     schedule: Callable[[], Schedule] = WhenEstimated,
     batch_size: int = 16,
     order: Order | None = None,
@@ -86,6 +88,7 @@ def grid_search(
         warm_start: ``KeepWeights()`` or ``KeepDual()`` to go on from the lambda before; None starts anew each time.
         make_dual: None is ``lambda lam: DualState.for_head(head, len(dataset), lam)``.
         make_loss: Makes the block gap of a dual.
+        make_optimizer: Makes the optimizer of a dual, where bounds on the weights are chosen.
         schedule: Makes the schedule of exact passes, anew for each lambda.
         batch_size: Blocks of a step.
         order: In which order blocks are visited; None is gap sampling.
@@ -125,6 +128,7 @@ def grid_search(
             schedule=schedule(),
             max_passes=before + max_passes,
             seed=seed,
+            optimizer=make_optimizer(loss.dual),
             collate_fn=collate_fn,
         )
         point = GridPoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +16,43 @@ from torchssvm.optim import BCFW
 from torchssvm.potentials import as_potentials, full_precision
 from torchssvm.solve import Collate, in_order
 
+MakeOptimizer = Callable[[DualState], BCFW]
+"""The optimizer of a dual: here bounds on the weights and the line search are chosen."""
+
 _MARGIN = 1e9  # how much larger lam is than a full step needs, while the blocks are put on their corners
 
 
+def plain_optimizer(dual: DualState) -> BCFW:
+    """BCFW without bounds."""
+    return BCFW(dual.parameters, dual)
+
+
+def begin(dual: DualState, make_optimizer: MakeOptimizer) -> BCFW:
+    """Zero weights for a new dual, and its optimizer.
+
+    Raises:
+        ValueError: A bound is neither 0 nor infinite.
+    """
+    for parameter in dual.parameters:
+        nn.init.zeros_(parameter)
+    dual.remember_weights()
+    optimizer = make_optimizer(dual)
+    if not dual.box.is_cone:
+        raise ValueError(
+            "make_optimizer bounds weights by a number other than 0, and a path starts where the weights are inversely "
+            "proportional to lambda: give each of them lower=0.0, upper=0.0, or no bound"
+        )
+    return optimizer
+
+
 def start_at_largest_lam(
-    head: nn.Module, dual: DualState, dataset: Any, *, tolerance: float, collate_fn: Collate | None = None
+    head: nn.Module,
+    dual: DualState,
+    dataset: Any,
+    *,
+    tolerance: float,
+    collate_fn: Collate | None = None,
+    make_optimizer: MakeOptimizer = plain_optimizer,
 ) -> float:
     """Put every block of a new dual on the output with the largest loss, and ``lam`` where that is good enough.
 
@@ -28,22 +61,27 @@ def start_at_largest_lam(
     loss at the weights psi~ ([G16] eq. 11). ``lam`` times the gap does not grow with ``lam`` either, so for all
     larger ones ``w = psi~ / lam`` has a smaller gap. Takes two passes of oracle calls.
 
+    Under bounds that are 0 or infinite, psi~ clipped takes the place of psi~: clipping commutes with the division, and
+    the inner product of both is the squared length of the one that is clipped.
+
     Args:
         head: The head of the dual.
         dual: A dual that no step was taken of; its ``lam`` is replaced.
         dataset: The training set.
         tolerance: kappa epsilon; positive.
         collate_fn: None is ``dataset.collate``.
+        make_optimizer: Makes the optimizer of the dual.
 
     Returns:
         An upper bound of the gap at ``dual.lam``, which is then lambda^infinity: ``tolerance``, up to rounding.
 
     Raises:
-        ValueError: The dual has moved, or the weights have no influence at all.
+        ValueError: The dual has moved, a bound is neither 0 nor infinite, or the weights have no influence at all.
     """
     if dual.steps:
         raise ValueError(f"the dual has taken {dual.steps} steps: the path starts from a new one")
-    _to_largest_losses(head, dual, dataset, collate_fn)
+    optimizer = begin(dual, make_optimizer)
+    _to_largest_losses(head, dual, dataset, optimizer, collate_fn)
     n = dual.num_examples
     dual.change_lam(1.0)  # the weights are psi~ now
     thetas = torch.zeros_like(dual.loss)
@@ -68,16 +106,15 @@ def start_at_largest_lam(
     return scale / lam
 
 
-def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, collate_fn: Collate | None) -> None:
+def _to_largest_losses(
+    head: nn.Module, dual: DualState, dataset: Any, optimizer: BCFW, collate_fn: Collate | None
+) -> None:
     """Full Frank-Wolfe steps with every corner taken at w = 0; any storage can follow them.
 
     The exact line search takes a full step if ``lam`` is large enough, so it is made so. The weights of the dual wait
     in ``dual.recomputed``, from where the next step starts, and the head holds zeros meanwhile.
     """
-    for parameter in dual.parameters:
-        nn.init.zeros_(parameter)
-    dual.remember_weights()
-    loss, optimizer = BlockGap(dual, sweeps=0), BCFW(dual.parameters, dual)
+    loss = BlockGap(dual, sweeps=0)
 
     def propose(batch: Batch) -> float:
         optimizer.zero_grad()
@@ -98,8 +135,8 @@ def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, collate_f
             dual.change_lam(needed)
             propose(batch)
         optimizer.step()
-        dual.recomputed = [p.detach().clone() for p in dual.parameters]
+        dual.recomputed = [v.detach().clone() for v in dual.unclipped]
         for parameter in dual.parameters:
             nn.init.zeros_(parameter)
     optimizer.zero_grad()
-    dual.set_weights(dual.recomputed or dual.parameters)
+    dual.set_weights(dual.recomputed or dual.unclipped)

@@ -11,7 +11,7 @@ from torch import nn
 from torchssvm.certificate import certify
 from torchssvm.dual.state import squared_norm
 from torchssvm.losses import BlockGap
-from torchssvm.optim import BCFW
+from torchssvm.path.initial import MakeOptimizer
 from torchssvm.sampling import Order
 from torchssvm.solve import Collate, Schedule, Steps, in_order, solve
 
@@ -29,6 +29,7 @@ class Training(NamedTuple):
         schedule: When exact passes are made.
         seed: Of the sampler.
         max_passes: Effective passes of the dual that must not be exceeded.
+        make_optimizer: Makes the optimizer of the dual; bounds on the weights are chosen here.
     """
 
     head: nn.Module
@@ -40,6 +41,7 @@ class Training(NamedTuple):
     schedule: Callable[[], Schedule]
     seed: int
     max_passes: float
+    make_optimizer: MakeOptimizer
 
 
 class Accuracy(NamedTuple):
@@ -105,13 +107,15 @@ class Certified:
             schedule=training.schedule(),
             max_passes=training.max_passes,
             seed=training.seed,
+            optimizer=training.make_optimizer(training.loss.dual),
             collate_fn=training.collate_fn,
         )
         return self._accuracy(training, certificate.gap, certificate.dual)
 
     def _accuracy(self, training: Training, gap: float, value: float) -> Accuracy:
         # P - D changes by (1 - rho)(sum_i l_i - lam/2 |w|^2 - lam/2 |w(alpha)|^2), for the very weights that are held,
-        # however rounding has moved them from w(alpha), and with an upper bound in place of P too.
+        # however rounding has moved them from w(alpha), and with an upper bound in place of P too. Under bounds the
+        # last term is lam (<v, w> - |w|^2/2), and the sum is the same.
         dual = training.loss.dual
         return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters))
 
@@ -143,7 +147,7 @@ class Heuristic:
             batch_size=training.batch_size,
             order=training.order,
             seed=training.seed,
-            optimizer=BCFW(dual.parameters, dual),
+            optimizer=training.make_optimizer(dual),
             collate_fn=training.collate_fn,
         ) as steps:
             for _ in steps:
@@ -152,7 +156,7 @@ class Heuristic:
         return self._accuracy(training, dual.gap_estimate)
 
     def _accuracy(self, training: Training, gap: float) -> Accuracy:
-        dual = training.loss.dual
+        dual = training.loss.dual  # within bounds that are 0 or infinite, <v, w> = |w|^2
         return Accuracy(gap, float(dual.loss.sum()) - dual.lam * squared_norm(dual.parameters))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
 from torchssvm.losses import BlockGap
-from torchssvm.path.initial import start_at_largest_lam
+from torchssvm.path.initial import MakeOptimizer, begin, plain_optimizer, start_at_largest_lam
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, PathRule, Training
 from torchssvm.sampling import Order
@@ -39,6 +39,7 @@ class PathRun:
         rule: ``Certified()`` (the default) or ``Heuristic()``.
         make_dual: None is ``lambda lam: DualState.for_head(head, len(dataset), lam)``.
         make_loss: The block gap for a dual.
+        make_optimizer: The optimizer of a dual, for weights within bounds; each bound is 0 or infinite.
         schedule: Makes the schedule of exact passes of one breakpoint.
         batch_size: Blocks of a step.
         order: In which order blocks are visited; None is gap sampling.
@@ -64,6 +65,7 @@ class PathRun:
         rule: PathRule | None = None,
         make_dual: MakeDual | None = None,
         make_loss: MakeLoss = BlockGap,
+        make_optimizer: MakeOptimizer = plain_optimizer,
         schedule: Callable[[], Schedule] = WhenEstimated,
         batch_size: int = 16,
         order: Order | None = None,
@@ -88,8 +90,10 @@ class PathRun:
         self.loss = make_loss(self.dual)
         if self.loss.dual is not self.dual:
             raise ValueError("make_loss(dual) returned the block gap of another dual")
+        if not self.dual.steps:
+            begin(self.dual, make_optimizer)
         self._training = Training(
-            head, self.loss, dataset, collate_fn, batch_size, order, schedule, seed=seed, max_passes=max_passes
+            head, self.loss, dataset, collate_fn, batch_size, order, schedule, seed, max_passes, make_optimizer
         )
         self._seed = seed
         self._names = [name for name, _ in head.named_parameters()]
@@ -126,7 +130,12 @@ class PathRun:
         bound = 0.0
         if not self._points:
             bound = start_at_largest_lam(
-                training.head, dual, training.dataset, tolerance=tolerance, collate_fn=training.collate_fn
+                training.head,
+                dual,
+                training.dataset,
+                tolerance=tolerance,
+                collate_fn=training.collate_fn,
+                make_optimizer=training.make_optimizer,
             )
             accuracy = self.rule.first(training, bound)
         else:
@@ -205,6 +214,7 @@ def regularization_path(
     rule: PathRule | None = None,
     make_dual: MakeDual | None = None,
     make_loss: MakeLoss = BlockGap,
+    make_optimizer: MakeOptimizer = plain_optimizer,
     schedule: Callable[[], Schedule] = WhenEstimated,
     batch_size: int = 16,
     order: Order | None = None,
@@ -230,6 +240,8 @@ def regularization_path(
         make_dual: Makes the dual, at a lambda that does not matter; None is
             ``lambda lam: DualState.for_head(head, len(dataset), lam)``.
         make_loss: Makes the block gap of the dual, where direction and oracle are chosen.
+        make_optimizer: Makes the optimizer of the dual, where bounds on the weights are chosen, each 0 or infinite:
+            ``lambda dual: BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)``.
         schedule: Makes the schedule of exact passes, anew for each breakpoint.
         batch_size: Blocks of a step.
         order: In which order blocks are visited; None is gap sampling.
@@ -251,6 +263,7 @@ def regularization_path(
         rule=rule,
         make_dual=make_dual,
         make_loss=make_loss,
+        make_optimizer=make_optimizer,
         schedule=schedule,
         batch_size=batch_size,
         order=order,

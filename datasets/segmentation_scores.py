@@ -1,0 +1,66 @@
+"""How good a segmentation into foreground and background is, counted in pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+
+class SegmentationScores(NamedTuple):
+    """Scores over the pixels of some images.
+
+    Attributes:
+        iou: Foreground found and true, divided by foreground found or true, over the pixels of all images.
+        mean_iou: The mean of the images' own; 1 where an image has no foreground and none is found.
+        accuracy: Share of the pixels, of all images, that are labelled right.
+        balanced_accuracy: The mean of the shares of the true foreground and of the true background, of all images, that
+            are labelled right; where there is only one of them, its share.
+    """
+
+    iou: float
+    mean_iou: float
+    accuracy: float
+    balanced_accuracy: float
+
+
+def segmentation_scores(found: Sequence[Tensor], masks: Sequence[Tensor]) -> SegmentationScores:
+    """Scores of foregrounds that were found, by any method.
+
+    Args:
+        found: bool ``[H, W]`` for every image, True in the foreground; at least one.
+        masks: The true ones.
+
+    Raises:
+        ValueError: There are none, or a size, a shape or a dtype does not fit.
+    """
+    if len(found) != len(masks) or not len(masks):
+        raise ValueError(f"found are {len(found)} foregrounds, and masks {len(masks)}: give as many, at least 1")
+    counts = np.zeros((len(masks), 4), np.int64)
+    for i, (own, mask) in enumerate(zip(found, masks, strict=True)):
+        if own.shape != mask.shape or own.dtype != mask.dtype or str(own.dtype) != "torch.bool":
+            raise ValueError(
+                f"found[{i}] must be bool {list(mask.shape)}, as its mask, got {own.dtype} {list(own.shape)}"
+            )
+        counts[i] = int((own & mask).sum()), int(own.sum()), int(mask.sum()), mask.numel()
+    return scores_of_counts(counts)
+
+
+def scores_of_counts(counts: np.ndarray) -> SegmentationScores:
+    """Scores from numbers of pixels.
+
+    Args:
+        counts: int64 ``[n, 4]``, for each image its foreground found and true, found, and true, and all its pixels.
+    """
+    each = counts[:, 0] / np.maximum(counts[:, 1] + counts[:, 2] - counts[:, 0], 1)
+    both, found, true, pixels = counts.sum(0).tolist()
+    either, ground = found + true - both, pixels - true
+    shares = [right / own for right, own in ((both, true), (pixels - either, ground)) if own]
+    return SegmentationScores(
+        both / either if either else 1.0,
+        float(np.where((counts[:, 1] + counts[:, 2]) > 0, each, 1.0).mean()),
+        (both + pixels - either) / pixels,
+        sum(shares) / len(shares),
+    )

@@ -1,0 +1,124 @@
+"""Regularisation paths of graph cuts whose edge weights are at least 0, against a QP solver."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from bounded import groups_of, optimum_within
+from graphs import GraphProblem
+from problems import flat, rng
+from test_solve import Items
+
+from torchssvm import BCFW, BlockGap, Corrective, DualState, Labelings, MeanParts, Weights, certify
+from torchssvm.path import Certified, Heuristic, KeepDual, KeepWeights, PathRun, grid_search, regularization_path
+
+pytest.importorskip("maxflow")
+
+LOWER = np.array([-np.inf, -np.inf, 0.0, 0.0])
+NONE = np.full(4, np.inf)
+
+
+def options(problem, lower=0.0, storage=MeanParts, **others):
+    def make_optimizer(dual):
+        return BCFW(groups_of(problem.head, {"pairwise": (lower, None)}), dual)
+
+    def make_dual(lam):
+        return DualState.for_head(problem.head, problem.n, lam, storage=storage())
+
+    return {"batch_size": 2, "make_optimizer": make_optimizer, "make_dual": make_dual} | others
+
+
+def primal_above_optimum(problem, weights, lam):
+    truth = problem.reference()
+    truth.lam = lam
+    best, _ = optimum_within(truth, LOWER, NONE)
+    return truth.primal(flat(weights.values()).numpy()) - best
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Weights, Labelings])
+def test_every_lambda_is_within_epsilon_of_the_optimum(storage):
+    problem, epsilon, random = GraphProblem(2), 0.1, rng(0)
+    checked = []
+
+    def verify(run):
+        """An exact pass at a random lambda down to the next breakpoint, with the dual rescaled to it."""
+        path = run.path
+        lam = path.points[-1].lam * max(path.lowest / path.points[-1].lam, 1e-2) ** float(
+            torch.rand((), generator=random)
+        )
+        head, dual = copy.deepcopy((problem.head, run.dual))
+        dual.rescale(lam / dual.lam)
+        assert certify(head, dual, problem.everything(), refresh=False).gap == pytest.approx(path.gap(lam), abs=1e-9)
+        checked.append(lam)
+
+    make_loss = (lambda dual: BlockGap(dual, Corrective())) if storage is Labelings else BlockGap
+    path = regularization_path(
+        problem.head,
+        Items(problem),
+        epsilon=epsilon,
+        lam_min=0.1,
+        make_loss=make_loss,
+        on_breakpoint=verify,
+        **options(problem, storage=storage),
+    )
+    assert path.lowest <= 0.1
+    assert len(checked) == len(path.points) > 5
+    at_bound = 0
+    for lam in torch.logspace(-1, np.log10(2 * path.points[0].lam), 8).tolist():
+        weights = path.weights(lam)
+        assert bool((weights["pairwise"] >= 0).all())
+        at_bound += int((weights["pairwise"] == 0).sum())
+        assert path.gap(lam) <= epsilon + 1e-12
+        assert -1e-6 <= primal_above_optimum(problem, weights, lam) <= path.gap(lam) + 1e-6
+    assert at_bound > 0
+
+
+@pytest.mark.parametrize("rule", [Certified(), Heuristic()])
+def test_resumed_to_the_bit(rule, tmp_path):
+    def start(**others):
+        problem = GraphProblem(3, dtype=torch.float32)
+        common = options(problem, storage=Labelings, rule=rule, epsilon=0.15, lam_min=0.2)
+        return problem, regularization_path(problem.head, Items(problem), **common, **others)
+
+    def keep(run):
+        if len(run.path.points) == 3:
+            torch.save(run.state_dict(), tmp_path / "run.pt")
+
+    problem, whole = start(on_breakpoint=keep)
+    assert len(whole.points) > 4
+    other, resumed = start(resume=torch.load(tmp_path / "run.pt", weights_only=True))
+    assert resumed.lowest == whole.lowest
+    for point, again in zip(whole.points, resumed.points, strict=True):
+        assert (point.lam, point.gap, point.passes) == (again.lam, again.gap, again.passes)
+    assert torch.equal(flat(problem.head.parameters()), flat(other.head.parameters()))
+
+
+def test_other_bounds_are_not_resumed():
+    problem, states = GraphProblem(3), []
+    common = options(problem, epsilon=0.2, lam_min=1.0)
+    regularization_path(problem.head, Items(problem), on_breakpoint=lambda r: states.append(r.state_dict()), **common)
+    other = GraphProblem(3)
+    run = PathRun(other.head, Items(other), epsilon=0.2, lam_min=1.0)
+    with pytest.raises(ValueError, match="its weights have other bounds"):
+        run.load_state_dict(states[1])
+
+
+@pytest.mark.parametrize("lower", [0.5, -1.0])
+def test_bounds_that_are_not_0_are_refused(lower):
+    problem = GraphProblem(2)
+    with pytest.raises(ValueError, match="a number other than 0"):
+        PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.1, **options(problem, lower))
+
+
+@pytest.mark.parametrize("warm_start", [None, KeepWeights(), KeepDual()])
+def test_a_grid_is_certified_within_bounds(warm_start):
+    problem = GraphProblem(2)
+    lams = [1.0, 0.3]
+    points = grid_search(problem.head, Items(problem), lams, tolerance=0.05, warm_start=warm_start, **options(problem))
+    for point in points:
+        assert point.certificate.gap <= 0.05
+        assert bool((point.weights["pairwise"] >= 0).all())
+        assert -1e-6 <= primal_above_optimum(problem, point.weights, point.lam) <= point.certificate.gap + 1e-6
