@@ -1,0 +1,161 @@
+"""Outputs too many to decode: passes of GDMM over chains and label sets, and what max oracles take on the same data."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchssvm import (
+    GDMM,
+    AwayStep,
+    BlockGap,
+    BlockGreedy,
+    BruteForce,
+    DualState,
+    FullyCorrective,
+    SortedOracle,
+    SparseLinearChain,
+    SparseLinearMultilabel,
+)
+from torchssvm.datasets import LargeChains, Multilabel
+from torchssvm.solve import Steps, in_order
+
+from .measuring import Clock
+from .memory import MIB, resident, set_back
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import multilabel as example
+
+RULES = {"FullyCorrective": FullyCorrective, "AwayStep": AwayStep, "BlockGreedy": BlockGreedy}
+ORACLES = {"sorted": SortedOracle, "brute force": BruteForce}
+
+
+def make(states: int, chains: int, lam: float, rule: str, oracle: str) -> tuple[GDMM, LargeChains]:
+    """GDMM on synthetic chains, before its first pass."""
+    data = LargeChains(num_states=states, num_chains=chains)
+    head = SparseLinearChain(data.in_features, states, boundary=False)
+    rules = {"rule": RULES[rule](), "oracle": ORACLES[oracle]()}
+    return GDMM(head, in_order(data), num_examples=chains, lam=lam, **rules), data
+
+
+def gdmm(
+    states: int,
+    chains: int,
+    passes: int,
+    lam: float,
+    rule: str = "FullyCorrective",
+    oracle: str = "sorted",
+    sample: int = 0,
+) -> dict[str, Any]:
+    """Passes of GDMM over chains; then the max oracle on ``sample`` of them, at the weights found.
+
+    The high-water mark of memory is that of the passes, data and weights included, above what Python, torch and the
+    kernels take.
+    """
+    for _ in range(2):
+        make(states, 3, lam, rule, oracle)[0].step()  # compiles
+    base = set_back()
+    optim, data = make(states, chains, lam, rule, oracle)
+    seconds, visited = [], []
+    for _ in range(passes):
+        clock = Clock()
+        report = optim.step()
+        seconds.append(clock.stop()["cpu_seconds"])
+        visited.append(report.visited / max(report.queries, 1))
+    peak = resident("VmHWM")
+    tokens = len(data.states)
+    clock = Clock()
+    certificate = optim.certify()
+    found = {
+        "tokens": tokens,
+        "pass_cpu_seconds": seconds,
+        "visited": visited,
+        "certificate_cpu_seconds": clock.stop()["cpu_seconds"],
+        "gap": certificate.gap,
+        "primal": certificate.primal,
+        "violation": certificate.violation,
+        "peak_mib": peak / MIB,
+        "above_base_mib": (peak - base) / MIB,
+        "dual_bytes_per_token": active_bytes(optim) / tokens,
+        "block_bytes_per_token": 4.0 * (states + states**2 * chains / tokens),  # mean parts of BCFW, float32
+    }
+    return {**found, **max_oracle(optim.head, data, sample)} if sample else found
+
+
+def active_bytes(optim: GDMM) -> float:
+    """What entries that are active take: keys of 8 bytes and one number (two for messages) of 8."""
+    variables, factors, sides = optim.problem.duals
+    return 16.0 * float(variables.size.sum() + factors.size.sum()) + 24.0 * float(sides.size.sum())
+
+
+@torch.no_grad()
+def max_oracle(head: SparseLinearChain, data: LargeChains, sample: int) -> dict[str, float]:
+    """CPU seconds of loss-augmented Viterbi on some chains, one after another, and scaled to all tokens."""
+    used, tokens = 0.0, 0
+    for i in range(-1, min(sample, len(data))):  # the first call compiles
+        batch = data.__getitems__([max(i, 0)])
+        potentials = head(batch.x, batch.lengths)
+        target = head.structure.check_target(batch.y, potentials)
+        start = time.process_time()
+        head.structure.augmented_argmax(potentials, target)
+        if i >= 0:
+            used += time.process_time() - start
+            tokens += int(batch.lengths[0])
+    return {"oracle_sample": min(sample, len(data)), "oracle_pass_cpu_seconds": used * len(data.states) / tokens}
+
+
+def label_sets(lam: float, passes: int, rho: float, root: str | None = None) -> dict[str, Any]:
+    """GDMM on bibtex: test accuracy after every pass, and when it reached what [Y16]'s logs are compared by."""
+    data, test = (Multilabel("bibtex", split, unit_rows=True, root=root) for split in ("train", "test"))
+    flags = {"rho": rho, "seed": 0, "gap": 1e-9, "violation": 1e-9, "check_every": passes}
+    args = argparse.Namespace(**flags, max_passes=passes)
+    few = argparse.Namespace(**flags, max_passes=2)
+    example.with_interactions(example.part(data, torch.arange(10)), lam, few)  # compiles
+    points: list[tuple[float, float]] = []
+    done = example.with_interactions(
+        data, lam, args, lambda head, seconds: points.append((seconds, example.scores_of(head, test).accuracy))
+    )
+    last = done.certificate
+    return {
+        "points": points,
+        "reached": {f"{at:g}": example.reached(points, at) for at in example.THRESHOLDS["bibtex"]},
+        "nothing": 1.0 - float(test.labels.dense().mean()),
+        "gap": last.gap,
+        "exact": last.exact,
+        "violation": last.violation,
+        **example.figures_of(example.scores_of(done.head, test)),
+    }
+
+
+def label_sets_bcfw(lam: float, passes: int, root: str | None = None) -> dict[str, Any]:
+    """BCFW on the same problem with this library's decoder: CPU seconds and test accuracy after every pass."""
+    data, test = (Multilabel("bibtex", split, unit_rows=True, root=root) for split in ("train", "test"))
+    points: list[tuple[float, float]] = []
+    for examples, rounds in ((example.part(data, torch.arange(64)), 1), (data, passes)):  # the first compiles
+        head = SparseLinearMultilabel(data.num_features, data.num_labels)
+        loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
+        with Steps(head, loss, examples, batch_size=64) as steps:
+            clock, seen, points = Clock(), 0, []
+            for visited in steps:
+                seen += visited
+                if seen >= len(examples) * (len(points) + 1):
+                    seconds = clock.stop()["cpu_seconds"]
+                    points.append((seconds, example.scores_of(head, test).accuracy))
+                    if len(points) == rounds:
+                        break
+                    clock.go()
+    return {"points": points, "reached": {f"{at:g}": example.reached(points, at) for at in (0.983, 0.984)}}
+
+
+def mean_pass(found: dict[str, Any]) -> float:
+    """CPU seconds of a pass, the mean of all after the first."""
+    return statistics.mean(found["pass_cpu_seconds"][1:])
+
+
+MEASURES = {"gdmm": gdmm, "label_sets": label_sets, "label_sets_bcfw": label_sets_bcfw}
