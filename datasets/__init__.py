@@ -1,6 +1,6 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
-``OCRData``, ``CoNLL2000Data``, ``HorseData`` and ``WordAlignmentData``, LightningDataModules, are here too; they are
+``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``LSPETData`` and ``WordAlignmentData``, LightningDataModules, are here too; they are
 imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
 """
 
@@ -20,6 +20,9 @@ from .lspet import LSPET
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 from .pixel_segmentation import PixelSegmentation, SegmentationPixels
+from .pose_augmentation import RandomViews
+from .pose_scores import PoseScores, detected_joints, pose_scores
+from .pose_targets import PoseTargets
 from .region_features import GraphSettings
 from .region_pooling import pool_regions
 from .superpixel_graphs import SegmentationScores, SuperpixelGraphs
@@ -28,6 +31,7 @@ from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignm
 if TYPE_CHECKING:
     from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
     from .horses_lightning import HorseData as HorseData
+    from .lspet_lightning import LSPETData as LSPETData
     from .ocr_lightning import OCRData as OCRData
     from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 _DATA_MODULES = {
     "CoNLL2000Data": "conll2000_lightning",
     "HorseData": "horses_lightning",
+    "LSPETData": "lspet_lightning",
     "OCRData": "ocr_lightning",
     "WordAlignmentData": "word_alignment_lightning",
 }
@@ -55,7 +60,10 @@ __all__ = [
     "HorseSegmentation",
     "PaddedDataset",
     "PixelSegmentation",
+    "PoseScores",
+    "PoseTargets",
     "PrecomputedFeatures",
+    "RandomViews",
     "SegmentationPixels",
     "SegmentationScores",
     "Sentence",
@@ -70,7 +78,9 @@ __all__ = [
     "attachment",
     "chunk_scores",
     "chunks",
+    "detected_joints",
     "pool_regions",
+    "pose_scores",
     "read_columns",
     "read_conllu",
 ]

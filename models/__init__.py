@@ -4,12 +4,14 @@ from torchssvm.models.alignment import align, alignment_matching, best_threshold
 from torchssvm.models.chunking import chunking_chain
 from torchssvm.models.ocr import LetterClassifier, LetterFeatures, ocr_chain
 from torchssvm.models.pose import BODY, JOINTS, body_nodes, body_pose, mean_displacements
+from torchssvm.models.pose_network import PoseNetwork
 
 __all__ = [
     "BODY",
     "JOINTS",
     "LetterClassifier",
     "LetterFeatures",
+    "PoseNetwork",
     "align",
     "alignment_matching",
     "best_threshold",
