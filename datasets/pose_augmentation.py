@@ -29,7 +29,9 @@ class RandomViews(NamedTuple):
     shift: float = 0.08
     light: float = 0.25
 
-    def __call__(self, images: Tensor, joints: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, images: Tensor, joints: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Other views.
 
         Args:

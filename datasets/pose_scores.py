@@ -50,4 +50,4 @@ def pose_scores(found: Tensor, true: Tensor, *, torso: tuple[int, int]) -> PoseS
     """Scores of poses; arguments and errors as of :func:`detected_joints`."""
     shares = [float(detected_joints(found, true, within, torso=torso).double().mean()) for within in (0.1, 0.2)]
     errors = (found.double() - true.double()).norm(dim=2)
-    return PoseScores(shares[0], shares[1], float(errors.mean()), float(errors.median()))
+    return PoseScores(shares[0], shares[1], float(errors.mean()), float(errors.quantile(0.5)))

@@ -19,7 +19,7 @@ from torchssvm.datasets import LSPET, RandomViews
 from torchssvm.models import PoseNetwork, body_nodes
 from torchssvm.models.pose_network import STRIDE
 
-LEARNING_RATE, WEIGHT_DECAY, BATCH = 3e-3, 0.02, 16
+LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 0.02, 16
 
 
 class Pretraining(L.LightningModule):
@@ -82,7 +82,9 @@ def pretrained(args: argparse.Namespace, structure: Pose, images: LSPET, rows: r
     start = time.perf_counter()
     views = RandomViews()
     chosen: Dataset[Any] = Subset(images, rows)
-    loader = DataLoader(chosen, batch_size=min(BATCH, len(rows)), shuffle=True, collate_fn=images.collate, drop_last=True)
+    loader = DataLoader(
+        chosen, batch_size=min(BATCH, len(rows)), shuffle=True, collate_fn=images.collate, drop_last=True
+    )
     trainer = L.Trainer(max_epochs=args.pretraining, precision=args.precision, **trainer_flags(args))
     trainer.fit(Pretraining(network, views), loader)
     seconds = time.perf_counter() - start

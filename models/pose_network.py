@@ -30,7 +30,7 @@ class PoseNetwork(nn.Module):
     """
 
     def __init__(
-        self, structure: Pose, widths: tuple[int, ...] = (32, 48, 64, 96, 128), dropout: float = 0.2
+        self, structure: Pose, widths: tuple[int, ...] = (32, 64, 128, 192, 256), dropout: float = 0.2
     ) -> None:
         super().__init__()
         self.structure = structure
@@ -64,22 +64,21 @@ class Hourglass(nn.Module):
         if not widths or any(width < _GROUP or width % _GROUP for width in widths):
             raise ValueError(f"widths={widths} must be multiples of {_GROUP}")
         if min(grid) >> (len(widths) - 1) < 1:
-            raise ValueError(
-                f"widths={widths} halve the grid {len(widths) - 1} times, and it is {grid[0]} x {grid[1]}"
-            )
+            raise ValueError(f"widths={widths} halve the grid {len(widths) - 1} times, and it is {grid[0]} x {grid[1]}")
         self.grid = grid
-        first, before = widths[0], (widths[0], *widths)
-        self.stem = nn.Sequential(*_layer(3, _GROUP * max(1, first // (2 * _GROUP)), 5, stride=2))
-        self.stem.extend(_layer(self.stem[0].out_channels, first, stride=2))
+        first = widths[0]
+        half = max(_GROUP, first // 2 // _GROUP * _GROUP)
+        self.stem = nn.Sequential(*_layer(3, half, 5, stride=2), *_layer(half, first, stride=2))
+        steps = list(zip(widths[:-1], widths[1:], strict=True))
         self.down = nn.ModuleList(
-            nn.Sequential(nn.MaxPool2d(2) if level else nn.Identity(), *_layer(before[level], width), _Residual(width))
-            for level, width in enumerate(widths)
+            nn.Sequential(nn.MaxPool2d(2), *_layer(fine, coarse), _Residual(coarse)) for fine, coarse in steps
         )
         self.dropout = nn.Dropout2d(dropout)
-        self.up = nn.ModuleList(
-            nn.Sequential(*_layer(coarse, fine)) for fine, coarse in zip(widths[:-1], widths[1:], strict=True)
+        self.up = nn.ModuleList(nn.Sequential(*_layer(coarse, fine)) for fine, coarse in steps)
+        # The finest maps are most of the memory traffic: one layer is all they get.
+        self.merge = nn.ModuleList(
+            _Residual(fine) if level else nn.Sequential(*_layer(fine, fine)) for level, (fine, _) in enumerate(steps)
         )
-        self.merge = nn.ModuleList(_Residual(width) for width in widths[:-1])
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, 4 H, 4 W]`` in 0..1 -> features.
@@ -93,10 +92,10 @@ class Hourglass(nn.Module):
         x = self.stem(4.0 * (images - 0.5))
         finer = []
         for layers in self.down:
-            x = layers(x)
             finer.append(x)
+            x = layers(x)
         x = self.dropout(x)
-        for layers, merge, own in zip(self.up[::-1], self.merge[::-1], finer[-2::-1], strict=True):
+        for layers, merge, own in zip(self.up[::-1], self.merge[::-1], finer[::-1], strict=True):
             x = merge(own + functional.interpolate(layers(x), own.shape[2:], mode="bilinear", align_corners=False))
         return x
 
@@ -112,11 +111,11 @@ class PoseOutputs(nn.Module):
     def __init__(self, structure: Pose, in_features: int) -> None:
         super().__init__()
         self.structure = structure
-        self.parts = nn.Conv2d(in_features, structure.num_nodes, 1)
+        self.parts = nn.Conv2d(in_features, structure.num_nodes, 1, bias=False)  # a bias would cancel
         self.types = nn.Conv2d(in_features, 2 * structure.num_edges * structure.num_types, 1)
         for layer in (self.parts, self.types):
             nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
+        nn.init.zeros_(self.types.bias)  # type: ignore[arg-type]
 
     def forward(self, features: Tensor) -> PoseMaps:
         """Features ``[B, C, H, W]`` -> maps."""

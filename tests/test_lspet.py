@@ -146,7 +146,7 @@ def test_images_that_are_kept_are_read_once(made, monkeypatch):
     data = LSPET(size="small", canvas=(48, 48), root=made, keep=True)
     first = data[2]
     first[0].zero_()  # an item is a copy
-    monkeypatch.setattr(data, "_files", [])
+    monkeypatch.setattr(data, "_read", None)
     again = LSPET(size="small", canvas=(48, 48), root=made)[2]
     assert torch.equal(data[2][0], again[0])
     assert torch.equal(data[2][1], again[1])
@@ -213,7 +213,7 @@ def test_a_picture_of_poses(made):
     from torchssvm.figures import new_figure
 
     data = LSPET("test", canvas=(48, 48), root=made)
-    figure = new_figure()
+    figure = new_figure((4, 4))
     draw_poses(figure, data, [0, 5], {"found": data.joints[[0, 5]] + 1.0})
     assert [axis.get_title() for axis in figure.axes] == ["im01603", "im01613", "", ""]
     assert [axis.get_ylabel() for axis in figure.axes] == ["found", "", "true", ""]

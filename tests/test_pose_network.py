@@ -7,7 +7,7 @@ import torch
 from poses import tiny_pose
 from problems import rng
 
-from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, StructuredHinge, certify, check
+from torchssvm import BCFW, BlockGap, Corrective, DualState, Labelings, LinearPose, StructuredHinge, certify, check
 from torchssvm.batch import Batch
 from torchssvm.certificate import recompute_weights
 from torchssvm.models import PoseNetwork
@@ -37,7 +37,11 @@ def test_a_grid_that_cannot_be_halved_evenly():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"widths": (8, 12)}, "multiples of 8"), ({"widths": ()}, "multiples"), ({"widths": (8,) * 4}, "halve the grid 3")],
+    [
+        ({"widths": (8, 12)}, "multiples of 8"),
+        ({"widths": ()}, "multiples"),
+        ({"widths": (8,) * 4}, "halve the grid 3"),
+    ],
 )
 def test_networks_that_cannot_be(options, words):
     with pytest.raises(ValueError, match=words):
@@ -68,7 +72,7 @@ def test_the_cross_entropies_by_definition():
     blurred, _ = network.loss(images, places, blur=1.0, jitter=0.0)
     assert not torch.allclose(blurred, found[0])
     nothing = network.loss(images, places + 100.0)
-    assert [float(x) for x in nothing] == [0.0, 0.0]
+    assert [x.item() for x in nothing] == [0.0, 0.0]
 
 
 def test_a_network_learns_where_a_spot_is():
@@ -148,16 +152,16 @@ def test_joint_training_lowers_the_certified_primal():
     """Math: the network descends the hinge, weights are recomputed from the duals, the head goes on to a small gap."""
     network, head, images, y = joint_problem(3)
     index = torch.arange(3)
-    dual = DualState.for_head(head, 3, 0.05, storage=Labelings())
-    gap, optim, hinge = BlockGap(dual), BCFW(head.groups(), dual), StructuredHinge(network.structure)
-    below = torch.optim.SGD(network.parameters(), lr=0.02)
+    dual = DualState.for_head(head, 3, 0.3, storage=Labelings())
+    gap, optim, hinge = BlockGap(dual, Corrective()), BCFW(head.groups(), dual), StructuredHinge(network.structure)
+    below = torch.optim.SGD(network.parameters(), lr=0.05)
 
     def maps():
         with torch.no_grad():
             return network(images)
 
     def certified():
-        for _ in range(400):
+        for _ in range(150):
             optim.zero_grad()
             gap(head(maps()), y, index).backward()
             optim.step()
