@@ -1,7 +1,7 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
-``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``LSPETData`` and ``WordAlignmentData``, LightningDataModules, are here too; they are
-imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
+``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``LSPETData`` and ``WordAlignmentData``, LightningDataModules, are here
+too; they are imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
 """
 
 from importlib import import_module

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -69,7 +71,7 @@ class Hourglass(nn.Module):
         first = widths[0]
         half = max(_GROUP, first // 2 // _GROUP * _GROUP)
         self.stem = nn.Sequential(*_layer(3, half, 5, stride=2), *_layer(half, first, stride=2))
-        steps = list(zip(widths[:-1], widths[1:], strict=True))
+        steps = list(itertools.pairwise(widths))
         self.down = nn.ModuleList(
             nn.Sequential(nn.MaxPool2d(2), *_layer(fine, coarse), _Residual(coarse)) for fine, coarse in steps
         )
@@ -115,7 +117,6 @@ class PoseOutputs(nn.Module):
         self.types = nn.Conv2d(in_features, 2 * structure.num_edges * structure.num_types, 1)
         for layer in (self.parts, self.types):
             nn.init.normal_(layer.weight, std=0.01)
-        nn.init.zeros_(self.types.bias)  # type: ignore[arg-type]
 
     def forward(self, features: Tensor) -> PoseMaps:
         """Features ``[B, C, H, W]`` -> maps."""
@@ -152,7 +153,9 @@ class PoseOutputs(nn.Module):
         rows = (at[..., 1] * structure.width + at[..., 0])[:, nodes.flatten()]  # [B, 2 E]
         own = features.flatten(2).gather(2, rows.unsqueeze(1).expand(-1, features.shape[1], -1))
         shape = (2 * structure.num_edges, structure.num_types)
-        logits = torch.einsum("bca,atc->bat", own, self.types.weight.view(*shape, -1)) + self.types.bias.view(shape)
+        logits = torch.einsum("bca,atc->bat", own, self.types.weight.view(*shape, -1))
+        if self.types.bias is not None:
+            logits = logits + self.types.bias.view(shape)
         kinds = structure.nearest_types(places).flatten(1)
         both = (inside[:, nodes[:, 0]] & inside[:, nodes[:, 1]]).repeat_interleave(2, 1)
         return for_places, _mean(functional.cross_entropy(logits[both], kinds[both], reduction="none"))

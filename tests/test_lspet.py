@@ -201,7 +201,7 @@ def test_the_data_module(made):
     whole = LSPETData(**options)
     assert len(whole.train) == 100
     assert whole.held_out is whole.test
-    with pytest.raises(ValueError, match="hold_out=1.5"):
+    with pytest.raises(ValueError, match=r"hold_out=1\.5"):
         LSPETData(**options, hold_out=1.5)
     with pytest.raises(ValueError, match="leaves 100 to train on"):
         LSPETData(**options, hold_out=0.001).setup("fit")

@@ -27,7 +27,7 @@ def test_known_values():
         (torch.zeros(2, 3, 2), 0.1, r"\[2, 3, 2\] and \[1, 3, 2\]"),
         (torch.zeros(0, 3, 2), 0.1, "poses"),
         (torch.full((1, 3, 2), torch.nan), 0.1, "finite"),
-        (torch.zeros(1, 3, 2), 0.0, "within=0.0"),
+        (torch.zeros(1, 3, 2), 0.0, r"within=0\.0"),
     ],
 )
 def test_what_are_no_poses(found, within, words):
