@@ -42,7 +42,7 @@ from torchssvm import (
 )
 from torchssvm.datasets import PrecomputedFeatures
 from torchssvm.lightning import StructuredSVM
-from torchssvm.models import PoseNetwork
+from torchssvm.models import PoseNetwork, body_bounds
 from torchssvm.solve import WhenEstimated, solve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -87,6 +87,9 @@ def train(solver: Solver, network: PoseNetwork, data: PrecomputedFeatures, args:
         if seconds > args.max_seconds:
             raise TimeoutError
 
+    bounds = body_bounds(args.strength)
+    named = dict(head.named_parameters())
+    groups = [{"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in bounds.items()]
     with contextlib.suppress(TimeoutError):
         solve(
             model,
@@ -97,7 +100,7 @@ def train(solver: Solver, network: PoseNetwork, data: PrecomputedFeatures, args:
             order=solver.order(),
             schedule=WhenEstimated(passes=3.0),
             seed=args.seed,
-            optimizer=BCFW(head.groups(), dual),
+            optimizer=BCFW(groups, dual),
             on_check=note,
         )
     reached = {f"{gap:g}": next((c for c in checks if c["gap"] <= gap), None) for gap in args.gap}
@@ -143,7 +146,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
             cells.append("" if at is None else f"{at['oracle_calls']} ({at['passes']:.0f}), {at['seconds']:.0f} s")
         lines.append([*cells, solver["checks"][-1]["gap"]])
     gaps = [f"gap {gap}: oracle calls (passes), CPU s" for gap in found["solvers"][0]["reached"]]
-    title = f"{found['images']} images, lam = {found['lam']:g}, to a certified gap"
+    title = f"{found['images']} images, lam = {found['lam']:g}, springs from {found['strength']:g}, to a certified gap"
     return [oracle, Table(title, ["solver", *gaps, "gap at the end"], lines)]
 
 
@@ -160,7 +163,7 @@ def main(arguments: list[str] | None = None) -> None:
     flags.add_argument("--solvers", nargs="+", choices=SOLVERS, default=list(SOLVERS), help="which to run")
     args, rest = flags.parse_known_args(arguments)
     own = pose.parse([*rest, "--report", str(args.network)])  # what the network depends on: --canvas, --seed, ...
-    args.seed, args.gap = own.seed, sorted(args.gap, reverse=True)
+    args.seed, args.strength, args.gap = own.seed, own.strength, sorted(args.gap, reverse=True)
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     people = pose.people(own)
@@ -174,6 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
         "lam": args.lam,
         "grid": [network.structure.height, network.structure.width],
         "types": network.structure.num_types,
+        "strength": args.strength,
         "oracle": time_oracle(network, data),
         "solvers": [],
         "machine": describe_machine(),

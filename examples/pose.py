@@ -31,11 +31,12 @@ from torchssvm.batch import to_device
 from torchssvm.datasets import LSPET, PoseScores, PoseTargets, PrecomputedFeatures
 from torchssvm.datasets.pose_drawing import draw_poses
 from torchssvm.lightning import Alternate, DualityGap, StructuredSVM
-from torchssvm.models import JOINTS, PoseNetwork, body_nodes, body_pose
+from torchssvm.models import JOINTS, PoseNetwork, body_bounds, body_nodes, body_pose
 from torchssvm.models.pose_network import STRIDE
 from torchssvm.report import Entry, RunReport, evaluate
 
-LAM = 0.3  # the least mean error on the held-out images; see docs/images.md
+LAM = 0.1  # see docs/images.md
+STRENGTH = 0.01  # see torchssvm.models.body_bounds
 HEAD_IMAGES = {"small": 100, "large": 200}  # the first of the training images; the network is trained on the others
 SHOWN = 6  # images of the picture
 ALTERNATE = Alternate(features=1, head=4)  # epochs of a round of joint training
@@ -82,6 +83,9 @@ def flags() -> argparse.ArgumentParser:
     its.add_argument("--no-cache", dest="cache", action="store_false", help="decode at every visit")
     its.add_argument("--order", choices=ORDERS, default="gap", help="of the images (default: by their gaps)")
     its.add_argument("--types", type=count, default=13, help="of an arc (default: %(default)s)")
+    its.add_argument(
+        "--strength", type=positive, default=STRENGTH, help="least weight of springs (default: %(default)s)"
+    )
     its.add_argument("--canvas", type=count, default=192, help="pixels of a side of the images (default: %(default)s)")
     its.add_argument("--pretraining", type=count, default=50, metavar="EPOCHS", help="(default: %(default)s)")
     its.add_argument("--widths", type=count, nargs="+", default=[32, 64, 128, 192, 256], help="of the network")
@@ -142,7 +146,13 @@ def train_head(args: argparse.Namespace, its: People, network: PoseNetwork, lam:
     direction, oracle, storage = rules(args)
     head = LinearPose(its.head.structure)
     model = StructuredSVM(
-        head, lam, network.outputs, direction=direction, oracle=oracle, storage=storage, bounds=head.bounds
+        head,
+        lam,
+        network.outputs,
+        direction=direction,
+        oracle=oracle,
+        storage=storage,
+        bounds=body_bounds(args.strength),
     )
     gap = DualityGap(args.gap, every_n_epochs=4, max_passes=args.max_passes, batch_size=16)
     trainer = L.Trainer(max_epochs=math.ceil(20 * args.max_passes), callbacks=[gap], **trainer_flags(args))
@@ -169,7 +179,7 @@ def train_jointly(args: argparse.Namespace, its: People, network: PoseNetwork, l
         direction=direction,
         oracle=oracle,
         storage=storage,
-        bounds=head.bounds,
+        bounds=body_bounds(args.strength),
     )
     epochs = args.rounds * (ALTERNATE.features + ALTERNATE.head)
     start = time.perf_counter()
@@ -270,7 +280,10 @@ def finish(
         seed=args.seed,
         device=args.device,
         extra={
-            **{name: getattr(args, name) for name in ("size", "batch_size", "direction", "cache", "order", "types")},
+            **{
+                name: getattr(args, name)
+                for name in ("size", "batch_size", "direction", "cache", "order", "types", "strength")
+            },
             "cache_hits": dual.cache_hits,
             **extra,
             **{

@@ -3,7 +3,7 @@
 from torchssvm.models.alignment import align, alignment_matching, best_threshold, matching_links, threshold_links
 from torchssvm.models.chunking import chunking_chain
 from torchssvm.models.ocr import LetterClassifier, LetterFeatures, ocr_chain
-from torchssvm.models.pose import BODY, JOINTS, body_nodes, body_pose, mean_displacements
+from torchssvm.models.pose import BODY, JOINTS, body_bounds, body_nodes, body_pose, mean_displacements
 from torchssvm.models.pose_network import PoseNetwork
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "align",
     "alignment_matching",
     "best_threshold",
+    "body_bounds",
     "body_nodes",
     "body_pose",
     "chunking_chain",

@@ -110,8 +110,23 @@ def test_bad_flags_are_refused(given, message, monkeypatch, capsys):
 
 
 def test_the_benchmark(run_here, tmp_path):
-    flags = ("--canvas", "32", "--widths", "8", "16", "--types", "2", "--gap", "0.5", "0.3", "--images", "10")
-    out = run_here(ROOT / "benchmarks" / "pose.py", "--out", str(tmp_path), *flags, "--lam", "1", "--max-seconds", "30")
+    flags = (
+        "--canvas",
+        "32",
+        "--widths",
+        "8",
+        "16",
+        "--types",
+        "2",
+        "--gap",
+        "0.5",
+        "0.3",
+        "--pretraining",
+        "1",
+        "--images",
+        "10",
+    )
+    out = run_here(ROOT / "benchmarks" / "pose.py", "--out", str(tmp_path), *flags, "--lam", "1", "--max-seconds", "2")
     found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert found["images"] == 10
     assert [one["threads"] for one in found["oracle"]] == [1, 2]
