@@ -17,13 +17,14 @@ LIMBS = (
 """Pairs of joints that a line is drawn between: legs, arms and sides, right and left, and what joins them."""
 
 _SIDES = 5  # limbs of a side
+_MARGIN = 0.35  # around the true pose, as a share of its larger side
 _COLOURS = ("#ff3b30", "#0a84ff", "#ffd60a")  # right, left, between
 
 
 def draw_poses(
     figure: Any, dataset: LSPET, rows: Sequence[int], poses: dict[str, Tensor], titles: Sequence[str] | None = None
 ) -> None:
-    """Images with skeletons: a row for each set of poses and one for the true ones; right limbs red, left ones blue.
+    """Images around the true poses, with skeletons: a row for each set of poses and one for the true ones; right limbs red, left ones blue.
 
     Args:
         figure: A matplotlib figure or subfigure, empty.
@@ -41,8 +42,9 @@ def draw_poses(
             draw_skeleton(axis, skeleton)
             axis.set_xticks([])
             axis.set_yticks([])
-            axis.set_xlim(-0.5, dataset.canvas[1] - 0.5)
-            axis.set_ylim(dataset.canvas[0] - 0.5, -0.5)
+            (left, top), (right, bottom) = _window(dataset.joints[row], dataset.canvas)
+            axis.set_xlim(left, right)
+            axis.set_ylim(bottom, top)
         line[0].set_ylabel(name, fontsize=8)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=8)
@@ -52,5 +54,14 @@ def draw_skeleton(axis: Any, joints: Tensor) -> None:
     """One skeleton, ``[14, 2]``, on an image."""
     for number, (a, b) in enumerate(LIMBS):
         x, y = joints[[a, b]].T.tolist()
-        axis.plot(x, y, color=_COLOURS[min(number // _SIDES, 2)], linewidth=1.5, solid_capstyle="round")
-    axis.plot(joints[:, 0].tolist(), joints[:, 1].tolist(), "o", color="white", markersize=2)
+        axis.plot(x, y, color=_COLOURS[min(number // _SIDES, 2)], linewidth=1.3, solid_capstyle="round")
+    axis.plot(joints[:, 0].tolist(), joints[:, 1].tolist(), "o", color="white", markersize=1)
+
+
+def _window(joints: Tensor, canvas: tuple[int, int]) -> list[list[float]]:
+    """A square around a pose, as far as the canvas goes: its first and its last corner, (x, y)."""
+    low, high = joints.amin(0), joints.amax(0)
+    half = (0.5 + _MARGIN) * float((high - low).max().clamp(min=1.0))
+    middle = (low + high) / 2
+    size = joints.new_tensor([canvas[1], canvas[0]])
+    return [(middle - half).clamp(min=0.0).tolist(), (middle + half).minimum(size).tolist()]

@@ -19,7 +19,7 @@ from torchssvm.datasets import LSPET, RandomViews
 from torchssvm.models import PoseNetwork, body_nodes
 from torchssvm.models.pose_network import STRIDE
 
-LEARNING_RATE, WEIGHT_DECAY, BATCH = 1e-3, 0.02, 4
+LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 0.02, 16
 
 
 class Pretraining(L.LightningModule):
@@ -80,7 +80,7 @@ def pretrained(args: argparse.Namespace, structure: Pose, images: LSPET, rows: r
         return network.to(args.device), held["seconds"]
     L.seed_everything(args.seed)
     start = time.perf_counter()
-    views = RandomViews(turn=20.0)
+    views = RandomViews()
     chosen: Dataset[Any] = Subset(images, rows)
     loader = DataLoader(
         chosen, batch_size=min(BATCH, len(rows)), shuffle=True, collate_fn=images.collate, drop_last=True

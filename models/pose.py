@@ -107,12 +107,13 @@ def body_pose(
         places: ``[n, 26, 2]``, what :func:`body_nodes` gives for the training poses, in places of the grid.
         grid: (H, W).
         num_types: T.
-        least_spread: The smallest spread, in places; None is a 24th of the grid's larger side, 2 of 48: about what the
-            clusters of real poses have, and a cluster may have one member. The narrower, the larger the deformations of
-            far places, and the longer the way from weights that are 0: train within :func:`body_bounds`.
+        least_spread: The smallest spread, in places; None is a 20th of the grid's larger side, 2.4 of 48: somewhat more
+            than the clusters of real poses have, and a cluster may have one member. The narrower, the larger the
+            deformations of far places, and the longer the way from weights that are 0: train within
+            :func:`body_bounds`.
         seed: Of k-means.
     """
-    least_spread = max(grid) / 24 if least_spread is None else least_spread
+    least_spread = max(grid) / 20 if least_spread is None else least_spread
     displacements, spreads = mean_displacements(places, BODY, num_types, least_spread=least_spread, seed=seed)
     return LinearPose(Pose(BODY, displacements, grid, spreads=spreads, size=(LEFT_SHOULDER, RIGHT_HIP)))
 
