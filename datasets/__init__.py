@@ -1,7 +1,8 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
-``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``WordAlignmentData`` and ``MultilabelData``, LightningDataModules, are
-here too; they are imported when they are first asked for, and need the extra ``torchssvm[lightning]``.
+``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``LSPETData``, ``WordAlignmentData`` and ``MultilabelData``,
+LightningDataModules, are here too; they are imported when they are first asked for, and need the extra
+``torchssvm[lightning]``.
 """
 
 from importlib import import_module
@@ -23,6 +24,9 @@ from .multilabel_scores import MultilabelScores, multilabel_scores
 from .ocr import OCR
 from .padded import Example, PaddedDataset
 from .pixel_segmentation import PixelSegmentation, SegmentationPixels
+from .pose_augmentation import RandomViews
+from .pose_scores import PoseScores, detected_joints, pose_scores
+from .pose_targets import PoseTargets
 from .precomputed_graphs import PrecomputedGraphs
 from .region_features import GraphSettings
 from .region_pooling import pool_regions
@@ -36,6 +40,7 @@ from .word_chains import WordChains
 if TYPE_CHECKING:
     from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
     from .horses_lightning import HorseData as HorseData
+    from .lspet_lightning import LSPETData as LSPETData
     from .multilabel_lightning import MultilabelData as MultilabelData
     from .ocr_lightning import OCRData as OCRData
     from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
 _DATA_MODULES = {
     "CoNLL2000Data": "conll2000_lightning",
     "HorseData": "horses_lightning",
+    "LSPETData": "lspet_lightning",
     "MultilabelData": "multilabel_lightning",
     "OCRData": "ocr_lightning",
     "WordAlignmentData": "word_alignment_lightning",
@@ -69,8 +75,11 @@ __all__ = [
     "MultilabelScores",
     "PaddedDataset",
     "PixelSegmentation",
+    "PoseScores",
+    "PoseTargets",
     "PrecomputedFeatures",
     "PrecomputedGraphs",
+    "RandomViews",
     "SegmentationPixels",
     "SegmentationScores",
     "Sentence",
@@ -88,8 +97,10 @@ __all__ = [
     "attachment",
     "chunk_scores",
     "chunks",
+    "detected_joints",
     "multilabel_scores",
     "pool_regions",
+    "pose_scores",
     "read_columns",
     "read_conllu",
     "segmentation_scores",

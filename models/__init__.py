@@ -4,7 +4,8 @@ from torchssvm.models.alignment import align, alignment_matching, best_threshold
 from torchssvm.models.chunking import chunking_chain
 from torchssvm.models.horses import ForegroundClassifier, PixelFeatures, RegionGraphs, border_contrasts
 from torchssvm.models.ocr import LetterClassifier, LetterFeatures, ocr_chain
-from torchssvm.models.pose import BODY, JOINTS, body_nodes, body_pose, mean_displacements
+from torchssvm.models.pose import BODY, JOINTS, body_bounds, body_nodes, body_pose, mean_displacements
+from torchssvm.models.pose_network import PoseNetwork
 
 __all__ = [
     "BODY",
@@ -13,10 +14,12 @@ __all__ = [
     "LetterClassifier",
     "LetterFeatures",
     "PixelFeatures",
+    "PoseNetwork",
     "RegionGraphs",
     "align",
     "alignment_matching",
     "best_threshold",
+    "body_bounds",
     "body_nodes",
     "body_pose",
     "border_contrasts",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchssvm.dual.bounds import Bound
 from torchssvm.heads import LinearPose
 from torchssvm.structures import Pose
 
@@ -106,10 +107,36 @@ def body_pose(
         places: ``[n, 26, 2]``, what :func:`body_nodes` gives for the training poses, in places of the grid.
         grid: (H, W).
         num_types: T.
-        least_spread: The smallest spread, in places; None is an eighth of the grid's larger side. Narrow springs give
-            far places deformations that dwarf all other features, and training is slow.
+        least_spread: The smallest spread, in places; None is a 20th of the grid's larger side, 2.4 of 48: somewhat more
+            than the clusters of real poses have, and a cluster may have one member. The narrower, the larger the
+            deformations of far places, and the longer the way from weights that are 0: train within
+            :func:`body_bounds`.
         seed: Of k-means.
     """
-    least_spread = max(grid) / 8 if least_spread is None else least_spread
+    least_spread = max(grid) / 20 if least_spread is None else least_spread
     displacements, spreads = mean_displacements(places, BODY, num_types, least_spread=least_spread, seed=seed)
     return LinearPose(Pose(BODY, displacements, grid, spreads=spreads, size=(LEFT_SHOULDER, RIGHT_HIP)))
+
+
+def body_bounds(strength: float, types: float = 0.3) -> dict[str, tuple[Bound | None, Bound | None]]:
+    """Bounds for a head on maps of log-probabilities: springs hold, and maps count, from the first step on.
+
+    The log-linear model with weights 1 for log-probabilities and for squared deformations in units of their spreads,
+    times ``strength``, is the least that the head may have: it starts there, and learns what to add. From weights 0 it
+    would start with loss-augmented poses that are spread over the whole image, whose squared deformations are a hundred
+    times as large as those of any body, and spend all its passes on making them unlikely. The linear weights are kept
+    within ``strength`` too, so that every spring stays at rest within half a spread of its mean displacement.
+
+    Args:
+        strength: Smallest weight of the unary maps and of squared deformations; positive. A margin between poses is to
+            be about 1, and their log-probabilities differ by tens: a few hundredths or less.
+        types: Smallest weight of the maps of types, as a share of ``strength``: neighbours say much the same.
+
+    Returns:
+        By the name of a parameter of :class:`~torchssvm.LinearPose`, as ``StructuredSVM`` takes bounds.
+    """
+    if not strength > 0 or not types >= 0:
+        raise ValueError(f"strength={strength} must be positive, and types={types} at least 0")
+    least = torch.tensor([-strength, strength, -strength, strength])
+    most = torch.tensor([strength, torch.inf, strength, torch.inf])
+    return {"unary": (strength, None), "types": (types * strength, None), "deformation": (least, most)}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchssvm.datasets import LSPET
+from torchssvm import DualState, Multiclass
+from torchssvm.datasets import LSPET, PoseTargets
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -62,7 +63,7 @@ def test_images_and_joints_are_scaled_alike(made):
     assert index == 0
     assert float(image[:, :32, :20].max()) < 0.1
     assert float(image[:, :32, 28:].min()) > 0.9
-    assert bool((image[:, 32:] == 0.5).all())  # beside the image
+    assert bool((image[:, 32:] == 128 / 255).all())  # beside the image
     torch.testing.assert_close(joints[:2], torch.tensor([[0.0, 0.0], [47.96, 31.96]]))
     places = data.places(4)
     assert places[0, 0].tolist() == [0.0, 0.0]
@@ -79,7 +80,7 @@ def test_a_tall_canvas(made):
     image, joints, _ = data[1]
     assert data.scales[1] == 2.0
     assert image.shape == (3, 100, 24)
-    assert bool((image[:, 16:] == 0.5).all())
+    assert bool((image[:, 16:] == 128 / 255).all())
     assert float(joints[:, 0].max()) < 24
 
 
@@ -139,6 +140,86 @@ def test_without_pillow_an_extra_is_named(made, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"torchssvm\[scikit-image\]"):
         LSPET(size="small", root=made)
+
+
+def test_images_that_are_kept_are_read_once(made, monkeypatch):
+    data = LSPET(size="small", canvas=(48, 48), root=made, keep=True)
+    first = data[2]
+    first[0].zero_()  # an item is a copy
+    monkeypatch.setattr(data, "_read", None)
+    again = LSPET(size="small", canvas=(48, 48), root=made)[2]
+    assert torch.equal(data[2][0], again[0])
+    assert torch.equal(data[2][1], again[1])
+
+
+def test_places_and_pixels_are_inverse(made):
+    data = LSPET(size="small", canvas=(48, 48), root=made)
+    middle = data.pixels(torch.tensor([[0, 0], [11, 7]]), 4)
+    assert middle.tolist() == [[2.0, 2.0], [46.0, 30.0]]
+    back = data.pixels(data.places(4).round(), 4)
+    assert float((back - data.joints).abs().max()) <= 2.0 + 1e-5
+
+
+def test_scores_are_in_pixels_of_the_images(made):
+    data = LSPET("test", canvas=(48, 48), root=made)  # four pixels of the canvas are one of the image
+    perfect = data.scores(data.joints)
+    assert perfect == (1.0, 1.0, 0.0, 0.0)
+    moved = data.scores(data.joints + torch.tensor([8.0, 0.0]))
+    assert moved.mean_error == pytest.approx(2.0, abs=1e-5)
+    with pytest.raises(ValueError, match=r"found must be \[200, 14, 2\]"):
+        data.scores(data.joints[:5])
+
+
+def test_targets_are_labelings_of_some_images(made):
+    images = LSPET(size="small", canvas=(48, 48), root=made)
+    seen = []
+    data = PoseTargets(images, lambda joints: seen.append(joints) or joints.round().long(), 4, range(3, 7))
+    assert torch.equal(seen[0], images.places(4)[3:7])
+    image, labeling, index = data[1]
+    assert torch.equal(image, images[4][0])
+    assert torch.equal(labeling, images.places(4)[4].round().long())
+    assert (len(data), index, data[-1][2]) == (4, 1, 3)
+    batch = data.collate([data[0], data[2]])
+    assert (batch.x.shape, batch.y.shape, batch.index.tolist()) == ((2, 3, 48, 48), (2, 14, 2), [0, 2])
+    with pytest.raises(IndexError):
+        data[4]
+
+
+def test_the_data_module(made):
+    pytest.importorskip("lightning")
+    from torchssvm.datasets import LSPETData
+
+    options = {"label": lambda joints: joints.round().long(), "canvas": (48, 48), "root": made, "size": "small"}
+    data = LSPETData(**options, hold_out=0.25, batch_size=4)
+    data.setup("fit")
+    assert (len(data.train), len(data.held_out), len(data.test)) == (75, 25, 200)
+    assert torch.equal(data.held_out.y[0], data.train.images.places(4)[75].round().long())
+    loader = data.train_dataloader()
+    loader.batch_sampler.bind(DualState.for_head(torch.nn.Linear(1, 1), 75, 1.0, structure=Multiclass(1)))
+    assert next(iter(loader)).x.shape == (4, 3, 48, 48)
+    assert [len(b.index) for b in data.val_dataloader()] == [16, 9]
+    whole = LSPETData(**options)
+    assert len(whole.train) == 100
+    assert whole.held_out is whole.test
+    with pytest.raises(ValueError, match=r"hold_out=1\.5"):
+        LSPETData(**options, hold_out=1.5)
+    with pytest.raises(ValueError, match="leaves 100 to train on"):
+        LSPETData(**options, hold_out=0.001).setup("fit")
+
+
+def test_a_picture_of_poses(made):
+    pytest.importorskip("matplotlib")
+    from torchssvm.datasets.pose_drawing import LIMBS, draw_poses
+    from torchssvm.figures import new_figure
+
+    data = LSPET("test", canvas=(48, 48), root=made)
+    figure = new_figure((4, 4))
+    draw_poses(figure, data, [0, 5], {"found": data.joints[[0, 5]] + 1.0})
+    assert [axis.get_title() for axis in figure.axes] == ["im01603", "im01613", "", ""]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["found", "", "true", ""]
+    for axis, row, shift in zip(figure.axes, [0, 5, 0, 5], [1, 1, 0, 0], strict=True):
+        for line, (a, b) in zip(axis.get_lines(), LIMBS, strict=False):
+            assert line.get_xdata() == pytest.approx((data.joints[row, [a, b], 0] + shift).tolist())
 
 
 def test_the_real_images():

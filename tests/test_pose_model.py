@@ -9,7 +9,7 @@ from problems import flat, rng
 from torchssvm import BCFW, BlockGap, DualState, PoseMaps, Weights, certify
 from torchssvm.batch import Batch
 from torchssvm.datasets import LSPET
-from torchssvm.models import BODY, JOINTS, body_nodes, body_pose, mean_displacements
+from torchssvm.models import BODY, JOINTS, body_bounds, body_nodes, body_pose, mean_displacements
 
 
 def bodies(count, seed=0, size=12):
@@ -117,6 +117,44 @@ def test_bodies_are_found_again():
     with torch.no_grad():
         found = pose.argmax(head(everything[0].x)).labeling
     assert float((found[..., :2] == y[..., :2]).all(2).float().mean()) > 0.9
+
+
+def test_the_bounds_are_a_head_that_finds_bodies_already():
+    """Before any step: within bounds, weights of no dual are the least ones; and training keeps them."""
+    size, count, types = 12, 6, 3
+    places = body_nodes(bodies(count, size=size))
+    head = body_pose(places, (size, size), types)
+    pose, bounds = head.structure, body_bounds(0.02, types=0.5)
+    assert float(pose.spreads.min()) >= size / 20
+    y = pose.labeling(places)
+    unary = torch.zeros(count, *pose.shapes["unary"])
+    unary[:, :13] = 4.0 * pose.parts(y)["unary"][:, :13]  # the root and all half-way places are seen by springs alone
+    maps = PoseMaps(unary, torch.zeros(count, *pose.shapes["types"]))
+    dual = DualState.for_head(head, count, 0.1, storage=Weights())
+    named = dict(head.named_parameters())
+    groups = [{"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in bounds.items()]
+    loss, optim = BlockGap(dual), BCFW(groups, dual)
+    assert torch.equal(head.unary, torch.full((26,), 0.02))
+    assert torch.equal(head.types, torch.full((25, 2), 0.01))
+    assert head.deformation.detach().unique().tolist() == pytest.approx([0.0, 0.02])
+    with torch.no_grad():
+        found = pose.argmax(head(maps)).labeling
+    assert float((found[..., :2] - y[..., :2]).abs().float().mean()) < 2.0
+    before = certify(head, dual, [Batch(maps, y, torch.arange(count))])
+    for _ in range(20):
+        optim.zero_grad()
+        loss(head(maps), y, torch.arange(count)).backward()
+        optim.step()
+    after = certify(head, dual, [Batch(maps, y, torch.arange(count))])
+    assert after.gap < before.gap
+    assert bool((head.deformation[..., 1::2] >= 0.02).all())
+    assert bool((head.deformation[..., ::2].abs() <= 0.02).all())
+
+
+@pytest.mark.parametrize("options", [{"strength": 0.0}, {"strength": 0.1, "types": -1.0}])
+def test_bounds_that_make_no_sense(options):
+    with pytest.raises(ValueError, match="strength="):
+        body_bounds(**options)
 
 
 def test_real_poses_lie_on_the_grid():

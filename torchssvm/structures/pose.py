@@ -210,12 +210,20 @@ class Pose(Structure):
                 f"places must lie on the grid of {self.height} rows and {self.width} columns, got "
                 f"{places[wrong.any(-1)][0].tolist()} for node {node}"
             )
-        offset = (whole[..., self.lower, :] - whole[..., self.upper, :]).unsqueeze(-2)
-        arcs = torch.stack([offset, -offset], -3)  # [..., E, 2, 1, 2]
-        away = ((arcs - self.displacements) / self.spreads).square().sum(-1)
         types = torch.full_like(whole, -1)
-        types[..., self.lower, :] = away.argmin(-1)
+        types[..., self.lower, :] = self.nearest_types(whole)
         return torch.cat([whole, types], -1)
+
+    def nearest_types(self, places: Tensor) -> Tensor:
+        """Of every arc the type whose mean displacement is nearest, in units of spreads, ``[..., E, 2]`` int64.
+
+        Args:
+            places: ``[..., P, 2]``, (x, y) of every node; they may lie outside of the grid.
+        """
+        self._to(places.device)
+        offset = (places[..., self.lower, :] - places[..., self.upper, :]).unsqueeze(-2)
+        arcs = torch.stack([offset, -offset], -3)  # [..., E, 2, 1, 2]
+        return ((arcs - self.displacements) / self.spreads).square().sum(-1).argmin(-1)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All (H W)^P T^(2 E) outputs."""

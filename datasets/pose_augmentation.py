@@ -1,0 +1,68 @@
+"""Other views of images of people: mirrored, turned, scaled and shifted, joints and all."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .lspet import MIRRORED
+
+
+class RandomViews(NamedTuple):
+    """Random views of a batch of images; every image gets its own.
+
+    Attributes:
+        mirror: Probability of a mirror image, in which left and right joints change their names.
+        turn: Largest angle, in degrees.
+        scale: Largest factor, and one over the smallest.
+        shift: Largest shift, as a share of the side.
+        light: Largest change of brightness and of contrast, as a share.
+    """
+
+    mirror: float = 0.5
+    turn: float = 30.0
+    scale: float = 1.25
+    shift: float = 0.08
+    light: float = 0.25
+
+    def __call__(
+        self, images: Tensor, joints: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Other views.
+
+        Args:
+            images: ``[B, 3, H, W]`` in 0..1; what comes in from outside is grey.
+            joints: ``[B, 14, 2]``, (x, y) in pixels, the first pixel from 0 to 1. They may come to lie outside.
+            generator: Of the draws, on the CPU.
+
+        Returns:
+            Both, of the same shapes.
+        """
+        batch, _, height, width = images.shape
+
+        def draw(most: float) -> Tensor:
+            return (most * (2 * torch.rand(batch, generator=generator) - 1)).to(images)
+
+        angle, scale = draw(math.radians(self.turn)), draw(math.log(self.scale)).exp()
+        shift = torch.stack([draw(self.shift) * width, draw(self.shift) * height], 1)
+        mirrored = (torch.rand(batch, generator=generator) < self.mirror).to(images.device)
+        sign = 1.0 - 2.0 * mirrored.to(images)
+        cos, sin = scale * angle.cos(), scale * angle.sin()
+        there = torch.stack([cos * sign, -sin, sin * sign, cos], 1).view(-1, 2, 2)  # pixels of the image -> of the view
+        centre = torch.tensor([width, height], dtype=images.dtype, device=images.device) / 2
+        moved = (joints - centre) @ there.mT + (centre + shift).unsqueeze(1)
+        moved = torch.where(mirrored.view(-1, 1, 1), moved[:, list(MIRRORED)], moved)
+
+        back = torch.linalg.inv(there)
+        to_unit = torch.diag(1 / centre)  # affine_grid counts from -1 to 1
+        linear = to_unit @ back @ to_unit.inverse()
+        offset = -(to_unit @ back @ shift.unsqueeze(2))
+        grid = functional.affine_grid(torch.cat([linear, offset], 2), list(images.shape), align_corners=False)
+        views = functional.grid_sample(images - 0.5, grid, align_corners=False)
+        brightness, contrast = draw(self.light / 2), 1.0 + draw(self.light)
+        views = contrast.view(-1, 1, 1, 1) * views + brightness.view(-1, 1, 1, 1)
+        return (views + 0.5).clamp(0.0, 1.0), moved

@@ -1,0 +1,102 @@
+"""The network below the pose model: trained by cross-entropy on places and types, kept in the report's folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from common import trainer_flags
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from torchssvm import Pose
+from torchssvm.datasets import LSPET, RandomViews
+from torchssvm.models import PoseNetwork, body_nodes
+from torchssvm.models.pose_network import STRIDE
+
+LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 0.02, 16
+
+
+class Pretraining(L.LightningModule):
+    """Cross-entropies of places and types on random views of the images.
+
+    Args:
+        network: What is trained.
+        views: How images are varied.
+    """
+
+    def __init__(self, network: PoseNetwork, views: RandomViews) -> None:
+        super().__init__()
+        self.network = network
+        self.views = views
+
+    def training_step(self, batch, batch_idx):
+        """The sum of both losses."""
+        images, joints = self.views(batch.x, batch.y)
+        places, types = self.network.loss(images, body_nodes(grid_places(joints)))
+        self.log_dict({"places": places, "types": types}, prog_bar=True, batch_size=len(images))
+        return places + types
+
+    def configure_optimizers(self):
+        """AdamW, with one rise and fall of the learning rate."""
+        optimizer = torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, steps, pct_start=0.2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def grid_places(joints: torch.Tensor) -> torch.Tensor:
+    """Joints in pixels -> on the grid, where they may lie outside of it."""
+    return joints / STRIDE - 0.5
+
+
+def pretrained(args: argparse.Namespace, structure: Pose, images: LSPET, rows: range) -> tuple[PoseNetwork, float]:
+    """The network trained on some of the images, read from the report's folder if it was trained there before.
+
+    Args:
+        args: The flags' values.
+        structure: Its grid and its types.
+        images: The training images.
+        rows: The numbers of those that are trained on.
+
+    Returns:
+        The network, and the seconds that its training took, whenever that was.
+    """
+    network = PoseNetwork(structure, tuple(args.widths))
+    settings = json.dumps(
+        {
+            **{name: getattr(args, name) for name in ("seed", "pretraining", "widths", "precision")},
+            **{"rows": [rows.start, rows.stop], "canvas": images.canvas, "structure": repr(structure)},
+        }
+    )
+    file = args.report / f"network-{rows.start}-{rows.stop}.pt"
+    if (held := _read(file)) is not None and held["settings"] == settings:
+        network.load_state_dict(held["network"])
+        return network.to(args.device), held["seconds"]
+    L.seed_everything(args.seed)
+    start = time.perf_counter()
+    views = RandomViews()
+    chosen: Dataset[Any] = Subset(images, rows)
+    loader = DataLoader(
+        chosen, batch_size=min(BATCH, len(rows)), shuffle=True, collate_fn=images.collate, drop_last=True
+    )
+    trainer = L.Trainer(max_epochs=args.pretraining, precision=args.precision, **trainer_flags(args))
+    trainer.fit(Pretraining(network, views), loader)
+    seconds = time.perf_counter() - start
+    torch.save({"settings": settings, "network": network.state_dict(), "seconds": seconds}, file)
+    return network.eval().to(args.device), seconds
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file raises
+        warnings.warn(f"{file} cannot be read ({error}); the network is trained anew", stacklevel=2)
+        return None

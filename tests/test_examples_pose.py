@@ -1,0 +1,139 @@
+"""The example and the benchmark of poses, on small images of the same form."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("lightning")
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory):
+    """1000 images of 32 x 32 pixels: the same body somewhere, every joint a spot of its own colour."""
+    folder = tmp_path_factory.mktemp("data") / "lspet"
+    (folder / "images").mkdir(parents=True)
+    random = np.random.default_rng(0)
+    body, colours = 4 + 16 * random.random((14, 2)), random.integers(0, 256, (14, 3))
+    joints = (body + 8 * random.random((1000, 1, 2))).astype(np.float32)
+    for number, its in enumerate(joints.astype(int)):
+        pixels = np.full((32, 32, 3), 128, np.uint8)
+        for colour, (x, y) in zip(colours, its, strict=True):
+            pixels[y - 1 : y + 2, x - 1 : x + 2] = colour
+        Image.fromarray(pixels).save(folder / "images" / f"im{number:05d}.jpg", quality=90)
+    np.savez(folder / "joints_1000.npz", image=np.arange(1000), joints=joints)
+    return folder.parent
+
+
+SMALL = ("--canvas", "32", "--widths", "8", "16", "--types", "2", "--pretraining", "1", "--lam", "0.5", "--gap", "0.2")
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys, people):
+    """Run a script in this process, and give back what it printed."""
+    threads, path = torch.get_num_threads(), list(sys.path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+
+    def run_here(script, *flags):
+        monkeypatch.syspath_prepend(str(script.parent))
+        monkeypatch.setattr(sys, "argv", [str(script), "--data", str(people), *flags])
+        runpy.run_path(str(script), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield run_here
+    torch.set_num_threads(threads)
+    sys.path[:] = path
+
+
+def report_of(folder):
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
+    assert report["n"] == 100
+    assert report["num_weights"] == 26 + 50 + 50 * 2 * 4
+    assert (folder / "convergence.png").stat().st_size > 10_000
+    return report
+
+
+def test_joint_training_and_a_second_run(run_here, tmp_path):
+    """Network, head, joint training, head again; then lam from held-out images on the network that was kept."""
+    folder = tmp_path / "new" / "folder"
+    out = run_here(ROOT / "examples" / "pose.py", *SMALL, "--joint", "--rounds", "1", "--report", str(folder))
+    report = report_of(folder)
+    assert report["gap"] <= 0.2
+    assert report["stopped_because"] in out
+    for name in ("network", "structured", "joint_network", "joint_structured"):
+        assert 0.0 <= report[f"{name}_detected_10"] <= report[f"{name}_detected_20"] <= 1.0
+        assert 0.0 < report[f"{name}_median_error"] < 46.0
+    share = report["structured_mean_error"] / report["network_mean_error"]
+    assert report["relative_reduction"] == pytest.approx(1 - share)
+    assert report["frozen_gap"] <= 0.2
+    assert f"primal {report['frozen_primal']:.6f}" in out
+    assert "(trained jointly)" in report["task"]
+    assert report["cache_hits"] > 0
+
+    kept = (folder / "network-200-800.pt").stat().st_mtime_ns
+    (flags := list(SMALL))[flags.index("--lam") : flags.index("--lam") + 2] = ["--hold-out", "2", "0.5"]
+    out = run_here(ROOT / "examples" / "pose.py", *flags, "--accelerator", "cpu", "--report", str(folder))
+    again = report_of(folder)
+    assert (folder / "network-200-800.pt").stat().st_mtime_ns == kept
+    assert again["network_mean_error"] == report["network_mean_error"]  # joint training has not touched it
+    assert again["lam"] == float(min(again["held_out_error"], key=again["held_out_error"].__getitem__))
+    assert again["held_out_error"].keys() == {"2", "0.5"}
+    assert "joint_mean_error" not in again
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (("--lam", "0.1", "--hold-out", "0.1"), "--lam and --hold-out exclude each other"),
+        (("--canvas", "30"), "--canvas 30 must be a multiple of 4"),
+        (("--canvas", "16", "--widths", "8", "8", "8", "8"), "large enough for --widths"),
+        (("--accelerator", "tpu"), "--accelerator: must be cpu, cuda"),
+        (("--types", "0"), "--types: must be at least 1"),
+    ],
+)
+def test_bad_flags_are_refused(given, message, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import pose
+
+    with pytest.raises(SystemExit) as stop:
+        pose.parse(list(given))
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_benchmark(run_here, tmp_path):
+    flags = (
+        "--canvas",
+        "32",
+        "--widths",
+        "8",
+        "16",
+        "--types",
+        "2",
+        "--gap",
+        "0.5",
+        "0.3",
+        "--pretraining",
+        "1",
+        "--images",
+        "10",
+    )
+    out = run_here(ROOT / "benchmarks" / "pose.py", "--out", str(tmp_path), *flags, "--lam", "1", "--max-seconds", "2")
+    found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert found["images"] == 10
+    assert [one["threads"] for one in found["oracle"]] == [1, 2]
+    assert all(one["ms_per_image"] > 0 for one in found["oracle"])
+    assert len(found["solvers"]) >= 4
+    for solver in found["solvers"]:
+        for gap, reached in solver["reached"].items():
+            assert reached is None or (reached["gap"] <= float(gap) and reached["passes"] >= 1)
+    assert any(solver["reached"]["0.5"] is not None for solver in found["solvers"])
+    assert (tmp_path / "table.md").read_text(encoding="utf-8").strip() in out
