@@ -95,6 +95,7 @@ class GDMM(Optimizer):
                 )
         self.rule = rule if rule is not None else FullyCorrective()
         self.penalty = penalty if penalty is not None else ResidualBalancing()
+        check_head(head)
         dual = DualState.for_head(head, num_examples, lam)
         self.problem = make_problem(head, dual, batches, oracle)
         self.head = head
@@ -384,17 +385,8 @@ _NUMBERS: dict[str, type] = {
 }
 
 
-def make_problem(
-    head: nn.Module, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
-) -> Problem:
-    """The kind of factor graph that the head is for.
-
-    Raises:
-        TypeError: It is for none.
-    """
-    from torchssvm.factorwise.chains import ChainProblem
-    from torchssvm.factorwise.label_sets import LabelSetProblem
-
+def check_head(head: nn.Module) -> None:
+    """Raise TypeError unless the head is of a kind that GDMM knows, as it knows it, and on the CPU."""
     kinds = (LinearMultilabel, SparseLinearMultilabel, LinearChain, SparseLinearChain)
     kind, structure = type(head), getattr(head, "structure", None)
     if kind not in kinds or (
@@ -412,6 +404,15 @@ def make_problem(
     device = next(head.parameters()).device
     if device.type != "cpu":
         raise TypeError(f"head is on {device}; GDMM runs on the CPU")
+
+
+def make_problem(
+    head: nn.Module, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
+) -> Problem:
+    """The kind of factor graph that the head is for; :func:`check_head` has looked at it."""
+    from torchssvm.factorwise.chains import ChainProblem
+    from torchssvm.factorwise.label_sets import LabelSetProblem
+
     if isinstance(head, LinearMultilabel):
         return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
     states = head.structure.num_states
