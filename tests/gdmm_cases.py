@@ -95,7 +95,7 @@ class FactorGraphTestCase(ABC):
 
     def check_optimum(self, task: Task, *, tolerance: float = 3e-6, **options: Any) -> None:
         best = self.graph(task).optimum()
-        gdmm = self.gdmm(task, **options)
+        gdmm = self.gdmm(task, **{"penalty": Penalty(), **options})
         found = gdmm.solve(tolerance, violation=1e-3, max_sweeps=4000, check_every=10)
         assert found.gap <= tolerance
         assert found.violation <= 1e-3

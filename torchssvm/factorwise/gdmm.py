@@ -18,7 +18,7 @@ from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import Storage, require
 from torchssvm.factorwise.certificate import FactorwiseCertificate, PassReport
-from torchssvm.factorwise.kinds import make_problem
+from torchssvm.factorwise.kinds import check_head, make_problem
 from torchssvm.factorwise.rules import (
     BlockRule,
     BruteForce,
@@ -89,6 +89,7 @@ class GDMM(Optimizer):
                 )
         self.rule = rule if rule is not None else FullyCorrective()
         self.penalty = penalty if penalty is not None else Penalty()
+        check_head(head)
         dual = DualState.for_head(head, num_examples, lam)
         self.problem = make_problem(head, dual, batches, oracle)
         self.head = head

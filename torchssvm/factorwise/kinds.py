@@ -18,14 +18,8 @@ from torchssvm.structures import Chain, Multilabel
 _SMALL = 4096  # configurations of a factor, up to which they are all looked at unasked
 
 
-def make_problem(
-    head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
-) -> Problem:
-    """The kind of factor graph that the head is for.
-
-    Raises:
-        TypeError: It is for none.
-    """
+def check_head(head: Any) -> None:
+    """Raise TypeError unless the head is of a kind that GDMM knows, as it knows it, and on the CPU."""
     kinds = (LinearMultilabel, SparseLinearMultilabel, LinearChain, SparseLinearChain)
     kind, structure = type(head), getattr(head, "structure", None)
     if kind not in kinds or (
@@ -43,6 +37,12 @@ def make_problem(
     device = next(head.parameters()).device
     if device.type != "cpu":
         raise TypeError(f"head is on {device}; GDMM runs on the CPU")
+
+
+def make_problem(
+    head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
+) -> Problem:
+    """The kind of factor graph that the head is for; :func:`check_head` has looked at it."""
     if isinstance(head, LinearMultilabel):
         return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
     states = head.structure.num_states

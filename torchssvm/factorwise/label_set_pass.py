@@ -159,8 +159,8 @@ def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
         for s in range(4):
             new[s] = max(mass[s] + step * new[s], 0.0)
         return step * (slope - 0.5 * step * curvature)
-    # The largest row sum of the block's Hessian (Gershgorin): "both on" shares both labels with itself, one with two.
-    curvature = 1.0 / options.scale + 4.0 * options.rho
+    # The largest eigenvalue of the features' part, and of rho (a a^T + b b^T) with a = (1, 1, 0, 0), b = (1, 0, 1, 0).
+    curvature = 1.0 / options.scale + 3.0 * options.rho
     gain = 0.0
     for s in range(4):
         scratch.point[s] = mass[s] - point[s] / curvature
