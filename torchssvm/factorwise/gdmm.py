@@ -148,7 +148,7 @@ class GDMM(Optimizer):
         if len(index) and bool(((index < 0) | (index >= n)).any()):
             raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}")
         self._check_weights()
-        self._visits += self.problem.visit(index.cpu().numpy(), self.rule, self.rho)
+        self._visits += self.problem.visit(index.cpu().contiguous().numpy(), self.rule, self.rho)
 
     @torch.no_grad()
     def end_pass(self, *, seconds: float = math.nan) -> PassReport:
@@ -350,7 +350,10 @@ class GDMM(Optimizer):
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"the checkpoint is damaged: gdmm['generator'] is no random state ({error})") from error
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
-        super().load_state_dict(state)
+        try:
+            super().load_state_dict(state)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"the checkpoint is damaged: 'param_groups' or 'state' do not fit ({error})") from error
         self.problem.restore(prepared)
         self._generator, self._visits = order, visits.numpy().copy()
         for name, value in numbers.items():
@@ -415,7 +418,7 @@ def make_problem(
 
     if isinstance(head, LinearMultilabel):
         return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
-    states = head.structure.num_states
+    states: int = head.structure.num_states  # type: ignore[union-attr, assignment]
     ordered = states**2 > _SMALL if oracle is None else isinstance(oracle, SortedOracle)
     return ChainProblem(head, dual, batches, ordered=ordered)
 
