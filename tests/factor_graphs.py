@@ -22,6 +22,8 @@ from torchssvm import Batch, SparseFeatures
 from torchssvm.batch import apply_head
 from torchssvm.structures.chain import WeightedLabels
 
+_EXACT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+
 
 @dataclass
 class Task:
@@ -184,7 +186,7 @@ class FactorGraph:
         """Sum of the structured hinges of the linear program."""
         matrix, right, _ = self._polytope()
         phi, cost, true = self._features()
-        found = scipy.optimize.linprog(-(phi @ w + cost), A_eq=matrix, b_eq=right, bounds=(0, None), method="highs")
+        found = scipy.optimize.linprog(-(phi @ w + cost), A_eq=matrix, b_eq=right, bounds=(0, None), options=_EXACT)
         assert found.status == 0
         return -found.fun - float(true @ w)
 

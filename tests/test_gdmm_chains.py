@@ -32,6 +32,7 @@ from torchssvm import (
 )
 from torchssvm.batch import apply_head
 from torchssvm.factorwise import Penalty, ResidualBalancing
+from torchssvm.factorwise.chain_pass import visit_chains
 from torchssvm.factorwise.chain_rounding import round_chains
 from torchssvm.factorwise.ragged import Ragged
 from torchssvm.structures.chain import WeightedLabels
@@ -111,6 +112,9 @@ class ChainTestCase(FactorGraphTestCase):
         true = listed_parts(tuple(v.target for v in variables), shapes)
         losses = [sum(v.cost[k] for v, k in zip(variables, output, strict=True)) for output in outputs]
         return true - flat(psi.values()).numpy(), parts, np.array(losses)
+
+    def compiled(self) -> Any:
+        return visit_chains
 
     def check_room(self, gdmm: GDMM) -> None:
         for lists in gdmm.problem.duals:
@@ -284,3 +288,19 @@ def test_the_compiled_loop_goes_on():
         assert dual.value() >= value - 1e-12
         value = dual.value()
     assert loop.certify().dual == pytest.approx(value, abs=1e-9)
+
+
+def test_losses_that_are_zero():
+    """Of some tokens, and of all: nothing to learn, nothing to divide by."""
+    task = chain_task(4, weighted=True)
+    task.y.weights[:, 1:] = 0.0
+    found = table_of(task).solve(1e-5, max_sweeps=2000)
+    assert found.gap <= 1e-5
+    assert found.primal == pytest.approx(chain_graph(task).optimum(), abs=2e-5)
+    task = chain_task(4, weighted=True)
+    task.y.weights[:] = 0.0
+    gdmm = table_of(task)
+    for _ in range(3):
+        gdmm.step()
+    found = gdmm.certify()
+    assert (found.primal, found.dual, found.violation) == (0.0, 0.0, 0.0)

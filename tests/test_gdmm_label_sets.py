@@ -17,7 +17,7 @@ pytest.importorskip("numba")
 from torchssvm import GDMM, DualState
 from torchssvm.batch import apply_head
 from torchssvm.factorwise import AwayStep, BruteForce, FactorwiseCertificate, Penalty, SortedOracle
-from torchssvm.factorwise.label_set_pass import sum_consistent
+from torchssvm.factorwise.label_set_pass import sum_consistent, visit_label_sets
 
 
 class TestLabelSets(FactorGraphTestCase):
@@ -85,6 +85,9 @@ class TestLabelSets(FactorGraphTestCase):
                 assert on >= 0.0
                 point.factors.append(np.array([[1.0 - first - second + on, second - on], [first - on, on]]))
         return point
+
+    def compiled(self) -> Any:
+        return visit_label_sets
 
     def check_room(self, gdmm: GDMM) -> None:
         held = gdmm.problem.factors

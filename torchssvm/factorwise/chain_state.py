@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.compiled.state import Examples
+from torchssvm.factorwise.problem import squares_of
 from torchssvm.factorwise.ragged import Ragged, empty_ragged, make_ragged, repacked
 
 
@@ -101,7 +102,7 @@ def make_tokens(examples: Examples, num_features: int, has_bias: bool, has_bound
     order = np.argsort(token, kind="stable")
     row = np.zeros(tokens + 1, np.int64)
     np.cumsum(np.bincount(token, minlength=tokens), out=row[1:])
-    square = np.bincount(token, weights=value.astype(np.float64) ** 2, minlength=tokens)
+    square = np.bincount(token, weights=squares_of(value), minlength=tokens)
     return Tokens(
         column[order].astype(np.int32),
         np.ascontiguousarray(value[order]),

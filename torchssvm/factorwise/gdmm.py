@@ -142,7 +142,7 @@ class GDMM(Optimizer):
         if len(index) and bool(((index < 0) | (index >= n)).any()):
             raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}")
         self._check_weights()
-        self._visits += self.problem.visit(index.cpu().numpy(), self.rule, self.rho)
+        self._visits += self.problem.visit(index.cpu().contiguous().numpy(), self.rule, self.rho)
         self._visited[index] = True
 
     @torch.no_grad()
@@ -349,7 +349,10 @@ class GDMM(Optimizer):
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"the checkpoint is damaged: gdmm['generator'] is no random state ({error})") from error
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
-        super().load_state_dict(state)
+        try:
+            super().load_state_dict(state)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"the checkpoint is damaged: 'param_groups' or 'state' do not fit ({error})") from error
         self.problem.restore(prepared)
         self._generator, self._visits, self._visited = order, visits.numpy().copy(), visited.clone()
         for name, value in numbers.items():

@@ -14,7 +14,7 @@ from torchssvm.compiled.lists import lists_of, lists_within
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.storage import require
-from torchssvm.factorwise.problem import Problem, Rounded, check_arrays
+from torchssvm.factorwise.problem import Problem, Rounded, check_arrays, squares_of
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles import best_label_sets
 from torchssvm.oracles.multilabel import symmetric
@@ -49,7 +49,7 @@ class LabelSetProblem(Problem):
         self.num_labels: int = self.head.structure.num_labels
         self.num_features = len(self.head.unary)
         column, value, row, y, self.targets = self._pack(batches)
-        square = np.add.reduceat(np.append(value.astype(np.float64) ** 2, 0.0), row[:-1]) * (np.diff(row) > 0)
+        square = np.add.reduceat(np.append(squares_of(value), 0.0), row[:-1]) * (np.diff(row) > 0)
         cost = self.head.structure.costs.numpy().copy()
         self.sets = LabelSets(column, value, row, y, cost, square)
         self.weights = np.zeros((self.num_features + 1, self.num_labels), value.dtype)

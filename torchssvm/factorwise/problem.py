@@ -127,3 +127,12 @@ def check_arrays(state: dict[str, Any], like: dict[str, np.ndarray]) -> None:
             )
         if not bool(torch.isfinite(found).all()):
             raise ValueError(f"the checkpoint is damaged: {name!r} holds numbers that are not finite")
+
+
+def squares_of(value: np.ndarray) -> np.ndarray:
+    """The squares of features in float64; raises ValueError if they overflow, as no block would move by them."""
+    with np.errstate(over="ignore"):
+        square = value.astype(np.float64) ** 2
+        if not np.isfinite(square.sum()):
+            raise ValueError("x holds numbers whose squares overflow: scale the features, to about 1")
+    return square
