@@ -137,7 +137,7 @@ def label_sets_bcfw(lam: float, passes: int, root: str | None = None) -> dict[st
     """BCFW on the same problem with this library's decoder: CPU seconds and test accuracy after every pass."""
     data, test = (Multilabel("bibtex", split, unit_rows=True, root=root) for split in ("train", "test"))
     points: list[tuple[float, float]] = []
-    for examples, rounds in ((example.part(data, torch.arange(64)), 1), (data, passes)):  # the first compiles
+    for examples, rounds in ((example.part(data, torch.arange(min(64, len(data)))), 1), (data, passes)):  # the first compiles
         head = SparseLinearMultilabel(data.num_features, data.num_labels)
         loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
         with Steps(head, loss, examples, batch_size=64) as steps:
