@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from machine import describe_machine
 from suite.figures import grid
 from suite.large_outputs import RULES, mean_pass
-from suite.measuring import Ask, Limit, Table, asker
+from suite.measuring import Ask, Kept, Limit, Table, asker
 
 LAM = 0.01
 
@@ -39,9 +39,9 @@ class Sizes(NamedTuple):
     states: tuple[int, ...] = (100, 1000, 3000)
     chains: int = 1000
     passes: int = 50
-    brute: float = 3e10
+    brute: float = 6e9
     decoded: float = 3e9
-    rules: tuple[int, int, int] = (1000, 200, 30)
+    rules: tuple[int, int, int] = (1000, 100, 20)
     label_sets: tuple[int, int] | None = (40, 3)
 
 
@@ -146,10 +146,12 @@ def main(arguments: list[str] | None = None) -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--out", type=Path, default=Path("runs/large_outputs"), help="folder (default: %(default)s)")
     flags.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    flags.add_argument("--resume", action="store_true", help="go on after a run that was cut off")
     args = flags.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
     sizes = QUICK if args.quick else Sizes()
-    found = measure(asker("large_outputs", log=lambda line: print(line, flush=True)), sizes)
+    kept = Kept(args.out / "large_outputs.jsonl", args.resume)
+    found = measure(asker("large_outputs", log=lambda line: print(line, flush=True), kept=kept), sizes)
     text = "\n".join(table.markdown() for table in tables(found, sizes))
     if not args.quick:
         largest = max(found["chains"])

@@ -136,8 +136,9 @@ def label_sets(lam: float, passes: int, rho: float, root: str | None = None) -> 
 def label_sets_bcfw(lam: float, passes: int, root: str | None = None) -> dict[str, Any]:
     """BCFW on the same problem with this library's decoder: CPU seconds and test accuracy after every pass."""
     data, test = (Multilabel("bibtex", split, unit_rows=True, root=root) for split in ("train", "test"))
+    few = example.part(data, torch.arange(min(64, len(data))))
     points: list[tuple[float, float]] = []
-    for examples, rounds in ((example.part(data, torch.arange(64)), 1), (data, passes)):  # the first compiles
+    for examples, rounds in ((few, 1), (data, passes)):  # the first compiles
         head = SparseLinearMultilabel(data.num_features, data.num_labels)
         loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
         with Steps(head, loss, examples, batch_size=64) as steps:
