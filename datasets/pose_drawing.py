@@ -24,7 +24,9 @@ _COLOURS = ("#ff3b30", "#0a84ff", "#ffd60a")  # right, left, between
 def draw_poses(
     figure: Any, dataset: LSPET, rows: Sequence[int], poses: dict[str, Tensor], titles: Sequence[str] | None = None
 ) -> None:
-    """Images around the true poses, with skeletons: a row for each set of poses and one for the true ones; right limbs red, left ones blue.
+    """Images around the true poses, with skeletons: a row for each set of poses and one for the true ones.
+
+    Right limbs are red, left ones blue.
 
     Args:
         figure: A matplotlib figure or subfigure, empty.
