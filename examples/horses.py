@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     try:
         images, test_images = read(args)
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
 
     results: dict[str, Result] = {}

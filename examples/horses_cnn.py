@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     L.seed_everything(args.seed)
     try:
         images, test_images = read(args, settings(args.segments), balanced=False)
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     small = resized(images)
 

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     try:
         images, test_images = read(args)
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     train, test = PrecomputedGraphs(images), PrecomputedGraphs(test_images)
     head = LinearGraph(train.in_features, train.edge_features).to(args.device)
