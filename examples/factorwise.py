@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 class Clock:
-    """Wall and CPU seconds of training; what runs inside ``with clock.stopped()`` is not counted."""
+    """Wall and CPU seconds of training; what :meth:`leave_out` calls is not counted."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()

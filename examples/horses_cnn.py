@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import lightning as L
 import torch
-from common import count, positive, trainer_flags
+from common import ORDERS, count, positive, rules, trainer_flags
 from horses_common import Result, choose_lam, finish, fit, flags, read, result, without_edges
 from horses_pixels import pixel_result, resized, train_on_pixels
 from torch.utils.data import DataLoader, Subset
@@ -49,6 +49,7 @@ def train_together(pixels: PixelFeatures, images: SuperpixelGraphs, lam: float, 
         if isinstance(part, torch.nn.BatchNorm2d):
             part.eval()
     graphs, examples = RegionGraphs(pixels), PixelSegmentation(images)
+    direction, oracle, storage = rules(args)
     together = StructuredSVM(
         LinearGraph(graphs.in_features, graphs.edge_features),
         lam=lam,
@@ -56,8 +57,12 @@ def train_together(pixels: PixelFeatures, images: SuperpixelGraphs, lam: float, 
         features_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=args.features_lr, weight_decay=0.05),
         joint=ALTERNATE,
         bounds={"pairwise": (0.0, None)},
+        direction=direction,
+        oracle=oracle,
+        storage=storage,
     )
-    sampler = GapBatchSampler(num_examples=len(examples), batch_size=args.batch_size, seed=args.seed)
+    order = ORDERS[args.order]()
+    sampler = GapBatchSampler(num_examples=len(examples), batch_size=args.batch_size, order=order, seed=args.seed)
     loader = DataLoader(examples, batch_sampler=sampler, collate_fn=examples.collate)
     start = time.process_time()
     epochs = args.rounds * (ALTERNATE.features + ALTERNATE.head)

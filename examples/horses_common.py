@@ -61,7 +61,9 @@ def flags(description: str | None, report: str) -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=count, default=4, help="images of a step (default: %(default)s)")
     parser.add_argument("--data", metavar="PATH", help="folder of the images (default: in TORCHSSVM_DATA)")
     parser.add_argument("--num-train", type=count, default=200, help="images to train on, the first (%(default)s)")
-    parser.add_argument("--held-out", type=count, default=40, help="of these, the last, to choose lam (%(default)s)")
+    parser.add_argument(
+        "--held-out", type=count, default=40, help="of these, the last, to choose lam, at a gap of 0.03 (%(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=0, help="processes that make graphs, once (default: none)")
     parser.set_defaults(gap=0.01, max_passes=500.0)
     return parser

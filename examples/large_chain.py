@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="as many as that (default: 500, less where K is large: their decoding looks at all pairs)",
     )
     flags.add_argument("--lam", type=positive, default=0.01, help="regularisation (default: %(default)s)")
-    flags.add_argument("--rho", type=positive, help="penalty, in mean costs of a wrong label (default: adapted)")
+    flags.add_argument("--rho", type=positive, help="penalty, in mean costs of a wrong label (default: 2)")
     args = flags.parse_args(arguments)
     args.chains = args.chains or CHAINS[args.data]
     return args

@@ -114,6 +114,8 @@ def choose_lam(
     """The lam with the best accuracy on examples held out, and the accuracy of each."""
     if args.lam is not None:
         return args.lam, {}
+    if len(args.lams) == 1:
+        return args.lams[0], {}
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(args.seed))  # files may be sorted
     first = max(round(HELD_OUT * len(data)), 1)
     fitted, held_out = part(data, order[first:]), part(data, order[:first])

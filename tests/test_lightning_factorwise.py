@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm import GDMM, Batch, FactorwiseCertificate, LinearChain
+from torchssvm import GDMM, Batch, FactorwiseCertificate, GapBatchSampler, LinearChain, Penalty
+from torchssvm.factorwise.rules import BlockRule
 from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
 
 
@@ -146,7 +147,36 @@ def test_another_dataset_is_refused(tmp_path: Path) -> None:
         )
 
 
+def test_a_sampler_of_gaps_is_refused(tmp_path: Path) -> None:
+    data = Words()
+    gaps = DataLoader(data, batch_sampler=GapBatchSampler(num_examples=12, batch_size=4), collate_fn=data.collate)
+    with pytest.raises(ValueError, match="shuffle=True"):
+        trainer(tmp_path, 1).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), gaps)
+
+
+def test_a_whole_number_as_penalty_and_the_rate_that_callbacks_show() -> None:
+    data = Words()
+    first, second = (
+        GDMM(LinearChain(3, 3), loader(data), num_examples=12, lam=0.1, penalty=Penalty(1)) for _ in range(2)
+    )
+    first.step()
+    second.load_state_dict(first.state_dict())
+    assert second.rho == first.rho == 1.0
+    assert first.param_groups[0]["lr"] == 1.0
+
+
+def test_done_with_after_its_dual_was_taken() -> None:
+    data = Words()
+    gdmm = GDMM(LinearChain(3, 3), loader(data), num_examples=12, lam=0.1)
+    gdmm.step()
+    gdmm.dual_state(loader(data))
+    with pytest.raises(RuntimeError, match="changed by others"):
+        gdmm.step()
+
+
 def test_bad_arguments() -> None:
+    with pytest.raises(TypeError, match="BlockRule"):
+        GDMM(LinearChain(3, 3), loader(Words()), num_examples=12, lam=0.1, rule=BlockRule())
     with pytest.raises(ValueError, match="lam"):
         FactorwiseSVM(LinearChain(3, 3), lam=0.0)
     with pytest.raises(ValueError, match="violation"):

@@ -87,6 +87,8 @@ class GDMM(Optimizer):
                 raise TypeError(
                     f"{name}={value!r} must be an object such as FullyCorrective(), Penalty() or SortedOracle()"
                 )
+        if type(rule) is BlockRule:
+            raise TypeError("rule=BlockRule() says nothing: give FullyCorrective(), AwayStep() or BlockGreedy()")
         self.rule = rule if rule is not None else FullyCorrective()
         self.penalty = penalty if penalty is not None else Penalty()
         check_head(head)
@@ -94,7 +96,7 @@ class GDMM(Optimizer):
         self.problem = make_problem(head, dual, batches, oracle)
         self.head = head
         self.num_examples, self.lam = num_examples, float(lam)
-        super().__init__(head.parameters(), {})
+        super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show one
         self.rho = self._first_rho = self.penalty.first(self.problem.usual_rho)
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
@@ -142,7 +144,8 @@ class GDMM(Optimizer):
         if len(index) and bool(((index < 0) | (index >= n)).any()):
             raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}")
         self._check_weights()
-        self._visits += self.problem.visit(index.cpu().contiguous().numpy(), self.rule, self.rho)
+        index = index.cpu().contiguous()
+        self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
         self._visited[index] = True
 
     @torch.no_grad()
@@ -175,7 +178,8 @@ class GDMM(Optimizer):
     def certify(self) -> FactorwiseCertificate:
         """Exact primal of the weights held, and the dual of a consistent point near the iterate: what they prove.
 
-        The weights are summed anew first, in float64; the next pass goes on from there.
+        The weights of features, and of pairs of label sets, are summed anew first, in float64; the next pass goes on from
+        there.
 
         Raises:
             RuntimeError: The weights were changed by others; or the gap is negative by more than rounding.
@@ -264,7 +268,7 @@ class GDMM(Optimizer):
     def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
         """The dual of a consistent point near the iterate, from which BCFW and its certificates go on.
 
-        The head gets the weights of that dual; this optimizer is done with.
+        The head gets the weights of that dual; this optimizer is done with, and refuses to go on.
 
         Args:
             batches: Every training example once, the same as were given at first.
@@ -299,7 +303,6 @@ class GDMM(Optimizer):
         dual.steps = dual.moved = 1  # it is not new: its weights count
         dual.set_weights(weights)
         dual.check_targets(self.problem.targets)
-        self._remember()
         return dual
 
     def state_dict(self) -> dict[str, Any]:

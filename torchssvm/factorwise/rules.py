@@ -81,8 +81,8 @@ class Penalty:
             raise ValueError(
                 f"step={step} must be more than 0 and less than 2: the multipliers' ascent diverges beyond"
             )
-        self.rho = rho
-        self.step = step
+        self.rho = None if rho is None else float(rho)
+        self.step = float(step)
 
     def first(self, usual: float) -> float:
         """The penalty of the first pass.

@@ -25,7 +25,7 @@ class FactorwiseSVM(Predicting):
     Every batch's examples are visited; the last batch of an epoch completes the pass, with the examples that no batch
     had, and moves the multipliers. Features are computed once, when a fit begins, and kept: they are frozen, and a
     dataset must give an example the same features each time. :class:`DualityGap` certifies and stops, on the
-    consistency violation too; the optimizer's duals travel in checkpoints.
+    consistency violation too; the optimizer's duals travel in checkpoints. It needs ``Trainer(accelerator="cpu")``.
 
     Args:
         head: One of those that :class:`torchssvm.GDMM` trains.
@@ -83,11 +83,21 @@ class FactorwiseSVM(Predicting):
                 f"world size {self.trainer.world_size}: FactorwiseSVM trains in one process, so that every dual has "
                 "one owner; use Trainer(devices=1)"
             )
+        if stage == "fit" and self.trainer.strategy.root_device.type != "cpu":
+            raise ValueError(
+                f"the trainer runs on {self.trainer.strategy.root_device}, and GDMM on the CPU: use "
+                "Trainer(accelerator='cpu'), and features that were computed before"
+            )
 
     def configure_optimizers(self) -> GDMM:
         """GDMM on the features of the training dataset."""
         run = self._run
         run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
+        if run.sampler is not None:
+            raise ValueError(
+                "the training loader has a GapBatchSampler, which draws by the gaps of BCFW's blocks: FactorwiseSVM visits "
+                "every example in a pass, so give the loader shuffle=True"
+            )
         n, resume = count_examples(self.training_loader), run.resume
         if resume is not None:  # GDMM would warn of weights that it is about to restore
             if resume.num_examples != n:
@@ -97,9 +107,6 @@ class FactorwiseSVM(Predicting):
             with torch.no_grad():
                 for parameter in self.head.parameters():
                     parameter.zero_()
-        if self.features is not None:
-            run.frozen = [p for p in self.features.parameters() if p.requires_grad]
-            self.features.requires_grad_(False)
         optimizer = GDMM(
             self.head,
             self._batches(),
@@ -111,7 +118,7 @@ class FactorwiseSVM(Predicting):
             seed=self.seed,
         )
         if resume is not None:
-            resume.rewind(run.sampler)
+            resume.rewind(None)
         return optimizer
 
     def _batches(self) -> Iterator[Batch]:
@@ -130,10 +137,3 @@ class FactorwiseSVM(Predicting):
         optimizer.step()
         self.log("violation", gdmm.violation, prog_bar=True, batch_size=1)
         self.log("rho", gdmm.rho, prog_bar=True, batch_size=1)
-
-    def teardown(self, stage: str) -> None:
-        """Give frozen features their gradients back."""
-        if stage == "fit":
-            for parameter in self._run.frozen:
-                parameter.requires_grad_(True)
-            self._run.frozen = []

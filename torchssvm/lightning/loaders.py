@@ -36,7 +36,7 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
         loader = _request_dataloader(source)
         source.instance = loader
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"StructuredSVM trains from one torch DataLoader, not from a {type(loader).__name__}")
+        raise TypeError(f"training takes its examples from one torch DataLoader, not from a {type(loader).__name__}")
     return loader
 
 
