@@ -34,8 +34,8 @@ class DualityGap(Callback):
         tolerance: Stop when the certified gap is at most this.
         every_n_epochs: Epochs between certificates.
         max_passes: Stop at the first epoch's end with as many effective passes; None is no limit.
-        batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Not needed where a
-            compiled loop or GDMM holds the examples.
+        batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Not needed
+            where a compiled loop or GDMM holds the examples.
         violation: The mean consistency violation that a run of :class:`FactorwiseSVM` must reach too; 0 to 1.
 
     Attributes:

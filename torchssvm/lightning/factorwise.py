@@ -95,8 +95,8 @@ class FactorwiseSVM(Predicting):
         run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
         if run.sampler is not None:
             raise ValueError(
-                "the training loader has a GapBatchSampler, which draws by the gaps of BCFW's blocks: FactorwiseSVM visits "
-                "every example in a pass, so give the loader shuffle=True"
+                "the training loader has a GapBatchSampler, which draws by the gaps of BCFW's blocks: FactorwiseSVM "
+                "visits every example in a pass, so give the loader shuffle=True"
             )
         n, resume = count_examples(self.training_loader), run.resume
         if resume is not None:  # GDMM would warn of weights that it is about to restore
