@@ -220,7 +220,7 @@ def test_the_page_on_the_optimizer_runs():
     page = ROOT / "docs" / "large_outputs.md"
     above = page.read_text(encoding="utf-8").partition("\n## Data\n")[0]
     blocks = re.findall(r"```python\n(.*?)```", above, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names = {}
     for block in blocks:
         exec(compile(block, str(page), "exec"), names)

@@ -178,8 +178,7 @@ class GDMM(Optimizer):
     def certify(self) -> FactorwiseCertificate:
         """Exact primal of the weights held, and the dual of a consistent point near the iterate: what they prove.
 
-        The weights of features, and of pairs of label sets, are summed anew first, in float64, and the next pass goes on
-        from there.
+        The weights of features, and of pairs of label sets, are summed anew first, in float64, for the next pass too.
 
         Raises:
             RuntimeError: The weights were changed by others; or the gap is negative by more than rounding.
