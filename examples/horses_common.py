@@ -65,7 +65,7 @@ def flags(description: str | None, report: str) -> argparse.ArgumentParser:
         "--held-out", type=count, default=40, help="of these, the last, to choose lam, at a gap of 0.03 (%(default)s)"
     )
     parser.add_argument("--workers", type=int, default=0, help="processes that make graphs, once (default: none)")
-    parser.set_defaults(gap=0.01, max_passes=500.0)
+    parser.set_defaults(gap=0.003, max_passes=500.0)  # within 0.01 the test IoU still moves by half a point
     return parser
 
 
@@ -160,7 +160,7 @@ def choose_lam(
     first, last = range(len(graphs) - args.held_out), range(len(graphs) - args.held_out, len(graphs))
     found = {}
     for lam in lams:
-        fitted = fit(Subset(graphs, first), lam, args, gap=max(args.gap, 0.03))
+        fitted = fit(Subset(graphs, first), lam, args, gap=3 * args.gap)
         guesses = labelings(fitted.head, Subset(graphs, last))
         foregrounds = [guess[images.regions(i)] == 1 for guess, i in zip(guesses, last, strict=True)]
         found[lam] = segmentation_scores(foregrounds, [images.mask(i) for i in last]).iou

@@ -24,7 +24,7 @@ from torchssvm.datasets import PrecomputedGraphs
 from torchssvm.path import Certified, PathRun, plot
 from torchssvm.report import versions
 
-MOST_SCORED = 25  # breakpoints whose weights are tested
+SCORED = 25  # lams whose weights are tested
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,10 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def iou() -> float:
         return test_images.scores(labelings(head, test)).iou
 
-    places = sorted({round(k * (len(rows) - 1) / (MOST_SCORED - 1)) for k in range(MOST_SCORED)})
-    scores = path.scores(head, iou, [rows[place]["lam"] for place in places])
-    for place in places:
-        rows[place]["test_iou"] = scores[rows[place]["lam"]]
+    top, ratio = rows[0]["lam"], max(path.lowest, args.lam_min) / rows[0]["lam"]
+    scores = path.scores(head, iou, [top * ratio ** (k / (SCORED - 1)) for k in range(SCORED)])
     reach = "complete" if path.complete else f"down to lam {path.lowest:.4g}"
     last, best = rows[-1], max(scores, key=scores.__getitem__)
     print(
@@ -90,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"each lam within a gap of {path.epsilon:g}\n"
         f"{last['oracle_calls']} oracle calls, {last['passes']:.1f} passes, {last['seconds']:.1f} seconds, "
         f"{last['cpu_seconds']:.1f} CPU seconds\n"
-        f"best test IoU {scores[best]:.4f} at lam {best:.4g}; {last['test_iou']:.4f} at the last breakpoint\n"
+        f"best test IoU {scores[best]:.4f} at lam {best:.4g}, of {SCORED} lams\n"
         f"written to {args.report}"
     )
     names = ("epsilon", "kappa", "lam_min", "direction", "cache", "order", "batch_size", "seed", "num_train", "device")
@@ -99,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "complete": path.complete,
         "lowest": path.lowest,
         "breakpoints": rows,
+        "test_iou": [{"lam": lam, "iou": score} for lam, score in scores.items()],
         "versions": versions(),
     }
     (args.report / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
