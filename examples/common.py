@@ -53,16 +53,18 @@ def parser(description: str, report: str) -> argparse.ArgumentParser:
     return flags
 
 
-def run_flags(description: str, report: str) -> argparse.ArgumentParser:
+def run_flags(description: str, report: str, *, one_lam: bool = True) -> argparse.ArgumentParser:
     """The flags of every run to a certified gap.
 
     Args:
         description: The script's docstring.
         report: Where the report goes if nothing else is said.
+        one_lam: Whether the run is at one lam, to one gap.
     """
     flags = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--lam", type=positive, help="regularisation (default: 1/n)")
-    flags.add_argument("--gap", type=positive, default=0.1, help="stop at this certified gap (default: %(default)s)")
+    if one_lam:
+        flags.add_argument("--lam", type=positive, help="regularisation (default: 1/n)")
+        flags.add_argument("--gap", type=positive, default=0.1, help="stop at this certified gap (%(default)s)")
     flags.add_argument("--max-passes", type=positive, default=5000.0, help="or after so many passes (%(default)g)")
     flags.add_argument("--seed", type=seed, default=0, help="runs with the same seed are the same (default: 0)")
     flags.add_argument("--device", type=device, default="cpu", help="cpu (default), cuda, cuda:1, ...")

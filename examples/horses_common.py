@@ -55,17 +55,24 @@ class Fit(NamedTuple):
         return self.history[-1].certificate.gap / self.history[0].certificate.gap
 
 
-def flags(description: str | None, report: str) -> argparse.ArgumentParser:
-    """The flags of a run."""
-    parser = add_rules(run_flags(description or "", report=report))
+def flags(description: str | None, report: str, *, one_lam: bool = True) -> argparse.ArgumentParser:
+    """The flags of a run; without ``one_lam``, of one that needs no images held out to choose lam either."""
+    parser = add_rules(run_flags(description or "", report=report, one_lam=one_lam))
     parser.add_argument("--batch-size", type=count, default=4, help="images of a step (default: %(default)s)")
     parser.add_argument("--data", metavar="PATH", help="folder of the images (default: in TORCHSSVM_DATA)")
     parser.add_argument("--num-train", type=count, default=200, help="images to train on, the first (%(default)s)")
-    parser.add_argument(
-        "--held-out", type=count, default=40, help="of these, the last, to choose lam, at a gap of 0.03 (%(default)s)"
-    )
     parser.add_argument("--workers", type=int, default=0, help="processes that make graphs, once (default: none)")
-    parser.set_defaults(gap=0.003, max_passes=500.0)  # within 0.01 the test IoU still moves by half a point
+    parser.set_defaults(max_passes=500.0)
+    if one_lam:
+        parser.add_argument(
+            "--held-out",
+            type=count,
+            default=40,
+            help="of these, the last, to choose lam, at a gap of 0.03 (%(default)s)",
+        )
+        parser.set_defaults(gap=0.003)  # within 0.01 the test IoU still moves by half a point
+    else:
+        parser.set_defaults(held_out=0)
     return parser
 
 

@@ -28,7 +28,7 @@ SCORED = 25  # lams whose weights are tested
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = flags(__doc__, report="runs/horses_path")
+    parser = flags(__doc__, report="runs/horses_path", one_lam=False)
     parser.add_argument("--epsilon", type=positive, default=0.1, help="the gap of every lam (default: %(default)s)")
     parser.add_argument("--lam-min", type=positive, default=1.0, help="the smallest lam (default: %(default)s)")
     parser.add_argument("--kappa", type=positive, default=0.9, help="share of epsilon to train to (%(default)s)")

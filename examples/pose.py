@@ -89,7 +89,7 @@ def flags() -> argparse.ArgumentParser:
     its.add_argument("--canvas", type=count, default=192, help="pixels of a side of the images (default: %(default)s)")
     its.add_argument("--pretraining", type=count, default=55, metavar="EPOCHS", help="(default: %(default)s)")
     its.add_argument("--widths", type=count, nargs="+", default=[32, 64, 128, 192, 256], help="of the network")
-    its.add_argument("--precision", default="32-true", help="of its training: 32-true (default), bf16-mixed")
+    its.add_argument("--precision", default="32-true", help="of training it: 32-true (default), bf16-mixed")
     its.add_argument("--joint", action="store_true", help="then train network and head together, and the head again")
     its.add_argument("--rounds", type=count, default=1, help="of joint training (default: %(default)s)")
     its.add_argument("--data", metavar="PATH", help="folder that lspet/ lies in (default: TORCHSSVM_DATA)")
@@ -183,7 +183,8 @@ def train_jointly(args: argparse.Namespace, its: People, network: PoseNetwork, l
     )
     epochs = args.rounds * (ALTERNATE.features + ALTERNATE.head)
     start = time.perf_counter()
-    L.Trainer(max_epochs=epochs, **trainer_flags(args)).fit(together, by_gap(its.targets(its.train, rows), args))
+    trainer = L.Trainer(max_epochs=epochs, precision=args.precision, **trainer_flags(args))
+    trainer.fit(together, by_gap(its.targets(its.train, rows), args))
     network.to(args.device).eval()
     return time.perf_counter() - start
 
@@ -234,11 +235,11 @@ def table(scores: dict[str, PoseScores], images: int) -> str:
 
 def main() -> None:
     args = parse()
-    torch.set_num_threads(1)
     L.seed_everything(args.seed)
     its = people(args)
     rows = range(max(HEAD_IMAGES.values()), len(its.train))
     network, seconds = pretrained(args, its.head.structure, its.train, rows)
+    torch.set_num_threads(1)  # a step of the head is too short to be shared between cores
     lam, held_out = choose_lam(args, its, network) if args.hold_out else (args.lam or LAM, None)
     rows = range(HEAD_IMAGES[args.size])
     data, test = (features_of(network, t) for t in (its.targets(its.train, rows), its.targets(its.test)))

@@ -18,6 +18,7 @@ from torchssvm import Pose
 from torchssvm.datasets import LSPET, RandomViews
 from torchssvm.models import PoseNetwork, body_nodes
 from torchssvm.models.pose_network import STRIDE
+from torchssvm.structures.base import digest
 
 LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 0.02, 16
 
@@ -72,6 +73,8 @@ def pretrained(args: argparse.Namespace, structure: Pose, images: LSPET, rows: r
         {
             **{name: getattr(args, name) for name in ("seed", "pretraining", "widths", "precision")},
             **{"rows": [rows.start, rows.stop], "canvas": images.canvas, "structure": repr(structure)},
+            **{"images": digest(images.joints), "views": RandomViews()._asdict()},
+            **{"rate": LEARNING_RATE, "decay": WEIGHT_DECAY, "batch": BATCH},
         }
     )
     file = args.report / f"network-{rows.start}-{rows.stop}.pt"

@@ -99,7 +99,8 @@ def test_joint_training_and_a_second_run(run_here, tmp_path):
         (("--types", "0"), "--types: must be at least 1"),
     ],
 )
-def test_bad_flags_are_refused(given, message, monkeypatch, capsys):
+def test_bad_flags_are_refused(given, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import pose
 
@@ -126,7 +127,8 @@ def test_the_benchmark(run_here, tmp_path):
         "--images",
         "10",
     )
-    out = run_here(ROOT / "benchmarks" / "pose.py", "--out", str(tmp_path), *flags, "--lam", "1", "--max-seconds", "2")
+    flags = ("--out", str(tmp_path), "--network", str(tmp_path / "network"), *flags, "--lam", "1", "--max-seconds", "2")
+    out = run_here(ROOT / "benchmarks" / "pose.py", *flags)
     found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert found["images"] == 10
     assert [one["threads"] for one in found["oracle"]] == [1, 2]

@@ -28,6 +28,7 @@ from torchssvm.path import (
     regularization_path,
     start_at_largest_lam,
 )
+from torchssvm.path.initial import plain_optimizer
 from torchssvm.solve import EveryPasses
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -381,6 +382,10 @@ class TestPath:
             ({"batch_size": 0}, "batch_size=0 must be at least 1"),
             ({"make_dual": lambda lam: multiclass(9, n=2).train().dual}, "make_dual made a dual for 2"),
             ({"make_loss": lambda dual: multiclass(9).train().loss}, "the block gap of another dual"),
+            (
+                {"make_optimizer": lambda dual: plain_optimizer(multiclass(9).train().dual)},
+                "the optimizer of another dual",
+            ),
         ],
     )
     def test_bad_input(self, wrong, message):

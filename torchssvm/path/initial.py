@@ -31,12 +31,16 @@ def begin(dual: DualState, make_optimizer: MakeOptimizer) -> BCFW:
     """Zero weights for a new dual, and its optimizer.
 
     Raises:
-        ValueError: A bound is neither 0 nor infinite.
+        ValueError: A bound is neither 0 nor infinite, or the optimizer is that of another dual.
     """
     for parameter in dual.parameters:
         nn.init.zeros_(parameter)
     dual.remember_weights()
     optimizer = make_optimizer(dual)
+    if optimizer.dual is not dual:
+        raise ValueError(
+            "make_optimizer(dual) returned the optimizer of another dual: make a new one of the dual given"
+        )
     if not dual.box.is_cone:
         raise ValueError(
             "make_optimizer bounds weights by a number other than 0, and a path starts where the weights are inversely "
