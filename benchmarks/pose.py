@@ -170,10 +170,10 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     people = pose.people(own)
-    unseen = max(pose.HEAD_IMAGES.values())
+    unseen = pose.NETWORK_IMAGES.start
     if not 1 <= args.images <= unseen:
         flags.error(f"--images must lie between 1 and {unseen}")
-    network, _ = pretrained(own, people.head.structure, people.train, range(unseen, len(people.train)))
+    network, _ = pretrained(own, people.head.structure, people.train, pose.NETWORK_IMAGES)
     data = pose.features_of(network, people.targets(people.train, range(args.images)))
     found: dict[str, Any] = {
         "images": len(data),
