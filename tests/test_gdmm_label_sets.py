@@ -17,7 +17,8 @@ pytest.importorskip("numba")
 from torchssvm import GDMM, DualState
 from torchssvm.batch import apply_head
 from torchssvm.factorwise import AwayStep, BruteForce, FactorwiseCertificate, Penalty, SortedOracle
-from torchssvm.factorwise.label_set_pass import sum_consistent, visit_label_sets
+from torchssvm.factorwise.label_set_pass import visit_label_sets
+from torchssvm.factorwise.label_set_sums import sum_consistent
 
 
 class TestLabelSets(FactorGraphTestCase):

@@ -138,7 +138,7 @@ class LabelSetProblem(Problem):
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`. Room is made and sums are renewed here: passes may be in portions."""
-        from torchssvm.factorwise.label_set_pass import sum_gains, update_multipliers
+        from torchssvm.factorwise.label_set_sums import sum_gains, update_multipliers
 
         totals = np.zeros(3)
         update_multipliers(self.q, self.factors, step, totals)
@@ -178,7 +178,7 @@ class LabelSetProblem(Problem):
 
     def refresh(self) -> float:
         """Sum the weights anew, in float64."""
-        from torchssvm.factorwise.label_set_pass import sum_factors, sum_features, sum_gains
+        from torchssvm.factorwise.label_set_sums import sum_factors, sum_features, sum_gains
 
         scale = self.dual.lam * self.dual.num_examples
         total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.value.shape)
@@ -201,7 +201,7 @@ class LabelSetProblem(Problem):
 
     def rounded(self) -> Rounded:
         """A point of the local polytope near the iterate: the labels as they are, pairs as near as they may be."""
-        from torchssvm.factorwise.label_set_pass import sum_all_consistent, sum_features
+        from torchssvm.factorwise.label_set_sums import sum_all_consistent, sum_features
 
         scale, size = self.dual.lam * self.dual.num_examples, self.num_labels
         total, pairs = np.zeros(self.weights.shape), np.zeros((size, size))
@@ -212,7 +212,7 @@ class LabelSetProblem(Problem):
 
     def hinges(self, parameters: list[Tensor]) -> tuple[np.ndarray, bool]:
         """Upper bounds of the hinges: those of the linear program, by messages."""
-        from torchssvm.factorwise.label_set_pass import score_sets
+        from torchssvm.factorwise.label_set_sums import score_sets
 
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
         weights = np.zeros(self.weights.shape, self.weights.dtype)
