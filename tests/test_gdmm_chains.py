@@ -236,7 +236,7 @@ def test_heads_that_are_not_for_it():
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             GDMM(head, task.everything(), num_examples=task.n, lam=0.1)
-    with pytest.raises(TypeError, match="pairs"):
+    with pytest.raises(TypeError, match=r"LinearMultilabel\(in_features=2.*no interactions: train it with BCFW"):
         GDMM(LinearMultilabel(2, 3, pairwise=False).double(), sets.everything(), num_examples=sets.n, lam=0.1)
     with pytest.raises(TypeError, match="CPU"):
         GDMM(LinearChain(2, 3).double().to("meta"), task.everything(), num_examples=task.n, lam=0.1)
@@ -271,6 +271,13 @@ def test_objects_of_rules():
         (lambda: ResidualBalancing(passes=-1), "passes"),
     ):
         with pytest.raises(ValueError, match=words):
+            make()
+    for make, words in (
+        (lambda: Penalty("a"), "rho='a' must be a number"),
+        (lambda: Penalty(step=None), "step=None must be a number"),
+        (lambda: ResidualBalancing(high="b"), "high='b'"),
+    ):
+        with pytest.raises(TypeError, match=words):
             make()
 
 

@@ -41,8 +41,10 @@ def check_problem(
 
 
 def check_lam(lam: Any) -> None:
-    """Raise ValueError unless the regularisation is a positive, finite number."""
-    if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
+    """Raise unless the regularisation is a positive, finite number: TypeError if it is none, else ValueError."""
+    if isinstance(lam, bool) or not isinstance(lam, float | int):
+        raise TypeError(f"lam={lam!r} must be a number, not a {type(lam).__name__}")
+    if not (lam > 0 and math.isfinite(lam)):
         raise ValueError(f"lam={lam} must be positive and finite")
 
 
