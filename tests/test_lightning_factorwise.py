@@ -125,6 +125,11 @@ def test_features_below_are_frozen_and_decode(tmp_path: Path) -> None:
     assert float((labels == data.y).double().mean()) > 0.9
     figures = fit.validate(module, loader(data), verbose=False)[0]
     assert figures["val_token_error"] < 0.1
+    fit.save_checkpoint(tmp_path / "features.ckpt")
+    again = FactorwiseSVM(LinearChain(5, 3), lam=0.01, features=nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.Tanh()))
+    trainer(tmp_path, 31).fit(again, loader(data), ckpt_path=tmp_path / "features.ckpt")
+    assert again.gdmm.sweeps == 31
+    assert again.gdmm.certify().drift < 1e-4
 
 
 def test_features_below_need_no_gradients_during_a_fit(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ class GDMM(Optimizer):
                 f"the weights differed from those of the duals by {relative:.2g} of their length, more than rounding: "
                 "were the duals that were loaded trained on other features? The weights are now those of these duals "
                 "and of the features given to this GDMM, and the certificate is of them",
-                stacklevel=2,
+                stacklevel=3,
             )
         factor = shrinking(rounded.loss, lam * rounded.squared)
         self.best_dual = max(self.best_dual, factor * rounded.loss - factor**2 * lam / 2 * rounded.squared)
@@ -333,7 +333,7 @@ class GDMM(Optimizer):
             warnings.warn(
                 f"the dual handed over is {value:.6g}, below the best that GDMM certified, {self.best_dual:.6g}: BCFW "
                 "needs some passes to come back. To go on with GDMM instead, load a state_dict() that was saved before",
-                stacklevel=2,
+                stacklevel=3,
             )
         return dual
 
