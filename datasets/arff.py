@@ -153,6 +153,8 @@ class _Reading:
         seen = set()
         for entry in _split(body, where) if body.strip() else ():
             digits, _, token = entry.partition(" " if " " in entry else "\t")
+            if digits.startswith("-") and digits[1:].isdigit():
+                raise ValueError(f"{where}: attribute {digits} must not be negative: they are counted from 0")
             if not (digits.isascii() and digits.isdigit()) or not token.strip():
                 raise ValueError(f"{where}: {entry!r} must be the number of an attribute, a blank, and its value")
             index = int(digits)

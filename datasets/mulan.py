@@ -39,14 +39,19 @@ class Label(NamedTuple):
     line: int
 
 
-def read_mulan(arff: str | os.PathLike[str], xml: str | os.PathLike[str]) -> LabelledRows:
+def read_mulan(arff: str | os.PathLike[str], xml: str | os.PathLike[str], *, page: str | None = None) -> LabelledRows:
     """Features in the order of the ARFF file, labels in that of the XML file.
+
+    Args:
+        arff: The examples.
+        xml: The labels.
+        page: Where the files are published, for messages; None for files of one's own.
 
     Raises:
         OSError: A file cannot be opened.
         ValueError: One is malformed, or they do not fit together; the message begins with file and line.
     """
-    wanted = read_labels(xml)
+    wanted = read_labels(xml, page=page)
     table = read_arff(arff)
     places = {attribute.name: place for place, attribute in enumerate(table.attributes)}
     for name, line in wanted:
@@ -69,8 +74,12 @@ def read_mulan(arff: str | os.PathLike[str], xml: str | os.PathLike[str]) -> Lab
     )
 
 
-def read_labels(path: str | os.PathLike[str]) -> list[Label]:
+def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> list[Label]:
     """The labels that an XML file names, in its order; those of a hierarchy one after another, parents first.
+
+    Args:
+        path: The file.
+        page: As in :func:`read_mulan`.
 
     Raises:
         OSError: It cannot be opened.
@@ -101,11 +110,16 @@ def read_labels(path: str | os.PathLike[str]) -> list[Label]:
         depth -= 1
 
     parser.StartElementHandler, parser.EndElementHandler = start, end
+    text = Path(path).read_bytes()
     try:
-        parser.Parse(Path(path).read_bytes(), True)
+        parser.Parse(text, True)
     except expat.ExpatError as error:
         reason = expat.ErrorString(error.code)
-        raise ValueError(f"{path}, line {error.lineno}: not well-formed XML ({reason}); fetch it again") from error
+        if text.lstrip()[:1] in (b"@", b"%"):
+            advice = "; it looks like an ARFF file, so the arguments seem swapped: the ARFF file is the first"
+        else:
+            advice = "" if page is None else f"; fetch it again from {page}"
+        raise ValueError(f"{path}, line {error.lineno}: not well-formed XML ({reason}){advice}") from error
     if not lines:
         raise ValueError(f"{path} names no label: write <labels><label name=...></label></labels>")
     return [Label(name, line) for name, line in lines.items()]

@@ -81,7 +81,7 @@ class Multilabel(Dataset[Example]):
         root: str | os.PathLike[str] | None = None,
     ) -> None:
         arff, xml = locate(name, split, root)
-        self._hold(read_mulan(arff, xml), unit_rows, bias, dense)
+        self._hold(read_mulan(arff, xml, page=PAGE), unit_rows, bias, dense)
 
     @classmethod
     def from_mulan(

@@ -113,6 +113,11 @@ def body_pose(
             :func:`body_bounds`.
         seed: Of k-means.
     """
+    if places.ndim != 3 or places.shape[1] != len(BODY):
+        raise ValueError(
+            f"places must be [n, {len(BODY)}, 2], got {list(places.shape)}: for other trees make a head of your own by "
+            "LinearPose(Pose(...)), with displacements of mean_displacements(places, parent)"
+        )
     least_spread = max(grid) / 20 if least_spread is None else least_spread
     displacements, spreads = mean_displacements(places, BODY, num_types, least_spread=least_spread, seed=seed)
     return LinearPose(Pose(BODY, displacements, grid, spreads=spreads, size=(LEFT_SHOULDER, RIGHT_HIP)))

@@ -9,6 +9,7 @@ import copy
 import io
 import itertools
 import math
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import assert_same, examples, flat
 
-from torchssvm import BCFW, GDMM, BlockGap, DualState, certify
+from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.batch import apply_head
 from torchssvm.factorwise import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
 
@@ -38,6 +39,11 @@ def saved(gdmm: GDMM) -> dict[str, Any]:
     torch.save(gdmm.state_dict(), file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+def scaled(x: Any, factor: float) -> Any:
+    """Features times a number."""
+    return x._replace(values=x.values * factor) if isinstance(x, SparseFeatures) else x * factor
 
 
 def leaves(state: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -391,7 +397,67 @@ class FactorGraphTestCase(ABC):
             gdmm.dual_state(every, storage=Labelings())
         gdmm.step()
 
+    def test_a_dual_of_other_features_is_theirs(self):
+        gdmm, task = self.trained(1), self.make(1)
+        task.x = scaled(task.x, 3.0)
+        dual = gdmm.dual_state(task.everything())
+        task.head = gdmm.head
+        found = certify(gdmm.head, dual, task.everything())
+        assert found.drift <= 1e-9
+        assert found.dual <= self.graph(task).optimum() + 1e-6
+        self.check_means(task, dual)
+
+    def test_the_weights_are_handed_over_and_may_be_taken_back(self):
+        gdmm, task = self.trained(1), self.make(1)
+        before, weights = saved(gdmm), flat(gdmm.head.parameters()).clone()
+        for again in (before, None):
+            gdmm.dual_state(task.everything())
+            for use in (gdmm.step, gdmm.certify, lambda: gdmm.dual_state(task.everything())):
+                with pytest.raises(RuntimeError, match=r"handed .* over .*load_state_dict\(optim.state_dict\(\)\)"):
+                    use()
+            gdmm.load_state_dict(gdmm.state_dict() if again is None else again)
+            assert torch.equal(flat(gdmm.head.parameters()), weights)
+            assert_same(saved(gdmm), before)
+        gdmm.step()
+
+    def test_duals_of_other_features_are_noticed_when_they_are_certified(self):
+        good = self.trained(1, passes=30)
+        good.certify()
+        task = self.make(1)
+        task.x = scaled(task.x, 0.25)
+        other = self.gdmm(task)
+        other.load_state_dict(saved(good))
+        with pytest.warns(UserWarning, match="other features"):
+            found = other.certify()
+        best = self.graph(task).optimum()
+        assert found.drift > 0.1
+        assert found.dual - 1e-6 <= best <= found.primal + 1e-6
+        same = self.gdmm(self.make(1))
+        same.load_state_dict(saved(good))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert same.certify().dual == good.certify().dual
+            other.certify()  # which has the weights of its features by now
+
     # -- Misuse ----------------------------------------------------------------------------------------------
+
+    def test_batches_that_are_not_fixed_or_no_batches(self):
+        task = self.make(1)
+        every = task.everything()
+        moving = [batch._replace(x=batch.x.clone().requires_grad_()) for batch in every]
+        numpy = [batch._replace(x=batch.x.numpy()) for batch in every]
+        for batches, error, words in (
+            (every[0], TypeError, r"give a list of them, \[batch\]"),
+            (3, TypeError, "batches is a int"),
+            (moving, ValueError, "fixed: detach"),
+            (numpy, TypeError, "x .*must be a .*tensor"),
+        ):
+            with pytest.raises(error, match=words):
+                GDMM(task.head, batches, num_examples=task.n, lam=0.1)
+        with pytest.raises(TypeError, match="head is a generator, and must be a module"):
+            GDMM(task.head.parameters(), every, num_examples=task.n, lam=0.1)
+        with pytest.raises(TypeError, match="state_dict is a NoneType"):
+            self.trained(1).load_state_dict(None)
 
     def test_batches_that_do_not_hold_every_example_once(self):
         task = self.make(1)
@@ -415,7 +481,7 @@ class FactorGraphTestCase(ABC):
         task = self.make(1)
         torch.nn.init.ones_(next(task.head.parameters()))
         task.x[-1].view(-1)[0] = bad
-        with pytest.raises(ValueError, match=r"finite|overflow"):
+        with pytest.raises(ValueError, match=rf"example {task.n - 1} .*finite.* column 0|overflow"):
             self.gdmm(task)
         assert bool((next(task.head.parameters()) == 1.0).all())
 
@@ -424,8 +490,16 @@ class FactorGraphTestCase(ABC):
         for lam in (0.0, -1.0, math.nan, math.inf):
             with pytest.raises(ValueError, match="lam"):
                 GDMM(task.head, task.everything(), num_examples=task.n, lam=lam)
-        for options in ({"rule": FullyCorrective}, {"rule": "away"}, {"penalty": 1.0}, {"oracle": "sorted"}):
-            with pytest.raises(TypeError, match=next(iter(options))):
+        with pytest.raises(TypeError, match=r"lam='0\.1' must be a number"):
+            GDMM(task.head, task.everything(), num_examples=task.n, lam="0.1")
+        for options, words in (
+            ({"rule": FullyCorrective}, "must be FullyCorrective"),
+            ({"rule": "away"}, "rule='away' must be FullyCorrective"),
+            ({"penalty": 1.0}, r"penalty=1.0 must be an object: Penalty\(rho\)"),
+            ({"oracle": "sorted"}, r"oracle='sorted' must be SortedOracle\(\) or BruteForce\(\)$"),
+            ({"seed": "x"}, "seed='x' must be a whole number"),
+        ):
+            with pytest.raises(TypeError, match=words):
                 self.gdmm(task, **options)
 
     def test_a_closure_is_called_first(self):
@@ -442,6 +516,8 @@ class FactorGraphTestCase(ABC):
         for index in ([0, 1], torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([n]), torch.tensor([0, -1])):
             with pytest.raises(ValueError, match="index"):
                 gdmm.visit(index)
+        with pytest.raises(ValueError, match=f"an index is 0 to {n - 1}"):
+            gdmm.visit(torch.tensor([n]))
         for options in ({"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": 0.0}, {"check_every": 0}):
             with pytest.raises(ValueError, match=next(iter(options))):
                 gdmm.solve(**{"tolerance": 0.1, **options})
@@ -459,10 +535,10 @@ class FactorGraphTestCase(ABC):
             lambda: gdmm.visit(torch.tensor([0])),
             lambda: gdmm.dual_state([]),
         ):
-            with pytest.raises(RuntimeError, match="changed by others"):
+            with pytest.raises(RuntimeError, match=r"changed by others.*load_state_dict\(optim.state_dict\(\)\)"):
                 use()
-        assert_same(saved(gdmm)["gdmm"]["problem"], before["gdmm"]["problem"])
-        gdmm.load_state_dict(before)
+        gdmm.load_state_dict(gdmm.state_dict())
+        assert_same(saved(gdmm), before)
         gdmm.step()
 
     def test_weights_that_are_not_zero_are_replaced_with_a_warning(self):

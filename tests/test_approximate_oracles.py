@@ -287,6 +287,37 @@ def test_an_evaluation_says_whether_decoding_was_exact():
     assert not evaluate(head, Guesses(4, 2), [batch]).exact
 
 
+def test_lightning_goes_on_where_certificates_turn_exact_and_back():
+    lightning = pytest.importorskip("lightning")
+    from torchssvm.lightning import DualityGap, StructuredSVM
+
+    class Turning(Adversary):
+        exact = True
+
+        def augmented_argmax(self, potentials, target):
+            return super().augmented_argmax(potentials, target)._replace(exact=self.exact)
+
+    class Turn(lightning.pytorch.callbacks.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            pl_module.structure.exact = trainer.current_epoch % 3 != 1
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            shown.append(trainer.progress_bar_metrics["exact"])
+
+    random, shown = rng(1), []
+    x, y = torch.randn(20, 4, generator=random), torch.randint(0, 3, (20,), generator=random)
+
+    def collate(index):
+        return Batch(x[index], y[index], torch.tensor(index))
+
+    gap = DualityGap(0.0, every_n_epochs=1)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    fitting = lightning.Trainer(max_epochs=6, accelerator="cpu", callbacks=[gap, Turn()], **quiet)
+    model = StructuredSVM(LinearMulticlass(4, 3), lam=2.0, structure=Turning(Multiclass(3)))
+    fitting.fit(model, DataLoader(range(20), batch_size=5, collate_fn=collate))
+    assert [entry.certificate.exact for entry in gap.history] == shown == [True, False, True] * 2
+
+
 def test_lightning_says_that_its_gap_is_an_upper_bound(tmp_path):
     lightning = pytest.importorskip("lightning")
     from lightning.pytorch.loggers import CSVLogger

@@ -220,7 +220,7 @@ def test_the_page_on_the_optimizer_runs():
     page = ROOT / "docs" / "large_outputs.md"
     above = page.read_text(encoding="utf-8").partition("\n## Data\n")[0]
     blocks = re.findall(r"```python\n(.*?)```", above, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names = {}
     for block in blocks:
         exec(compile(block, str(page), "exec"), names)
@@ -230,3 +230,6 @@ def test_the_page_on_the_optimizer_runs():
     assert names["dual"].steps > 1
     assert bool((names["model"].pairwise >= 0.0).all())
     assert names["optim"].violation < 0.01
+    assert names["decodings"]["search"].exact
+    messages, search = (names["decodings"][name] for name in ("messages", "search"))
+    assert (messages.value <= search.value + 1e-6).all()

@@ -27,6 +27,7 @@ from torchssvm import (
     LinearMultilabel,
     SparseFeatures,
     SparseLinearChain,
+    SparseLinearMultilabel,
     certify,
     primal,
 )
@@ -236,7 +237,7 @@ def test_heads_that_are_not_for_it():
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             GDMM(head, task.everything(), num_examples=task.n, lam=0.1)
-    with pytest.raises(TypeError, match="pairs"):
+    with pytest.raises(TypeError, match=r"LinearMultilabel\(in_features=2.*no interactions: train it with BCFW"):
         GDMM(LinearMultilabel(2, 3, pairwise=False).double(), sets.everything(), num_examples=sets.n, lam=0.1)
     with pytest.raises(TypeError, match="CPU"):
         GDMM(LinearChain(2, 3).double().to("meta"), task.everything(), num_examples=task.n, lam=0.1)
@@ -244,6 +245,19 @@ def test_heads_that_are_not_for_it():
         made.head.register_forward_hook(lambda *_: None)
         with pytest.raises(TypeError, match="hooks"):
             GDMM(made.head, made.everything(), num_examples=made.n, lam=0.1)
+
+
+def test_heads_say_what_they_are():
+    assert repr(LinearMultilabel(4, 3, bias=False)) == (
+        "LinearMultilabel(in_features=4, num_labels=3, bias=False, pairwise=True)"
+    )
+    assert repr(SparseLinearMultilabel(4, 3)).startswith("SparseLinearMultilabel(in_features=4, num_labels=3")
+    assert repr(SparseLinearChain(5, 2, boundary=False)) == (
+        "SparseLinearChain(in_features=5, num_states=2, bias=True, boundary=False)"
+    )
+    assert repr(LinearChain(5, 2, positions=3)) == (
+        "LinearChain(in_features=5, num_states=2, bias=True, boundary=True, positions=3)"
+    )
 
 
 def test_targets_and_sizes_that_do_not_fit():
@@ -271,6 +285,13 @@ def test_objects_of_rules():
         (lambda: ResidualBalancing(passes=-1), "passes"),
     ):
         with pytest.raises(ValueError, match=words):
+            make()
+    for make, words in (
+        (lambda: Penalty("a"), "rho='a' must be a number"),
+        (lambda: Penalty(step=None), "step=None must be a number"),
+        (lambda: ResidualBalancing(high="b"), "high='b'"),
+    ):
+        with pytest.raises(TypeError, match=words):
             make()
 
 

@@ -7,17 +7,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from factor_graphs import Duals, FactorGraph, Task, label_set_graph, label_set_task
 from gdmm_cases import FactorGraphTestCase, rules
-from problems import flat, rng
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, flat, rng
 
 pytest.importorskip("numba")
 
 from torchssvm import GDMM, DualState
 from torchssvm.batch import apply_head
 from torchssvm.factorwise import AwayStep, BruteForce, FactorwiseCertificate, Penalty, SortedOracle
-from torchssvm.factorwise.label_set_pass import sum_consistent, visit_label_sets
+from torchssvm.factorwise.gdmm import shrinking
+from torchssvm.factorwise.label_set_means import pairs_of_means
+from torchssvm.factorwise.label_set_pass import visit_label_sets
+from torchssvm.factorwise.label_set_sums import sum_consistent
 
 
 class TestLabelSets(FactorGraphTestCase):
@@ -187,6 +193,47 @@ def listed_hinges(task: Task, graph: FactorGraph, w: np.ndarray) -> float:
         true = values[tuple(v.target for v in variables)][0]
         total += max(score + cost for score, cost in values.values()) - true
     return total
+
+
+@examples(30)
+@given(seed=st.integers(0, 2**31 - 1), labels=st.integers(1, 4))
+def test_pairs_of_means_are_those_of_label_sets_and_what_the_weights_prefer(seed, labels):
+    random = np.random.default_rng(seed)
+    q, y = random.uniform(size=(6, labels)), random.uniform(size=(6, labels)) < 0.5
+    q[random.uniform(size=q.shape) < 0.3] = 1.0
+    i, j = np.triu_indices(labels, 1)
+    weights = np.zeros((labels, labels))
+    weights[i, j] = random.normal(size=len(i))
+    weights += weights.T
+    both = pairs_of_means(q, y, weights)
+    sets = np.array(list(itertools.product((0.0, 1.0), repeat=labels)))
+    corners = np.concatenate([sets, sets[:, i] * sets[:, j], np.ones((len(sets), 1))], 1)
+    for own, pairs in zip(q, both, strict=True):
+        _, distance = scipy.optimize.nnls(corners.T, np.concatenate([own, pairs, [1.0]]))
+        assert distance <= 1e-9
+        for other in (own[i] * own[j], np.minimum(own[i], own[j])):
+            assert pairs @ weights[i, j] >= other @ weights[i, j] - 1e-12
+
+
+def test_the_dual_handed_over_is_not_far_below_the_certified_one_and_says_so():
+    """Labels that repel each other: the relaxation is loose, and no mean of sets has its value."""
+    task = label_set_task(27, n=60, labels=6, features=4, lam=0.01)
+    random = rng(5)
+    task.x = torch.randn(60, 4, generator=random, dtype=torch.float64)
+    scores = task.x @ torch.randn(4, 6, generator=random, dtype=torch.float64)
+    task.y = torch.nn.functional.one_hot(scores.argmax(1), 6)
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam)
+    best = gdmm.solve(1e-3, max_sweeps=100).dual
+    i, j = np.triu_indices(6, 1)
+    q = gdmm.problem.q
+    losses = (np.abs(task.y.numpy() - q) @ gdmm.problem.sets.cost).sum() / task.n
+    u = flat(gdmm.problem.held())[: -len(i)].numpy()
+    apart = (task.y[:, i] * task.y[:, j]).numpy() - q[:, i] * q[:, j]
+    squared = float(u @ u) + float(np.square(apart.sum(0) / (task.lam * task.n)).sum())
+    factor = shrinking(losses, task.lam * squared)
+    with pytest.warns(UserWarning, match=rf"below the best that GDMM certified, {best:.6g}.*some passes"):
+        dual = gdmm.dual_state(task.everything())
+    assert factor * losses - factor**2 * task.lam / 2 * squared < dual.value() < best
 
 
 @rules

@@ -101,6 +101,9 @@ class TestLinearGraph(HeadTestCase):
         yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths must be int64"
 
     def test_graphs_that_do_not_fit_are_refused(self):
+        for wrong in (torch.zeros(2, 4, 3), [1, 2, 3]):
+            with pytest.raises(TypeError, match=r"must be Graphs\(nodes, edge_features, edges\)"):
+                LinearGraph(3, 2)(wrong)
         head, good = LinearGraph(3, 2), Graphs(torch.zeros(2, 4, 3), torch.zeros(2, 5, 2), torch.full((2, 5, 2), -1))
         head(good)
         for wrong, words in [

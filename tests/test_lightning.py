@@ -177,7 +177,7 @@ def test_a_second_fit_starts_anew(words):
     model, fitting = chain(), trainer(gap, max_epochs=2)
     fitting.fit(model, loader(words))
     first = copy.deepcopy(gap.history)
-    with pytest.warns(UserWarning, match="they are now zero"):
+    with pytest.warns(UserWarning, match="not zero, and a fit starts anew.*ckpt_path"):
         trainer(gap, max_epochs=2).fit(model, loader(words))
     assert [e.certificate.gap for e in gap.history] == [e.certificate.gap for e in first]
 
@@ -301,7 +301,7 @@ def test_a_checkpoint_that_was_validated_does_not_make_the_next_fit_a_resumed_on
     fitting.save_checkpoint(tmp_path / "model.ckpt")
     fresh, other = chain(), chain()
     trainer().validate(fresh, everything(words), ckpt_path=tmp_path / "model.ckpt", weights_only=True, verbose=False)
-    with pytest.warns(UserWarning, match="they are now zero"):
+    with pytest.warns(UserWarning, match="not zero, and a fit starts anew.*ckpt_path"):
         trainer(max_epochs=1).fit(fresh, loader(words))
     trainer(max_epochs=1).fit(other, loader(words))
     assert torch.equal(fresh.head.emission, other.head.emission)

@@ -1,17 +1,20 @@
 """GDMM under a Trainer: visits by batches, stops on gap and violation, resumes to the same bits, reports."""
 
 import json
+import warnings
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm import GDMM, Batch, FactorwiseCertificate, GapBatchSampler, LinearChain, Penalty
+from torchssvm import GDMM, Batch, FactorwiseCertificate, GapBatchSampler, LinearChain, LinearMultilabel, Penalty
+from torchssvm.factorwise.chains import ChainProblem
 from torchssvm.factorwise.rules import BlockRule
-from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
+from torchssvm.lightning import Alternate, DualityGap, FactorwiseSVM, Report
 
 
 class Words(Dataset):
@@ -122,6 +125,80 @@ def test_features_below_are_frozen_and_decode(tmp_path: Path) -> None:
     assert float((labels == data.y).double().mean()) > 0.9
     figures = fit.validate(module, loader(data), verbose=False)[0]
     assert figures["val_token_error"] < 0.1
+    fit.save_checkpoint(tmp_path / "features.ckpt")
+    again = FactorwiseSVM(LinearChain(5, 3), lam=0.01, features=nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.Tanh()))
+    trainer(tmp_path, 31).fit(again, loader(data), ckpt_path=tmp_path / "features.ckpt")
+    assert again.gdmm.sweeps == 31
+    assert again.gdmm.certify().drift < 1e-4
+
+
+def test_features_below_need_no_gradients_during_a_fit(tmp_path: Path) -> None:
+    features, seen = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4)), []
+    features[0].bias.requires_grad_(False)
+    before = [p.requires_grad for p in features.parameters()]
+
+    class Look(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen.append([p.requires_grad for p in features.parameters()])
+            if len(seen) == 1:
+                raise ArithmeticError
+
+    module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features)
+    with pytest.raises(ArithmeticError):  # nothing is forgotten if a fit is cut off
+        trainer(tmp_path, 1, Look()).fit(module, loader(Words()))
+    trainer(tmp_path, 1, Look()).fit(module, loader(Words()))
+    assert seen == [[False] * 4] * 2
+    assert [p.requires_grad for p in features.parameters()] == before
+
+
+@pytest.mark.parametrize("when", ["on_train_epoch_start", "on_train_epoch_end"])
+@pytest.mark.parametrize("what", ["weight", "running_mean"])
+def test_features_that_move_during_a_fit_are_refused(when: str, what: str, tmp_path: Path) -> None:
+    class Meddle(L.Callback):
+        pass
+
+    def move(self: L.Callback, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            getattr(features[1], what).add_(1.0)
+
+    features = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(3), nn.Unflatten(0, (-1, 4)))
+    setattr(Meddle, when, move)
+    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1, features=features)
+    fit = trainer(tmp_path, 2, Meddle(), DualityGap(1e-9, every_n_epochs=2))
+    with pytest.raises(RuntimeError, match="features moved"):
+        fit.fit(module, loader(Words()))
+    assert module.gdmm.sweeps == (1 if when == "on_train_epoch_start" else 2)
+
+
+def test_certificates_may_turn_from_exact_to_inexact_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hinges = ChainProblem.hinges
+    exact: list[bool] = []
+
+    def turning(self: ChainProblem, parameters: list[torch.Tensor]) -> tuple[np.ndarray, bool]:
+        exact.append(len(exact) % 3 != 1)
+        return hinges(self, parameters)[0], exact[-1]
+
+    monkeypatch.setattr(ChainProblem, "hinges", turning)
+    seen, gap = [], DualityGap(1e-9, every_n_epochs=1)
+
+    class Bar(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen.append(trainer.progress_bar_metrics["exact"])
+
+    trainer(tmp_path, 6, gap, Bar()).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words()))
+    assert [entry.certificate.exact for entry in gap.history] == exact == [True, False, True] * 2
+    assert seen == exact
+
+
+def test_a_second_fit_starts_anew_and_says_how_to_go_on(tmp_path: Path) -> None:
+    data, module = Words(), FactorwiseSVM(LinearChain(3, 3), lam=0.1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the head's weights")
+        trainer(tmp_path, 2).fit(module, loader(data))
+    first = weights(module).clone()
+    with pytest.warns(UserWarning, match="starts anew.*ckpt_path"):
+        trainer(tmp_path, 2).fit(module, loader(data))
+    assert torch.equal(weights(module), first)
 
 
 def test_weights_changed_by_others_are_refused(tmp_path: Path) -> None:
@@ -165,19 +242,18 @@ def test_a_whole_number_as_penalty_and_the_rate_that_callbacks_show() -> None:
     assert first.param_groups[0]["lr"] == 1.0
 
 
-def test_done_with_after_its_dual_was_taken() -> None:
-    data = Words()
-    gdmm = GDMM(LinearChain(3, 3), loader(data), num_examples=12, lam=0.1)
-    gdmm.step()
-    gdmm.dual_state(loader(data))
-    with pytest.raises(RuntimeError, match="changed by others"):
-        gdmm.step()
-
-
 def test_bad_arguments() -> None:
     with pytest.raises(TypeError, match="BlockRule"):
         GDMM(LinearChain(3, 3), loader(Words()), num_examples=12, lam=0.1, rule=BlockRule())
     with pytest.raises(ValueError, match="lam"):
         FactorwiseSVM(LinearChain(3, 3), lam=0.0)
+    for head in (nn.Linear(3, 3), LinearMultilabel(3, 3, pairwise=False), LinearChain(3, 3).parameters()):
+        with pytest.raises(TypeError, match="head"):
+            FactorwiseSVM(head, lam=0.1)  # type: ignore[arg-type]
+    for options in ({"features_optimizer": torch.optim.Adam}, {"joint": Alternate()}):
+        with pytest.raises(TypeError, match=rf"{next(iter(options))}.*frozen.*StructuredSVM"):
+            FactorwiseSVM(LinearChain(3, 3), lam=0.1, **options)
+    with pytest.raises(TypeError, match=r"no arguments.*sweeps"):
+        FactorwiseSVM(LinearChain(3, 3), lam=0.1, sweeps=3)
     with pytest.raises(ValueError, match="violation"):
         DualityGap(violation=2.0)

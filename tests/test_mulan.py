@@ -97,7 +97,8 @@ BAD_ARFF = [
     (HEAD + "@data\n{0 1}\n{1 red}\n", 6, "'red' is not among the values of attribute 'b'"),
     (HEAD + "@data\n{0 ?}\n", 5, "attribute 'a' is a missing value"),
     (HEAD + "@data\n{2 1}\n", 5, "attribute 2 is out of range: there are 2, counted from 0"),
-    (HEAD + "@data\n{-1 1}\n", 5, "'-1 1' must be the number of an attribute, a blank, and its value"),
+    (HEAD + "@data\n{-1 1}\n", 5, "attribute -1 must not be negative"),
+    (HEAD + "@data\n{x 1}\n", 5, "'x 1' must be the number of an attribute, a blank, and its value"),
     (HEAD + "@data\n{0}\n", 5, "'0' must be the number of an attribute"),
     (HEAD + "@data\n{0 1,}\n", 5, "'' must be the number of an attribute"),
     (HEAD + "@data\n{1 1,0 2,1 1}\n", 5, "attribute 1 comes twice"),
@@ -118,7 +119,9 @@ def test_arff_errors_name_file_and_line(text, line, message, tmp_path):
 BAD_XML = [
     ("<labels>\n<label name='a'>\n</labels>", 3, r"not well-formed XML \(mismatched tag\)"),
     ("", 1, "not well-formed XML"),
-    ("<labels>\n<label name='a'/>", 2, "not well-formed XML"),
+    ("<labels>\n<label name='a'/>", 2, r"not well-formed XML \([^;]*\)$"),  # nothing to fetch again
+    (HEAD, 1, "it looks like an ARFF file, so the arguments seem swapped"),
+    ("% songs\n" + HEAD, 1, "it looks like an ARFF file, so the arguments seem swapped"),
     ("<labels>\n<label/></labels>", 2, "a label has no name"),
     ("<labels>\n<label name=''/></labels>", 2, "a label has no name"),
     ("<labels>\n<tag name='a'/></labels>", 2, "<tag> must be <label name=...>"),

@@ -153,6 +153,11 @@ def test_arguments_and_missing_files(tmp_path):
     )
     with pytest.raises(FileNotFoundError, match=message):
         Multilabel("scene", "test", root=tmp_path)
+    (tmp_path / "multilabel" / "scene").mkdir(parents=True)
+    for name, text in (("scene.xml", "<labels>"), ("scene-test.arff", "")):
+        write(tmp_path / "multilabel" / "scene" / name, text)
+    with pytest.raises(ValueError, match=r"scene.xml, line 1: not well-formed.*; fetch it again from https://mulan"):
+        Multilabel("scene", "test", root=tmp_path)
 
 
 # -- Mulan's data -----------------------------------------------------------------------------------------

@@ -111,3 +111,5 @@ def test_the_page_on_images_runs() -> None:
         exec(compile(block, str(IMAGES), "exec"), names)
     assert 0.0 <= names["certificate"].gap < 0.05
     assert names["bodies"].steps == 16
+    assert names["own_found"].gap >= 0.0
+    assert names["own_dual"].steps == 16

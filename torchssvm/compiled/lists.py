@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.heads.sparse_chain import as_lists
+from torchssvm.sparse import SparseFeatures
 
 
 class Lists(NamedTuple):
@@ -22,6 +23,25 @@ class Lists(NamedTuple):
     counts: Tensor
     columns: Tensor
     values: Tensor
+
+
+def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError, with its place, for the first feature that is not finite; ``index`` names the examples."""
+    columns, numbers = (x.columns, x.values) if isinstance(x, SparseFeatures) else (None, x)
+    if numbers is None:
+        return
+    if columns is not None:
+        numbers = torch.where(columns >= 0, numbers, 0.0)
+    wrong = ~torch.isfinite(numbers.detach().to(dtype))
+    if not bool(wrong.any()):
+        return
+    place = wrong.nonzero()[0].tolist()
+    column = place[-1] if columns is None else int(columns[tuple(place)])
+    token, padding = (f"token {place[1]}, ", ", padding included") if len(place) > 2 else ("", "")
+    raise ValueError(
+        f"x of example {int(index[place[0]])} holds numbers that are not finite{padding}: "
+        f"{float(numbers[tuple(place)])} at {token}column {column}"
+    )
 
 
 def lists_of(x: Tensor) -> Lists:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchssvm.batch import Batch
 from torchssvm.compiled.kinds import Kind
-from torchssvm.compiled.lists import Lists, lists_of
+from torchssvm.compiled.lists import Lists, check_finite, lists_of
 from torchssvm.compiled.state import Examples
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
@@ -117,15 +117,7 @@ def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Pie
         potentials = as_potentials(kind.apply(batch))
     index = dual.check_batch(batch.index, potentials)
     target = kind.structure.check_target(batch.y, potentials)
-    numbers = batch.x
-    if isinstance(numbers, SparseFeatures):
-        values = numbers.values
-        numbers = None if values is None else torch.where(numbers.columns >= 0, values, 0.0)
-    if numbers is not None:
-        finite = torch.isfinite(numbers.detach().to(dtype)).flatten(1).all(1)
-        if not bool(finite.all()):
-            example = int(index[int((~finite).nonzero()[0])])
-            raise ValueError(f"x of example {example} holds numbers that are not finite, padding included")
+    check_finite(batch.x, index, dtype)
     labels, cost, lengths = kind.targets(target)
     x = kind.features(batch.x, target)
     return Piece(

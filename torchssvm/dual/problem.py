@@ -19,7 +19,7 @@ def check_problem(
 
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
-        TypeError: A parameter is not float32 or float64, or ``structure`` is not a Structure.
+        TypeError: ``lam`` is no number, a parameter is not float32 or float64, or ``structure`` is not a Structure.
     """
     if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
         raise ValueError(f"num_examples={num_examples} must be a positive number: is the dataset empty?")
@@ -41,8 +41,10 @@ def check_problem(
 
 
 def check_lam(lam: Any) -> None:
-    """Raise ValueError unless the regularisation is a positive, finite number."""
-    if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
+    """Raise unless the regularisation is a positive, finite number: TypeError if it is none, else ValueError."""
+    if not isinstance(lam, float | int):
+        raise TypeError(f"lam={lam!r} must be a number, not a {type(lam).__name__}")
+    if isinstance(lam, bool) or not (lam > 0 and math.isfinite(lam)):
         raise ValueError(f"lam={lam} must be positive and finite")
 
 

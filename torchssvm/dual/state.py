@@ -245,7 +245,8 @@ class DualState(PendingSteps):
         numbers = index.tolist()
         if min(numbers) < 0 or max(numbers) >= self.num_examples:
             raise ValueError(
-                f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={self.num_examples}"
+                f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={self.num_examples}, so that "
+                f"an index is 0 to {self.num_examples - 1}"
             )
         if potentials.dtype != weights.dtype:
             raise TypeError(

@@ -19,6 +19,7 @@ from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import Storage, require
 from torchssvm.factorwise.certificate import FactorwiseCertificate, PassReport
 from torchssvm.factorwise.kinds import check_head, make_problem
+from torchssvm.factorwise.problem import with_fixed_features
 from torchssvm.factorwise.rules import (
     BlockRule,
     BruteForce,
@@ -78,22 +79,22 @@ class GDMM(Optimizer):
         if not numba_available():
             raise ImportError("GDMM needs Numba: pip install torchssvm[numba]")
         kinds = (
-            ("rule", rule, BlockRule),
-            ("penalty", penalty, Penalty),
-            ("oracle", oracle, SortedOracle | BruteForce),
+            ("rule", rule, BlockRule, "FullyCorrective(), AwayStep() or BlockGreedy()"),
+            ("penalty", penalty, Penalty, "an object: Penalty(rho) or ResidualBalancing(rho)"),
+            ("oracle", oracle, SortedOracle | BruteForce, "SortedOracle() or BruteForce()"),
         )
-        for name, value, kind in kinds:
+        for name, value, kind, wanted in kinds:
             if value is not None and not isinstance(value, kind):
-                raise TypeError(
-                    f"{name}={value!r} must be an object such as FullyCorrective(), Penalty() or SortedOracle()"
-                )
+                raise TypeError(f"{name}={value!r} must be {wanted}")
         if type(rule) is BlockRule:
             raise TypeError("rule=BlockRule() says nothing: give FullyCorrective(), AwayStep() or BlockGreedy()")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed={seed!r} must be a whole number, not a {type(seed).__name__}")
         self.rule = rule if rule is not None else FullyCorrective()
         self.penalty = penalty if penalty is not None else Penalty()
         check_head(head)
         dual = DualState.for_head(head, num_examples, lam)
-        self.problem = make_problem(head, dual, batches, oracle)
+        self.problem = make_problem(head, dual, with_fixed_features(batches), oracle)
         self.head = head
         self.num_examples, self.lam = num_examples, float(lam)
         super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show one
@@ -103,6 +104,7 @@ class GDMM(Optimizer):
         self.best_dual = 0.0  # of all mass on the targets
         self._visits, self._visited = np.zeros(3), torch.zeros(num_examples, dtype=torch.bool)
         self._generator = torch.Generator().manual_seed(seed)
+        self._handed_over = False
         if any(bool(p.any()) for p in dual.parameters):
             warnings.warn(
                 "the head's weights were not zero, and GDMM starts from those of its duals: they are now zero",
@@ -123,6 +125,7 @@ class GDMM(Optimizer):
         start = time.perf_counter()
         if closure is not None:
             closure()
+        self._check_weights()  # before a number is drawn
         order = torch.randperm(self.num_examples, generator=self._generator)
         self.visit(order[~self._visited[order]])
         return self.end_pass(seconds=time.perf_counter() - start)
@@ -142,7 +145,10 @@ class GDMM(Optimizer):
         if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
             raise ValueError(f"index={index} must be an int64 tensor of one axis")
         if len(index) and bool(((index < 0) | (index >= n)).any()):
-            raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}")
+            raise ValueError(
+                f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}, so that an index "
+                f"is 0 to {n - 1}"
+            )
         self._check_weights()
         index = index.cpu().contiguous()
         self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
@@ -178,7 +184,10 @@ class GDMM(Optimizer):
     def certify(self) -> FactorwiseCertificate:
         """Exact primal of the weights held, and the dual of a consistent point near the iterate: what they prove.
 
-        The weights of features, and of pairs of label sets, are summed anew first, in float64, for the next pass too.
+        The weights of features, and of pairs of label sets, are summed anew first, in float64, for the next pass too:
+        two runs end in the same bits only if their certificates are made after the same passes. Where that moves the
+        weights by more than rounding (the state that was loaded is of other features), it warns, and what was proved
+        before is forgotten: the certificate is of the features as they are.
 
         Raises:
             RuntimeError: The weights were changed by others; or the gap is negative by more than rounding.
@@ -187,14 +196,24 @@ class GDMM(Optimizer):
         self._check_weights()
         drift = self.problem.refresh()
         self._publish()
+        rounded = self.problem.rounded()
         n, lam, parameters = self.num_examples, self.lam, [p.detach() for p in self.head.parameters()]
         hinges, exact = self.problem.hinges(parameters)
         length = squared_norm(parameters)
         primal = lam / 2 * length + float(hinges.sum()) / n
-        rounded = self.problem.rounded()
+        rounding = 1e3 * torch.finfo(parameters[0].dtype).eps
+        relative = drift / length**0.5 if length > 0.0 else drift
+        scale = (2.0 * rounded.loss / lam) ** 0.5  # of weights that are not almost nothing
+        if relative > 100 * rounding and drift > 0.1 * rounding * scale:
+            self.best_dual = 0.0  # which was found for those features
+            warnings.warn(
+                f"the weights differed from those of the duals by {relative:.2g} of their length, more than rounding: "
+                "were the duals that were loaded trained on other features? The weights are now those of these duals "
+                "and of the features given to this GDMM, and the certificate is of them",
+                stacklevel=3,
+            )
         factor = shrinking(rounded.loss, lam * rounded.squared)
         self.best_dual = max(self.best_dual, factor * rounded.loss - factor**2 * lam / 2 * rounded.squared)
-        rounding = 1e3 * torch.finfo(parameters[0].dtype).eps
         if primal - self.best_dual < -rounding * (1.0 + abs(primal)):
             raise RuntimeError(
                 f"the gap is negative, {primal - self.best_dual:.6g}: this is a defect, please report it"
@@ -205,7 +224,7 @@ class GDMM(Optimizer):
             dual=self.best_dual,
             gap=primal - self.best_dual,
             exact=exact,
-            drift=drift / length**0.5 if length > 0.0 else drift,
+            drift=relative,
             oracle_calls=self.oracle_calls,
             passes=float(self.sweeps),
             seconds=time.perf_counter() - start,
@@ -267,10 +286,16 @@ class GDMM(Optimizer):
     def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
         """The dual of a consistent point near the iterate, from which BCFW and its certificates go on.
 
-        The head gets the weights of that dual; this optimizer is done with, and refuses to go on.
+        The head gets the weights of that dual; this optimizer has handed them over, and refuses to go on until a state
+        is loaded: save ``state_dict()`` before, or take the weights back by ``load_state_dict(optim.state_dict())``.
+
+        On chains the dual's value stays what it was; the primal, that of other weights, needs some passes to come back.
+        A block of label sets must be a mean of label sets, while the certified point is in the local polytope, which is
+        larger: the value may fall too, of which this warns.
 
         Args:
-            batches: Every training example once, the same as were given at first.
+            batches: Every training example once, with the targets that were given at first. With other features it is
+                the dual of those: its weights are summed from these batches.
             storage: A storage that can be written to in parts: ``MeanParts()``, which None is. Its blocks have the size
                 of the potentials.
 
@@ -302,6 +327,14 @@ class GDMM(Optimizer):
         dual.steps = dual.moved = 1  # it is not new: its weights count
         dual.set_weights(weights)
         dual.check_targets(self.problem.targets)
+        self._handed_over = True
+        rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
+        if (value := dual.value()) < self.best_dual - rounding * (1.0 + self.best_dual):
+            warnings.warn(
+                f"the dual handed over is {value:.6g}, below the best that GDMM certified, {self.best_dual:.6g}: BCFW "
+                "needs some passes to come back. To go on with GDMM instead, load a state_dict() that was saved before",
+                stacklevel=3,
+            )
         return dual
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,8 +357,11 @@ class GDMM(Optimizer):
         """Go on to the same bits; nothing changes if the state does not fit.
 
         Raises:
+            TypeError: It is no dict.
             ValueError: The state is not one of GDMM, is of another problem, or is damaged.
         """
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"state_dict is a {type(state_dict).__name__}, and must be what state_dict() returned")
         state = dict(state_dict)
         for name in ("gdmm", "state", "param_groups"):
             if name not in state:
@@ -359,6 +395,7 @@ class GDMM(Optimizer):
         self._generator, self._visits, self._visited = order, visits.numpy().copy(), visited.clone()
         for name, value in numbers.items():
             setattr(self, name, value)
+        self._handed_over = False
         self._publish()
 
     def _publish(self) -> None:
@@ -372,10 +409,17 @@ class GDMM(Optimizer):
         self._versions = [p._version for p in self.head.parameters()]
 
     def _check_weights(self) -> None:
+        if self._handed_over:
+            raise RuntimeError(
+                "this GDMM has handed the head's weights over to the dual that dual_state() returned. To go on with "
+                "GDMM, load a state saved before, or its own, optim.load_state_dict(optim.state_dict()), which takes "
+                "the weights back from that dual; or make a new GDMM"
+            )
         if [p._version for p in self.head.parameters()] != self._versions:
             raise RuntimeError(
-                "the head's weights were changed by others: they are a function of the duals. Nothing has changed "
-                "here; make a new GDMM to start again, or load a state_dict"
+                "the head's weights were changed by others: they are a function of the duals, which are as they were. "
+                "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
+                "GDMM to start again"
             )
 
 

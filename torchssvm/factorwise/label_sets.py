@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from torchssvm.batch import Batch
-from torchssvm.compiled.lists import lists_of, lists_within
+from torchssvm.compiled.lists import check_finite, lists_of, lists_within
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.storage import require
+from torchssvm.factorwise.label_set_means import pairs_of_means
 from torchssvm.factorwise.problem import Problem, Rounded, check_arrays, squares_of
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles import best_label_sets
@@ -76,14 +77,13 @@ class LabelSetProblem(Problem):
         for batch, potentials, index in every_example(head, batches, head.unary.device, dual.check_batch, n):
             target = dual.structure.check_target(batch.y, potentials)
             y[index], targets[index] = target.bool(), digest_targets(target)
+            check_finite(batch.x, index, dtype)
             if isinstance(batch.x, SparseFeatures):
                 values = None if batch.x.values is None else batch.x.values.unsqueeze(1)
                 alone = SparseFeatures(batch.x.columns.unsqueeze(1), values)
                 found = lists_within(alone, torch.ones(len(index), 1, dtype=torch.bool), self.num_features, dtype)
             else:
                 found = lists_of(batch.x.detach().to(dtype))
-            if not bool(torch.isfinite(found.values).all()):
-                raise ValueError("x holds numbers that are not finite: GDMM needs finite features")
             counts[index] = found.counts
             pieces.append((torch.repeat_interleave(index, found.counts), found.columns, found.values))
         if head.bias is not None:
@@ -138,7 +138,7 @@ class LabelSetProblem(Problem):
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`. Room is made and sums are renewed here: passes may be in portions."""
-        from torchssvm.factorwise.label_set_pass import sum_gains, update_multipliers
+        from torchssvm.factorwise.label_set_sums import sum_gains, update_multipliers
 
         totals = np.zeros(3)
         update_multipliers(self.q, self.factors, step, totals)
@@ -178,7 +178,7 @@ class LabelSetProblem(Problem):
 
     def refresh(self) -> float:
         """Sum the weights anew, in float64."""
-        from torchssvm.factorwise.label_set_pass import sum_factors, sum_features, sum_gains
+        from torchssvm.factorwise.label_set_sums import sum_factors, sum_features, sum_gains
 
         scale = self.dual.lam * self.dual.num_examples
         total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.value.shape)
@@ -201,7 +201,7 @@ class LabelSetProblem(Problem):
 
     def rounded(self) -> Rounded:
         """A point of the local polytope near the iterate: the labels as they are, pairs as near as they may be."""
-        from torchssvm.factorwise.label_set_pass import sum_all_consistent, sum_features
+        from torchssvm.factorwise.label_set_sums import sum_all_consistent, sum_features
 
         scale, size = self.dual.lam * self.dual.num_examples, self.num_labels
         total, pairs = np.zeros(self.weights.shape), np.zeros((size, size))
@@ -212,7 +212,7 @@ class LabelSetProblem(Problem):
 
     def hinges(self, parameters: list[Tensor]) -> tuple[np.ndarray, bool]:
         """Upper bounds of the hinges: those of the linear program, by messages."""
-        from torchssvm.factorwise.label_set_pass import score_sets
+        from torchssvm.factorwise.label_set_sums import score_sets
 
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
         weights = np.zeros(self.weights.shape, self.weights.dtype)
@@ -236,19 +236,13 @@ class LabelSetProblem(Problem):
         return found, exact
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
-        """Index, potentials, psi and losses of every batch, of distributions over label sets.
-
-        What agrees with the labels in the local polytope need not be the mean of label sets. Two means always are: of
-        independent labels, ``q_i q_j``, and of those with a common threshold, ``min(q_i, q_j)``; each example takes the
-        one that its weights prefer.
-        """
+        """Index, potentials, psi and losses of every batch, of distributions over label sets."""
         i, j = np.triu_indices(self.num_labels, 1)
-        weight, share = self.pairs.value[i, j], 1.0 / self.dual.num_examples
+        share = 1.0 / self.dual.num_examples
         for index, potentials in self.examples(batches):
             rows = index.numpy()
             q, y = self.q[rows], self.sets.y[rows].astype(np.float64)
-            apart, together = q[:, i] * q[:, j], np.minimum(q[:, i], q[:, j])
-            both = np.where(((together - apart) @ weight > 0.0)[:, None], together, apart)
+            both = pairs_of_means(q, self.sets.y[rows], self.pairs.value)
             dtype = self.head.unary.dtype
             psi = {
                 "unary": torch.from_numpy(y - q).to(dtype),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.batch import Batch
+from torchssvm.batch import Batch, tree_tensors
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.potentials import Parts, Potentials
@@ -113,6 +113,32 @@ class Problem(ABC):
     @abstractmethod
     def restore(self, prepared: Any) -> None:
         """Take it over."""
+
+
+def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, while their features are fixed.
+
+    Raises:
+        TypeError: ``batches`` is a single one, or gives something else.
+        ValueError: Features require a gradient.
+    """
+    if isinstance(batches, Batch):
+        raise TypeError("batches is a single Batch: give a list of them, [batch], or a DataLoader")
+    if not isinstance(batches, Iterable):
+        raise TypeError(
+            f"batches is a {type(batches).__name__}, and must be a list of torchssvm.Batch, or a DataLoader"
+        )
+    return _checked(batches)
+
+
+def _checked(batches: Iterable[Batch]) -> Iterator[Batch]:
+    for batch in batches:
+        if isinstance(batch, Batch) and any(x.requires_grad for x in tree_tensors(batch.x)):
+            raise ValueError(
+                "x requires a gradient, and GDMM's features are fixed: detach them, or train them jointly with the "
+                "head by StructuredSVM, or BlockGap and BCFW"
+            )
+        yield batch
 
 
 def check_arrays(state: dict[str, Any], like: dict[str, np.ndarray]) -> None:

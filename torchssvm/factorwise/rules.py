@@ -62,6 +62,13 @@ class Residuals:
     first: float
 
 
+def check_numbers(**numbers: object) -> None:
+    """Raise TypeError, with its name, for what is no number."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, float | int):
+            raise TypeError(f"{name}={number!r} must be a number, not a {type(number).__name__}")
+
+
 class Penalty:
     """rho and eta of the augmented Lagrangian, both times n, so that they are in the units of losses and scores.
 
@@ -71,10 +78,12 @@ class Penalty:
         step: eta / rho, the step of the multipliers in units of the penalty; in (0, 2).
 
     Raises:
+        TypeError: An argument is no number.
         ValueError: An argument is out of range.
     """
 
     def __init__(self, rho: float | None = None, *, step: float = 1.0) -> None:
+        check_numbers(step=step, **({} if rho is None else {"rho": rho}))
         if rho is not None and not (rho > 0.0 and math.isfinite(rho)):
             raise ValueError(f"rho={rho} must be positive and finite")
         if not 0.0 < step < 2.0:
@@ -112,6 +121,7 @@ class ResidualBalancing(Penalty):
         passes: The penalty stays as it is after so many passes, so that the method of multipliers can converge.
 
     Raises:
+        TypeError: An argument is no number.
         ValueError: An argument is out of range.
     """
 
@@ -127,6 +137,7 @@ class ResidualBalancing(Penalty):
         passes: int = 100,
     ) -> None:
         super().__init__(rho, step=step)
+        check_numbers(low=low, high=high, factor=factor, most=most, passes=passes)
         if not 0.0 < low < high < math.inf:
             raise ValueError(f"low={low} and high={high} must be positive and finite, and low the smaller one")
         if not (factor > 1.0 and math.isfinite(factor)):

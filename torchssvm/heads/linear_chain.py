@@ -62,6 +62,14 @@ class LinearChain(nn.Module):
         self.first = nn.Parameter(torch.zeros(num_states)) if boundary else None
         self.last = nn.Parameter(torch.zeros(num_states)) if boundary else None
 
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        features, states = self.emission.shape
+        options = {"in_features": features, "num_states": states, "bias": self.bias is not None}
+        options |= {"boundary": self.first is not None}
+        options |= {} if self.positions is None else {"positions": self.positions}
+        return ", ".join(f"{name}={value}" for name, value in options.items())
+
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
         """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
 

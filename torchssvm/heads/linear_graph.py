@@ -65,8 +65,11 @@ class LinearGraph(nn.Module):
             lengths: ``[B]`` int64, 1 to N, nodes of every example; None means N for all.
 
         Raises:
+            TypeError: ``x`` is no such tuple.
             ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
         """
+        if not isinstance(x, tuple) or len(x) != 3:
+            raise TypeError(f"x is a {type(x).__name__}, and must be Graphs(nodes, edge_features, edges)")
         nodes, links, edges = x
         for name, features, weight in (("nodes", nodes, self.unary), ("edge_features", links, self.pairwise)):
             if features.ndim != 3 or features.shape[2] != len(weight) or len(features) != len(nodes):

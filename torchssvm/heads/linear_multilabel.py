@@ -52,6 +52,12 @@ class LinearMultilabel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_labels)) if bias else None
         self.pairwise = nn.Parameter(torch.zeros(self.structure.num_pairs)) if pairwise else None
 
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        features, labels = self.unary.shape
+        bias, pairwise = self.bias is not None, self.pairwise is not None
+        return f"in_features={features}, num_labels={labels}, bias={bias}, pairwise={pairwise}"
+
     def interactions(self) -> Tensor:
         """What every two labels score together: ``[K, K]``, symmetric, its diagonal 0; differentiable.
 
@@ -72,6 +78,8 @@ class LinearMultilabel(nn.Module):
         check_no_lengths(lengths)
         if isinstance(x, SparseFeatures):
             raise TypeError("x is SparseFeatures: SparseLinearMultilabel takes these, LinearMultilabel a tensor [B, F]")
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x is a {type(x).__name__}, and must be a tensor [B, {len(self.unary)}]")
         if x.ndim != 2 or x.shape[1] != len(self.unary):
             raise ValueError(f"x must be [B, {len(self.unary)}], got {list(x.shape)}")
         with full_precision(x.device):

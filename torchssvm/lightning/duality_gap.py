@@ -143,7 +143,8 @@ class DualityGap(Callback):
                 certificate = self.certify(trainer, pl_module)
                 if log:
                     metrics = _metrics(certificate)
-                    shown = ("primal", "gap") if certificate.exact else ("primal", "gap", "exact")
+                    # The same ones in the bar each time, as Lightning asks: an exact run may turn inexact, and back.
+                    shown = ("primal", "gap", "exact")
                     pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
                     pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
         if self.history and self._certified_step == trainer.global_step and (self._reached() or self._spent()):

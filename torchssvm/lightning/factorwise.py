@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchssvm.batch import Batch
 from torchssvm.dual import DualState
 from torchssvm.dual.problem import check_lam, find_structure
 from torchssvm.factorwise import GDMM, BruteForce, SortedOracle
+from torchssvm.factorwise.kinds import check_kind
 from torchssvm.factorwise.rules import BlockRule, Penalty
 from torchssvm.lightning.exact_pass import find_gdmm
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
@@ -24,7 +24,8 @@ class FactorwiseSVM(Predicting):
 
     Every batch's examples are visited; the last batch of an epoch completes the pass, with the examples that no batch
     had, and moves the multipliers. Features are computed once, when a fit begins, and kept: they are frozen, and a
-    dataset must give an example the same features each time. :class:`DualityGap` certifies and stops, on the
+    dataset must give an example the same features each time. Features that change during a fit are refused, and
+    :class:`StructuredSVM` trains them jointly with the head. :class:`DualityGap` certifies and stops, on the
     consistency violation too; the optimizer's duals travel in checkpoints. It needs ``Trainer(accelerator="cpu")``.
 
     Args:
@@ -37,7 +38,8 @@ class FactorwiseSVM(Predicting):
         seed: Of the order in which an epoch's leftover examples are visited.
 
     Raises:
-        ValueError: ``lam`` is not positive, or the head has no structure.
+        ValueError: ``lam`` is not positive.
+        TypeError: The head is of no kind that GDMM trains, or there are arguments for training the features.
     """
 
     def __init__(
@@ -49,14 +51,23 @@ class FactorwiseSVM(Predicting):
         penalty: Penalty | None = None,
         oracle: SortedOracle | BruteForce | None = None,
         seed: int = 0,
+        **others: Any,
     ) -> None:
         super().__init__()
+        if wrong := {"features_optimizer", "joint"} & others.keys():
+            raise TypeError(
+                f"{' and '.join(sorted(wrong))}: GDMM's features are frozen; StructuredSVM trains them with the head"
+            )
+        if others:
+            raise TypeError(f"FactorwiseSVM has no arguments {sorted(others)}")
         self.automatic_optimization = False
         check_lam(lam)
+        check_kind(head)
         self.save_hyperparameters("lam", "seed")
         self.head, self.features, self.lam = head, features, lam
         self.structure = find_structure(head, None)
         self.rule, self.penalty, self.oracle, self.seed = rule, penalty, oracle, seed
+        self._kept: list[int] = []  # versions of the features that are kept
         self.train(self.training)
 
     @property
@@ -99,24 +110,23 @@ class FactorwiseSVM(Predicting):
                 "visits every example in a pass, so give the loader shuffle=True"
             )
         n, resume = count_examples(self.training_loader), run.resume
-        if resume is not None:  # GDMM would warn of weights that it is about to restore
-            if resume.num_examples != n:
-                raise ValueError(
-                    f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
-                )
-            with torch.no_grad():
-                for parameter in self.head.parameters():
-                    parameter.zero_()
-        optimizer = GDMM(
-            self.head,
-            self._batches(),
-            num_examples=n,
-            lam=self.lam,
-            rule=self.rule,
-            penalty=self.penalty,
-            oracle=self.oracle,
-            seed=self.seed,
-        )
+        if resume is not None and resume.num_examples != n:
+            raise ValueError(
+                f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
+            )
+        self._freeze_features()
+        self._kept = self._versions()
+        with self._overwriting(resumed=resume is not None):
+            optimizer = GDMM(
+                self.head,
+                self._batches(),
+                num_examples=n,
+                lam=self.lam,
+                rule=self.rule,
+                penalty=self.penalty,
+                oracle=self.oracle,
+                seed=self.seed,
+            )
         if resume is not None:
             resume.rewind(None)
         return optimizer
@@ -126,6 +136,26 @@ class FactorwiseSVM(Predicting):
         for batch in exact_pass_loader(self.training_loader):
             batch = check_batch(batch)
             yield batch._replace(x=self.extract(batch.x))
+
+    def _versions(self) -> list[int]:
+        tensors = [] if self.features is None else [*self.features.parameters(), *self.features.buffers()]
+        return [tensor._version for tensor in tensors]
+
+    def follow_features(self) -> None:
+        """Refuse features that have moved since the fit began: GDMM keeps what they gave then.
+
+        Raises:
+            RuntimeError: They have.
+        """
+        if self._versions() != self._kept:
+            raise RuntimeError(
+                "the features moved during the fit, and the duals are of the features as they were when it began: "
+                "leave them alone, or train them jointly with the head by StructuredSVM(features_optimizer=...)"
+            )
+
+    def on_train_epoch_start(self) -> None:
+        """Refuse features that have moved."""
+        self.follow_features()
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Visit the examples of the batch; the last one completes the pass."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,6 +54,38 @@ class Predicting(Resumable):
         if not self._run.trains_features:
             self._rest()
         return self
+
+    @contextmanager
+    def _overwriting(self, *, resumed: bool) -> Iterator[None]:
+        """Around the making of an optimizer, which sets weights to those of its duals and warns: in a fit's own words.
+
+        Args:
+            resumed: Whether a checkpoint's weights come next, so that nothing is lost.
+        """
+        before = [p.detach().clone() for p in self.head.parameters()]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the head's weights were not zero")
+            yield
+        kept = all(torch.equal(p, held.to(p)) for p, held in zip(self.head.parameters(), before, strict=True))
+        if not (resumed or kept):
+            warnings.warn(
+                "the head's weights were not zero, and a fit starts anew: they are now those of a new dual. To go on "
+                "with an earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)",
+                stacklevel=2,
+            )
+
+    def _freeze_features(self) -> None:
+        """No gradients for the features until the fit ends."""
+        if self.features is not None:
+            self._run.frozen += [p for p in self.features.parameters() if p.requires_grad]  # an earlier fit may have
+            self.features.requires_grad_(False)  # been cut off before it gave them back
+
+    def teardown(self, stage: str) -> None:
+        """Give frozen features their gradients back."""
+        if stage == "fit":
+            for parameter in self._run.frozen:
+                parameter.requires_grad_(True)
+            self._run.frozen = []
 
     def _rest(self) -> None:
         if self.features is not None:

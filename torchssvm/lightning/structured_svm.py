@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import nn
 from torch.optim import Optimizer
@@ -237,20 +236,16 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.storage),
             memory_limit=self.memory_limit,
         )
-        if resume is not None:  # BCFW would warn of weights that it is about to restore
-            with torch.no_grad():
-                for parameter in self.head.parameters():
-                    parameter.zero_()
-        optimizers: list[Optimizer] = [BCFW(self._groups(), dual, line_search=self.line_search)]
+        with self._overwriting(resumed=resume is not None):
+            optimizers: list[Optimizer] = [BCFW(self._groups(), dual, line_search=self.line_search)]
         if run.sampler is not None:
             run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
             resume.rewind(run.sampler)
         if self.features is not None and self.features_optimizer is not None:
             optimizers.append(self.features_optimizer(self.features.parameters()))
-        elif self.features is not None:
-            run.frozen = [p for p in self.features.parameters() if p.requires_grad]
-            self.features.requires_grad_(False)
+        else:
+            self._freeze_features()
         return optimizers
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -286,11 +281,9 @@ class StructuredSVM(Predicting):
             part.training = self._run.trains_features and self._modes.get(name, True)
 
     def teardown(self, stage: str) -> None:
-        """Give frozen features their gradients back."""
+        """Give frozen features their gradients back, and let the compiled loop go."""
+        super().teardown(stage)
         if stage == "fit":
-            for parameter in self._run.frozen:
-                parameter.requires_grad_(True)
-            self._run.frozen = []
             self._run.trains_features = False
             self._run.loop = None
             self._rest()
