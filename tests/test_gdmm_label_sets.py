@@ -20,7 +20,7 @@ pytest.importorskip("numba")
 from torchssvm import GDMM, DualState
 from torchssvm.batch import apply_head
 from torchssvm.factorwise import AwayStep, BruteForce, FactorwiseCertificate, Penalty, SortedOracle
-from torchssvm.factorwise.gdmm import shrinking
+from torchssvm.factorwise.handover import shrinking
 from torchssvm.factorwise.label_set_means import pairs_of_means
 from torchssvm.factorwise.label_set_pass import visit_label_sets
 from torchssvm.factorwise.label_set_sums import sum_consistent

@@ -18,6 +18,8 @@ from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import Storage, require
 from torchssvm.factorwise.certificate import FactorwiseCertificate, PassReport
+from torchssvm.factorwise.gdmm_state import NUMBERS, read_state
+from torchssvm.factorwise.handover import hand_over, shrinking
 from torchssvm.factorwise.kinds import check_head, make_problem
 from torchssvm.factorwise.problem import with_fixed_features
 from torchssvm.factorwise.rules import (
@@ -310,23 +312,7 @@ class GDMM(Optimizer):
         if not isinstance(storage, MeanParts):
             raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
         self._check_weights()
-        dual = DualState.for_head(self.head, self.num_examples, self.lam, storage=storage)
-        weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-        for index, potentials, psi, losses in self.problem.blocks(batches):
-            storage.gather(index, potentials)  # which looks at the memory before there are blocks
-            storage.add(index, potentials, psi)
-            dual.loss[index] = losses
-            parts = storage.contribution(storage.gather(index, potentials), potentials)
-            for total, part in zip(weights, parts, strict=True):
-                total += part
-        factor = shrinking(float(dual.loss.sum()), self.lam * squared_norm(weights))
-        storage.rescale(factor)
-        dual.loss *= factor
-        for total in weights:
-            total *= factor
-        dual.steps = dual.moved = 1  # it is not new: its weights count
-        dual.set_weights(weights)
-        dual.check_targets(self.problem.targets)
+        dual = hand_over(self.problem, batches, storage)
         self._handed_over = True
         rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
         if (value := dual.value()) < self.best_dual - rounding * (1.0 + self.best_dual):
@@ -342,7 +328,7 @@ class GDMM(Optimizer):
         return {
             **super().state_dict(),
             "gdmm": {
-                **{name: getattr(self, name) for name in _NUMBERS},
+                **{name: getattr(self, name) for name in NUMBERS},
                 "lam": self.lam,
                 "num_examples": self.num_examples,
                 "visits": torch.from_numpy(self._visits.copy()),
@@ -367,33 +353,15 @@ class GDMM(Optimizer):
             if name not in state:
                 raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a GDMM optimizer")
         own = state.pop("gdmm")
-        numbers = {name: require(own, name, kind, "gdmm") for name, kind in _NUMBERS.items()}
-        for name, number in numbers.items():
-            if not (math.isfinite(number) and number >= 0) or (name == "rho" and number == 0.0):
-                raise ValueError(f"the checkpoint is damaged: gdmm[{name!r}] is {number}, which it cannot be")
-        for name, kind in (("lam", float), ("num_examples", int)):
-            if require(own, name, kind, "gdmm") != getattr(self, name):
-                raise ValueError(f"the checkpoint is of {name}={own[name]}, and this GDMM of {getattr(self, name)}")
-        visits, visited, generator = (require(own, name, Tensor, "gdmm") for name in ("visits", "visited", "generator"))
-        if visits.shape != (3,) or visits.dtype != torch.float64 or not bool((visits >= 0.0).all()):
-            raise ValueError("the checkpoint is damaged: gdmm['visits'] should hold 3 numbers")
-        if visited.shape != self._visited.shape or visited.dtype != torch.bool:
-            raise ValueError(f"the checkpoint is damaged: gdmm['visited'] should be bool [{self.num_examples}]")
-        order = torch.Generator()
-        try:
-            order.set_state(generator)
-            if generator.ndim != 1:
-                raise TypeError("it has more than one axis")
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"the checkpoint is damaged: gdmm['generator'] is no random state ({error})") from error
+        loaded = read_state(own, self.lam, self.num_examples)
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
         try:
             super().load_state_dict(state)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"the checkpoint is damaged: 'param_groups' or 'state' do not fit ({error})") from error
         self.problem.restore(prepared)
-        self._generator, self._visits, self._visited = order, visits.numpy().copy(), visited.clone()
-        for name, value in numbers.items():
+        self._generator, self._visits, self._visited = loaded.generator, loaded.visits, loaded.visited
+        for name, value in loaded.numbers.items():
             setattr(self, name, value)
         self._handed_over = False
         self._publish()
@@ -421,18 +389,3 @@ class GDMM(Optimizer):
                 "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
                 "GDMM to start again"
             )
-
-
-_NUMBERS: dict[str, type] = {
-    "rho": float,
-    "sweeps": int,
-    "oracle_calls": int,
-    "violation": float,
-    "worst_violation": float,
-    "best_dual": float,
-}
-
-
-def shrinking(loss: float, squared: float) -> float:
-    """The best mixture of a dual point with that of zero weights: ``argmax_{g in [0, 1]} g loss - g^2 squared / 2``."""
-    return 1.0 if loss >= squared else max(loss / squared, 0.0)
