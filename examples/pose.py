@@ -41,7 +41,7 @@ HEAD_IMAGES = {"small": 100, "large": 800}  # the first of the training images
 NETWORK_IMAGES = range(200, 800)
 HELD_OUT = range(100, 200)  # seen by neither the network nor the head that chooses lam
 SHOWN = 6  # images of the picture
-ALTERNATE = Alternate(features=1, head=4)  # epochs of a round of joint training
+ALTERNATE = Alternate(features=2, head=1)  # epochs of a round of joint training
 JOINT_RATE = 1e-4
 
 
@@ -252,6 +252,7 @@ def main() -> None:
     if args.joint:
         before = run.history[-1].certificate
         extra["joint_seconds"] = train_jointly(args, its, network, lam, rows)
+        torch.save(network.state_dict(), args.report / "network-joint.pt")
         data, test = (features_of(network, t) for t in (its.targets(its.train, rows), its.targets(its.test)))
         run = train_head(args, its, network, lam, data)
         found |= {"joint network": alone(network, test), "joint structured": decoded(run.model, test)}

@@ -78,6 +78,10 @@ def test_joint_training_and_a_second_run(run_here, tmp_path):
     assert "(trained jointly)" in report["task"]
     assert report["cache_hits"] > 0
 
+    apart, together = (
+        torch.load(folder / name, weights_only=True) for name in ("network-200-800.pt", "network-joint.pt")
+    )
+    assert any(not torch.equal(together[name], weight) for name, weight in apart["network"].items())
     kept = (folder / "network-200-800.pt").stat().st_mtime_ns
     (flags := list(SMALL))[flags.index("--lam") : flags.index("--lam") + 2] = ["--hold-out", "2", "0.5"]
     out = run_here(ROOT / "examples" / "pose.py", *flags, "--accelerator", "cpu", "--report", str(folder))
