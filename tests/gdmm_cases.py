@@ -407,6 +407,18 @@ class FactorGraphTestCase(ABC):
         assert found.dual <= self.graph(task).optimum() + 1e-6
         self.check_means(task, dual)
 
+    def test_features_that_are_not_finite_are_not_handed_over_to(self):
+        gdmm, task = self.trained(1), self.make(1)
+        weights = flat(gdmm.head.parameters()).clone()
+        every = task.everything()
+        wrong = [batch._replace(x=scaled(batch.x, math.inf)) for batch in every]
+        with pytest.raises(ValueError, match="not finite"):
+            gdmm.dual_state(wrong)
+        assert torch.equal(flat(gdmm.head.parameters()), weights)
+        with pytest.raises(TypeError, match=r"give a list of them, \[batch\]"):
+            gdmm.dual_state(every[0])
+        gdmm.step()  # it has not handed anything over
+
     def test_the_weights_are_handed_over_and_may_be_taken_back(self):
         gdmm, task = self.trained(1), self.make(1)
         before, weights = saved(gdmm), flat(gdmm.head.parameters()).clone()
@@ -420,22 +432,28 @@ class FactorGraphTestCase(ABC):
             assert_same(saved(gdmm), before)
         gdmm.step()
 
-    def test_duals_of_other_features_are_noticed_when_they_are_certified(self):
+    @pytest.mark.parametrize("factor", [0.25, 1.001, 4.0])  # what was certified is too low, or too high
+    def test_duals_of_other_features_are_noticed(self, factor):
         good = self.trained(1, passes=30)
         good.certify()
         task = self.make(1)
-        task.x = scaled(task.x, 0.25)
+        task.x = scaled(task.x, factor)
         other = self.gdmm(task)
-        other.load_state_dict(saved(good))
-        with pytest.warns(UserWarning, match="other features"):
-            found = other.certify()
-        best = self.graph(task).optimum()
-        assert found.drift > 0.1
-        assert found.dual - 1e-6 <= best <= found.primal + 1e-6
-        same = self.gdmm(self.make(1))
-        same.load_state_dict(saved(good))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="other features"):
+                other.load_state_dict(saved(good))
+        assert not any(bool(p.any()) for p in other.head.parameters())  # a warning that is an error changes nothing
+        with pytest.warns(UserWarning, match="other features"):
+            other.load_state_dict(saved(good))
+        found = other.certify()
+        best = self.graph(task).optimum()
+        assert found.drift <= 1e-9
+        assert found.dual - 1e-6 <= best <= found.primal + 1e-6
+        same = self.gdmm(self.make(1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            same.load_state_dict(saved(good))
             assert same.certify().dual == good.certify().dual
             other.certify()  # which has the weights of its features by now
 

@@ -14,7 +14,7 @@ from torchssvm.compiled.kinds import kind_of
 from torchssvm.compiled.packing import pack
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
-from torchssvm.factorwise.problem import Problem, Rounded, check_arrays
+from torchssvm.factorwise.problem import Problem, Rounded, check_arrays, digest_features
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles.threads import run_in_chunks
 from torchssvm.potentials import Parts
@@ -45,6 +45,7 @@ class ChainProblem(Problem):
         self.tokens = make_tokens(examples, self.num_features, has_bias, has_boundary)
         if self.head.emission.dtype == torch.float32 and self.tokens.value.dtype != np.float32:
             self.tokens = self.tokens._replace(value=self.tokens.value.astype(np.float32))
+        self.features = digest_features(self.tokens.column, self.tokens.value, self.tokens.row)
         self.weights = np.zeros((self.num_features + 3, self.num_states), self.tokens.value.dtype)
         self.pairs = make_pairs(self.num_states, ordered=ordered)
         self.duals = make_duals(self.tokens, self.num_states)

@@ -187,9 +187,7 @@ class GDMM(Optimizer):
         """Exact primal of the weights held, and the dual of a consistent point near the iterate: what they prove.
 
         The weights of features, and of pairs of label sets, are summed anew first, in float64, for the next pass too:
-        two runs end in the same bits only if their certificates are made after the same passes. Where that moves the
-        weights by more than rounding (the state that was loaded is of other features), it warns, and what was proved
-        before is forgotten: the certificate is of the features as they are.
+        two runs end in the same bits only if their certificates are made after the same passes.
 
         Raises:
             RuntimeError: The weights were changed by others; or the gap is negative by more than rounding.
@@ -204,16 +202,6 @@ class GDMM(Optimizer):
         length = squared_norm(parameters)
         primal = lam / 2 * length + float(hinges.sum()) / n
         rounding = 1e3 * torch.finfo(parameters[0].dtype).eps
-        relative = drift / length**0.5 if length > 0.0 else drift
-        scale = (2.0 * rounded.loss / lam) ** 0.5  # of weights that are not almost nothing
-        if relative > 100 * rounding and drift > 0.1 * rounding * scale:
-            self.best_dual = 0.0  # which was found for those features
-            warnings.warn(
-                f"the weights differed from those of the duals by {relative:.2g} of their length, more than rounding: "
-                "were the duals that were loaded trained on other features? The weights are now those of these duals "
-                "and of the features given to this GDMM, and the certificate is of them",
-                stacklevel=3,
-            )
         factor = shrinking(rounded.loss, lam * rounded.squared)
         self.best_dual = max(self.best_dual, factor * rounded.loss - factor**2 * lam / 2 * rounded.squared)
         if primal - self.best_dual < -rounding * (1.0 + abs(primal)):
@@ -226,7 +214,7 @@ class GDMM(Optimizer):
             dual=self.best_dual,
             gap=primal - self.best_dual,
             exact=exact,
-            drift=relative,
+            drift=drift / length**0.5 if length > 0.0 else drift,
             oracle_calls=self.oracle_calls,
             passes=float(self.sweeps),
             seconds=time.perf_counter() - start,
@@ -302,7 +290,8 @@ class GDMM(Optimizer):
                 of the potentials.
 
         Raises:
-            ValueError: The batches or the storage do not fit.
+            TypeError: ``batches`` is no list of them.
+            ValueError: The batches or the storage do not fit, or features are not finite.
             MemoryError: The blocks would not fit.
             RuntimeError: The weights, or targets, were changed by others.
         """
@@ -312,15 +301,8 @@ class GDMM(Optimizer):
         if not isinstance(storage, MeanParts):
             raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
         self._check_weights()
-        dual = hand_over(self.problem, batches, storage)
+        dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
         self._handed_over = True
-        rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-        if (value := dual.value()) < self.best_dual - rounding * (1.0 + self.best_dual):
-            warnings.warn(
-                f"the dual handed over is {value:.6g}, below the best that GDMM certified, {self.best_dual:.6g}: BCFW "
-                "needs some passes to come back. To go on with GDMM instead, load a state_dict() that was saved before",
-                stacklevel=3,
-            )
         return dual
 
     def state_dict(self) -> dict[str, Any]:
@@ -331,6 +313,7 @@ class GDMM(Optimizer):
                 **{name: getattr(self, name) for name in NUMBERS},
                 "lam": self.lam,
                 "num_examples": self.num_examples,
+                "features": self.problem.features,
                 "visits": torch.from_numpy(self._visits.copy()),
                 "visited": self._visited.clone(),
                 "generator": self._generator.get_state(),
@@ -341,6 +324,8 @@ class GDMM(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on to the same bits; nothing changes if the state does not fit.
+
+        A state of the same targets and other features is taken, with a warning.
 
         Raises:
             TypeError: It is no dict.
@@ -355,6 +340,13 @@ class GDMM(Optimizer):
         own = state.pop("gdmm")
         loaded = read_state(own, self.lam, self.num_examples)
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
+        same_features = loaded.features == self.problem.features
+        if not same_features:
+            warnings.warn(
+                "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
+                "are summed anew from these features, and what was certified for the others is forgotten",
+                stacklevel=3,
+            )
         try:
             super().load_state_dict(state)
         except (AttributeError, KeyError, TypeError) as error:
@@ -363,6 +355,9 @@ class GDMM(Optimizer):
         self._generator, self._visits, self._visited = loaded.generator, loaded.visits, loaded.visited
         for name, value in loaded.numbers.items():
             setattr(self, name, value)
+        if not same_features:
+            self.best_dual = 0.0
+            self.problem.refresh()
         self._handed_over = False
         self._publish()
 

@@ -23,9 +23,13 @@ NUMBERS: dict[str, type] = {
 
 
 class Loaded(NamedTuple):
-    """What :func:`read_state` found: :data:`NUMBERS`, the visits of a pass under way, and the order of the next."""
+    """What :func:`read_state` found: :data:`NUMBERS`, the visits of a pass under way, and the order of the next.
+
+    ``features`` is the digest of the features that the duals were trained on.
+    """
 
     numbers: dict[str, Any]
+    features: int
     visits: np.ndarray
     visited: Tensor
     generator: torch.Generator
@@ -46,6 +50,7 @@ def read_state(own: Any, lam: float, num_examples: int) -> Loaded:
     for name, number in numbers.items():
         if not (math.isfinite(number) and number >= 0) or (name == "rho" and number == 0.0):
             raise ValueError(f"the checkpoint is damaged: gdmm[{name!r}] is {number}, which it cannot be")
+    features = require(own, "features", int, "gdmm")
     for name, value in (("lam", lam), ("num_examples", num_examples)):
         if require(own, name, type(value), "gdmm") != value:
             raise ValueError(f"the checkpoint is of {name}={own[name]}, and this GDMM of {value}")
@@ -61,4 +66,4 @@ def read_state(own: Any, lam: float, num_examples: int) -> Loaded:
             raise TypeError("it has more than one axis")
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"the checkpoint is damaged: gdmm['generator'] is no random state ({error})") from error
-    return Loaded(numbers, visits.numpy().copy(), visited.clone(), order)
+    return Loaded(numbers, features, visits.numpy().copy(), visited.clone(), order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -12,18 +13,19 @@ from torchssvm.dual.state import squared_norm
 from torchssvm.factorwise.problem import Problem
 
 
-def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts) -> DualState:
+def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *, certified: float) -> DualState:
     """A dual at a consistent point near the iterate, shrunk towards zero weights where that is better.
 
-    The head gets its weights.
+    The head gets its weights, when nothing can go wrong any more.
 
     Args:
         problem: The duals of all factors.
         batches: Every training example once; the weights are summed from their features.
         storage: A new one; it gets the blocks.
+        certified: The best dual value that was certified: it warns where this one is lower.
 
     Raises:
-        ValueError: The batches do not fit.
+        ValueError: The batches do not fit, or give features that are not finite.
         MemoryError: The blocks would not fit.
     """
     dual = DualState.for_head(problem.head, problem.dual.num_examples, problem.dual.lam, storage=storage)
@@ -35,14 +37,26 @@ def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts) ->
         parts = storage.contribution(storage.gather(index, potentials), potentials)
         for total, part in zip(weights, parts, strict=True):
             total += part
-    factor = shrinking(float(dual.loss.sum()), dual.lam * squared_norm(weights))
+    if not all(bool(torch.isfinite(total).all()) for total in weights):
+        raise ValueError("batches gave features that are not finite, or too large: GDMM needs finite features")
+    dual.check_targets(problem.targets)
+    loss, squared = float(dual.loss.sum()), squared_norm(weights)
+    factor = shrinking(loss, dual.lam * squared)
+    value = factor * loss - factor**2 * dual.lam / 2 * squared
+    rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
+    if value < certified - rounding * (1.0 + certified):
+        warnings.warn(
+            f"the dual handed over is {value:.6g}, below the best that GDMM certified for the features it was made "
+            f"with, {certified:.6g}: BCFW needs some passes to come back. To go on with GDMM instead, load a "
+            "state_dict() that was saved before",
+            stacklevel=4,
+        )
     storage.rescale(factor)
     dual.loss *= factor
     for total in weights:
         total *= factor
     dual.steps = dual.moved = 1  # it is not new: its weights count
     dual.set_weights(weights)
-    dual.check_targets(problem.targets)
     return dual
 
 

@@ -14,8 +14,8 @@ from torchssvm.compiled.lists import check_finite, lists_of, lists_within
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.storage import require
-from torchssvm.factorwise.label_set_means import pairs_of_means
-from torchssvm.factorwise.problem import Problem, Rounded, check_arrays, squares_of
+from torchssvm.factorwise.label_set_means import choose_means
+from torchssvm.factorwise.problem import Problem, Rounded, check_arrays, digest_features, squares_of
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles import best_label_sets
 from torchssvm.oracles.multilabel import symmetric
@@ -53,6 +53,7 @@ class LabelSetProblem(Problem):
         square = np.add.reduceat(np.append(squares_of(value), 0.0), row[:-1]) * (np.diff(row) > 0)
         cost = self.head.structure.costs.numpy().copy()
         self.sets = LabelSets(column, value, row, y, cost, square)
+        self.features = digest_features(column, value, row)
         self.weights = np.zeros((self.num_features + 1, self.num_labels), value.dtype)
         self.pairs = PairTable(np.zeros((self.num_labels, self.num_labels)), np.zeros(self.num_labels))
         self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
@@ -238,12 +239,12 @@ class LabelSetProblem(Problem):
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
         """Index, potentials, psi and losses of every batch, of distributions over label sets."""
         i, j = np.triu_indices(self.num_labels, 1)
-        share = 1.0 / self.dual.num_examples
+        share, dtype = 1.0 / self.dual.num_examples, self.head.unary.dtype
+        means = choose_means(self.q, self.sets.y, self.pairs.value)
         for index, potentials in self.examples(batches):
             rows = index.numpy()
             q, y = self.q[rows], self.sets.y[rows].astype(np.float64)
-            both = pairs_of_means(q, self.sets.y[rows], self.pairs.value)
-            dtype = self.head.unary.dtype
+            both = means.pairs(rows)
             psi = {
                 "unary": torch.from_numpy(y - q).to(dtype),
                 "pairwise": torch.from_numpy(y[:, i] * y[:, j] - both).to(dtype),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ class Problem(ABC):
         head: The head.
         dual: The training problem: n, lam, structure, parameters.
         targets: ``[n]`` int64, digests of the targets.
+        features: A digest of the features.
         usual_rho: The penalty to begin with if nothing is said.
         num_sides: How many pairs of a variable and a factor there are.
     """
@@ -43,6 +45,7 @@ class Problem(ABC):
     head: Any
     dual: DualState
     targets: Tensor
+    features: int
     usual_rho: float
     num_sides: int
 
@@ -124,14 +127,15 @@ def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
     """
     if isinstance(batches, Batch):
         raise TypeError("batches is a single Batch: give a list of them, [batch], or a DataLoader")
-    if not isinstance(batches, Iterable):
+    try:
+        return _checked(iter(batches))
+    except TypeError as error:
         raise TypeError(
             f"batches is a {type(batches).__name__}, and must be a list of torchssvm.Batch, or a DataLoader"
-        )
-    return _checked(batches)
+        ) from error
 
 
-def _checked(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _checked(batches: Iterator[Batch]) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(batch, Batch) and any(x.requires_grad for x in tree_tensors(batch.x)):
             raise ValueError(
@@ -153,6 +157,14 @@ def check_arrays(state: dict[str, Any], like: dict[str, np.ndarray]) -> None:
             )
         if not bool(torch.isfinite(found).all()):
             raise ValueError(f"the checkpoint is damaged: {name!r} holds numbers that are not finite")
+
+
+def digest_features(*arrays: np.ndarray) -> int:
+    """A number that is another one, almost surely, where any of these is."""
+    digest = 0
+    for array in arrays:
+        digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
+    return digest
 
 
 def squares_of(value: np.ndarray) -> np.ndarray:
