@@ -6,14 +6,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from torchssvm.extras import needs
 from torchssvm.sampling import GapBatchSampler, Order
 
-try:
+with needs("data modules need Lightning: pip install 'torchssvm[lightning]'", "lightning"):
     import lightning as L
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "lightning":
-        raise
-    raise ImportError("data modules need Lightning: pip install 'torchssvm[lightning]'") from error
 
 
 class GapDataModule(L.LightningDataModule):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchssvm.batch import Batch
+from torchssvm.extras import needs
 
 from .files import find
 from .pose_scores import PoseScores, pose_scores
@@ -182,8 +183,6 @@ def _size(file: Path) -> tuple[int, int]:
 
 
 def _pillow() -> Any:
-    try:
+    with needs("reading images needs Pillow: pip install 'torchssvm[scikit-image]' brings it", "PIL"):
         from PIL import Image
-    except ImportError as error:
-        raise ImportError("reading images needs Pillow: pip install 'torchssvm[scikit-image]' brings it") from error
     return Image

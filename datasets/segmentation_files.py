@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from torchssvm.extras import needs
+
 from .superpixels import NEEDS
 
 LAYOUTS = (("rgb", "figure_ground"), ("images/HorseSeg", "annotations/HorseSeg"), ("images", "masks"))
@@ -190,12 +192,8 @@ def _tests(name: str) -> bool:
 
 
 def _read(path: Path) -> np.ndarray:
-    try:
+    with needs(NEEDS, "PIL"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "PIL":
-            raise
-        raise ImportError(NEEDS) from error
     try:
         with Image.open(path) as picture:
             # Palettes, CMYK and the like become colours; grey, bits, opacity and 16 bits stay.

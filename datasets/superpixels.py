@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from torchssvm.extras import needs
+
 NEEDS = "superpixels need scikit-image, and Pillow, which comes with it: pip install 'torchssvm[scikit-image]'"
 
 
@@ -78,10 +80,6 @@ def neighbourhoods(edges: np.ndarray, count: int) -> list[np.ndarray]:
 
 def scikit_image() -> Any:
     """``skimage.segmentation``; without it an ImportError that says what to install."""
-    try:
+    with needs(NEEDS, "skimage"):
         from skimage import segmentation
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "skimage":
-            raise
-        raise ImportError(NEEDS) from error
     return segmentation

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchssvm.extras import needs
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line, ``torchssvm fit --config examples/ocr.yaml`` for instance.
@@ -17,14 +19,10 @@ def main(args: Sequence[str] | None = None) -> None:
     Raises:
         ImportError: Lightning or jsonargparse is missing.
     """
-    try:
+    with needs("the command line needs Lightning: pip install 'torchssvm[lightning]'", "lightning", "jsonargparse"):
         import jsonargparse  # noqa: F401
         import lightning as L
         from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("lightning", "jsonargparse"):
-            raise
-        raise ImportError("the command line needs Lightning: pip install 'torchssvm[lightning]'") from error
     from torchssvm.lightning import StructuredSVM
 
     class CLI(LightningCLI):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchssvm.extras import needs
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -17,10 +19,6 @@ def new_figure(figsize: tuple[float, float]) -> Figure:
     Raises:
         ImportError: matplotlib is missing.
     """
-    try:
+    with needs("the picture needs matplotlib: pip install 'torchssvm[plot]'", "matplotlib"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        raise ImportError("the picture needs matplotlib: pip install 'torchssvm[plot]'") from error
     return Figure(figsize=figsize, layout="constrained")

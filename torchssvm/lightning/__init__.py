@@ -1,11 +1,9 @@
 """Training under a Lightning ``Trainer``. Needs the extra ``torchssvm[lightning]``."""
 
-try:
+from torchssvm.extras import needs
+
+with needs("torchssvm.lightning needs Lightning: pip install 'torchssvm[lightning]'", "lightning"):
     import lightning  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "lightning":
-        raise
-    raise ImportError("torchssvm.lightning needs Lightning: pip install 'torchssvm[lightning]'") from error
 
 from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.averaged_weights import AveragedWeights

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchssvm.dual.state import flat
 from torchssvm.dual.storage import require
+from torchssvm.extras import needs
 from torchssvm.memory import check_memory
 from torchssvm.optim.slack import Restricted, Slack, check_keep, check_tensor
 from torchssvm.potentials import Potentials, adjoint
@@ -159,8 +160,6 @@ def _value(alpha: Tensor, gram: Tensor, costs: Tensor, lam: float) -> float:
 
 
 def _qpsolvers() -> Any:
-    try:
+    with needs("OneSlack needs a QP solver: pip install 'torchssvm[qp]'", "qpsolvers"):
         import qpsolvers
-    except ImportError as error:
-        raise ImportError("OneSlack needs a QP solver: pip install 'torchssvm[qp]'") from error
     return qpsolvers

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.extras import needs
+
 
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
     """The sets of edges with the highest sum, no two of which share a node.
@@ -47,10 +49,6 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
 
 
 def _solver() -> Any:
-    try:
+    with needs("matchings need SciPy: pip install 'torchssvm[scipy]'", "scipy"):
         from scipy.optimize import linear_sum_assignment
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "scipy":
-            raise
-        raise ImportError("matchings need SciPy: pip install 'torchssvm[scipy]'") from error
     return linear_sum_assignment

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.extras import needs
 from torchssvm.oracles.threads import run_in_chunks
 
 _GRAIN = 2000.0  # nodes and edges that are solved while another thread wakes up
@@ -218,10 +219,6 @@ def _padded(labels: np.ndarray, node: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _maxflow() -> Any:
-    try:
+    with needs("graph cuts need PyMaxflow (GPL): pip install 'torchssvm[graphcut]'", "maxflow"):
         import maxflow
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "maxflow":
-            raise
-        raise ImportError("graph cuts need PyMaxflow (GPL): pip install 'torchssvm[graphcut]'") from error
     return maxflow
