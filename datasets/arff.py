@@ -153,7 +153,7 @@ class _Reading:
         seen = set()
         for entry in _split(body, where) if body.strip() else ():
             digits, _, token = entry.partition(" " if " " in entry else "\t")
-            if digits.startswith("-") and digits[1:].isdigit():
+            if digits.isascii() and digits.startswith("-") and digits[1:].strip("0").isdigit():  # -0 is just misspelt
                 raise ValueError(f"{where}: attribute {digits} must not be negative: they are counted from 0")
             if not (digits.isascii() and digits.isdigit()) or not token.strip():
                 raise ValueError(f"{where}: {entry!r} must be the number of an attribute, a blank, and its value")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from custom import LabelSets, Scores, label_sets
@@ -446,6 +447,17 @@ def test_frozen_parameters():
 def test_lam(lam):
     with pytest.raises(ValueError, match=f"lam={lam} must be positive and finite"):
         DualState.for_head(LinearMulticlass(3, 3), 6, lam)
+
+
+def test_lam_of_numpy():
+    for lam in (np.float32(0.1), np.float64(0.1), np.int64(2)):
+        dual = DualState.for_head(LinearMulticlass(3, 3), 6, lam)
+        assert type(dual.lam) is float
+        assert dual.lam == lam
+    with pytest.raises(TypeError, match="must be a number"):
+        DualState.for_head(LinearMulticlass(3, 3), 6, np.bool_(True))
+    with pytest.raises(ValueError, match="lam=True must be positive"):
+        DualState.for_head(LinearMulticlass(3, 3), 6, True)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, True, None])

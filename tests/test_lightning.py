@@ -439,7 +439,7 @@ def test_frozen_features_do_not_change_by_a_bit(words):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             pl_module.train()
             features.train()  # whoever does this
-            seen.append(any(p.requires_grad for p in features.parameters()))
+            seen.append(any(p.grad is not None for p in features.parameters()))
 
         def on_train_batch_end(self, trainer, pl_module, *args):
             seen.append(features.training or any(p.grad is not None for p in features.parameters()))

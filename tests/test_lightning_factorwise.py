@@ -1,17 +1,30 @@
 """GDMM under a Trainer: visits by batches, stops on gap and violation, resumes to the same bits, reports."""
 
+import copy
 import json
+import signal
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm import GDMM, Batch, FactorwiseCertificate, GapBatchSampler, LinearChain, LinearMultilabel, Penalty
+from torchssvm import (
+    GDMM,
+    Batch,
+    FactorwiseCertificate,
+    GapBatchSampler,
+    LinearChain,
+    LinearMultilabel,
+    Penalty,
+    ResidualBalancing,
+)
 from torchssvm.factorwise.chains import ChainProblem
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.lightning import Alternate, DualityGap, FactorwiseSVM, Report
@@ -132,39 +145,109 @@ def test_features_below_are_frozen_and_decode(tmp_path: Path) -> None:
     assert again.gdmm.certify().drift < 1e-4
 
 
-def test_features_below_need_no_gradients_during_a_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut_off", [ArithmeticError, KeyboardInterrupt])
+def test_features_below_are_as_they_were_after_a_fit_that_is_cut_off(
+    cut_off: type[BaseException], tmp_path: Path
+) -> None:
     features, seen = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4)), []
     features[0].bias.requires_grad_(False)
     before = [p.requires_grad for p in features.parameters()]
+    held = copy.deepcopy(features.state_dict())
 
-    class Look(L.Callback):
-        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen.append([p.requires_grad for p in features.parameters()])
-            if len(seen) == 1:
-                raise ArithmeticError
+    class Cut(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
+            seen.append(any(p.grad is not None for p in features.parameters()))
+            raise cut_off
 
     module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features)
-    with pytest.raises(ArithmeticError):  # nothing is forgotten if a fit is cut off
-        trainer(tmp_path, 1, Look()).fit(module, loader(Words()))
-    trainer(tmp_path, 1, Look()).fit(module, loader(Words()))
-    assert seen == [[False] * 4] * 2
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises((ArithmeticError, SystemExit)):  # Lightning exits after Ctrl-C
+            trainer(tmp_path, 1, Cut()).fit(module, loader(Words()))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert seen == [False]
     assert [p.requires_grad for p in features.parameters()] == before
+    assert all(torch.equal(value, held[name]) for name, value in features.state_dict().items())
+    trainer(tmp_path, 1).fit(module, loader(Words()))
+    assert [p.requires_grad for p in features.parameters()] == before
+
+
+class Counting(nn.Module):
+    """Counts in a buffer how often it is called."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = nn.Linear(3, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.below(x)
+
+
+def inferred() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(3, 4)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Flatten(0, 1), nn.LazyBatchNorm1d(), nn.LazyLinear(4), nn.Unflatten(0, (-1, 4)))
+
+
+@pytest.mark.parametrize("make", [lazy, Counting, inferred])
+def test_features_whose_weights_rest_are_accepted(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    data, gap, features = Words(), DualityGap(1e-9, every_n_epochs=2), make()
+    module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features)
+    trainer(tmp_path, 4, gap).fit(module, loader(data), loader(data))  # validation calls them too
+    with torch.no_grad():
+        given = features(data.x)
+    plain = GDMM(LinearChain(4, 3), [Batch(given, data.y, torch.arange(12))], num_examples=12, lam=0.1)
+    for _ in range(4):
+        plain.visit(torch.arange(12))
+        plain.step()
+    assert gap.certificate is not None
+    assert gap.certificate.dual == pytest.approx(plain.certify().dual, rel=1e-5)
+
+
+def test_lazy_features_are_watched_once_they_have_weights(tmp_path: Path) -> None:
+    class Meddle(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
+            with torch.no_grad():
+                features.weight.add_(1.0)
+
+    features = nn.LazyLinear(4)
+    with pytest.raises(RuntimeError, match="features moved"):
+        trainer(tmp_path, 1, Meddle()).fit(
+            FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features), loader(Words())
+        )
+
+
+def test_averages_of_features_that_rest_are_no_change_of_them(tmp_path: Path) -> None:
+    callbacks = [StochasticWeightAveraging(1e-2, swa_epoch_start=1)]
+    module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=nn.Linear(3, 4))
+    trainer(tmp_path, 3, *callbacks).fit(module, loader(Words()))
+    assert module.gdmm.sweeps == 3
 
 
 @pytest.mark.parametrize("when", ["on_train_epoch_start", "on_train_epoch_end"])
 @pytest.mark.parametrize("what", ["weight", "running_mean"])
-def test_features_that_move_during_a_fit_are_refused(when: str, what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("certified", [True, False])
+def test_features_that_move_during_a_fit_are_refused(when: str, what: str, certified: bool, tmp_path: Path) -> None:
     class Meddle(L.Callback):
         pass
 
     def move(self: L.Callback, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.current_epoch == 1:
-            getattr(features[1], what).add_(1.0)
+            with torch.no_grad():
+                getattr(features[1], what).add_(1.0)
 
     features = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(3), nn.Unflatten(0, (-1, 4)))
     setattr(Meddle, when, move)
     module = FactorwiseSVM(LinearChain(3, 3), lam=0.1, features=features)
-    fit = trainer(tmp_path, 2, Meddle(), DualityGap(1e-9, every_n_epochs=2))
+    fit = trainer(tmp_path, 2, Meddle(), *([DualityGap(1e-9, every_n_epochs=2)] if certified else []))
     with pytest.raises(RuntimeError, match="features moved"):
         fit.fit(module, loader(Words()))
     assert module.gdmm.sweeps == (1 if when == "on_train_epoch_start" else 2)
@@ -196,8 +279,9 @@ def test_a_second_fit_starts_anew_and_says_how_to_go_on(tmp_path: Path) -> None:
         warnings.filterwarnings("error", message="the head's weights")
         trainer(tmp_path, 2).fit(module, loader(data))
     first = weights(module).clone()
-    with pytest.warns(UserWarning, match="starts anew.*ckpt_path"):
+    with pytest.warns(UserWarning, match="starts anew.*ckpt_path") as warned:
         trainer(tmp_path, 2).fit(module, loader(data))
+    assert [w.filename for w in warned if "starts anew" in str(w.message)] == [__file__]  # the line that called fit
     assert torch.equal(weights(module), first)
 
 
@@ -242,6 +326,30 @@ def test_a_whole_number_as_penalty_and_the_rate_that_callbacks_show() -> None:
     assert first.param_groups[0]["lr"] == 1.0
 
 
+def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:
+    penalty = ResidualBalancing(np.float32(2.0), factor=np.float64(1.3), passes=np.int64(50))  # type: ignore[arg-type]
+    modules = [FactorwiseSVM(LinearChain(3, 3), lam=np.float32(0.1), penalty=penalty) for _ in range(2)]  # type: ignore[arg-type]
+    first = trainer(tmp_path, 3)
+    first.fit(modules[0], loader(Words()))
+    first.save_checkpoint(tmp_path / "third.ckpt")
+    trainer(tmp_path, 5).fit(modules[1], loader(Words()), ckpt_path=tmp_path / "third.ckpt", weights_only=True)
+    assert modules[1].gdmm.sweeps == 5
+    assert type(modules[1].gdmm.rho) is float
+    for wrong in (True, np.bool_(True), "2", None):
+        with pytest.raises(TypeError, match="step"):
+            Penalty(step=wrong)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_with_hyperparameters_of_the_user_makes_a_module(tmp_path: Path) -> None:
+    module, fit = FactorwiseSVM(LinearChain(3, 3), lam=0.1, seed=3), trainer(tmp_path, 1)
+    module.save_hyperparameters({"note": "a"})
+    fit.fit(module, loader(Words()))
+    fit.save_checkpoint(tmp_path / "one.ckpt")
+    again = FactorwiseSVM.load_from_checkpoint(tmp_path / "one.ckpt", head=LinearChain(3, 3))
+    assert (again.lam, again.seed) == (0.1, 3)
+    assert torch.equal(weights(again), weights(module))
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(TypeError, match="BlockRule"):
         GDMM(LinearChain(3, 3), loader(Words()), num_examples=12, lam=0.1, rule=BlockRule())
@@ -251,9 +359,9 @@ def test_bad_arguments() -> None:
         with pytest.raises(TypeError, match="head"):
             FactorwiseSVM(head, lam=0.1)  # type: ignore[arg-type]
     for options in ({"features_optimizer": torch.optim.Adam}, {"joint": Alternate()}):
-        with pytest.raises(TypeError, match=rf"{next(iter(options))}.*frozen.*StructuredSVM"):
+        with pytest.raises(TypeError, match=rf"{next(iter(options))}.*does not train features.*StructuredSVM"):
             FactorwiseSVM(LinearChain(3, 3), lam=0.1, **options)
-    with pytest.raises(TypeError, match=r"no arguments.*sweeps"):
-        FactorwiseSVM(LinearChain(3, 3), lam=0.1, sweeps=3)
+    with pytest.raises(TypeError, match=r"unexpected keyword.*sweeps"):
+        FactorwiseSVM(LinearChain(3, 3), lam=0.1, sweeps=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="violation"):
         DualityGap(violation=2.0)

@@ -98,6 +98,7 @@ BAD_ARFF = [
     (HEAD + "@data\n{0 ?}\n", 5, "attribute 'a' is a missing value"),
     (HEAD + "@data\n{2 1}\n", 5, "attribute 2 is out of range: there are 2, counted from 0"),
     (HEAD + "@data\n{-1 1}\n", 5, "attribute -1 must not be negative"),
+    (HEAD + "@data\n{-0 1}\n", 5, "'-0 1' must be the number of an attribute, a blank, and its value"),
     (HEAD + "@data\n{x 1}\n", 5, "'x 1' must be the number of an attribute, a blank, and its value"),
     (HEAD + "@data\n{0}\n", 5, "'0' must be the number of an attribute"),
     (HEAD + "@data\n{0 1,}\n", 5, "'' must be the number of an attribute"),

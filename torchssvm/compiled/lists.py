@@ -39,7 +39,7 @@ def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) 
     column = place[-1] if columns is None else int(columns[tuple(place)])
     token, padding = (f"token {place[1]}, ", ", padding included") if len(place) > 2 else ("", "")
     raise ValueError(
-        f"x of example {int(index[place[0]])} holds numbers that are not finite{padding}: "
+        f"x of example {int(index[place[0]])} holds numbers that are not finite in {dtype}{padding}: "
         f"{float(numbers[tuple(place)])} at {token}column {column}"
     )
 

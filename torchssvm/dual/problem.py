@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,10 +43,10 @@ def check_problem(
 
 def check_lam(lam: Any) -> None:
     """Raise unless the regularisation is a positive, finite number: TypeError if it is none, else ValueError."""
-    if not isinstance(lam, float | int):
-        raise TypeError(f"lam={lam!r} must be a number, not a {type(lam).__name__}")
-    if isinstance(lam, bool) or not (lam > 0 and math.isfinite(lam)):
+    if isinstance(lam, bool) or (isinstance(lam, numbers.Real) and not 0.0 < float(lam) < math.inf):
         raise ValueError(f"lam={lam} must be positive and finite")
+    if not isinstance(lam, numbers.Real):  # NumPy's are, too
+        raise TypeError(f"lam={lam!r} must be a number, not a {type(lam).__name__}")
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:

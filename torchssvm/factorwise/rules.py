@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 
 
@@ -62,10 +63,10 @@ class Residuals:
     first: float
 
 
-def check_numbers(**numbers: object) -> None:
-    """Raise TypeError, with its name, for what is no number."""
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, float | int):
+def check_numbers(**given: object) -> None:
+    """Raise TypeError, with its name, for what is no number; NumPy's are."""
+    for name, number in given.items():
+        if isinstance(number, bool) or not isinstance(number, numbers.Real):
             raise TypeError(f"{name}={number!r} must be a number, not a {type(number).__name__}")
 
 
@@ -146,7 +147,8 @@ class ResidualBalancing(Penalty):
             raise ValueError(f"most={most} must be at least 1 and finite")
         if passes < 0:
             raise ValueError(f"passes={passes} must be at least 0")
-        self.low, self.high, self.factor, self.most, self.passes = low, high, factor, most, passes
+        self.low, self.high, self.factor, self.most = float(low), float(high), float(factor), float(most)
+        self.passes = passes
 
     def next(self, rho: float, residuals: Residuals) -> float:
         """Larger, smaller, or as it was."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torchssvm.batch import Batch
 from torchssvm.dual import DualState
@@ -23,10 +24,11 @@ class FactorwiseSVM(Predicting):
     """Max-margin training of a head under a ``Trainer`` by :class:`torchssvm.GDMM`: no decoding, no learning rate.
 
     Every batch's examples are visited; the last batch of an epoch completes the pass, with the examples that no batch
-    had, and moves the multipliers. Features are computed once, when a fit begins, and kept: they are frozen, and a
-    dataset must give an example the same features each time. Features that change during a fit are refused, and
-    :class:`StructuredSVM` trains them jointly with the head. :class:`DualityGap` certifies and stops, on the
-    consistency violation too; the optimizer's duals travel in checkpoints. It needs ``Trainer(accelerator="cpu")``.
+    had, and moves the multipliers. Features are computed once, when a fit begins, and kept: they are not trained, and a
+    dataset must give an example the same features each time. A fit during which their weights are changed in place is
+    refused (changes through ``.data`` are not noticed); :class:`StructuredSVM` trains them jointly with the head.
+    :class:`DualityGap` certifies and stops, on the consistency violation too; the optimizer's duals travel in
+    checkpoints. It needs ``Trainer(accelerator="cpu")``.
 
     Args:
         head: One of those that :class:`torchssvm.GDMM` trains.
@@ -36,10 +38,12 @@ class FactorwiseSVM(Predicting):
         penalty: rho and eta.
         oracle: The factorwise oracle.
         seed: Of the order in which an epoch's leftover examples are visited.
+        features_optimizer: Of :class:`StructuredSVM`, and so is ``joint``: must be None.
+        joint: Must be None.
 
     Raises:
         ValueError: ``lam`` is not positive.
-        TypeError: The head is of no kind that GDMM trains, or there are arguments for training the features.
+        TypeError: The head is of no kind that GDMM trains, or there is a ``features_optimizer`` or ``joint``.
     """
 
     def __init__(
@@ -51,23 +55,22 @@ class FactorwiseSVM(Predicting):
         penalty: Penalty | None = None,
         oracle: SortedOracle | BruteForce | None = None,
         seed: int = 0,
-        **others: Any,
+        features_optimizer: None = None,
+        joint: None = None,
     ) -> None:
         super().__init__()
-        if wrong := {"features_optimizer", "joint"} & others.keys():
-            raise TypeError(
-                f"{' and '.join(sorted(wrong))}: GDMM's features are frozen; StructuredSVM trains them with the head"
-            )
-        if others:
-            raise TypeError(f"FactorwiseSVM has no arguments {sorted(others)}")
+        for name, given in (("features_optimizer", features_optimizer), ("joint", joint)):
+            if given is not None:
+                raise TypeError(f"{name}: GDMM does not train features; StructuredSVM trains them with the head")
         self.automatic_optimization = False
         check_lam(lam)
+        lam = float(lam)  # hyperparameters in checkpoints are plain numbers
         check_kind(head)
         self.save_hyperparameters("lam", "seed")
         self.head, self.features, self.lam = head, features, lam
         self.structure = find_structure(head, None)
         self.rule, self.penalty, self.oracle, self.seed = rule, penalty, oracle, seed
-        self._kept: list[int] = []  # versions of the features that are kept
+        self._kept: dict[str, int] = {}  # versions of the features' tensors when they were read
         self.train(self.training)
 
     @property
@@ -114,8 +117,7 @@ class FactorwiseSVM(Predicting):
             raise ValueError(
                 f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
             )
-        self._freeze_features()
-        self._kept = self._versions()
+        before = self._versions()
         with self._overwriting(resumed=resume is not None):
             optimizer = GDMM(
                 self.head,
@@ -127,6 +129,8 @@ class FactorwiseSVM(Predicting):
                 oracle=self.oracle,
                 seed=self.seed,
             )
+        # What computing the features moves itself, such as a count of calls, says nothing of them.
+        self._kept = {name: at for name, at in self._versions().items() if before.get(name, at) == at}
         if resume is not None:
             resume.rewind(None)
         return optimizer
@@ -137,17 +141,24 @@ class FactorwiseSVM(Predicting):
             batch = check_batch(batch)
             yield batch._replace(x=self.extract(batch.x))
 
-    def _versions(self) -> list[int]:
-        tensors = [] if self.features is None else [*self.features.parameters(), *self.features.buffers()]
-        return [tensor._version for tensor in tensors]
+    def _versions(self) -> dict[str, int]:
+        """How often each tensor that the features depend on was changed in place, where torch counts that."""
+        if self.features is None:
+            return {}
+        buffers = {name: buffer for name, buffer in self.features.named_buffers() if buffer.is_floating_point()}
+        tensors = {**dict(self.features.named_parameters()), **buffers}
+        return {name: t._version for name, t in tensors.items() if not (is_lazy(t) or t.is_inference())}
 
     def follow_features(self) -> None:
-        """Refuse features that have moved since the fit began: GDMM keeps what they gave then.
+        """Refuse features that have moved since the fit began; here the weights cannot follow them.
+
+        GDMM keeps what the features gave then. Changes in place are noticed, those through ``.data`` are not.
 
         Raises:
             RuntimeError: They have.
         """
-        if self._versions() != self._kept:
+        now = self._versions()
+        if any(now.get(name) != version for name, version in self._kept.items()):
             raise RuntimeError(
                 "the features moved during the fit, and the duals are of the features as they were when it began: "
                 "leave them alone, or train them jointly with the head by StructuredSVM(features_optimizer=...)"
@@ -155,6 +166,11 @@ class FactorwiseSVM(Predicting):
 
     def on_train_epoch_start(self) -> None:
         """Refuse features that have moved."""
+        self.follow_features()
+
+    def on_train_epoch_end(self) -> None:
+        """Refuse features that have moved, in the last epoch too."""
+        super().on_train_epoch_end()
         self.follow_features()
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:

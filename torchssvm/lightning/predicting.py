@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from torchssvm.lightning.steps import check_batch, errors
 from torchssvm.potentials import Potentials, as_potentials, full_precision
 from torchssvm.structures import Structure
 from torchssvm.structures.base import Labeling, as_decoding
+
+_INNER = ("torchssvm", "lightning", "torch", "contextlib")
 
 
 class Predicting(Resumable):
@@ -71,21 +74,8 @@ class Predicting(Resumable):
             warnings.warn(
                 "the head's weights were not zero, and a fit starts anew: they are now those of a new dual. To go on "
                 "with an earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)",
-                stacklevel=2,
+                stacklevel=_outer_level(),
             )
-
-    def _freeze_features(self) -> None:
-        """No gradients for the features until the fit ends."""
-        if self.features is not None:
-            self._run.frozen += [p for p in self.features.parameters() if p.requires_grad]  # an earlier fit may have
-            self.features.requires_grad_(False)  # been cut off before it gave them back
-
-    def teardown(self, stage: str) -> None:
-        """Give frozen features their gradients back."""
-        if stage == "fit":
-            for parameter in self._run.frozen:
-                parameter.requires_grad_(True)
-            self._run.frozen = []
 
     def _rest(self) -> None:
         if self.features is not None:
@@ -121,3 +111,11 @@ class Predicting(Resumable):
     def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
         with full_precision(self.device):
             return as_potentials(self.head(extracted) if lengths is None else self.head(extracted, lengths))
+
+
+def _outer_level() -> int:
+    """The ``stacklevel`` of the line that called Lightning, such as ``trainer.fit(...)``, for a warning."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
 from torch.utils.data import DataLoader
 
 from torchssvm.compiled import CompiledBCFW
@@ -36,7 +35,6 @@ class Run:
         resume: Where a checkpoint was taken, until the resumed run trains its first batch.
         at_first_batch: The random state to set before that batch.
         before_validation: The random state to set after validation.
-        frozen: Parameters whose gradients are switched off during the fit.
         features_moved: Whether the features have been trained since the weights were last those of the dual.
         trains_features: Whether this epoch trains the features.
         loop: The compiled loop, where it is used.
@@ -49,7 +47,6 @@ class Run:
         self.resume: ResumePoint | None = None
         self.at_first_batch: RandomState | None = None
         self.before_validation: RandomState | None = None
-        self.frozen: list[nn.Parameter] = []
         self.features_moved = False
         self.trains_features = False
         self.loop: CompiledBCFW | None = None

@@ -99,6 +99,7 @@ class StructuredSVM(Predicting):
         if joint is not None and features_optimizer is None:
             raise ValueError(f"joint={joint} needs features_optimizer; without it the features are frozen")
         check_lam(lam)
+        lam = float(lam)  # hyperparameters in checkpoints are plain numbers
         if sweeps < 0:
             raise ValueError(f"sweeps={sweeps} must be at least 0")
         self.save_hyperparameters("lam", "sweeps", "memory_limit", "bounds")
@@ -244,8 +245,6 @@ class StructuredSVM(Predicting):
             resume.rewind(run.sampler)
         if self.features is not None and self.features_optimizer is not None:
             optimizers.append(self.features_optimizer(self.features.parameters()))
-        else:
-            self._freeze_features()
         return optimizers
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -281,8 +280,7 @@ class StructuredSVM(Predicting):
             part.training = self._run.trains_features and self._modes.get(name, True)
 
     def teardown(self, stage: str) -> None:
-        """Give frozen features their gradients back, and let the compiled loop go."""
-        super().teardown(stage)
+        """Leave the features in evaluation mode, and let the compiled loop go."""
         if stage == "fit":
             self._run.trains_features = False
             self._run.loop = None
