@@ -212,13 +212,14 @@ class DualState(PendingSteps):
             ValueError: ``lam`` is not positive and finite.
         """
         check_lam(lam)
+        lam = float(lam)
         held = self.unclipped if self.recomputed is None else self.recomputed
         self.set_weights([tensor * (self.lam / lam) for tensor in held])
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
         self.oracle_gaps = self.gap_estimates.clone()
         self.certified_gap = math.inf
-        self.storage.change_lam(float(lam))
-        self._set_lam(float(lam))
+        self.storage.change_lam(lam)
+        self._set_lam(lam)
 
     def _set_lam(self, lam: float) -> None:
         self.lam = self.storage.lam = lam
