@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from machine import describe_machine
+from suite.seeds import medians, run_missing
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -132,29 +131,6 @@ def run(solver: Solver, words: OCR, lam: float, seed: int, args: argparse.Namesp
     return {"checks": checks, "machine": describe_machine(), "memory": loop.dual.storage.nbytes()}
 
 
-def reached(result: dict[str, Any], gap: float) -> dict[str, Any] | None:
-    """The first certificate within ``gap``."""
-    return next((check for check in result["checks"] if check["gap"] <= gap), None)
-
-
-def table(results: dict[str, list[dict[str, Any]]], gaps: list[float]) -> str:
-    """Medians over the seeds, where all of them got there."""
-    lines = ["| solver | " + " | ".join(f"gap {gap:g}" for gap in gaps) + " |", "| --- |" + " ---: |" * len(gaps)]
-    for name, runs in results.items():
-        cells = []
-        for gap in gaps:
-            found = [check for check in (reached(one, gap) for one in runs) if check is not None]
-            if len(found) < len(runs):
-                cells.append("")
-                continue
-            passes, sampling, seconds = (
-                statistics.median(check[key] for check in found) for key in ("passes", "sampling_passes", "seconds")
-            )
-            cells.append(f"{passes:.0f} ({sampling:.0f}) {seconds:.1f} s")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Run what is missing, and print the tables."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,21 +149,17 @@ def main() -> None:
     words = OCR("train", args.size)
     args.out.mkdir(parents=True, exist_ok=True)
     for lam in args.lam:
-        results: dict[str, list[dict[str, Any]]] = {}
-        for seed in range(args.seeds):
-            for name in args.solvers:
-                file = args.out / f"{args.size} {lam:.6g} {name} {seed}.json"
-                if not file.exists():
-                    file.write_text(json.dumps(run(SOLVERS[name], words, lam, seed, args), indent=1))
-                results.setdefault(name, []).append(json.loads(file.read_text()))
-                last = results[name][-1]["checks"][-1]
-                print(
-                    f"{file.stem}: gap {last['gap']:.5f}, {last['passes']:.0f} passes, {last['seconds']:.1f} s",
-                    flush=True,
-                )
-        text = table(results, [gap for gap in GAPS if gap >= args.gap])
+        task = f"{args.size} {lam:.6g}"
+        results = run_missing(
+            args.out,
+            task,
+            args.solvers,
+            args.seeds,
+            lambda name, seed, lam=lam: run(SOLVERS[name], words, lam, seed, args),
+        )
+        text = medians(results, [gap for gap in GAPS if gap >= args.gap], "sampling_passes")
         print(f"\nOCR-{args.size}, lam = {lam:g}: passes (sampling passes) CPU seconds\n\n{text}\n", flush=True)
-        (args.out / f"{args.size} {lam:.6g}.md").write_text(text + "\n")
+        (args.out / f"{task}.md").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from machine import describe_machine
+from suite.seeds import Runs, medians, run_missing
 
 from torchssvm import (
     BCFW,
@@ -133,30 +132,7 @@ def run(solver: Solver, graphs: PrecomputedGraphs, lam: float, seed: int, args: 
     return {"checks": checks, "machine": describe_machine(), "memory": dual.storage.nbytes(), **weights}
 
 
-def reached(result: dict[str, Any], gap: float) -> dict[str, Any] | None:
-    """The first certificate within ``gap`` of that of zero weights."""
-    return next((check for check in result["checks"] if check["share"] <= gap), None)
-
-
-def table(results: dict[str, list[dict[str, Any]]], gaps: list[float]) -> str:
-    """Medians over the seeds, where all of them got there."""
-    lines = ["| solver | " + " | ".join(f"gap {gap:g}" for gap in gaps) + " |", "| --- |" + " ---: |" * len(gaps)]
-    for name, runs in results.items():
-        cells = []
-        for gap in gaps:
-            found = [check for check in (reached(one, gap) for one in runs) if check is not None]
-            if len(found) < len(runs):
-                cells.append("")
-                continue
-            passes, calls, seconds = (
-                statistics.median(check[key] for check in found) for key in ("passes", "oracle_calls", "seconds")
-            )
-            cells.append(f"{passes:.1f} ({calls:.0f}) {seconds:.1f} s")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def draw(results: dict[str, list[dict[str, Any]]], title: str, file: Path) -> None:
+def draw(results: Runs, title: str, file: Path) -> None:
     """Gaps by passes and by CPU seconds; a line for every seed."""
     figure = new_figure((10, 4))
     figure.suptitle(title)
@@ -194,19 +170,17 @@ def main() -> None:
     graphs = PrecomputedGraphs(HorseSegmentation("train", args.data, num_train=args.num_train))
     args.out.mkdir(parents=True, exist_ok=True)
     for lam in args.lam:
-        results: dict[str, list[dict[str, Any]]] = {}
-        for seed in range(args.seeds):
-            for name in args.solvers:
-                file = args.out / f"{lam:.6g} {name} {seed}.json"
-                if not file.exists():
-                    file.write_text(json.dumps(run(SOLVERS[name], graphs, lam, seed, args), indent=1), encoding="utf-8")
-                results.setdefault(name, []).append(json.loads(file.read_text(encoding="utf-8")))
-                last = results[name][-1]["checks"][-1]
-                print(
-                    f"{file.stem}: gap {last['share']:.5f}, {last['passes']:.1f} passes, {last['seconds']:.1f} s",
-                    flush=True,
-                )
-        text = table(results, [gap for gap in GAPS if gap >= args.gap])
+        results = run_missing(
+            args.out,
+            f"{lam:.6g}",
+            args.solvers,
+            args.seeds,
+            lambda name, seed, lam=lam: run(SOLVERS[name], graphs, lam, seed, args),
+            measure="share",
+            digits=1,
+        )
+        gaps = [gap for gap in GAPS if gap >= args.gap]
+        text = medians(results, gaps, "oracle_calls", measure="share", digits=1)
         title = f"horses, n = {len(graphs)}, λ = {lam:g}"
         print(f"\n{title}: passes (oracle calls) CPU seconds\n\n{text}\n", flush=True)
         (args.out / f"table {lam:.6g}.md").write_text(text + "\n", encoding="utf-8")

@@ -17,7 +17,7 @@ from torchssvm.sparse import SparseFeatures
 from .files import find
 from .libsvm import read_libsvm
 from .mulan import LabelledRows, read_mulan
-from .padded import PADDING, Example, padded, place_of
+from .padded import PADDING, Example, padded, place_of, places_of
 from .sparse_rows import SparseRows
 
 PAGE = "https://mulan.sourceforge.net/datasets-mlc.html"
@@ -202,14 +202,7 @@ class Multilabel(Dataset[Example]):
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The examples at ``indices`` as one batch; a ``DataLoader`` calls this."""
-        index = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices), dtype=torch.int64)
-        n = len(self)
-        if not index.numel():
-            raise ValueError("indices is empty: a batch needs at least one example")
-        low, high = int(index.min()), int(index.max())
-        if low < -n or high >= n:
-            raise IndexError(f"index {high if high >= n else low} is out of range for a dataset of {n} examples")
-        index = index % n
+        index = torch.tensor(places_of(indices, len(self)), dtype=torch.int64)
         x = self.features.dense(index) if self.dense else SparseFeatures(*self.features.lists(index))
         return Batch(x=x, y=self.labels.dense(index).long(), index=index)
 

@@ -40,6 +40,22 @@ def place_of(i: int, n: int, what: str = "examples") -> int:
     return at % n
 
 
+def places_of(indices: Sequence[int] | Tensor, n: int, what: str = "examples") -> list[int]:
+    """Where items of n stand, as :func:`place_of`; those of a batch.
+
+    Raises:
+        ValueError: There are none.
+        IndexError: One is out of range.
+    """
+    places = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+    if not places:
+        raise ValueError("indices is empty: a batch needs at least one example")
+    low, high = min(places), max(places)
+    if low < -n or high >= n:
+        raise IndexError(f"index {high if high >= n else low} is out of range for a dataset of {n} {what}")
+    return [i % n for i in places] if low < 0 else places
+
+
 def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
     """Tensors of different sizes, with as many axes, in one: ``[B, ...]``, filled up with ``fill``."""
     sizes = [max(each) for each in zip(*(tensor.shape for tensor in tensors), strict=True)]
@@ -109,16 +125,7 @@ class PaddedDataset(Dataset[Example]):
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The examples at ``indices`` as one batch, cropped to its longest; a ``DataLoader`` calls this."""
-        indices = indices.tolist() if isinstance(indices, Tensor) else list(indices)
-        if not indices:
-            raise ValueError("indices is empty: a batch needs at least one example")
-        n = len(self)
-        low, high = min(indices), max(indices)
-        if low < -n or high >= n:
-            worst = high if high >= n else low
-            raise IndexError(f"index {worst} is out of range for a dataset of {n} examples")
-        if low < 0:
-            indices = [i % n for i in indices]
+        indices = places_of(indices, len(self))
         rows = torch.tensor(indices, device=self._held.device)
         x, y = self._held, self.y
         if self._cut is not None:

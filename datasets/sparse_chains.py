@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from torchssvm.batch import Batch
 from torchssvm.sparse import SparseFeatures
 
-from .padded import PADDING, Example, place_of
+from .padded import PADDING, Example, place_of, places_of
 
 
 class SparseChains(Dataset[Example]):
@@ -67,14 +67,7 @@ class SparseChains(Dataset[Example]):
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The chains at ``indices`` as one batch, cropped to its longest; a ``DataLoader`` calls this."""
-        index = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices))
-        n = len(self)
-        if not index.numel():
-            raise ValueError("indices is empty: a batch needs at least one example")
-        low, high = int(index.min()), int(index.max())
-        if low < -n or high >= n:
-            raise IndexError(f"index {high if high >= n else low} is out of range for a dataset of {n} {self.what}")
-        index = index % n
+        index = torch.tensor(places_of(indices, len(self), self.what))
         lengths = self.lengths[index]
         place = torch.arange(int(lengths.max()))
         real = place < lengths[:, None]

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,3 +16,20 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     return torch.device(request.param)
+
+
+@pytest.fixture
+def run_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """Run a script in this process, where what takes seconds to import has been imported; gives what it printed."""
+    threads, path = torch.get_num_threads(), list(sys.path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+
+    def run_script(script: Path, *flags: object) -> str:
+        monkeypatch.syspath_prepend(str(script.parent))
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, flags)])
+        runpy.run_path(str(script), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield run_script
+    torch.set_num_threads(threads)
+    sys.path[:] = path

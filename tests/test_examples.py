@@ -3,13 +3,11 @@
 import json
 import math
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from torchssvm import (
     Away,
@@ -69,20 +67,13 @@ def checked(folder, output):
 
 
 @pytest.fixture
-def run_here(monkeypatch, capsys):
-    """As ``run``, in this process: what takes seconds to import has been imported."""
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def run_here(run_script):
+    """As ``run``, in this process."""
 
     def run_here(script, folder, *flags):
-        path = str(EXAMPLES / f"{script}.py")
-        monkeypatch.setattr(sys, "argv", [path, "--report", str(folder), *flags])
-        runpy.run_path(path, run_name="__main__")
-        return checked(folder, capsys.readouterr().out)
+        return checked(folder, run_script(EXAMPLES / f"{script}.py", "--report", folder, *flags))
 
-    yield run_here
-    torch.set_num_threads(threads)
+    return run_here
 
 
 @pytest.fixture(scope="module")

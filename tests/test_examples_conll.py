@@ -3,12 +3,9 @@
 import json
 import math
 import random
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from chunking_problems import write
 
 from torchssvm import CompiledBCFW
@@ -49,20 +46,9 @@ def small_corpus(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def run_here(monkeypatch, capsys, small_corpus):
-    """Run a script in this process, and give back what it printed."""
-    threads, path = torch.get_num_threads(), list(sys.path)
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-
-    def run_here(script, *flags):
-        monkeypatch.syspath_prepend(str(script.parent))
-        monkeypatch.setattr(sys, "argv", [str(script), *flags])
-        runpy.run_path(str(script), run_name="__main__")
-        return capsys.readouterr().out
-
-    yield run_here
-    torch.set_num_threads(threads)
-    sys.path[:] = path
+def run_here(run_script, small_corpus):
+    """Run a script on it."""
+    return run_script
 
 
 def report_of(folder):

@@ -1,13 +1,10 @@
 """The examples and the benchmark of horses, on a few small images."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from torchssvm import RegularizationPath
 
@@ -39,22 +36,11 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture
-def run_here(monkeypatch, capsys, images, tmp_path_factory):
-    """Run a script in this process, and give back what it printed."""
-    threads, path = torch.get_num_threads(), list(sys.path)
-    monkeypatch.setenv("MPLBACKEND", "Agg")
+def run_here(run_script, monkeypatch, images):
+    """Run a script on these images, and give back what it printed."""
     monkeypatch.setenv("TORCHSSVM_DATA", str(images))
     monkeypatch.setenv("XDG_CACHE_HOME", str(images / "cache"))
-
-    def run_here(folder, script, *flags):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
-        monkeypatch.setattr(sys, "argv", [script, *flags])
-        runpy.run_path(str(ROOT / folder / script), run_name="__main__")
-        return capsys.readouterr().out
-
-    yield run_here
-    torch.set_num_threads(threads)
-    sys.path[:] = path
+    return lambda folder, script, *flags: run_script(ROOT / folder / script, *flags)
 
 
 def report_of(folder, out):

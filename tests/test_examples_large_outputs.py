@@ -4,12 +4,9 @@ import json
 import math
 import random
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from multilabel_files import Column, arff_text, write
 
 ROOT = Path(__file__).parents[1]
@@ -45,23 +42,6 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-@pytest.fixture
-def run_here(monkeypatch, capsys):
-    """Run a script in this process, and give back what it printed."""
-    threads, path = torch.get_num_threads(), list(sys.path)
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-
-    def run_here(script, *flags):
-        monkeypatch.syspath_prepend(str(script.parent))
-        monkeypatch.setattr(sys, "argv", [str(script), *map(str, flags)])
-        runpy.run_path(str(script), run_name="__main__")
-        return capsys.readouterr().out
-
-    yield run_here
-    torch.set_num_threads(threads)
-    sys.path[:] = path
-
-
 def report_of(folder):
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
@@ -73,10 +53,10 @@ def report_of(folder):
     return report
 
 
-def test_label_sets(run_here, data, tmp_path):
+def test_label_sets(run_script, data, tmp_path):
     folder = tmp_path / "new" / "folder"
     flags = ("--data", "bibtex", "--root", data, "--lams", "10", "0.01", "--gap", "0.05", "--violation", "0.05")
-    out = run_here(ROOT / "examples" / "multilabel.py", *flags, "--report", folder)
+    out = run_script(ROOT / "examples" / "multilabel.py", *flags, "--report", folder)
     report = report_of(folder)
     assert report["gap"] <= 0.05
     assert report["violation"] <= 0.05
@@ -99,9 +79,9 @@ def test_label_sets(run_here, data, tmp_path):
     assert (folder / "interactions.png").stat().st_size > 10_000
 
 
-def test_a_lam_that_is_given_is_not_chosen(run_here, data, tmp_path):
+def test_a_lam_that_is_given_is_not_chosen(run_script, data, tmp_path):
     flags = ("--data", "scene", "--root", data, "--lam", "0.02", "--max-passes", "3", "--report", tmp_path)
-    out = run_here(ROOT / "examples" / "multilabel.py", *flags)
+    out = run_script(ROOT / "examples" / "multilabel.py", *flags)
     report = report_of(tmp_path)
     assert report["lam"] == report["alone_lam"] == 0.02
     assert report["held_out_accuracy"] == {"interactions": {}, "alone": {}}
@@ -122,9 +102,9 @@ def test_when_an_accuracy_was_reached(monkeypatch):
     assert multilabel.reached(points, 0.96) == {"first": None, "for_good": None}
 
 
-def test_synthetic_chains(run_here, tmp_path):
+def test_synthetic_chains(run_script, tmp_path):
     flags = ("--labels", "12", "--chains", "60", "--test-chains", "40", "--gap", "0.1", "--lam", "0.03")
-    out = run_here(ROOT / "examples" / "large_chain.py", *flags, "--violation", "0.05", "--report", tmp_path)
+    out = run_script(ROOT / "examples" / "large_chain.py", *flags, "--violation", "0.05", "--report", tmp_path)
     report = report_of(tmp_path)
     assert report["gap"] <= 0.1
     assert report["violation"] <= 0.05
@@ -136,7 +116,7 @@ def test_synthetic_chains(run_here, tmp_path):
     assert f"{100 * found:.2f} %" in out
 
 
-def test_words(run_here, tmp_path):
+def test_words(run_script, tmp_path):
     from torchssvm.datasets import CoNLL2000
 
     try:
@@ -144,7 +124,7 @@ def test_words(run_here, tmp_path):
     except OSError as missing:
         pytest.skip(str(missing))
     flags = ("--data", "words", "--labels", "20", "--chains", "40", "--test-chains", "10", "--max-passes", "4")
-    out = run_here(ROOT / "examples" / "large_chain.py", *flags, "--rho", "2", "--report", tmp_path)
+    out = run_script(ROOT / "examples" / "large_chain.py", *flags, "--rho", "2", "--report", tmp_path)
     report = report_of(tmp_path)
     assert (report["n"], report["test_chains"], report["sweeps"], report["rho"]) == (40, 10, 4, 2.0)
     assert report["test_token_error_of_the_truth"] is None
@@ -160,9 +140,9 @@ def test_words(run_here, tmp_path):
         ("large_chain", ("--max-passes", "1.5"), "--max-passes: invalid count value"),
     ],
 )
-def test_bad_flags_are_refused(script, given, message, run_here, capsys):
+def test_bad_flags_are_refused(script, given, message, run_script, capsys):
     with pytest.raises(SystemExit) as stop:
-        run_here(ROOT / "examples" / f"{script}.py", *given)
+        run_script(ROOT / "examples" / f"{script}.py", *given)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
 

@@ -1,8 +1,6 @@
 """The example and the benchmark of poses, on small images of the same form."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -36,20 +34,9 @@ SMALL = ("--canvas", "32", "--widths", "8", "16", "--types", "2", "--pretraining
 
 
 @pytest.fixture
-def run_here(monkeypatch, capsys, people):
-    """Run a script in this process, and give back what it printed."""
-    threads, path = torch.get_num_threads(), list(sys.path)
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-
-    def run_here(script, *flags):
-        monkeypatch.syspath_prepend(str(script.parent))
-        monkeypatch.setattr(sys, "argv", [str(script), "--data", str(people), *flags])
-        runpy.run_path(str(script), run_name="__main__")
-        return capsys.readouterr().out
-
-    yield run_here
-    torch.set_num_threads(threads)
-    sys.path[:] = path
+def run_here(run_script, people):
+    """Run a script on these people, and give back what it printed."""
+    return lambda script, *flags: run_script(script, "--data", people, *flags)
 
 
 def report_of(folder):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from bounded import groups_of, optimum_within
+from bounded import groups_of, optimum_within, train_within
 from graphs import GraphProblem
 from head_cases import HeadTestCase
 from hypothesis import strategies as st
@@ -138,21 +138,8 @@ class TestLinearGraphWithoutLengths(TestLinearGraph):
 ATTRACTIVE = {"pairwise": (0.0, None)}
 
 
-def train(problem, storage, direction=None, oracle=None, *, bounds=ATTRACTIVE, search=None, passes=150, tolerance=1e-6):
-    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=storage)
-    loss = BlockGap(dual, direction, oracle=oracle)
-    optim = BCFW(groups_of(problem.head, bounds), dual, line_search=search)
-    random = rng(1)
-    for _ in range(passes):
-        for rows in torch.randperm(problem.n, generator=random).split(2):
-            batch = problem.batch(rows)
-            optim.zero_grad()
-            loss(apply_head(problem.head, batch), batch.y, batch.index).backward()
-            optim.step()
-        found = certify(problem.head, dual, problem.everything())
-        if found.gap <= tolerance:
-            break
-    return found
+def train(problem, storage, direction=None, oracle=None, *, bounds=ATTRACTIVE, passes=150, **options):
+    return train_within(problem, storage, direction, oracle, bounds=bounds, passes=passes, **options)
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,15 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from bounded import groups_of, optimum_within
+from bounded import optimum_within, train_within
 from head_cases import HeadTestCase
 from problems import Reference, flat, rng
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    BCFW,
     Batch,
-    BlockGap,
     CacheOracle,
     Corrective,
-    DualState,
     FrankWolfe,
     Labelings,
     LinearMultilabel,
@@ -29,7 +26,6 @@ from torchssvm import (
     SparseFeatures,
     SparseLinearMultilabel,
     Weights,
-    certify,
     check,
 )
 from torchssvm.batch import apply_head
@@ -203,20 +199,7 @@ class MultilabelProblem:
 
 
 def train(problem, storage, direction=None, oracle=None, *, bounds=None, passes=200, tolerance=1e-6):
-    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=storage)
-    loss = BlockGap(dual, direction, oracle=oracle)
-    optim = BCFW(groups_of(problem.head, bounds or {}), dual)
-    random = rng(1)
-    for _ in range(passes):
-        for rows in torch.randperm(problem.n, generator=random).split(2):
-            batch = problem.batch(rows)
-            optim.zero_grad()
-            loss(apply_head(problem.head, batch), batch.y, batch.index).backward()
-            optim.step()
-        found = certify(problem.head, dual, problem.everything())
-        if found.gap <= tolerance:
-            break
-    return found
+    return train_within(problem, storage, direction, oracle, bounds=bounds or {}, passes=passes, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -17,6 +17,7 @@ from torchssvm.factorwise.blocks import AWAY, away_direction, exact_step, projec
 from torchssvm.factorwise.chain_pass import add_row
 from torchssvm.factorwise.entry_heaps import add, change, find, room
 from torchssvm.factorwise.maximisation import interaction_fmo
+from torchssvm.factorwise.ragged import place_of
 from torchssvm.oracles.jit import kernel
 
 _TINY = 1e-12
@@ -220,7 +221,7 @@ def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore
                 value = pairs.value[a, b] + _ease(i, a, sets, q, scratch) + _ease(i, b, sets, q, scratch)
                 if value > 0.0:
                     _make_factor(i, a, b, both, states, q, factors)
-                elif explore and value > best and _factor_place(i, a * states + b, factors) < 0:
+                elif explore and value > best and place_of(factors, i, a * states + b) < 0:
                     best, found_a, found_b = value, a, b
     if not ordered:
         scratch.totals[1] += many * (many - 1) // 2
@@ -271,22 +272,13 @@ def _walk(i, sets, entries, q, factors, options, scratch):
 
 
 @kernel
-def _factor_place(i, key, factors):
-    """Where the example has this factor; -1 where it has not."""
-    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
-        if factors.key[f] == key:
-            return f
-    return -1
-
-
-@kernel
 def _make_factor(i, a, b, both, states, q, factors):
     """Add a factor, at the mass of its target for "both on", and else as near to its labels as that allows.
 
     Without room it is left for the next pass.
     """
     f = factors.start[i] + factors.size[i]
-    if f >= factors.start[i + 1] or _factor_place(i, a * states + b, factors) >= 0:
+    if f >= factors.start[i + 1] or place_of(factors, i, a * states + b) >= 0:
         return
     factors.size[i] += 1
     factors.key[f] = a * states + b

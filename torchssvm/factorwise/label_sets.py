@@ -154,15 +154,6 @@ class LabelSetProblem(Problem):
 
         self.factors = with_room(self.factors, _EXTRA + self.factors.size // 2)
 
-    def active(self) -> dict[str, float]:
-        """Labels and factors of an example that are in use, and pairs with a weight."""
-        n = self.dual.num_examples
-        return {
-            "labels": float(((self.q > 0.0) & (self.q < 1.0)).sum()) / n,
-            "factors": float(self.factors.size.mean()),
-            "weights": float(np.count_nonzero(self.pairs.value) // 2),
-        }
-
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
         return self._as_parameters(self.weights, self.pairs.value)

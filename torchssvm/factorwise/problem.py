@@ -66,10 +66,6 @@ class Problem(ABC):
         """
 
     @abstractmethod
-    def active(self) -> dict[str, float]:
-        """Sizes of active sets, by name."""
-
-    @abstractmethod
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
 
