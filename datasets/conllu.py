@@ -19,7 +19,7 @@ from torchssvm.structures.arborescence import is_projective
 
 from .arc_features import arc_columns
 from .columns import read_content
-from .padded import PADDING, Example, padded, place_of
+from .padded import PADDING, Example, collating, padded, place_of
 
 _COLUMNS = 10
 _ABSENT = "_"
@@ -201,10 +201,9 @@ class CoNLLU(Dataset[Example]):
         return columns
 
     @staticmethod
+    @collating
     def collate(examples: Sequence[Example]) -> Batch:
         """Pad both axes of the arcs, and the lists of columns, with -1."""
-        if not examples:
-            raise ValueError("examples is empty: a batch needs at least one example")
         lengths = torch.tensor([len(example.y) for example in examples])
         columns = padded([example.x for example in examples], PADDING)
         heads = padded([example.y for example in examples], PADDING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from torchssvm.batch import Batch
 from torchssvm.extras import needs
 
 from .files import find
+from .padded import collating
 from .pose_scores import PoseScores, pose_scores
 
 MIRRORED = (5, 4, 3, 2, 1, 0, 11, 10, 9, 8, 7, 6, 12, 13)
@@ -120,7 +122,8 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
         return pixels
 
     @staticmethod
-    def collate(items: list[tuple[Tensor, Tensor, int]]) -> Batch:
+    @collating
+    def collate(items: Sequence[tuple[Tensor, Tensor, int]]) -> Batch:
         """Images ``[B, 3, H, W]`` and joints ``[B, 14, 2]``."""
         images, joints, index = zip(*items, strict=True)
         return Batch(torch.stack(images), torch.stack(joints), torch.tensor(index))

@@ -17,7 +17,7 @@ from torchssvm.sparse import SparseFeatures
 from .files import find
 from .libsvm import read_libsvm
 from .mulan import LabelledRows, read_mulan
-from .padded import PADDING, Example, padded, place_of, places_of
+from .padded import PADDING, Example, collating, padded, place_of, places_of
 from .sparse_rows import SparseRows
 
 PAGE = "https://mulan.sourceforge.net/datasets-mlc.html"
@@ -207,12 +207,9 @@ class Multilabel(Dataset[Example]):
         return Batch(x=x, y=self.labels.dense(index).long(), index=index)
 
     @staticmethod
-    def collate(examples: Batch | Sequence[Example]) -> Batch:
-        """A batch from what a ``DataLoader`` fetched: a batch already, or a list of examples to be padded."""
-        if isinstance(examples, Batch):
-            return examples
-        if not examples:
-            raise ValueError("examples is empty: a batch needs at least one example")
+    @collating
+    def collate(examples: Sequence[Example]) -> Batch:
+        """Examples, rows of features padded to the longest."""
         xs, ys, numbers = zip(*examples, strict=True)
         x = torch.stack(xs) if isinstance(xs[0], Tensor) else _stacked(xs)
         return Batch(x=x, y=torch.stack(ys), index=torch.tensor(numbers))

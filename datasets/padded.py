@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ PADDING = -1
 """The label at the padded positions of ``y``."""
 
 _ROWS = 256  # examples that are packed at a time
+
+_Item = TypeVar("_Item")
 
 
 class Example(NamedTuple):
@@ -63,6 +66,24 @@ def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
     for row, tensor in zip(found, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return found
+
+
+def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Sequence[_Item]], Batch]:
+    """A ``collate_fn`` for whatever a ``DataLoader`` fetched: a list of examples, or a batch already.
+
+    Args:
+        make: A batch of at least one example.
+    """
+
+    @functools.wraps(make)
+    def collate(examples: Batch | Sequence[_Item]) -> Batch:
+        if isinstance(examples, Batch):
+            return examples
+        if not examples:
+            raise ValueError("examples is empty: a batch needs at least one example")
+        return make(examples)
+
+    return collate
 
 
 class PaddedDataset(Dataset[Example]):
@@ -139,12 +160,9 @@ class PaddedDataset(Dataset[Example]):
         )
 
     @staticmethod
-    def collate(examples: Batch | Sequence[Example]) -> Batch:
-        """A batch from what a ``DataLoader`` fetched: a batch already, or a list of examples to be padded."""
-        if isinstance(examples, Batch):
-            return examples
-        if not examples:
-            raise ValueError("examples is empty: a batch needs at least one example")
+    @collating
+    def collate(examples: Sequence[Example]) -> Batch:
+        """Examples, padded to the longest."""
         xs, ys, numbers = zip(*examples, strict=True)
         index = torch.tensor(numbers, device=ys[0].device)
         if ys[0].dim() == 0:  # not sequences

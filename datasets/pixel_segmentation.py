@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from torchssvm.batch import Batch
 from torchssvm.heads import Graphs
 
-from .padded import PADDING, padded
+from .padded import PADDING, collating, padded
 from .superpixel_graphs import GraphExample, SuperpixelGraphs
 
 
@@ -53,10 +53,9 @@ class PixelSegmentation(Dataset[GraphExample]):
         return self.collate([self[int(i)] for i in indices])
 
     @staticmethod
-    def collate(examples: Batch | Sequence[GraphExample]) -> Batch:
-        """A batch from what a ``DataLoader`` fetched: a batch already, or a list of examples to be padded."""
-        if isinstance(examples, Batch):
-            return examples
+    @collating
+    def collate(examples: Sequence[GraphExample]) -> Batch:
+        """Images and graphs, padded to the largest."""
         batch = SuperpixelGraphs.collate([example._replace(x=example.x.graph) for example in examples])
         image = padded([example.x.image for example in examples], 0)
         regions = padded([example.x.regions for example in examples], PADDING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from torchssvm.batch import Batch
 
 from .lspet import LSPET
+from .padded import collating
 
 
 class PoseTargets(Dataset[tuple[Tensor, Tensor, int]]):
@@ -44,7 +45,8 @@ class PoseTargets(Dataset[tuple[Tensor, Tensor, int]]):
         return self.images[self.rows[index]][0], self.y[index], index
 
     @staticmethod
-    def collate(items: list[tuple[Tensor, Tensor, int]]) -> Batch:
+    @collating
+    def collate(items: Sequence[tuple[Tensor, Tensor, int]]) -> Batch:
         """Images ``[B, 3, H, W]`` and labelings ``[B, P, 4]``."""
         images, labelings, index = zip(*items, strict=True)
         return Batch(torch.stack(images), torch.stack(labelings), torch.tensor(index))

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from torchssvm.batch import Batch
 from torchssvm.sparse import SparseFeatures
 
-from .padded import PADDING, Example, place_of, places_of
+from .padded import PADDING, Example, collating, place_of, places_of
 
 
 class SparseChains(Dataset[Example]):
@@ -85,12 +85,9 @@ class SparseChains(Dataset[Example]):
         return Batch(x=SparseFeatures(columns, values), y=y, index=index, lengths=lengths)
 
     @staticmethod
-    def collate(examples: Batch | Sequence[Example]) -> Batch:
-        """A batch from what a ``DataLoader`` fetched: a batch already, or a list of examples to be padded."""
-        if isinstance(examples, Batch):
-            return examples
-        if not examples:
-            raise ValueError("examples is empty: a batch needs at least one example")
+    @collating
+    def collate(examples: Sequence[Example]) -> Batch:
+        """Examples, padded to the longest."""
         columns = _stacked([x.columns for x, _, _ in examples], PADDING)
         values = None if examples[0].x.values is None else _stacked([x.values for x, _, _ in examples], 0)
         return Batch(

@@ -15,7 +15,7 @@ from torchssvm.heads import Graphs
 from torchssvm.structures import WeightedLabels
 
 from .graph_cache import CachedGraph, GraphCache
-from .padded import PADDING, padded, place_of
+from .padded import PADDING, collating, padded, place_of
 from .segmentation_scores import SegmentationScores, scores_of_counts
 
 
@@ -107,12 +107,9 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         return self.collate([self[int(i)] for i in indices])
 
     @staticmethod
-    def collate(examples: Batch | Sequence[GraphExample]) -> Batch:
-        """A batch from what a ``DataLoader`` fetched: a batch already, or a list of examples to be padded."""
-        if isinstance(examples, Batch):
-            return examples
-        if not examples:
-            raise ValueError("examples is empty: a batch needs at least one example")
+    @collating
+    def collate(examples: Sequence[GraphExample]) -> Batch:
+        """Graphs, padded to the largest."""
         x = Graphs(
             *(
                 padded(each, fill)

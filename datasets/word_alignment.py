@@ -19,7 +19,7 @@ from torchssvm.structures import POSSIBLE
 from .alignment_features import AlignmentFeatures
 from .alignment_text import Link, SentencePair, read_aligned, read_unaligned
 from .files import find
-from .padded import PADDING, padded, place_of
+from .padded import PADDING, collating, padded, place_of
 
 PAGE = "https://web.eecs.umich.edu/~mihalcea/wpt/ (HLT-NAACL 2003 shared task, English-French)"
 _FOLDER = "hansards"
@@ -108,12 +108,9 @@ class WordAlignment(Dataset[AlignmentExample]):
         return self.collate([self[int(i)] for i in indices])
 
     @staticmethod
-    def collate(examples: Batch | Sequence[AlignmentExample]) -> Batch:
-        """A batch from what a ``DataLoader`` fetched: a batch already, or a list of examples to be padded."""
-        if isinstance(examples, Batch):
-            return examples
-        if not examples:
-            raise ValueError("examples is empty: a batch needs at least one example")
+    @collating
+    def collate(examples: Sequence[AlignmentExample]) -> Batch:
+        """Sentence pairs, padded to the longest of both languages."""
         sizes = torch.tensor([example.y.shape for example in examples])
         x, y = padded([example.x for example in examples], 0), padded([example.y for example in examples], PADDING)
         index = torch.tensor([example.index for example in examples])

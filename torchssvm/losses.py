@@ -25,7 +25,7 @@ from torchssvm.potentials import (
     response,
     scale,
 )
-from torchssvm.row_sparse import dense, squared_length
+from torchssvm.row_sparse import dense, select_examples, squared_length
 from torchssvm.structures import Structure, find_corner
 
 
@@ -289,7 +289,7 @@ class BlockGap(nn.Module):
             return ones, None, None
         n = self.dual.num_examples
         if not whole:
-            gradients = [g.index_select(0, rows).coalesce() if g.is_sparse else g[rows] for g in gradients]
+            gradients = [select_examples(g, rows) for g in gradients]
         weight = 1.0 / (self.dual.lam * n**2)
         gammas, combined, squared = solve_batch(
             gradients, values if whole else values[rows], weight, self.sweeps, factor=1.0 / n

@@ -35,6 +35,17 @@ def per_example_rows(example: Tensor, row: Tensor, values: Tensor, shape: Sequen
     return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False).coalesce()
 
 
+def select_examples(gradients: Tensor, examples: Tensor) -> Tensor:
+    """The gradients of some examples, ``[R, ...]``, coalesced where they are sparse.
+
+    Args:
+        gradients: ``[B, ...]``.
+        examples: ``[R]`` int64, their rows.
+    """
+    chosen = gradients.index_select(0, examples)
+    return chosen.coalesce() if chosen.is_sparse else chosen
+
+
 def combine_rows(gradients: Tensor, factors: Tensor) -> Tensor:
     """``sum_b factors_b gradients_b``, ``[F, K]``.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchssvm.optim.box_qp_rows import ascend_rows
 from torchssvm.oracles.compiled import compiled, compiled_sums, fits_numba, numba_available, triton_available
 from torchssvm.potentials import combine
-from torchssvm.row_sparse import gram_of_rows, squared_length
+from torchssvm.row_sparse import gram_of_rows, select_examples, squared_length
 
 _CONVERGED = 1e-3  # steps are re-scaled by the line search, and corners are only approximately right: no need for more
 
@@ -168,11 +168,11 @@ def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:
     """Inner products of the per-example gradients of ``rows``, summed over the parameters: ``[R, R]``."""
     total: Tensor | float = 0.0
     for gradient in gradients:
-        if gradient.is_sparse:
-            total = total + gram_of_rows(gradient if len(rows) == len(gradient) else gradient.index_select(0, rows))
-            continue
-        flat = gradient.flatten(1)
-        flat = flat if len(rows) == len(flat) else flat[rows]
-        total = total + flat @ flat.t()
+        chosen = gradient if len(rows) == len(gradient) else select_examples(gradient, rows)
+        if chosen.is_sparse:
+            total = total + gram_of_rows(chosen)
+        else:
+            flat = chosen.flatten(1)
+            total = total + flat @ flat.t()
     assert isinstance(total, Tensor)
     return total.to(torch.float64)
