@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,19 @@ class Pretraining(L.LightningModule):
     Args:
         network: What is trained.
         views: How images are varied.
+        optimizer: ``parameters -> torch.optim.Optimizer``; None is AdamW, with one rise and fall of its rate.
     """
 
-    def __init__(self, network: PoseNetwork, views: RandomViews) -> None:
+    def __init__(
+        self,
+        network: PoseNetwork,
+        views: RandomViews,
+        optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
+    ) -> None:
         super().__init__()
         self.network = network
         self.views = views
+        self.optimizer = optimizer
 
     def training_step(self, batch, batch_idx):
         """The sum of both losses."""
@@ -44,7 +53,9 @@ class Pretraining(L.LightningModule):
         return places + types
 
     def configure_optimizers(self):
-        """AdamW, with one rise and fall of the learning rate."""
+        """The one that was given, or AdamW, with one rise and fall of the learning rate."""
+        if self.optimizer is not None:
+            return self.optimizer(self.parameters())
         optimizer = torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         steps = self.trainer.estimated_stepping_batches
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, steps, pct_start=0.2)
@@ -83,16 +94,43 @@ def pretrained(args: argparse.Namespace, structure: Pose, images: LSPET, rows: r
         return network.to(args.device), held["seconds"]
     L.seed_everything(args.seed)
     start = time.perf_counter()
-    views = RandomViews()
-    chosen: Dataset[Any] = Subset(images, rows)
-    loader = DataLoader(
-        chosen, batch_size=min(BATCH, len(rows)), shuffle=True, collate_fn=images.collate, drop_last=True
-    )
-    trainer = L.Trainer(max_epochs=args.pretraining, precision=args.precision, **trainer_flags(args))
-    trainer.fit(Pretraining(network, views), loader)
+    _fit(args, Pretraining(network, RandomViews()), images, rows, BATCH, args.pretraining)
     seconds = time.perf_counter() - start
     torch.save({"settings": settings, "network": network.state_dict(), "seconds": seconds}, file)
     return network.eval().to(args.device), seconds
+
+
+def trained_longer(
+    args: argparse.Namespace,
+    network: PoseNetwork,
+    images: LSPET,
+    rows: range,
+    epochs: int,
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer],
+) -> PoseNetwork:
+    """A copy of the network that goes on with cross-entropy: what joint training has to be measured against.
+
+    Args:
+        args: The flags' values.
+        network: Stays as it is.
+        images: The training images.
+        rows: The numbers of those that are trained on.
+        epochs: How many.
+        optimizer: As of :class:`Pretraining`.
+    """
+    its = copy.deepcopy(network)
+    _fit(args, Pretraining(its, RandomViews(), optimizer), images, rows, args.batch_size, epochs)
+    return its.eval().to(args.device)
+
+
+def _fit(
+    args: argparse.Namespace, module: Pretraining, images: LSPET, rows: range, batch_size: int, epochs: int
+) -> None:
+    chosen: Dataset[Any] = Subset(images, rows)
+    size = min(batch_size, len(rows))
+    loader = DataLoader(chosen, batch_size=size, shuffle=True, collate_fn=images.collate, drop_last=True)
+    trainer = L.Trainer(max_epochs=epochs, precision=args.precision, **trainer_flags(args))
+    trainer.fit(module, loader)
 
 
 def _read(file: Path) -> dict[str, Any] | None:

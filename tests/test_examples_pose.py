@@ -55,13 +55,15 @@ def test_joint_training_and_a_second_run(run_here, tmp_path):
     report = report_of(folder)
     assert report["gap"] <= 0.2
     assert report["stopped_because"] in out
-    for name in ("network", "structured", "joint_network", "joint_structured"):
+    for name in ("network", "structured", "longer_network", "longer_structured", "joint_network", "joint_structured"):
         assert 0.0 <= report[f"{name}_detected_10"] <= report[f"{name}_detected_20"] <= 1.0
         assert 0.0 < report[f"{name}_median_error"] < 46.0
     share = report["structured_mean_error"] / report["network_mean_error"]
     assert report["relative_reduction"] == pytest.approx(1 - share)
-    assert report["frozen_gap"] <= 0.2
-    assert f"primal {report['frozen_primal']:.6f}" in out
+    for which in ("frozen", "longer"):
+        assert report[f"{which}_gap"] <= 0.2
+        assert f"primal {report[f'{which}_primal']:.6f}" in out
+    assert report["longer_primal"] not in (report["frozen_primal"], report["primal"])
     assert "(trained jointly)" in report["task"]
     assert report["cache_hits"] > 0
 
