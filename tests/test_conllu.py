@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import random
-import runpy
 import subprocess
 import sys
 import zlib
@@ -348,19 +347,14 @@ def start(*flags):
 
 
 @pytest.fixture
-def run_here(monkeypatch):
-    """In this process: what takes seconds to import has been imported."""
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+def run_here(run_script):
+    """Run the example in this process, and give back its report."""
 
     def run_here(folder, *flags):
-        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--report", str(folder), *map(str, flags)])
-        runpy.run_path(str(EXAMPLE), run_name="__main__")
+        run_script(EXAMPLE, "--report", folder, *flags)
         return json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
-    yield run_here
-    torch.set_num_threads(threads)
+    return run_here
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from custom import Approximate, LabelSets, label_sets
@@ -35,6 +36,10 @@ def test_against_brute_force(seed, kind, size):
     assert found.seconds > 0.0
     assert found.lam == problem.lam
     assert str(found) == f"primal {found.value:.6f}"
+    lam = np.float32(problem.lam)
+    found = primal(problem.head, problem.structure, problem.everything(size), lam)
+    assert type(found.lam) is float
+    assert found.lam == float(lam)
 
 
 def test_it_agrees_with_the_certificate_and_changes_nothing():
@@ -112,9 +117,11 @@ def test_missing_and_repeated_examples_are_errors(batches, options, words):
 def test_bad_input():
     problem = multiclass(2)
     batch = problem.batch(range(6))
-    for lam in (0.0, -1.0, float("nan"), True, None):
+    for lam in (0.0, -1.0, float("nan"), True):
         with pytest.raises(ValueError, match=f"lam={lam} must be positive and finite"):
             primal(problem.head, problem.structure, [batch], lam)
+    with pytest.raises(TypeError, match="lam=None must be a number, not a NoneType"):
+        primal(problem.head, problem.structure, [batch], None)
     for wrong, error, words in [
         (batch._replace(index=batch.index - 1), ValueError, "index holds -1 to 4"),
         (batch._replace(index=batch.index.int()), ValueError, "index must be int64"),

@@ -219,13 +219,17 @@ def test_states_of_other_optimizers_are_refused():
 # -- Bad input ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), True, "1"])
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), True])
 def test_bad_numbers(wrong):
     for options in ({"lam": wrong}, {"lam": 0.5, "max_loss": wrong}):
         with pytest.raises(ValueError, match=f"{list(options)[-1]}={wrong} must be positive and finite"):
             Subgradient(multiclass(0).head.parameters(), **options)
-    with pytest.raises(ValueError, match="lam=None must be"):
-        Subgradient(multiclass(0).head.parameters(), None)
+
+
+@pytest.mark.parametrize("wrong", ["1", None, torch.tensor(1.0)])
+def test_what_is_no_number(wrong):
+    with pytest.raises(TypeError, match=r"lam=.* must be a number, not a"):
+        Subgradient(multiclass(0).head.parameters(), wrong)
 
 
 @pytest.mark.parametrize("option", [{"lr": 0.1}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"lam": 0.1}])

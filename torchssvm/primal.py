@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.batch import Batch, apply_head, to_device
+from torchssvm.dual.problem import check_lam
 from torchssvm.dual.state import squared_norm
 from torchssvm.potentials import Potentials, as_potentials
 from torchssvm.structures import Structure, find_corner
@@ -72,11 +72,11 @@ def primal(
 
     Raises:
         ValueError: An example is missing or came twice, or an argument or a batch is not valid.
-        TypeError: The potentials are not of the weights' dtype.
+        TypeError: The potentials are not of the weights' dtype, or ``lam`` is no number.
     """
     start = time.perf_counter()
-    if isinstance(lam, bool) or not isinstance(lam, float | int) or not (lam > 0 and math.isfinite(lam)):
-        raise ValueError(f"lam={lam} must be positive and finite")
+    check_lam(lam)
+    lam = float(lam)
     if parameters is None:
         if not isinstance(head, torch.nn.Module):
             raise ValueError(
@@ -107,7 +107,7 @@ def primal(
         exact=exact,
         oracle_calls=count,
         seconds=time.perf_counter() - start,
-        lam=float(lam),
+        lam=lam,
     )
 
 

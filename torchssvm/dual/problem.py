@@ -41,12 +41,17 @@ def check_problem(
     return held
 
 
-def check_lam(lam: Any) -> None:
-    """Raise unless the regularisation is a positive, finite number: TypeError if it is none, else ValueError."""
+def check_lam(lam: Any, name: str = "lam") -> None:
+    """Raise unless the regularisation is a positive, finite number: TypeError if it is none, else ValueError.
+
+    Args:
+        lam: What was given.
+        name: What messages call it.
+    """
     if isinstance(lam, bool) or (isinstance(lam, numbers.Real) and not 0.0 < float(lam) < math.inf):
-        raise ValueError(f"lam={lam} must be positive and finite")
+        raise ValueError(f"{name}={lam} must be positive and finite")
     if not isinstance(lam, numbers.Real):  # NumPy's are, too
-        raise TypeError(f"lam={lam!r} must be a number, not a {type(lam).__name__}")
+        raise TypeError(f"{name}={lam!r} must be a number, not a {type(lam).__name__}")
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:

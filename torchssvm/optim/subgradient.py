@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchssvm.dual.problem import check_lam
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
 
@@ -33,16 +34,15 @@ class Subgradient(Optimizer):
 
     Raises:
         ValueError: ``lam`` or ``max_loss`` is not positive, or a group has other options.
+        TypeError: One of both is no number.
     """
 
     def __init__(
         self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lam: float, *, max_loss: float | None = None
     ) -> None:
-        for name, value in (("lam", lam), ("max_loss", max_loss)):
-            if value is None and name == "max_loss":
-                continue
-            if isinstance(value, bool) or not isinstance(value, float | int) or not 0.0 < value < math.inf:
-                raise ValueError(f"{name}={value} must be positive and finite")
+        check_lam(lam)
+        if max_loss is not None:
+            check_lam(max_loss, "max_loss")
         bound = None if max_loss is None else float(max_loss)
         super().__init__(params, {"lr": 0.0, "lam": float(lam), "max_loss": bound, "steps": 0})
 

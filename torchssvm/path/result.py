@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.dual.problem import check_lam
 from torchssvm.dual.storage import require
 
 _FORMAT = 1
@@ -79,9 +80,10 @@ class RegularizationPath:
 
         Raises:
             ValueError: ``lam`` is not positive, or the path was not followed that far.
+            TypeError: It is no number.
         """
-        if not (lam > 0.0 and math.isfinite(lam)):
-            raise ValueError(f"lam={lam} must be positive and finite")
+        check_lam(lam)
+        lam = float(lam)
         if lam < self.lowest:
             raise ValueError(f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it with a lower lam_min")
         above = int(torch.searchsorted(-self.breakpoints, -lam, right=True))  # breakpoints >= lam
