@@ -3,9 +3,9 @@
 python benchmarks/large_outputs.py --out runs/large_outputs
 
 Synthetic chains with the same number of tokens for every K; each measurement is a process of its own, on one thread.
-Compilation and reading are outside the clocks. The pass of BCFW is that of its max oracle alone, loss-augmented Viterbi
-on a sample of the chains at the weights that GDMM found, scaled to all tokens: a lower bound. Writes table.md,
-results.json and large_outputs.png.
+Compilation and reading are outside the clocks. A pass of BCFW, and of its max oracle alone, loss-augmented Viterbi, is
+that of a sample of the chains in batches of 8, scaled to all tokens. Writes table.md, results.json and
+large_outputs.png.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
         chains: n.
         passes: Of GDMM.
         brute: Configurations that brute force may look at, which says how many chains it gets.
-        decoded: Additions of the max oracle's sample.
+        decoded: Additions of the max oracle on the sample that BCFW visits.
         rules: K, n and passes of the comparison of rules.
         label_sets: Passes over bibtex, of GDMM and of BCFW; None is not measured.
     """
@@ -77,21 +77,22 @@ def measure(ask: Ask, sizes: Sizes) -> dict[str, Any]:
 
 
 def ratio(found: dict[str, Any]) -> float:
-    """Seconds of the max oracle's pass over those of GDMM's."""
-    return found["oracle_pass_cpu_seconds"] / mean_pass(found)
+    """Seconds of a pass of BCFW over those of GDMM's."""
+    return found["bcfw_pass_cpu_seconds"] / mean_pass(found)
 
 
 def tables(found: dict[str, Any], sizes: Sizes) -> list[Table]:
     """What was found, for people."""
     head = [
         *("K", "entries visited a query", "of K² entries", "GDMM, CPU s a pass", "last pass"),
-        *("Viterbi alone, CPU s a pass", "times GDMM's pass", f"gap after {sizes.passes} passes", "violation"),
+        *("BCFW, CPU s a pass", "its Viterbi", "BCFW over GDMM", f"gap after {sizes.passes} passes", "violation"),
         *("peak, MiB", "above the start, MiB", "active dual, bytes a token", "mean parts of BCFW, bytes a token"),
     ]
     rows = [
         [
             *(states, one["visited"][-1], f"{100 * one['visited'][-1] / states**2:.3f} %", mean_pass(one)),
-            *(one["pass_cpu_seconds"][-1], one["oracle_pass_cpu_seconds"], ratio(one), one["gap"], one["violation"]),
+            *(one["pass_cpu_seconds"][-1], one["bcfw_pass_cpu_seconds"], one["oracle_pass_cpu_seconds"]),
+            *(ratio(one), one["gap"], one["violation"]),
             *(one["peak_mib"], one["above_base_mib"], one["dual_bytes_per_token"], one["block_bytes_per_token"]),
         ]
         for states, one in found["chains"].items()
@@ -155,9 +156,8 @@ def main(arguments: list[str] | None = None) -> None:
     text = "\n".join(table.markdown() for table in tables(found, sizes))
     if not args.quick:
         largest = max(found["chains"])
-        text += (
-            f"\n- {Limit(f'K = {largest}, Viterbi over GDMM', ratio(found['chains'][largest]), 50.0, at_least=True)}\n"
-        )
+        times = ratio(found["chains"][largest])
+        text += f"\n- {Limit(f'K = {largest}, a pass of BCFW over one of GDMM', times, 50.0, at_least=True)}\n"
     print(f"\n{text}", flush=True)
     (args.out / "table.md").write_text(text, encoding="utf-8")
     content = {"quick": args.quick, "machine": describe_machine(), "found": found}
