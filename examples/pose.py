@@ -4,7 +4,7 @@ Of the 800 training images of the Leeds Sports Poses, the network is trained on 
 in the report's folder; the head on the first 100 (as in the paper), of which the network knows no more than of the test
 images, or on all 800. Prints detected joints (PDJ) and the mean error on the 200 test images, beside those of the
 network alone. With --joint, network and head are then trained together, on the structured hinge; a copy of the
-network goes on with cross-entropy on the same images for as many epochs, so that the two can be compared.
+network goes on with cross-entropy on the same images, steps and rate, so that the two can be compared.
 
 python examples/pose.py --precision bf16-mixed
 python examples/pose.py --hold-out 1 0.1
@@ -178,6 +178,8 @@ def train_jointly(args: argparse.Namespace, its: People, network: PoseNetwork, l
     """Network and head in turn, for some rounds; the network goes on from where it is. Returns the seconds."""
     direction, oracle, storage = rules(args)
     head = LinearPose(its.head.structure)
+    L.seed_everything(args.seed)
+    network.train()
     together = StructuredSVM(
         head,
         lam,
@@ -257,7 +259,9 @@ def main() -> None:
         extra["held_out_error"] = held_out
     if args.joint:
         certificates = {"frozen": run.history[-1].certificate}
+        start = time.perf_counter()
         longer = trained_longer(args, network, its.train, rows, args.rounds * ALTERNATE.features, slowly)
+        extra["longer_seconds"] = time.perf_counter() - start
         extra["joint_seconds"] = train_jointly(args, its, network, lam, rows)
         torch.save(network.state_dict(), args.report / "network-joint.pt")
         for name, trained in {"longer": longer, "joint": network}.items():
@@ -265,9 +269,9 @@ def main() -> None:
             run = train_head(args, its, trained, lam, data)
             found |= {f"{name} network": alone(trained, test), f"{name} structured": decoded(run.model, test)}
             certificates[name] = run.history[-1].certificate
-        print("\nnetwork by cross-entropy:              {frozen}".format_map(certificates))
-        print("by cross-entropy, as long as jointly:  {longer}".format_map(certificates))
-        print("trained jointly:                       {joint}".format_map(certificates))
+        print(f"\nnetwork by cross-entropy:              {certificates['frozen']}")
+        print(f"by cross-entropy, as long as jointly:  {certificates['longer']}")
+        print(f"trained jointly:                       {certificates['joint']}")
         extra |= {
             f"{which}_{name}": getattr(certificates[which], name)
             for which in ("frozen", "longer")

@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 from common import trainer_flags
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from torchssvm import Pose
 from torchssvm.datasets import LSPET, RandomViews
@@ -26,18 +26,18 @@ LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 0.02, 16
 
 
 class Pretraining(L.LightningModule):
-    """Cross-entropies of places and types on random views of the images.
+    """Cross-entropies of places and types.
 
     Args:
         network: What is trained.
-        views: How images are varied.
+        views: How images are varied; None is not at all.
         optimizer: ``parameters -> torch.optim.Optimizer``; None is AdamW, with one rise and fall of its rate.
     """
 
     def __init__(
         self,
         network: PoseNetwork,
-        views: RandomViews,
+        views: RandomViews | None,
         optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
     ) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Pretraining(L.LightningModule):
 
     def training_step(self, batch, batch_idx):
         """The sum of both losses."""
-        images, joints = self.views(batch.x, batch.y)
+        images, joints = (batch.x, batch.y) if self.views is None else self.views(batch.x, batch.y)
         places, types = self.network.loss(images, body_nodes(grid_places(joints)))
         self.log_dict({"places": places, "types": types}, prog_bar=True, batch_size=len(images))
         return places + types
@@ -91,10 +91,13 @@ def pretrained(args: argparse.Namespace, structure: Pose, images: LSPET, rows: r
     file = args.report / f"network-{rows.start}-{rows.stop}.pt"
     if (held := _read(file)) is not None and held["settings"] == settings:
         network.load_state_dict(held["network"])
-        return network.to(args.device), held["seconds"]
+        return network.eval().to(args.device), held["seconds"]
     L.seed_everything(args.seed)
     start = time.perf_counter()
-    _fit(args, Pretraining(network, RandomViews()), images, rows, BATCH, args.pretraining)
+    loader = DataLoader(
+        Subset(images, rows), batch_size=min(BATCH, len(rows)), shuffle=True, collate_fn=images.collate, drop_last=True
+    )
+    _fit(args, Pretraining(network, RandomViews()), loader, args.pretraining)
     seconds = time.perf_counter() - start
     torch.save({"settings": settings, "network": network.state_dict(), "seconds": seconds}, file)
     return network.eval().to(args.device), seconds
@@ -108,7 +111,9 @@ def trained_longer(
     epochs: int,
     optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer],
 ) -> PoseNetwork:
-    """A copy of the network that goes on with cross-entropy: what joint training has to be measured against.
+    """A copy of the network that goes on with cross-entropy: what joint training is measured against.
+
+    Images are as they are, without random views, and every epoch takes them all, as in joint training.
 
     Args:
         args: The flags' values.
@@ -118,17 +123,14 @@ def trained_longer(
         epochs: How many.
         optimizer: As of :class:`Pretraining`.
     """
-    its = copy.deepcopy(network)
-    _fit(args, Pretraining(its, RandomViews(), optimizer), images, rows, args.batch_size, epochs)
+    L.seed_everything(args.seed)
+    its = copy.deepcopy(network).train()
+    loader = DataLoader(Subset(images, rows), batch_size=args.batch_size, shuffle=True, collate_fn=images.collate)
+    _fit(args, Pretraining(its, None, optimizer), loader, epochs)
     return its.eval().to(args.device)
 
 
-def _fit(
-    args: argparse.Namespace, module: Pretraining, images: LSPET, rows: range, batch_size: int, epochs: int
-) -> None:
-    chosen: Dataset[Any] = Subset(images, rows)
-    size = min(batch_size, len(rows))
-    loader = DataLoader(chosen, batch_size=size, shuffle=True, collate_fn=images.collate, drop_last=True)
+def _fit(args: argparse.Namespace, module: Pretraining, loader: DataLoader, epochs: int) -> None:
     trainer = L.Trainer(max_epochs=epochs, precision=args.precision, **trainer_flags(args))
     trainer.fit(module, loader)
 
