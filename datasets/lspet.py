@@ -123,9 +123,9 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
 
     @staticmethod
     @collating
-    def collate(items: Sequence[tuple[Tensor, Tensor, int]]) -> Batch:
+    def collate(examples: Sequence[tuple[Tensor, Tensor, int]]) -> Batch:
         """Images ``[B, 3, H, W]`` and joints ``[B, 14, 2]``."""
-        images, joints, index = zip(*items, strict=True)
+        images, joints, index = zip(*examples, strict=True)
         return Batch(torch.stack(images), torch.stack(joints), torch.tensor(index))
 
     def places(self, stride: int) -> Tensor:

@@ -209,7 +209,7 @@ class Multilabel(Dataset[Example]):
     @staticmethod
     @collating
     def collate(examples: Sequence[Example]) -> Batch:
-        """Examples, rows of features padded to the longest."""
+        """Examples; lists of features are padded to the longest."""
         xs, ys, numbers = zip(*examples, strict=True)
         x = torch.stack(xs) if isinstance(xs[0], Tensor) else _stacked(xs)
         return Batch(x=x, y=torch.stack(ys), index=torch.tensor(numbers))

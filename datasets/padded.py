@@ -49,8 +49,9 @@ def places_of(indices: Sequence[int] | Tensor, n: int, what: str = "examples") -
     Raises:
         ValueError: There are none.
         IndexError: One is out of range.
+        TypeError: One is not a whole number.
     """
-    places = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+    places = [operator.index(i) for i in (indices.reshape(-1).tolist() if isinstance(indices, Tensor) else indices)]
     if not places:
         raise ValueError("indices is empty: a batch needs at least one example")
     low, high = min(places), max(places)
@@ -75,7 +76,6 @@ def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Seq
         make: A batch of at least one example.
     """
 
-    @functools.wraps(make)
     def collate(examples: Batch | Sequence[_Item]) -> Batch:
         if isinstance(examples, Batch):
             return examples
@@ -83,6 +83,8 @@ def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Seq
             raise ValueError("examples is empty: a batch needs at least one example")
         return make(examples)
 
+    functools.update_wrapper(collate, make, ("__module__", "__name__", "__qualname__", "__doc__"))
+    del collate.__wrapped__  # type: ignore[attr-defined]  # it takes examples only, and this one a batch too
     return collate
 
 

@@ -46,9 +46,9 @@ class PoseTargets(Dataset[tuple[Tensor, Tensor, int]]):
 
     @staticmethod
     @collating
-    def collate(items: Sequence[tuple[Tensor, Tensor, int]]) -> Batch:
+    def collate(examples: Sequence[tuple[Tensor, Tensor, int]]) -> Batch:
         """Images ``[B, 3, H, W]`` and labelings ``[B, P, 4]``."""
-        images, labelings, index = zip(*items, strict=True)
+        images, labelings, index = zip(*examples, strict=True)
         return Batch(torch.stack(images), torch.stack(labelings), torch.tensor(index))
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ import qpsolvers
 import torch
 from problems import Problem, Reference, Training, flat, rng
 
-from torchssvm import BCFW, BlockGap, DualState, certify
+from torchssvm import BCFW, BlockGap, Certificate, DualState, certify
 from torchssvm.batch import apply_head
 
 Bounds = dict[str, tuple[Any, Any]]
@@ -25,7 +25,17 @@ def groups_of(head: torch.nn.Module, bounds: Bounds) -> list[dict[str, Any]]:
     return found
 
 
-def train_within(problem, storage, direction=None, oracle=None, *, bounds, search=None, passes, tolerance=1e-6):
+def train_within(
+    problem: Problem,
+    storage: Any,
+    direction: Any = None,
+    oracle: Any = None,
+    *,
+    bounds: Bounds,
+    search: Any = None,
+    passes: int,
+    tolerance: float = 1e-6,
+) -> Certificate:
     """The plain torch loop in batches of two, until a certificate has this gap; the last certificate."""
     dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=storage)
     loss = BlockGap(dual, direction, oracle=oracle)

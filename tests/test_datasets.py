@@ -1,3 +1,5 @@
+import inspect
+import pickle
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+import torchssvm.datasets
 from torchssvm import Batch, DualState, GapBatchSampler, LargestGap, LinearChain
 from torchssvm.datasets import OCR, Example, PaddedDataset, PrecomputedFeatures
 from torchssvm.datasets import ocr as ocr_module
@@ -410,6 +413,20 @@ def test_lightning_is_imported_only_when_asked_for():
         "print('lightning' in sys.modules, 'OCRData' in dir(d))"
     )
     assert out == "False True"
+
+
+COLLATING = [one for one in map(vars(torchssvm.datasets).get, torchssvm.datasets.__all__) if hasattr(one, "collate")]
+
+
+@pytest.mark.parametrize("dataset", COLLATING)
+def test_collate_functions(dataset):
+    """They take whatever a loader fetched, and go to its workers."""
+    batch = Batch(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+    assert dataset.collate(batch) is batch
+    with pytest.raises(ValueError, match="examples is empty: a batch needs at least one example"):
+        dataset.collate([])
+    assert pickle.loads(pickle.dumps(dataset.collate)) is dataset.collate
+    assert "Batch | Sequence" in str(inspect.signature(dataset.collate).parameters["examples"])
 
 
 @pytest.mark.parametrize(

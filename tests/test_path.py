@@ -265,6 +265,24 @@ class TestPath:
             assert path.at(below.lam) is below
             assert path.at(math.nextafter(below.lam, math.inf)) is point
 
+    def test_numbers_of_numpy_and_what_is_no_number(self):
+        path = follow(multiclass(4))
+        for asked in (1.1 * path.points[0].lam, path.points[1].lam, 0.5):
+            lam = np.float32(asked)
+            for found, expected in (
+                (path.gap(lam), path.gap(float(lam))),
+                (path.norm(lam), path.norm(float(lam))),
+            ):
+                assert type(found) is float
+                assert found == expected
+            assert path.at(lam) is path.at(float(lam))
+            assert np.array_equal(vector(path.weights(lam)), vector(path.weights(float(lam))))
+        for method in (path.at, path.weights, path.gap, path.norm):
+            with pytest.raises(TypeError, match="lam='1' must be a number, not a str"):
+                method("1")
+            with pytest.raises(ValueError, match="lam=True must be positive and finite"):
+                method(True)
+
     def test_the_end_is_recognised(self):
         """Three examples in six dimensions can be separated: some weights serve every smaller lambda."""
         problem = multiclass(5, n=3, features=6)

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from problems import PROBLEMS, assert_same, chain, flat, multiclass, reference, rng
@@ -226,10 +227,21 @@ def test_bad_numbers(wrong):
             Subgradient(multiclass(0).head.parameters(), **options)
 
 
+def test_numbers_of_numpy():
+    run = Subgradient(multiclass(0).head.parameters(), np.float32(0.5), max_loss=np.int64(2))
+    assert [(type(run.param_groups[0][name]), run.param_groups[0][name]) for name in ("lam", "max_loss")] == [
+        (float, 0.5),
+        (float, 2.0),
+    ]
+
+
 @pytest.mark.parametrize("wrong", ["1", None, torch.tensor(1.0)])
 def test_what_is_no_number(wrong):
     with pytest.raises(TypeError, match=r"lam=.* must be a number, not a"):
         Subgradient(multiclass(0).head.parameters(), wrong)
+    if wrong is not None:
+        with pytest.raises(TypeError, match=r"max_loss=.* must be a number, not a"):
+            Subgradient(multiclass(0).head.parameters(), 0.5, max_loss=wrong)
 
 
 @pytest.mark.parametrize("option", [{"lr": 0.1}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"lam": 0.1}])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -421,18 +420,9 @@ def test_lightning_is_imported_only_when_asked_for():
     assert "torchssvm[lightning]" in done.stdout, done.stderr
 
 
-def test_the_example(root, tmp_path, monkeypatch, capsys):
+def test_the_example(root, tmp_path, run_script):
     pytest.importorskip("matplotlib")
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.syspath_prepend(str(ALIGNMENT.parent))
-    flags = ["--data", str(root), "--gap", "0.05", "--report", str(tmp_path / "new"), "--seed", "3"]
-    monkeypatch.setattr(sys, "argv", [str(ALIGNMENT), *flags])
-    try:
-        runpy.run_path(str(ALIGNMENT), run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-    out = capsys.readouterr().out
+    out = run_script(ALIGNMENT, "--data", root, "--gap", "0.05", "--report", tmp_path / "new", "--seed", "3")
     report = json.loads((tmp_path / "new" / "report.json").read_text(encoding="utf-8"))
     assert report["gap"] <= 0.05
     assert report["stopped_because"].startswith("certified gap")

@@ -75,8 +75,7 @@ def primal(
         TypeError: The potentials are not of the weights' dtype, or ``lam`` is no number.
     """
     start = time.perf_counter()
-    check_lam(lam)
-    lam = float(lam)
+    lam = check_lam(lam)
     if parameters is None:
         if not isinstance(head, torch.nn.Module):
             raise ValueError(

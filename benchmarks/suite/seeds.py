@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Runs = dict[str, list[dict[str, Any]]]
-"""By the solver's name, what a run gave for every seed; its ``checks`` are certificates, the first one first."""
+"""By the solver's name, what a run gave for every seed; its ``checks`` are certificates in the order of the run."""
 
 
 def run_missing(

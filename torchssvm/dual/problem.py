@@ -41,17 +41,27 @@ def check_problem(
     return held
 
 
-def check_lam(lam: Any, name: str = "lam") -> None:
-    """Raise unless the regularisation is a positive, finite number: TypeError if it is none, else ValueError.
+def check_lam(lam: Any) -> float:
+    """The regularisation, as :func:`check_positive` gives it."""
+    return check_positive(lam, "lam")
+
+
+def check_positive(value: Any, name: str) -> float:
+    """The number as a plain float, if it is positive and finite.
 
     Args:
-        lam: What was given.
+        value: What was given.
         name: What messages call it.
+
+    Raises:
+        ValueError: It is not positive, or not finite.
+        TypeError: It is no number.
     """
-    if isinstance(lam, bool) or (isinstance(lam, numbers.Real) and not 0.0 < float(lam) < math.inf):
-        raise ValueError(f"{name}={lam} must be positive and finite")
-    if not isinstance(lam, numbers.Real):  # NumPy's are, too
-        raise TypeError(f"{name}={lam!r} must be a number, not a {type(lam).__name__}")
+    if isinstance(value, bool) or (isinstance(value, numbers.Real) and not 0.0 < float(value) < math.inf):
+        raise ValueError(f"{name}={value} must be positive and finite")
+    if not isinstance(value, numbers.Real):  # NumPy's are, too
+        raise TypeError(f"{name}={value!r} must be a number, not a {type(value).__name__}")
+    return float(value)
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:

@@ -211,8 +211,7 @@ class DualState(PendingSteps):
         Raises:
             ValueError: ``lam`` is not positive and finite.
         """
-        check_lam(lam)
-        lam = float(lam)
+        lam = check_lam(lam)
         held = self.unclipped if self.recomputed is None else self.recomputed
         self.set_weights([tensor * (self.lam / lam) for tensor in held])
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)

@@ -94,16 +94,6 @@ class ChainProblem(Problem):
         update_multipliers(0, self.dual.num_examples, self.tokens, self.duals, step, self.num_states, totals)
         return totals
 
-    def active(self) -> dict[str, float]:
-        """Mean sizes of active sets, and the label pairs that have ever been met."""
-        factors = max(self.num_sides // 2, 1)
-        return {
-            "labels": float(self.duals.variables.size.mean()),
-            "pairs": float(self.duals.factors.size.sum()) / factors,
-            "messages": float(self.duals.sides.size.sum()) / max(self.num_sides, 1),
-            "weights": float(len(as_list_of(self.pairs)[0])),
-        }
-
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
         key, value = as_list_of(self.pairs)

@@ -63,8 +63,7 @@ class FactorwiseSVM(Predicting):
             if given is not None:
                 raise TypeError(f"{name}: GDMM does not train features; StructuredSVM trains them with the head")
         self.automatic_optimization = False
-        check_lam(lam)
-        lam = float(lam)  # hyperparameters in checkpoints are plain numbers
+        lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
         check_kind(head)
         self.save_hyperparameters("lam", "seed")
         self.head, self.features, self.lam = head, features, lam

@@ -98,8 +98,7 @@ class StructuredSVM(Predicting):
             raise ValueError("features_optimizer is given, and features=None: there is nothing for it to train")
         if joint is not None and features_optimizer is None:
             raise ValueError(f"joint={joint} needs features_optimizer; without it the features are frozen")
-        check_lam(lam)
-        lam = float(lam)  # hyperparameters in checkpoints are plain numbers
+        lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
         if sweeps < 0:
             raise ValueError(f"sweeps={sweeps} must be at least 0")
         self.save_hyperparameters("lam", "sweeps", "memory_limit", "bounds")

@@ -16,7 +16,7 @@ from torchssvm.optim.box_qp import solve_batch
 from torchssvm.optim.gradient_check import Seen, check_gradient
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch
 from torchssvm.potentials import full_precision
-from torchssvm.row_sparse import dense, inner_product, select_examples
+from torchssvm.row_sparse import dense, inner_product
 
 
 class BCFW(Optimizer):
@@ -281,7 +281,7 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
         seen.update(proposal.index[fresh].tolist())
         keep.append(torch.tensor(fresh, dtype=torch.int64, device=proposal.index.device))
     stacked = [
-        torch.cat([select_examples(g, rows) for g, rows in zip(several, keep, strict=True)])
+        torch.cat([g.index_select(0, rows) for g, rows in zip(several, keep, strict=True)])
         for several in zip(*(p.gradients or [] for p in proposals), strict=True)
     ]
     stacked = [g.coalesce() if g.is_sparse else g for g in stacked]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchssvm.dual.problem import check_lam
+from torchssvm.dual.problem import check_lam, check_positive
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
 
@@ -40,11 +40,9 @@ class Subgradient(Optimizer):
     def __init__(
         self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lam: float, *, max_loss: float | None = None
     ) -> None:
-        check_lam(lam)
-        if max_loss is not None:
-            check_lam(max_loss, "max_loss")
-        bound = None if max_loss is None else float(max_loss)
-        super().__init__(params, {"lr": 0.0, "lam": float(lam), "max_loss": bound, "steps": 0})
+        lam = check_lam(lam)
+        bound = None if max_loss is None else check_positive(max_loss, "max_loss")
+        super().__init__(params, {"lr": 0.0, "lam": lam, "max_loss": bound, "steps": 0})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; they share the step size of the others.

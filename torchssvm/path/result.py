@@ -82,8 +82,7 @@ class RegularizationPath:
             ValueError: ``lam`` is not positive, or the path was not followed that far.
             TypeError: It is no number.
         """
-        check_lam(lam)
-        lam = float(lam)
+        lam = check_lam(lam)
         if lam < self.lowest:
             raise ValueError(f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it with a lower lam_min")
         above = int(torch.searchsorted(-self.breakpoints, -lam, right=True))  # breakpoints >= lam
@@ -93,8 +92,9 @@ class RegularizationPath:
         """The weights at ``lam`` by the names of the head's parameters, on the CPU.
 
         Raises:
-            ValueError: As :meth:`at`.
+            ValueError, TypeError: As :meth:`at`.
         """
+        lam = check_lam(lam)
         point = self.at(lam)
         if lam <= point.lam:
             return {name: tensor.clone() for name, tensor in point.weights.items()}
@@ -104,7 +104,7 @@ class RegularizationPath:
         """What ``primal - optimum`` is guaranteed not to exceed at ``lam``, with the weights of this path.
 
         Raises:
-            ValueError: As :meth:`at`.
+            ValueError, TypeError: As :meth:`at`.
             RuntimeError: The path is heuristic.
         """
         if not self.certified:
@@ -113,6 +113,7 @@ class RegularizationPath:
 
     def gap_estimate(self, lam: float) -> float:
         """The gap at ``lam`` by the figures of the run: :meth:`gap`, if the path is certified."""
+        lam = check_lam(lam)
         point = self.at(lam)
         if lam > point.lam:  # lam * gap does not grow with lam where every block is on its largest loss
             return point.gap * (point.lam / lam)
@@ -120,6 +121,7 @@ class RegularizationPath:
 
     def norm(self, lam: float) -> float:
         """``|w|`` at ``lam``."""
+        lam = check_lam(lam)
         point = self.at(lam)
         squared = sum(float(tensor.to(torch.float64).square().sum()) for tensor in point.weights.values())
         return math.sqrt(squared) * min(1.0, point.lam / lam)
@@ -130,6 +132,7 @@ class RegularizationPath:
 
         Raises:
             ValueError: As :meth:`at`, or the head has other parameters.
+            TypeError: As :meth:`at`.
         """
         weights, parameters = self.weights(lam), dict(head.named_parameters())
         here = {name: (list(p.shape), p.dtype) for name, p in parameters.items()}
