@@ -172,9 +172,13 @@ def test_the_benchmark(benchmark, tmp_path, capsys):
         assert len(one["visited"]) == len(one["pass_cpu_seconds"]) == 3
         assert 1.0 <= one["visited"][-1] <= int(states) ** 2
         assert one["gap"] >= 0.0
-        assert one["bcfw_pass_cpu_seconds"] > one["oracle_pass_cpu_seconds"] > 0.0
         assert one["dual_bytes_per_token"] >= 16.0
         assert math.isfinite(one["peak_mib"])
+    for several in found["bcfw"].values():
+        assert [(one["batch"], one["sweeps"], one["chains"]) for one in several] == [(8, 5, 8), (4, 0, 16)]
+        for one in several:
+            assert one["pass_cpu_seconds"] > one["oracle_pass_cpu_seconds"] > 0.0
+            assert one["kept_bytes_per_token"] >= 8.0
     for states, one in found["oracles"].items():
         assert one["brute force"]["visited"][-1] == int(states) ** 2
         assert one["sorted"]["visited"][-1] < int(states) ** 2

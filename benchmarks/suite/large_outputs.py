@@ -35,7 +35,6 @@ import multilabel as example
 
 RULES = {"FullyCorrective": FullyCorrective, "AwayStep": AwayStep, "BlockGreedy": BlockGreedy}
 ORACLES = {"sorted": SortedOracle, "brute force": BruteForce}
-BATCH = 8  # chains of a step of BCFW
 
 
 def make(states: int, chains: int, lam: float, rule: str, oracle: str) -> tuple[GDMM, LargeChains]:
@@ -53,9 +52,8 @@ def gdmm(
     lam: float,
     rule: str = "FullyCorrective",
     oracle: str = "sorted",
-    sample: int = 0,
 ) -> dict[str, Any]:
-    """Passes of GDMM over chains; then BCFW and its max oracle on ``sample`` of them.
+    """Passes of GDMM over chains.
 
     The high-water mark of memory is that of the passes, data and weights included, above what Python, torch and the
     kernels take.
@@ -87,7 +85,7 @@ def gdmm(
         "dual_bytes_per_token": active_bytes(optim) / tokens,
         "block_bytes_per_token": 4.0 * (states + states**2 * chains / tokens),  # mean parts of BCFW, float32
     }
-    return {**found, **bcfw_pass(data, lam, sample)} if sample else found
+    return found
 
 
 def active_bytes(optim: GDMM) -> float:
@@ -96,43 +94,51 @@ def active_bytes(optim: GDMM) -> float:
     return 16.0 * float(variables.size.sum() + factors.size.sum()) + 24.0 * float(sides.size.sum())
 
 
-def bcfw_pass(data: LargeChains, lam: float, sample: int) -> dict[str, float]:
-    """CPU seconds of BCFW on some chains, a batch after another, and of its max oracle alone; scaled to all tokens.
+def bcfw(states: int, chains: int, lam: float, sample: int, batch: int, sweeps: int) -> dict[str, Any]:
+    """CPU seconds of BCFW's first steps on some of the chains, and of its max oracle alone; scaled to all tokens.
 
     Blocks are kept as labelings, which are the smallest. Each step also reads and writes all weights, K^2 of which are
     those of label pairs.
 
     Args:
-        data: The chains.
+        states: K.
+        chains: How many there are.
         lam: Regularisation.
-        sample: How many of the chains are visited.
+        sample: Chains that are visited; rounded up to whole batches, and a batch before them that compiles.
+        batch: Chains of a step.
+        sweeps: As of :class:`torchssvm.BlockGap`; 0 is one step for the batch.
     """
-    head = SparseLinearChain(data.in_features, data.num_states, boundary=False)
-    dual = DualState.for_head(head, len(data), lam, storage=Labelings())
-    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+    data = LargeChains(num_states=states, num_chains=chains)
+    head = SparseLinearChain(data.in_features, states, boundary=False)
+    dual = DualState.for_head(head, chains, lam, storage=Labelings())
+    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual, sweeps=sweeps)
+    batch = min(batch, chains // 2)
+    steps = min(-(-sample // batch), chains // batch - 1)
     oracle, whole, tokens = 0.0, 0.0, 0
-    batches = torch.arange(min(sample, len(data))).split(BATCH)
-    for number, index in enumerate((batches[0], *batches)):  # the first step compiles
-        batch = data.__getitems__(index)
+    for number, index in enumerate(torch.arange(batch * (steps + 1)).split(batch)):
+        its = data.__getitems__(index)
         clock = Clock()
         optim.zero_grad()
-        loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+        loss(head(its.x, its.lengths), its.y, its.index).backward()
         optim.step()
         step = clock.stop()["cpu_seconds"]
         with torch.no_grad():
-            potentials = head(batch.x, batch.lengths)
-            target = head.structure.check_target(batch.y, potentials)
+            potentials = head(its.x, its.lengths)
+            target = head.structure.check_target(its.y, potentials)
             clock = Clock()
             head.structure.augmented_argmax(potentials, target)
         if number:
             oracle += clock.stop()["cpu_seconds"]
             whole += step
-            tokens += int(batch.lengths.sum())
+            tokens += int(its.lengths.sum())
     scale = len(data.states) / tokens
     return {
-        "bcfw_sample": min(sample, len(data)),
+        "chains": batch * steps,
+        "batch": batch,
+        "sweeps": sweeps,
         "oracle_pass_cpu_seconds": oracle * scale,
-        "bcfw_pass_cpu_seconds": whole * scale,
+        "pass_cpu_seconds": whole * scale,
+        "kept_bytes_per_token": dual.storage.nbytes() / len(data.states),
     }
 
 
@@ -185,4 +191,4 @@ def mean_pass(found: dict[str, Any]) -> float:
     return statistics.mean(found["pass_cpu_seconds"][1:])
 
 
-MEASURES = {"gdmm": gdmm, "label_sets": label_sets, "label_sets_bcfw": label_sets_bcfw}
+MEASURES = {"gdmm": gdmm, "label_sets": label_sets, "bcfw": bcfw, "label_sets_bcfw": label_sets_bcfw}
