@@ -82,6 +82,25 @@ def test_joint_training_and_a_second_run(run_here, tmp_path):
     assert "joint_mean_error" not in again
 
 
+def test_the_network_that_goes_on(people, tmp_path, monkeypatch):
+    """It begins from the same network, fresh or kept, and leaves it alone."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import pose
+
+    args = pose.parse([*SMALL, "--data", str(people), "--report", str(tmp_path)])
+    its = pose.people(args)
+    made = [pose.pretrained(args, its.head.structure, its.train, range(200, 800))[0] for _ in ("fresh", "kept")]
+    held = {name: weight.clone() for name, weight in made[0].state_dict().items()}
+    longer = [pose.trained_longer(args, network, its.train, range(20), 1, pose.slowly) for network in made]
+    for network in (*made, *longer):
+        assert not any(part.training for part in network.modules())
+    for network in made:
+        assert all(torch.equal(network.state_dict()[name], weight) for name, weight in held.items())
+    weights = [torch.cat([p.flatten() for p in network.parameters()]) for network in longer]
+    assert torch.equal(*weights)
+    assert not torch.equal(weights[0], torch.cat([p.flatten() for p in made[0].parameters()]))
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
