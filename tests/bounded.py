@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import qpsolvers
 import torch
-from problems import Problem, Reference, Training, flat, rng
+from problems import Problem, Reference, Training, flat
 
-from torchssvm import BCFW, BlockGap, Certificate, DualState, certify
+from torchssvm import BCFW
 from torchssvm.batch import apply_head
 
 Bounds = dict[str, tuple[Any, Any]]
@@ -22,34 +22,6 @@ def groups_of(head: torch.nn.Module, bounds: Bounds) -> list[dict[str, Any]]:
         lower, upper = bounds.get(name, (None, None))
         options = {key: bound for key, bound in (("lower", lower), ("upper", upper)) if bound is not None}
         found.append({"params": [parameter], **options})
-    return found
-
-
-def train_within(
-    problem: Problem,
-    storage: Any,
-    direction: Any = None,
-    oracle: Any = None,
-    *,
-    bounds: Bounds,
-    search: Any = None,
-    passes: int,
-    tolerance: float = 1e-6,
-) -> Certificate:
-    """The plain torch loop in batches of two, until a certificate has this gap; the last certificate."""
-    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=storage)
-    loss = BlockGap(dual, direction, oracle=oracle)
-    optim = BCFW(groups_of(problem.head, bounds), dual, line_search=search)
-    random = rng(1)
-    for _ in range(passes):
-        for rows in torch.randperm(problem.n, generator=random).split(2):
-            batch = problem.batch(rows)
-            optim.zero_grad()
-            loss(apply_head(problem.head, batch), batch.y, batch.index).backward()
-            optim.step()
-        found = certify(problem.head, dual, problem.everything())
-        if found.gap <= tolerance:
-            break
     return found
 
 

@@ -14,7 +14,19 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
-from torchssvm import BCFW, Batch, BlockGap, Chain, DualState, LinearChain, LinearMulticlass, Multiclass, Potentials
+from torchssvm import (
+    BCFW,
+    Batch,
+    BlockGap,
+    Certificate,
+    Chain,
+    DualState,
+    LinearChain,
+    LinearMulticlass,
+    Multiclass,
+    Potentials,
+    certify,
+)
 from torchssvm.batch import apply_head
 
 # Inherited property tests run under several classes, and the device fixture holds no state.
@@ -122,6 +134,16 @@ class Training:
         for rows in batches:
             self.step(rows)
         return self
+
+    def until(self, tolerance: float, *, passes: int) -> Certificate:
+        """Passes in batches of two, until a certificate has this gap; the last certificate."""
+        random = rng(1)
+        for _ in range(passes):
+            self.run(torch.randperm(self.problem.n, generator=random).split(2))
+            found = certify(self.head, self.dual, self.problem.everything())
+            if found.gap <= tolerance:
+                break
+        return found
 
     def weights(self) -> Tensor:
         return flat(self.dual.parameters)

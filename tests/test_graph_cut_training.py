@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from bounded import groups_of, optimum_within, train_within
+from bounded import Bounded, optimum_within
 from graphs import GraphProblem
 from head_cases import HeadTestCase
 from hypothesis import strategies as st
@@ -14,12 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    BCFW,
     Away,
-    BlockGap,
     CacheOracle,
     Corrective,
-    DualState,
     ExactSearch,
     FrankWolfe,
     GraphCut,
@@ -138,8 +135,9 @@ class TestLinearGraphWithoutLengths(TestLinearGraph):
 ATTRACTIVE = {"pairwise": (0.0, None)}
 
 
-def train(problem, storage, direction=None, oracle=None, *, bounds=ATTRACTIVE, passes=150, **options):
-    return train_within(problem, storage, direction, oracle, bounds=bounds, passes=passes, **options)
+def train(problem, storage, direction=None, oracle=None, *, bounds=ATTRACTIVE, search=None, passes=150, tolerance=1e-6):
+    training = Bounded(problem, bounds, line_search=search, storage=storage, direction=direction, oracle=oracle)
+    return training.until(tolerance, passes=passes)
 
 
 @pytest.mark.parametrize(
@@ -173,16 +171,11 @@ def test_training_reaches_the_optimum_within_the_bounds(storage, direction, orac
 
 def follow(problem, direction, bounds, passes=6):
     """The certified gap after every pass."""
-    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings())
-    loss, optim, gaps = BlockGap(dual, direction), BCFW(groups_of(problem.head, bounds), dual), []
+    training, gaps = Bounded(problem, bounds, storage=Labelings(), direction=direction), []
     for _ in range(passes):
-        for i in range(problem.n):
-            batch = problem.batch([i])
-            optim.zero_grad()
-            loss(apply_head(problem.head, batch), batch.y, batch.index).backward()
-            optim.step()
-        gaps.append(certify(problem.head, dual, problem.everything()).gap)
-    return gaps, dual
+        training.run([i] for i in range(problem.n))
+        gaps.append(certify(problem.head, training.dual, problem.everything()).gap)
+    return gaps, training.dual
 
 
 def smooth_problem(seed, structure):

@@ -12,19 +12,16 @@ import torch
 from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, flat, rng
+from problems import Training, examples, flat, rng
 from scipy.optimize import linprog
 from structure_cases import StructureTestCase
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    BCFW,
     Away,
     Batch,
-    BlockGap,
     CacheOracle,
     Corrective,
-    DualState,
     EdgePotentials,
     Edges,
     FrankWolfe,
@@ -36,7 +33,6 @@ from torchssvm import (
     Pairwise,
     Potentials,
     Weights,
-    certify,
     check,
 )
 from torchssvm.batch import apply_head
@@ -408,20 +404,8 @@ class Problem:
         return dual, weights
 
     def train(self, storage, direction, oracle=None, passes=200, tolerance=1e-5):
-        dual = DualState.for_head(self.head, self.n, self.lam, storage=storage)
-        loss = BlockGap(dual, direction, oracle=oracle)
-        optim = BCFW(self.head.parameters(), dual)
-        random = rng(1)
-        for _ in range(passes):
-            for rows in torch.randperm(self.n, generator=random).split(2):
-                batch = self.batch(rows)
-                optim.zero_grad()
-                loss(apply_head(self.head, batch), batch.y, batch.index).backward()
-                optim.step()
-            certificate = certify(self.head, dual, self.everything())
-            if certificate.gap <= tolerance:
-                break
-        return certificate
+        training = Training(self, storage=storage, direction=direction, oracle=oracle)
+        return training.until(tolerance, passes=passes)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from bounded import optimum_within, train_within
+from bounded import Bounded, optimum_within
 from head_cases import HeadTestCase
 from problems import Reference, flat, rng
 from torch.utils.data import DataLoader
@@ -199,7 +199,8 @@ class MultilabelProblem:
 
 
 def train(problem, storage, direction=None, oracle=None, *, bounds=None, passes=200, tolerance=1e-6):
-    return train_within(problem, storage, direction, oracle, bounds=bounds or {}, passes=passes, tolerance=tolerance)
+    training = Bounded(problem, bounds or {}, storage=storage, direction=direction, oracle=oracle)
+    return training.until(tolerance, passes=passes)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

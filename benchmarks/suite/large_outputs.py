@@ -72,7 +72,7 @@ def gdmm(
     tokens = len(data.states)
     clock = Clock()
     certificate = optim.certify()
-    found = {
+    return {
         "tokens": tokens,
         "pass_cpu_seconds": seconds,
         "visited": visited,
@@ -85,7 +85,6 @@ def gdmm(
         "dual_bytes_per_token": active_bytes(optim) / tokens,
         "block_bytes_per_token": 4.0 * (states + states**2 * chains / tokens),  # mean parts of BCFW, float32
     }
-    return found
 
 
 def active_bytes(optim: GDMM) -> float:
