@@ -23,6 +23,7 @@ from torchssvm import (
     primal,
     recompute_weights,
 )
+from torchssvm.dual.checkpoint import sealed
 
 SEEDS = st.integers(0, 2**31 - 1)
 SOLVED = st.integers(0, 59)  # problems that the QP solver of the reference solves to the last digits
@@ -188,7 +189,7 @@ class AverageTestCase(ABC):
         else:
             for name, buffer in state["storage"]["buffers"].items():
                 buffer["values"] = mean(shares, [s["storage"]["buffers"][name]["values"] for s in states])
-        twin.optim.load_state_dict({**twin.optim.state_dict(), "dual": state})
+        twin.optim.load_state_dict({**twin.optim.state_dict(), "dual": sealed(state)})
         if storage is MeanParts:
             recompute_weights(twin.head, twin.dual, problem.everything())
         expected = certify(twin.head, twin.dual, problem.everything())

@@ -150,7 +150,8 @@ class Training:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that training depends on."""
-        return copy.deepcopy({"dual": self.dual.state_dict(), "weights": [p.detach() for p in self.dual.parameters]})
+        state = {name: value for name, value in self.dual.state_dict().items() if name != "seal"}
+        return copy.deepcopy({"dual": state, "weights": [p.detach() for p in self.dual.parameters]})
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

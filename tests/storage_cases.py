@@ -163,6 +163,7 @@ class StorageTestCase(ABC):
             c = torch.rand(len(rows), generator=random, dtype=torch.float64)
             c[torch.rand(len(rows), generator=random) < 0.4] = 1.0
             keep = torch.arange(len(rows))[: max(1, len(rows) - 1)]
+            storage.check_features(stored, potentials)
             stored.move(c, keep, change, combined, gradients if storage.needs_gradients else None)
             for b in keep.tolist():
                 moved = (c[b] * change[b]).tolist()

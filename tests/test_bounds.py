@@ -561,7 +561,6 @@ def test_bounds_cannot_be_changed_later(name, value):
     with pytest.raises(RuntimeError, match="changed after BCFW was made"):
         run.optim.step()
     after = run.snapshot()
-    assert after["dual"].pop("visits") == held["dual"].pop("visits") + 1
     assert_same(after, held)
 
 

@@ -156,14 +156,14 @@ def test_a_labeling_that_leaves_changes_neither_block_nor_loss(kind):
     batch = problem.batch(range(problem.n))
     potentials = apply_head(training.head, batch)
     stored = storage.gather(batch.index, potentials, batch.y)
-    before = stored.psi()
+    before = stored.psi
     losses = (storage.sets.mass * storage.sets.loss).sum(1) / problem.n + storage.rest_loss
     has = storage.sets.mass[:, 0] > 0.0
     assert bool(has.any())
     rows = has.nonzero().flatten()
     storage._evict(stored, rows, torch.zeros_like(rows))
     assert not bool(storage.sets.mass[rows, 0].any())
-    after = storage.gather(batch.index, potentials, batch.y).psi()
+    after = storage.gather(batch.index, potentials, batch.y).psi
     for name, tensor in before.items():
         torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-14)
     now = (storage.sets.mass * storage.sets.loss).sum(1) / problem.n + storage.rest_loss
@@ -238,7 +238,9 @@ def test_the_smallest_integers_that_hold_the_labels():
         batch = problem.batch([0])
         potentials = apply_head(training.head, batch)
         stored = training.dual.storage.gather(batch.index, potentials, batch.y)
-        assert training.dual.storage.remember(stored, find_corner(problem.structure, potentials, batch.y))
+        remember = training.dual.storage.remember(stored, find_corner(problem.structure, potentials, batch.y))
+        assert not training.dual.storage.sets.labelings
+        remember()
         (held,) = training.dual.storage.sets.labelings
         assert held.dtype == dtype
         assert int(held[0, 0]) == classes - 1

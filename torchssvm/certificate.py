@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from torchssvm.batch import Batch
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
+from torchssvm.dual.probe import check_depends
 from torchssvm.dual.state import squared_norm
 from torchssvm.potentials import Potentials, full_precision
 from torchssvm.primal import every_example
@@ -30,7 +32,8 @@ class Certificate:
         dual: ``sum_i l_i - lam/2 |w(alpha)|^2``, with w(alpha) recomputed from the dual blocks; under bounds, the
             formula of :class:`torchssvm.DualState`.
         gap: ``primal - dual``.
-        exact: Whether the oracle was exact for every example, so that ``primal`` is the objective itself.
+        exact: Whether the oracle was exact for every example, so that ``primal`` is the objective itself. Never where
+            ``relaxed``.
         drift: ``|w - w(alpha)| / |w(alpha)|``: rounding, unless the features or the weights were moved by others. Under
             bounds, the larger of ``|v - v(alpha)|`` and ``|w - w(alpha)|``, over ``|v(alpha)|``.
         oracle_calls: Examples decoded since the start, this pass included.
@@ -38,6 +41,9 @@ class Certificate:
         seconds: Duration of this pass.
         num_examples: n.
         lam: Regularisation.
+        relaxed: Whether the oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): the
+            primal, dual and gap are then those of the relaxation, whose optimum may lie above that of the problem. The
+            primal bounds both optima; the dual bounds that of the relaxation alone.
     """
 
     primal: float
@@ -50,10 +56,11 @@ class Certificate:
     seconds: float
     num_examples: int
     lam: float
+    relaxed: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
-        kind = "" if self.exact else " (upper bound: approximate oracle)"
-        return (
+        kind = "" if self.exact or self.relaxed else " (upper bound: approximate oracle)"
+        return ("relaxation: " if self.relaxed else "") + (
             f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f} "
             f"after {self.passes:.1f} effective passes"
         )
@@ -74,16 +81,18 @@ def certify(
 
     Args:
         head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials with the dual's parameters in it, such
-            as a model of frozen features and the head.
+            as a model of frozen features and the head. A copy of it whose weights are equal will do.
         dual: The dual state.
         batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
         refresh: Whether the next step starts from the recomputed weights.
 
     Raises:
-        ValueError: An example is missing or came twice, or a batch is not valid.
-        RuntimeError: A target is not that of the exact pass before, or the gap is negative by more than rounding: the
-            dual is not one of these examples. Or the held weights are out of their bounds, where no primal value bounds
-            the optimum.
+        ValueError: An example is missing or came twice, or a batch is not valid; or the head has other weights than
+            the dual.
+        RuntimeError: A target is not that of the example's first visit, or the blocks' losses are not those of what
+            they hold, or the gap is negative by more than rounding: the dual is not one of these examples. Or features
+            have moved and the storage cannot follow them. Or the held weights are out of their bounds, where no primal
+            value bounds the optimum. Nothing has changed then.
     """
     return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
 
@@ -102,9 +111,10 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         raise RuntimeError(
             "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
         )
-    hinges, exact, gaps, weights, targets = make_pass()
-    dual.check_targets(targets)
-    primal = dual.lam / 2 * squared_norm(dual.parameters) + hinges / dual.num_examples
+    found = make_pass()
+    weights = found.weights
+    check_pass(dual, found)
+    primal = dual.lam / 2 * squared_norm(dual.parameters) + found.hinges / dual.num_examples
     length = squared_norm(weights)
     value = dual.objective(float(dual.loss.sum()), weights)
     difference = _squared_distance(dual.unclipped, weights)
@@ -112,7 +122,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         difference = max(difference, _squared_distance(dual.parameters, dual.box.clip(weights)))
     drift = (difference / length) ** 0.5 if length > 0.0 else difference**0.5
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * length):
+    if not primal - value >= -rounding * (1.0 + abs(primal) + dual.lam * length):
         raise RuntimeError(
             f"the gap is negative, {primal - value:.6g}: the dual is not one of these examples. Was an index used for "
             "several examples, or did targets or lengths change?"
@@ -125,9 +135,14 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "index used for several examples, or was the dual trained on others? Then it bounds nothing.",
             stacklevel=2,
         )
-    dual.gap_estimates = gaps.clamp(min=0.0)
+    value = min(value, primal)  # beyond it is rounding
+    found.remember()
+    if dual.steps:
+        dual.targets = found.targets
+    dual.relaxed |= found.relaxed
+    dual.gap_estimates = found.gaps.clamp(min=0.0)
     dual.oracle_gaps = dual.gap_estimates.clone()
-    dual.certified_gap = max(primal - value, 0.0)
+    dual.certified_gap = primal - value
     dual.oracle_calls += dual.num_examples
     if refresh:
         dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
@@ -138,33 +153,59 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         primal=primal,
         dual=value,
         gap=primal - value,
-        exact=exact,
+        exact=found.exact and not dual.relaxed,
         drift=drift,
         oracle_calls=dual.oracle_calls,
         passes=dual.passes,
         seconds=time.perf_counter() - start,
         num_examples=dual.num_examples,
         lam=dual.lam,
+        relaxed=dual.relaxed,
     )
 
 
+def check_pass(dual: DualState, found: ExactPass) -> None:
+    """Whether the dual is one of these examples, as far as targets and losses tell it.
+
+    Raises:
+        RuntimeError: Some targets are others, or the blocks' losses are not those of what the blocks hold.
+    """
+    dual.check_targets(found.targets)
+    held, (told, sizes) = dual.num_examples * dual.loss, found.losses
+    rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
+    wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + 1e-12  # not where it is NaN
+    if bool(wrong.any()):
+        raise RuntimeError(
+            f"the losses of {int(wrong.sum())} blocks are not those of the outputs that they hold, of examples "
+            f"{wrong.nonzero().flatten().tolist()[:5]} among them: costs have changed, or the dual was edited. Load "
+            "an earlier checkpoint, or make a new DualState"
+        )
+
+
 class ExactPass(NamedTuple):
-    """What one pass over all examples finds, decoding at the weights that the head holds.
+    """What one pass over all examples finds, decoding at the weights that the head holds; it has changed nothing.
 
     Attributes:
         hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
         exact: Whether the oracle was exact for every example.
+        relaxed: Whether labelings may lie outside of the hull of outputs.
         gaps: ``[n]`` float64, the block gaps at the held weights.
         weights: w(alpha), those of the dual for the features as they stand, float64, one tensor for each parameter;
             under bounds, v.
         targets: ``[n]`` int64, a digest of every example's target.
+        losses: ``[2, n]`` float64: ``n l_i`` as it follows from each block, NaN where it does not, and the sum of the
+            absolute values that it was summed from.
+        remember: Keeps the labelings that were found, where the storage keeps labelings and was to remember them.
     """
 
     hinges: float
     exact: bool
+    relaxed: bool
     gaps: Tensor
     weights: list[Tensor]
     targets: Tensor
+    losses: Tensor
+    remember: Callable[[], None]
 
 
 def exact_pass(
@@ -172,27 +213,66 @@ def exact_pass(
 ) -> ExactPass:
     """Decode every example once; arguments and errors as in :func:`certify`.
 
-    With ``remember`` a storage that keeps labelings may keep those that were found; nothing else changes.
+    With ``remember`` a storage that keeps labelings may keep those that were found, when that is asked for.
     """
     hinges = 0.0
-    exact = True
+    exact, relaxed = True, False
     gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
+    losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
     targets = torch.zeros_like(gaps, dtype=torch.int64)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch, potentials, index in every_training_example(head, dual, batches):
+    keep: list[Callable[[], None]] = []
+    for batch, potentials, index in _every_block(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
         targets[index] = digest_targets(target, potentials.lengths)
         corner = find_corner(dual.structure, potentials, target)
         stored = dual.storage.gather(index, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):
+            dual.storage.check_features(stored, potentials)
             hinges += float(corner.bound.sum())
             exact &= corner.exact
+            relaxed |= corner.relaxed
             gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
+            if (known := stored.mean_loss(potentials)) is not None:
+                losses[:, index] = torch.stack(known)
             for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
                 total += part
-            if remember and dual.storage.remember(stored, corner):
-                dual.version += 1  # slots may hold other labelings now, even if a later batch is refused
-    return ExactPass(hinges, exact, gaps, weights, targets)
+            if remember and (insert := dual.storage.remember(stored, corner)) is not None:
+                keep.append(insert)
+
+    def insert_all() -> None:
+        for insert in keep:
+            insert()
+        if keep:
+            dual.version += 1  # slots may hold other labelings now
+
+    return ExactPass(hinges, exact, relaxed, gaps, weights, targets, losses, insert_all)
+
+
+def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
+    """``head`` with the dual's own parameters in it, if it is a module with a copy of them.
+
+    Raises:
+        ValueError: It is a module with other weights.
+    """
+    if not isinstance(head, nn.Module):
+        return head
+    named = dict(head.named_parameters())
+    wanted = {id(p) for p in dual.parameters}
+    if wanted <= {id(p) for p in named.values()}:
+        return head
+    names = list(named)
+    for begin in range(len(names) - len(wanted) + 1):
+        some = names[begin : begin + len(wanted)]
+        pairs = zip((named[name] for name in some), dual.parameters, strict=True)
+        if all(a.dtype == b.dtype and torch.equal(a.to(b.device), b) for a, b in pairs):
+            replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
+            return lambda *args: functional_call(head, replaced, args)
+    raise ValueError(
+        f"head={type(head).__name__}(...) has other weights than the dual, and a certificate is for the weights of the "
+        "dual alone: pass the head that the dual was made for. To load weights, load the state of their optimizer; for "
+        "the objective of other weights, see torchssvm.primal"
+    )
 
 
 def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
@@ -223,15 +303,18 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
         The relative change of the weights; under bounds, that of v.
 
     Raises:
-        ValueError: An example is missing or came twice, or the storage keeps weights.
+        ValueError: An example is missing or came twice, the head has other weights than the dual, or the storage keeps
+            weights.
+        RuntimeError: A target is not that of the example's first visit.
     """
     if dual.storage.needs_gradients:
         raise ValueError(
             f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
         )
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch, potentials, index in every_training_example(head, dual, batches):
+    for batch, potentials, index in _every_block(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
+        dual.check_targets(digest_targets(target, potentials.lengths), index)
         with full_precision(potentials.device):
             parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
         for total, part in zip(weights, parts, strict=True):
@@ -245,6 +328,17 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     dual.oracle_gaps.fill_(torch.inf)
     dual.certified_gap = torch.inf
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
+
+
+def _every_block(
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Potentials, Tensor]]:
+    """As :func:`every_training_example`, of a head that must have the dual's weights."""
+    every = every_training_example(of_dual(head, dual), dual, batches)
+    for place, (batch, potentials, index) in enumerate(every):
+        if place == 0:
+            check_depends(potentials, dual.parameters)
+        yield batch, potentials, index
 
 
 def _squared_distance(held: Sequence[Tensor], weights: Sequence[Tensor]) -> float:

@@ -12,6 +12,7 @@ from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.caching import MaxOracle, OracleRule
 from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
 from torchssvm.dual import DualState, Found, MeanParts, Proposal, Storage, Stored
+from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.optim.box_qp import solve_batch
 from torchssvm.potentials import (
@@ -97,6 +98,8 @@ class BlockGap(nn.Module):
         Raises:
             ValueError: Index, target or potentials are not valid, or the oracle is not.
             TypeError: The potentials are of another dtype than the weights.
+            RuntimeError: A target is not the one that the example had at its first visit; or its features are not, and
+                the storage cannot follow them.
             MemoryError: The dual blocks of all examples would not fit.
         """
         potentials = as_potentials(potentials)
@@ -109,10 +112,14 @@ class BlockGap(nn.Module):
         target = dual.structure.check_target(target, potentials)
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
+        digests = digest_targets(target, potentials.lengths, (potentials.extremes or (0, None))[1])
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
+            dual.check_targets(digests, index)
+            if training:
+                dual.storage.check_features(stored, potentials)
         if training and self.in_turn and len(rows) == len(index):
-            return self._visit_in_turn(stored, potentials, target, index, rows)
+            return self._visit_in_turn(stored, potentials, target, digests, index, rows)
         with torch.no_grad():
             if self._simple:
                 gaps, chosen = self._to_corner(stored, detached, target, index)
@@ -140,10 +147,10 @@ class BlockGap(nn.Module):
                 inputs, outputs = inputs + list(dual.parameters), outputs + combine(direct, share)
 
         steps = _Steps(gammas, gaps, parts, gradients, reference, squared)
-        return self._promise(total, outputs, inputs, steps, chosen, stored, detached, index, rows)
+        return self._promise(total, outputs, inputs, steps, chosen, stored, digests, detached, index, rows)
 
     def _visit_in_turn(
-        self, stored: Stored, potentials: Potentials, target: Any, index: Tensor, rows: Tensor
+        self, stored: Stored, potentials: Potentials, target: Any, digests: Tensor, index: Tensor, rows: Tensor
     ) -> Tensor:
         """The sum of the gaps as found by exact steps on the blocks, one after another."""
         dual, n, detached = self.dual, self.dual.num_examples, potentials.detach()
@@ -165,7 +172,8 @@ class BlockGap(nn.Module):
             parts, _ = stored.combine(None, corner)
             squared = squared_length(combined)
             steps = _Steps(gammas, gaps, parts, None, combined, squared)
-        return self._promise(gaps.sum(), combined, list(dual.parameters), steps, chosen, stored, detached, index, rows)
+        inputs: list[Tensor] = list(dual.parameters)
+        return self._promise(gaps.sum(), combined, inputs, steps, chosen, stored, digests, detached, index, rows)
 
     def _promise(
         self,
@@ -175,6 +183,7 @@ class BlockGap(nn.Module):
         steps: _Steps,
         chosen: _Chosen,
         stored: Stored,
+        digests: Tensor,
         potentials: Potentials,
         index: Tensor,
         rows: Tensor,
@@ -202,6 +211,8 @@ class BlockGap(nn.Module):
                     potentials=potentials,
                     squared_norm=steps.squared_norm,
                     stored=stored,
+                    targets=digests,
+                    relaxed=chosen.found.relaxed,
                     sweeps=self.sweeps,
                 )
             )
@@ -223,7 +234,7 @@ class BlockGap(nn.Module):
         held = stored.inner(potentials)
         towards = corner.score / n
         slopes, changes = towards + held, corner.loss / n - dual.loss[index]
-        found = Found(corner.labeling, corner.made, corner.score, corner.loss, None, None)
+        found = Found(corner.labeling, corner.made, corner.score, corner.loss, None, None, corner.relaxed)
         return slopes + changes, _Chosen(found, None, slopes, (towards, held), changes)
 
     def _between_atoms(
@@ -257,7 +268,7 @@ class BlockGap(nn.Module):
         if decoded is None or bool(decoded.all()):
             corner = find_corner(dual.structure, potentials, target)
             column = stored.lookup(corner.labeling)
-            return Found(corner.labeling, corner.made, corner.score, corner.loss, None, column)
+            return Found(corner.labeling, corner.made, corner.score, corner.loss, None, column, corner.relaxed)
         column = best.indices + 1
         labeling = stored.cached(column)
         score, loss = (t.gather(1, column.unsqueeze(1)).squeeze(1) for t in (scores, losses))
@@ -268,7 +279,8 @@ class BlockGap(nn.Module):
         pairs = zip(tree_tensors(labeling), tree_tensors(corner.labeling), strict=True)
         labeling = tree_replace(labeling, [held.index_copy(0, rows, new.to(held.dtype)) for held, new in pairs])
         score, loss = score.index_copy(0, rows, corner.score), loss.index_copy(0, rows, corner.loss)
-        return Found(labeling, None, score, loss, decoded, torch.where(decoded, stored.lookup(labeling), column))
+        column = torch.where(decoded, stored.lookup(labeling), column)
+        return Found(labeling, None, score, loss, decoded, column, corner.relaxed)
 
     def _gradients(self, potentials: Potentials, parts: Parts, direct: list[Tensor] | None) -> list[Tensor] | None:
         """``Phi_i^T Delta_i`` for each parameter, ``[B, *shape]``, where they are needed or cheap."""

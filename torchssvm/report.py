@@ -109,8 +109,9 @@ def evaluate(
             batch = batch if device is None else to_device(batch, device)
             potentials = as_potentials(apply_head(forward, batch))
             target = structure.check_target(batch.y, potentials)
-            labeling, _, _, surely = as_decoding(structure.argmax(potentials))
-            exact &= surely
+            found = as_decoding(structure.argmax(potentials))
+            labeling = found.labeling
+            exact &= found.exact
             loss += float(structure.loss(labeling, target).sum(dtype=torch.float64))
             examples += potentials.batch_size
             counts = count_errors(labeling, target)

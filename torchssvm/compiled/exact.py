@@ -5,31 +5,34 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.compiled.atoms import find_slot, insert, rest_views
-from torchssvm.compiled.block import add_labeling, add_to_weights, decode, potentials, product, row_product, score
+from torchssvm.compiled.block import (
+    add_labeling,
+    add_to_weights,
+    decode,
+    loss_of,
+    potentials,
+    product,
+    row_product,
+    score,
+)
 from torchssvm.oracles.jit import kernel
 
 
 @kernel
-def exact_range(
-    begin, end, examples, model, blocks, scalars, options, remember, scratch, counters, part, total, every, hinges
-):
-    """Decode examples ``begin`` to ``end - 1`` at the weights of ``model``; blocks of other ranges are not touched.
+def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, total, every, hinges, losses, corners):
+    """Decode examples ``begin`` to ``end - 1`` at the weights of ``model``; no block is touched.
 
     Args:
         begin, end: Which examples.
         examples, model, blocks, scalars, scratch: See ``torchssvm.compiled.state``; ``scalars.gaps`` gets the gaps.
-        options: Those of a Frank-Wolfe step: inner products are left to the visits.
-        remember: Whether new outputs go to free slots and to those without mass.
-        counters: ``[3]`` int64; the last one is the clock, which every example sees as it was before the pass.
         part: Weights of a few examples, zero before and after; in the dtype of the weights.
         total: Those of the range are added here, in float64, without the factor 1/(lam n).
         every: After how many examples ``part`` is added to ``total``.
         hinges: ``[n]`` float64, gets H_i.
-
-    Returns:
-        How many labelings were remembered.
+        losses: ``[2, n]`` float64, gets the blocks' losses; see ``certificate.ExactPass``.
+        corners: ``[tokens]``, gets the outputs; or empty.
     """
-    n, clock, kept = len(blocks.count), counters[2], 0
+    n = len(blocks.count)
     delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
     waiting = 0
     for i in range(begin, end):
@@ -45,6 +48,7 @@ def exact_range(
             for t in range(length):
                 inner += product(delta[t], emission[t])
                 squares[t] = row_product(delta[t], delta[t])
+            losses[0, i], losses[1, i] = mean_loss(examples, i, length, scratch.response.shape[1], delta)
             inner += product(pairs.reshape(pairs.size), transition.reshape(transition.size))
             add_to_weights(examples, part, i, length, delta, pairs, squares)
             waiting += 1
@@ -52,12 +56,55 @@ def exact_range(
         if waiting == every or i + 1 == end:
             flush(part, total)
             waiting = 0
-        if remember and find_slot(i, blocks.count[i], length, blocks.labelings, found) < 0:
+        if len(corners):
+            for t in range(length):
+                corners[start + t] = found[t]
+
+
+@kernel
+def remember_range(begin, end, examples, blocks, options, scratch, counters, corners):
+    """Keep what was found for examples ``begin`` to ``end - 1``, in free slots and in those without mass.
+
+    Args:
+        begin, end: Which examples.
+        examples, blocks, scratch: See ``torchssvm.compiled.state``.
+        options: Those of a Frank-Wolfe step: inner products are left to the visits.
+        counters: ``[3]`` int64; the last one is the clock, which every example sees as it was before.
+        corners: ``[tokens]``, the outputs.
+
+    Returns:
+        How many labelings were kept.
+    """
+    clock, kept = counters[2], 0
+    for i in range(begin, end):
+        start = examples.start[i]
+        length = examples.start[i + 1] - start
+        found = scratch.corner
+        for t in range(length):
+            found[t] = corners[start + t]
+        if find_slot(i, blocks.count[i], length, blocks.labelings, found) < 0:
             counters[2] = clock
+            loss = loss_of(examples, start, length, found)
             insert(i, 0.0, loss, 0, length, examples, blocks, options, scratch, counters)
             kept += counters[2] > clock
     counters[2] = clock
     return kept
+
+
+@kernel
+def mean_loss(examples, i, length, states, psi):
+    """``-<psi, delta>``, the mean loss of a block, and the sum of the absolute values of its terms."""
+    told, size = 0.0, 0.0
+    for t in range(length):
+        token = examples.start[i] + t
+        target, cost = examples.y[token], examples.cost[token]
+        for k in range(states):
+            if k != target or len(examples.cost_matrix):
+                each = examples.cost_matrix[target, k] if len(examples.cost_matrix) else 1.0
+                term = cost * each * np.float64(psi[t, k])
+                told -= term
+                size += abs(term)
+    return told, size
 
 
 @kernel

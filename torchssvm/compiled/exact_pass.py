@@ -39,12 +39,12 @@ class ExactPasses:
     def __call__(
         self, model: Model, blocks: Blocks, dual: DualState, options: Options, memory: BlockMemory
     ) -> ExactPass:
-        """Hinges, gaps and recomputed weights; new outputs are remembered where the storage keeps labelings.
+        """Hinges, gaps and recomputed weights; new outputs are kept when that is asked for.
 
         Args:
             model: The weights.
             blocks: The blocks.
-            dual: The dual state; its gaps are not changed.
+            dual: The dual state; it is not changed.
             options: Those of a Frank-Wolfe step.
             memory: Whose clock to use.
 
@@ -53,48 +53,62 @@ class ExactPasses:
         """
         from torchssvm.compiled.exact import exact_range
 
+        examples = self._examples
         numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
         ranges = split(self._work, max(1, min(_RANGES, _NUMBERS // numbers)))
         totals = [_zeros(model, np.float64) for _ in ranges[1:]]
         n = dual.num_examples
-        hinges, gaps = np.zeros(n), np.zeros(n)
+        hinges, gaps, losses = np.zeros(n), np.zeros(n), np.zeros((2, n))
+        corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
         every = _EVERY + numbers // 64
 
-        def decode(begin: int, end: int, thread: int) -> int:
-            scratch, part, kept = self._scratch(), _zeros(model, model.emission.dtype), 0
+        def decode(begin: int, end: int, thread: int) -> None:
+            scratch, part = self._scratch(), _zeros(model, model.emission.dtype)
             for place in range(begin, end):
-                counters = np.array([0, 0, memory.clock])
-                kept += exact_range(
-                    ranges[place],
-                    ranges[place + 1],
-                    self._examples,
-                    model,
-                    blocks,
-                    scalars,
-                    options,
-                    memory.capacity > 0,
-                    scratch,
-                    counters,
-                    part,
-                    totals[place],
-                    every,
-                    hinges,
-                )
-            return kept
+                own, total = (ranges[place], ranges[place + 1]), totals[place]
+                found = (hinges, losses, corners)
+                exact_range(*own, examples, model, blocks, scalars, scratch, part, total, every, *found)
 
         sizes = np.add.reduceat(self._work, ranges[:-1])
-        kept = sum(run_in_chunks(decode, sizes))
+        run_in_chunks(decode, sizes)
         if not np.isfinite(hinges).all():
             raise RuntimeError("the hinges are not finite: the weights must have overflowed")
-        if kept:
-            memory.clock += 1
-            dual.version += 1  # slots may hold other labelings now
+
+        def remember() -> None:
+            self._remember(blocks, dual, options, memory, corners)
+
         scale = 1.0 / (dual.lam * n)
         weights = [
             torch.from_numpy(sum(arrays)) * scale for arrays in zip(*map(memory.kind.trained, totals), strict=True)
         ]
-        return ExactPass(float(hinges.sum()), True, torch.from_numpy(gaps), weights, self._targets)
+        return ExactPass(
+            hinges=float(hinges.sum()),
+            exact=True,
+            relaxed=False,
+            gaps=torch.from_numpy(gaps),
+            weights=weights,
+            targets=self._targets,
+            losses=torch.from_numpy(losses),
+            remember=remember,
+        )
+
+    def _remember(
+        self, blocks: Blocks, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray
+    ) -> None:
+        """Keep the outputs of a pass, where the storage keeps labelings."""
+        from torchssvm.compiled.exact import remember_range
+
+        if not memory.capacity:
+            return
+
+        def keep(begin: int, end: int, thread: int) -> int:
+            counters = np.array([0, 0, memory.clock])
+            return remember_range(begin, end, self._examples, blocks, options, self._scratch(), counters, corners)
+
+        if sum(run_in_chunks(keep, self._work)):
+            memory.clock += 1
+            dual.version += 1  # slots may hold other labelings now
 
     def _scratch(self) -> Scratch:
         """Of this thread."""

@@ -85,13 +85,15 @@ class Gate:
                 f"{size:.6g}): they are a function of the dual; load a state instead of setting them"
             )
 
-    def check_blocks(self, lengths: Tensor) -> None:
-        """Whether every block holds labelings of its own example; nothing to do while only this loop changes them.
+    def check_blocks(self, lengths: Tensor, targets: Tensor) -> None:
+        """Whether every block is that of its own example; nothing to do while only this loop changes them.
 
         Args:
             lengths: ``[n]`` int64, those of the examples.
+            targets: ``[n]`` int64, digests of their targets.
 
         Raises:
+            RuntimeError: A block was trained on another target.
             ValueError: A block is of another length, or of labels that the head does not have.
         """
         storage = self.dual.storage
@@ -104,6 +106,7 @@ class Gate:
         else:
             assert isinstance(storage, MeanParts)
             self._check_rows(storage.buffers, lengths)
+        self.dual.check_targets(targets)
         self._seen = (contents, self.dual.version)
 
     def remember(self) -> None:

@@ -75,17 +75,15 @@ class CompiledBCFW:
         self._gate = Gate(kind, dual)
         check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
-        self._examples, targets = pack(kind, dual, batches)
-        if dual.steps:
-            dual.check_targets(targets)
+        self._examples, self._targets = pack(kind, dual, batches)
         self._lengths = torch.from_numpy(self._examples.start).diff()
-        self._gate.check_blocks(self._lengths)
+        self._gate.check_blocks(self._lengths, self._targets)
         self._memory = BlockMemory(kind, dual, self._lengths, curvature=self.direction.needs_curvature)
         dtype = self._examples.added.dtype
         sizes = (self._memory.longest, kind.num_states, kind.width, 0 if kind.pairs is None else kind.num_states)
         self._kind, self._scratch = kind, make_scratch(*sizes, self._memory.capacity + 2, dtype)
         self._exact = ExactPasses(
-            self._examples, targets, lambda: make_scratch(*sizes, self._memory.capacity + 2, dtype)
+            self._examples, self._targets, lambda: make_scratch(*sizes, self._memory.capacity + 2, dtype)
         )
         self._gate.begin()
 
@@ -193,7 +191,7 @@ class CompiledBCFW:
                 rounding: the dual is not one of these examples.
         """
         self._gate.check_weights()
-        self._gate.check_blocks(self._lengths)
+        self._gate.check_blocks(self._lengths, self._targets)
         dual, memory = self.dual, self._memory
         options = self._options(False)._replace(direction=_DIRECTIONS.index(FrankWolfe))
         blocks = memory.blocks()
@@ -229,7 +227,8 @@ class CompiledBCFW:
     def _begin(self) -> None:
         dual = self.dual
         self._gate.check_weights()
-        self._gate.check_blocks(self._lengths)
+        self._gate.check_blocks(self._lengths, self._targets)
+        dual.targets = self._targets
         if dual.recomputed is not None:
             dual.set_weights(dual.recomputed)
         dual.discard()

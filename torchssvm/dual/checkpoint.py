@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchssvm.dual.seal import seal
 from torchssvm.dual.storage import require
 
 if TYPE_CHECKING:
     from torchssvm.dual.state import DualState
 
-FORMAT = 2
+FORMAT = 3
+
+_SEALED = (
+    *("format", "num_examples", "lam", "structure", "weights", "box", "recomputed", "loss", "gap_estimates"),
+    *("oracle_gaps", "certified_gap", "cache_hits", "steps", "oracle_calls", "visits", "moved", "targets", "relaxed"),
+    "storage",
+)
+"""What the seal is over; subclasses of the dual add entries of their own."""
 
 
 def state_of(dual: DualState) -> dict[str, Any]:
     """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
-    return {
+    state = {
         "format": FORMAT,
         "num_examples": dual.num_examples,
         "lam": dual.lam,
@@ -35,9 +43,16 @@ def state_of(dual: DualState) -> dict[str, Any]:
         "oracle_calls": dual.oracle_calls,
         "visits": dual.visits,
         "moved": dual.moved,
-        "targets": None if dual.targets is None else dual.targets.clone(),
+        "targets": dual.targets.clone(),
+        "relaxed": dual.relaxed,
         "storage": dual.storage.state_dict(),
     }
+    return sealed(state)
+
+
+def sealed(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with a checksum of its entries: one that was edited is refused, unless it is sealed again."""
+    return {**state, "seal": seal({name: state[name] for name in _SEALED})}
 
 
 def check(dual: DualState, state: dict[str, Any]) -> None:
@@ -77,11 +92,9 @@ def check(dual: DualState, state: dict[str, Any]) -> None:
     for name in ("steps", "oracle_calls", "cache_hits", "visits", "moved"):
         if require(state, name, int, "dual") < 0:
             raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
-    if "targets" not in state:
-        raise ValueError("the checkpoint is damaged: dual['targets'] is missing")
-    if (targets := state["targets"]) is not None and (
-        not isinstance(targets, Tensor) or targets.shape != (dual.num_examples,) or targets.dtype != torch.int64
-    ):
+    require(state, "relaxed", bool, "dual")
+    targets = require(state, "targets", Tensor, "dual")
+    if targets.shape != (dual.num_examples,) or targets.dtype != torch.int64:
         raise ValueError(f"the checkpoint is damaged: dual['targets'] does not hold {dual.num_examples} int64 numbers")
     for name in ("weights", "recomputed"):
         if name not in state:
@@ -95,6 +108,11 @@ def check(dual: DualState, state: dict[str, Any]) -> None:
         storage.get("buffers") or storage.get("blocks") or storage.get("sets", {}).get("labelings")
     ):
         raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
+    if require(state, "seal", int, "dual") != sealed(state)["seal"]:
+        raise ValueError(
+            "the checkpoint is damaged: its numbers are not those that were saved, and a dual that was edited proves "
+            "nothing. Load an earlier checkpoint"
+        )
 
 
 def restore(dual: DualState, state: dict[str, Any]) -> None:
@@ -112,8 +130,7 @@ def restore(dual: DualState, state: dict[str, Any]) -> None:
     dual.certified_gap = state["certified_gap"]
     dual.steps, dual.oracle_calls, dual.visits = state["steps"], state["oracle_calls"], state["visits"]
     dual.cache_hits, dual.moved = state["cache_hits"], state["moved"]
-    targets = state["targets"]
-    dual.targets = None if targets is None else targets.to(device, copy=True)
+    dual.targets, dual.relaxed = state["targets"].to(device, copy=True), state["relaxed"]
     dual.storage.load_state_dict(state["storage"])
 
 

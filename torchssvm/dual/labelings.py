@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -103,13 +104,19 @@ class Labelings(Storage):
                 )
             seen |= examples
 
-    def remember(self, stored: Stored, corner: Corner) -> bool:
-        """Cache the corners of an exact pass, in free slots and in those without mass."""
+    def remember(self, stored: Stored, corner: Corner) -> Callable[[], None] | None:
+        """Caches the corners of an exact pass, in free slots and in those without mass."""
         assert isinstance(stored, _StoredLabelings)
         new = (stored.lookup(corner.labeling) == 0).nonzero().flatten()
-        if len(new):
-            self._insert(stored, new, tree_map(lambda t: t[new], corner.labeling), corner.loss[new], None)
-        return bool(len(new))
+        if not len(new):
+            return None
+        index, lengths = stored.index[new], None if stored.lengths is None else stored.lengths[new]
+        labeling, loss = tree_map(lambda t: t[new], corner.labeling), corner.loss[new]
+
+        def keep() -> None:
+            self._insert(index, lengths, labeling, loss)
+
+        return keep
 
     def forget_features(self) -> None:
         """Inner products are those of features that have moved."""
@@ -119,7 +126,7 @@ class Labelings(Storage):
         """One backward pass of the head."""
         assert isinstance(stored, _StoredLabelings)
         weight = 1.0 / (self.lam * self.num_examples)
-        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi(), self.parameters, sparse=True)]
+        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters, sparse=True)]
 
     def rescale(self, factor: float) -> None:
         """``psi_i *= factor``: the mass that leaves the labelings goes to the target."""
@@ -206,27 +213,42 @@ class Labelings(Storage):
         return self._template
 
     def _insert(
-        self, stored: _StoredLabelings, rows: Tensor, labeling: Labeling, loss: Tensor, mass: Tensor | None
+        self,
+        index: Tensor,
+        lengths: Tensor | None,
+        labeling: Labeling,
+        loss: Tensor,
+        mass: Tensor | None = None,
+        evict: Callable[[Tensor, Tensor], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Cache new labelings of the batch's ``rows``, with ``mass`` ``[R]`` (None for none).
+        """Cache new labelings of the examples ``index`` ``[R]``, with ``mass`` ``[R]`` (None for none).
+
+        Args:
+            index: ``[R]`` int64.
+            lengths: ``[R]`` int64, of the examples.
+            labeling: ``[R, ...]``.
+            loss: ``[R]``.
+            mass: ``[R]`` float64.
+            evict: Called with the positions, and the slots, that labelings with mass must leave; only with ``mass``.
 
         Returns:
-            The positions in ``rows`` that were kept (all with mass are), and their slots.
+            The positions that were kept (all with mass are), and their slots.
         """
-        sets, index = self.sets, stored.index[rows]
+        sets = self.sets
         slots = sets.victims(index)
         held = torch.where(slots < sets.count[index], sets.mass[index, slots.clamp(max=self.capacity - 1)], 0.0)
         wanted = (held == 0.0) if mass is None else (held == 0.0) | (mass > 0.0)
         kept = wanted.nonzero().flatten()
         leaving = kept[held[kept] > 0.0]
         if len(leaving):
-            self._evict(stored, rows[leaving], slots[leaving])
+            assert evict is not None
+            evict(leaving, slots[leaving])
         index, slots = index[kept], slots[kept]
         sets.clock += 1
         sets.write(index, slots, tree_map(lambda t: t[kept], labeling), loss[kept])
         sets.used[index, slots] = sets.clock
-        if stored.potentials.lengths is not None:
-            sets.length[index] = stored.potentials.lengths[rows[kept]]
+        if lengths is not None:
+            sets.length[index] = lengths[kept]
         if mass is not None:
             sets.mass[index, slots] = mass[kept]
         return kept, slots
@@ -253,6 +275,7 @@ class _StoredLabelings(Stored):
     def __init__(self, storage: Labelings, index: Tensor, potentials: Potentials, target: Labeling) -> None:
         self.num_examples = storage.num_examples
         self.index, self.potentials, self.target = index, potentials.detach(), target
+        self.lengths = potentials.lengths
         self._storage, sets = storage, storage.sets
         self._structure = storage.structure
         count = sets.count[index]
@@ -283,6 +306,7 @@ class _StoredLabelings(Stored):
         self._rest = storage.rest.gather(index, self.potentials, target) if bool(self._mixed.any()) else None
         self._scores: Tensor | None = None
 
+    @cached_property
     def psi(self) -> Parts:
         """``p(y_i) - mu_i`` of every block."""
         if self._columns:
@@ -294,6 +318,9 @@ class _StoredLabelings(Stored):
     def inner(self, potentials: Potentials) -> Tensor:
         found = -(self._mass * self._relative(potentials)).sum(1) / self.num_examples
         return found if self._rest is None else found + self._rest.inner(potentials)
+
+    def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        return self._structure.mean_loss(self.psi, self.target, potentials)
 
     def _relative(self, potentials: Potentials) -> Tensor:
         """Scores of the cached labelings, ``[B, C]``; 0 where there is none."""
@@ -415,7 +442,12 @@ class _StoredLabelings(Stored):
             return
         at = rows[new]
         kept, slots = storage._insert(
-            self, at, tree_map(lambda t: t[at], found.labeling), found.loss[at], moved[new, -1].clamp(min=0.0)
+            self.index[at],
+            None if self.lengths is None else self.lengths[at],
+            tree_map(lambda t: t[at], found.labeling),
+            found.loss[at],
+            moved[new, -1].clamp(min=0.0),
+            lambda leaving, slots: storage._evict(self, at[leaving], slots),
         )
         if self._gram is not None and len(kept):
             assert sets.gram is not None

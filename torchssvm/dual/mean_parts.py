@@ -155,6 +155,10 @@ class StoredParts(Stored):
         """``<psi_i, theta_i> / n``."""
         return inner(self.psi, potentials.detach().tensors) / self.num_examples
 
+    def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        """From ``psi``."""
+        return self._storage.structure.mean_loss(self.psi, self._target, potentials)
+
     def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, None]:
         """Corner and block, weighted; all of the mass to a corner that is not made yet takes ``psi`` over."""
         structure, psi = self._storage.structure, self.psi

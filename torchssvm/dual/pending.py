@@ -20,7 +20,8 @@ class PendingSteps:
     """What ``BlockGap`` hands to ``BCFW`` by way of the :class:`DualState`; checkpoints hold ``visits`` only.
 
     Attributes:
-        visits: Training batches seen.
+        visits: Training batches seen: those of steps that were taken, and those given up by ``discard``. A batch whose
+            step was refused does not count.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,6 @@ class PendingSteps:
     def propose(self, proposal: Proposal) -> None:
         """Keep a step until the optimizer takes it; called by the backward pass of ``BlockGap``."""
         self._pending.append(proposal)
-        self.visits += 1
 
     def take(self) -> list[Proposal]:
         """The steps proposed since the last one; they are forgotten here."""
@@ -56,7 +56,7 @@ class PendingSteps:
     def discard(self) -> None:
         """Forget proposed steps, as ``zero_grad`` forgets their gradients."""
         if self._pending:
-            self._pending = []
+            self.visits += len(self.take())
             self.notify()
 
     def observe(self, observer: Observer) -> None:

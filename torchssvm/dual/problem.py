@@ -38,12 +38,33 @@ def check_problem(
             )
     if len({parameter.dtype for parameter in held}) > 1:
         raise TypeError("the head's weights have several dtypes; use one")
+    check_range(lam, num_examples, held[0].dtype)
     return held
 
 
 def check_lam(lam: Any) -> float:
     """The regularisation, as :func:`check_positive` gives it."""
     return check_positive(lam, "lam")
+
+
+def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
+    """Whether the numbers that steps are made of can be held: ``lam n``, ``1/(lam n)`` and ``1/(lam n^2)``.
+
+    Args:
+        lam: Regularisation; positive.
+        num_examples: n.
+        dtype: The weights'.
+
+    Raises:
+        ValueError: One of them overflows or underflows.
+    """
+    limits, n = torch.finfo(dtype), num_examples
+    scales = (lam, lam * n, lam * n * n)
+    if not all(limits.tiny <= scale <= limits.max and 1.0 / scale <= limits.max for scale in scales):
+        raise ValueError(
+            f"lam={lam:g} with num_examples={n} is out of range: 1/(lam n) or lam n cannot be held in {dtype}. Usual "
+            "values are 1e-6 to 1e3" + (", and float64 weights reach further" if dtype != torch.float64 else "")
+        )
 
 
 def check_positive(value: Any, name: str) -> float:

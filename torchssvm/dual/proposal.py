@@ -36,6 +36,8 @@ class Proposal:
         potentials: theta_i, detached.
         squared_norm: ``|sum_i gamma_i d_i|^2``, where ``gradients`` have told it; else None.
         stored: The blocks that the direction starts from.
+        targets: ``[B]`` int64, digests of the examples' targets.
+        relaxed: Whether an output may lie outside of the hull of outputs.
         sweeps: Sweeps of the box QP; 0 where all blocks take one common step.
     """
 
@@ -56,6 +58,8 @@ class Proposal:
     potentials: Potentials
     squared_norm: float | None
     stored: Stored
+    targets: Tensor
+    relaxed: bool
     sweeps: int
 
     @property

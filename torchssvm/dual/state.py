@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torchssvm.batch import first_occurrences
 from torchssvm.dual import checkpoint
 from torchssvm.dual.bounds import Box
+from torchssvm.dual.digest import UNKNOWN
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.pending import PendingSteps
-from torchssvm.dual.problem import check_lam, check_problem, find_structure
+from torchssvm.dual.problem import check_lam, check_problem, check_range, find_structure
 from torchssvm.dual.storage import Storage
 from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import Potentials
@@ -53,7 +54,10 @@ class DualState(PendingSteps):
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
         visits: Training batches seen.
         moved: Blocks moved by all steps; a step of B blocks adds B.
-        targets: ``[n]`` int64, a digest of every example's target, as the last exact pass saw them; None before that.
+        targets: ``[n]`` int64, a digest of every example's target from its first visit on, or from the first exact pass
+            after a step; ``UNKNOWN`` before that.
+        relaxed: Whether an oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): blocks
+            and certificates are then those of the relaxation.
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
         recomputed: The v that the next step starts from, if an exact pass has recomputed it.
@@ -94,7 +98,8 @@ class DualState(PendingSteps):
         self.cache_hits = 0
         self.oracle_calls = 0
         self.moved = 0
-        self.targets: Tensor | None = None
+        self.targets = torch.full((num_examples,), UNKNOWN, dtype=torch.int64)
+        self.relaxed = False
         self.box = Box(self.parameters)
         self.unclipped: list[Tensor] = list(self.parameters)
         self.recomputed: list[Tensor] | None = None
@@ -182,10 +187,11 @@ class DualState(PendingSteps):
             factor: rho in (0, 1].
 
         Raises:
-            ValueError: ``factor`` is out of range, or would bring ``lam`` to 0.
+            ValueError: ``factor`` is out of range, or would bring ``lam`` out of that of the weights' dtype.
         """
         if not (0.0 < factor <= 1.0 and self.lam * factor > 0.0):
             raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
+        check_range(self.lam * factor, self.num_examples, self.parameters[0].dtype)
         products = self.storage.products()
         if products is None:
             inner = float(flat(self.parameters) @ flat(self.unclipped))
@@ -209,9 +215,10 @@ class DualState(PendingSteps):
             lam: The new regularisation; positive.
 
         Raises:
-            ValueError: ``lam`` is not positive and finite.
+            ValueError: ``lam`` is not positive and finite, or out of the range of the weights' dtype.
         """
         lam = check_lam(lam)
+        check_range(lam, self.num_examples, self.parameters[0].dtype)
         held = self.unclipped if self.recomputed is None else self.recomputed
         self.set_weights([tensor * (self.lam / lam) for tensor in held])
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
@@ -257,31 +264,36 @@ class DualState(PendingSteps):
         index = index.to(weights.device)
         return index, first_occurrences(index, numbers)
 
-    def check_targets(self, targets: Tensor, *, keep: bool = True) -> None:
-        """Compare digests of all targets with those of the exact pass before, and keep them.
+    def check_targets(self, targets: Tensor, index: Tensor | None = None) -> None:
+        """Compare digests of targets with those that the blocks were trained on; changes nothing.
 
         Args:
-            targets: ``[n]`` int64.
-            keep: Whether the next pass is compared with these.
+            targets: ``[B]`` int64.
+            index: ``[B]`` int64, whose they are; None is all examples in order.
 
         Raises:
             RuntimeError: Some differ: blocks belong to the targets that they were trained on.
         """
-        if self.steps and self.targets is not None and not torch.equal(self.targets.to(targets.device), targets):
-            wrong = (self.targets.to(targets.device) != targets).nonzero().flatten().tolist()
-            raise RuntimeError(
-                f"{len(wrong)} of {self.num_examples} examples have other targets than in the last exact pass, "
-                f"{wrong[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "
-                "a new DualState for other data"
-            )
-        if keep:
-            self.targets = targets
+        known = self.targets if index is None else self.targets[index]
+        targets = targets.to(known.device)
+        if torch.equal(known, targets):
+            return
+        wrong = (known != targets) & (known != UNKNOWN)
+        if not bool(wrong.any()):
+            return
+        rows = wrong.nonzero().flatten()
+        examples = (rows if index is None else index[rows]).unique().tolist()
+        raise RuntimeError(
+            f"{len(examples)} of {len(targets)} examples have other targets than those that the dual was trained on, "
+            f"{examples[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "
+            "a new DualState for other data"
+        )
 
     def to(self, device: torch.device) -> None:
         """Move what is stored."""
         if self.loss.device != device:
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
-            self.oracle_gaps = self.oracle_gaps.to(device)
+            self.oracle_gaps, self.targets = self.oracle_gaps.to(device), self.targets.to(device)
             self.storage.to(device)
             self.box.to(device)
             self.unclipped = self.box.separate([v.to(device) for v in self.unclipped], self.parameters)

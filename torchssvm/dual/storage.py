@@ -33,6 +33,7 @@ class Found(NamedTuple):
         decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
         column: ``[B]`` int64, the column of :meth:`Stored.atoms` that holds the labeling already, 0 where none does;
             None where nobody asked.
+        relaxed: Whether the max oracle's outputs may lie outside of the hull of outputs.
     """
 
     labeling: Labeling
@@ -41,6 +42,7 @@ class Found(NamedTuple):
     loss: Tensor
     decoded: Tensor | None
     column: Tensor | None
+    relaxed: bool = False
 
 
 class Stored(ABC):
@@ -63,6 +65,10 @@ class Stored(ABC):
         n = self.num_examples
         scores, losses = (-n * self.inner(potentials)).unsqueeze(1), (n * losses).unsqueeze(1)
         return mass, scores, losses, torch.ones_like(mass, dtype=torch.bool)
+
+    def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        """``n l_i`` as it follows from the blocks; see ``Structure.mean_loss``. None where it does not."""
+        return None
 
     def lookup(self, labeling: Labeling) -> Tensor:
         """``[B]`` int64: the column of the atom that is this labeling, 0 where none is."""
@@ -167,9 +173,13 @@ class Storage(ABC):
         ``rows`` are the rows of each batch that will move.
         """
 
-    def remember(self, stored: Stored, corner: Corner) -> bool:
-        """Keep what the max oracle found, without mass, where the storage has room for it; whether it has any."""
-        return False
+    def remember(self, stored: Stored, corner: Corner) -> Callable[[], None] | None:
+        """Keeps what the max oracle found, without mass, when it is called; None where there is nothing to keep."""
+        return None
+
+    def check_features(self, stored: Stored, potentials: Potentials) -> None:
+        """Raise RuntimeError if the features are not those of the blocks, for storages that cannot follow them."""
+        return
 
     def keep_curvature(self) -> None:
         """Keep the inner products of each block's labelings; for storages that keep labelings."""

@@ -8,23 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.dual.probe import TOLERANCE, fingerprints
 from torchssvm.dual.storage import Found, Storage, Stored, require
 from torchssvm.potentials import Parts, Potentials, scale
 from torchssvm.structures.base import Labeling
+
+_MOVED = (
+    "examples {examples} came with other features than at their first visit, and storage=Weights() keeps weights of "
+    "the old ones, so that the dual would bound nothing: use MeanParts() or Labelings(), which follow features that "
+    "move, or take dropout and augmentation out of the features"
+)
 
 
 class Weights(Storage):
     """Keeps ``w_i = (1/(lam n)) Phi_i^T psi_i`` for every example, so that ``w = sum_i w_i``.
 
     n times the number of weights: less than :class:`MeanParts` where potentials are large and weights are few (poses on
-    a grid). Steps need every example's own gradient, so a head without ``adjoint`` pays a backward pass an example. It
-    cannot follow features that change.
+    a grid). Steps need every example's own gradient, so a head without ``adjoint`` pays two backward passes an example.
+
+    It cannot follow features that change, and refuses them: one number for the features of each example is kept from
+    its first visit, and compared at every later one and in exact passes.
     """
 
     needs_gradients = True
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] | None = None
+        self._features: Tensor | None = None  # [n] float64, infinite before the first visit
 
     def estimate(self, potentials: Potentials) -> int:
         """``n * number of weights * bytes of a weight``."""
@@ -40,17 +50,39 @@ class Weights(Storage):
         return _StoredWeights(self, index, blocks, potentials.detach(), target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
-        """Weight vectors always fit each other."""
+        """Raise RuntimeError if an example is in two batches with different features."""
+        known: dict[int, float] = {}
+        for batch, own in zip(batches, rows, strict=True):
+            assert isinstance(batch, _StoredWeights)
+            assert batch.features is not None
+            values, sizes = (tensor[own].tolist() for tensor in batch.features)
+            for example, value, size in zip(batch.index[own].tolist(), values, sizes, strict=True):
+                if abs(known.setdefault(example, value) - value) > TOLERANCE * size:
+                    raise RuntimeError(_MOVED.format(examples=[example]))
+
+    def check_features(self, stored: Stored, potentials: Potentials) -> None:
+        """Raise RuntimeError if an example comes with other features than those that its weights were summed from."""
+        assert isinstance(stored, _StoredWeights)
+        value, size = stored.features = fingerprints(potentials, self.parameters)
+        if self._features is None:
+            return
+        known = self._features[stored.index]
+        moved = ((known - value).abs() > TOLERANCE * size) & ~known.isinf()
+        if bool(moved.any()):
+            raise RuntimeError(_MOVED.format(examples=stored.index[moved][:5].tolist()))
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """The sum of the blocks."""
         assert isinstance(stored, _StoredWeights)
         return [block.sum(0, dtype=torch.float64) for block in stored.blocks]
 
-    def add(self, index: Tensor, blocks: list[Tensor]) -> None:
-        """``w_i += blocks_i`` for distinct examples; the first call allocates."""
-        if self._blocks is None:
+    def add(self, index: Tensor, blocks: list[Tensor], features: Tensor) -> None:
+        """``w_i += blocks_i`` for distinct examples, and what is known of their features; the first call allocates."""
+        if self._blocks is None or self._features is None:
             self._blocks = [p.new_zeros(self.num_examples, *p.shape).detach() for p in self.parameters]
+            self._features = torch.full((self.num_examples,), torch.inf, dtype=torch.float64, device=index.device)
+        known = self._features[index]
+        self._features[index] = torch.where(known.isinf(), features, known)
         for held, change in zip(self._blocks, blocks, strict=True):
             held.index_add_(0, index, change)
 
@@ -79,10 +111,13 @@ class Weights(Storage):
         """Move the blocks."""
         if self._blocks is not None:
             self._blocks = [block.to(device) for block in self._blocks]
+        if self._features is not None:
+            self._features = self._features.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """The blocks, one tensor ``[n, *shape]`` for each parameter."""
-        return {"kind": "weights", "blocks": [block.clone() for block in self._blocks or []]}
+        """The blocks, ``[n, *shape]`` for each parameter, and a number for the features of each example."""
+        features = None if self._features is None else self._features.clone()
+        return {"kind": "weights", "blocks": [block.clone() for block in self._blocks or []], "features": features}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError if ``state`` is another storage's or damaged."""
@@ -98,12 +133,20 @@ class Weights(Storage):
             raise ValueError(f"the checkpoint is damaged: storage['blocks'] should have shapes {shapes}")
         if not all(bool(torch.isfinite(block).all()) for block in blocks):
             raise ValueError("the checkpoint is damaged: storage['blocks'] holds numbers that are not finite")
+        features = require(state, "features", Tensor if blocks else type(None), "storage")
+        if blocks and (
+            features.shape != (self.num_examples,) or features.dtype != torch.float64 or bool(features.isnan().any())
+        ):
+            raise ValueError(
+                f"the checkpoint is damaged: storage['features'] should hold {self.num_examples} float64 numbers"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the blocks to the bit."""
         self.check_state(state)
         device = self.parameters[0].device
         self._blocks = [block.to(device, copy=True) for block in state["blocks"]] or None
+        self._features = None if self._blocks is None else state["features"].to(device, copy=True)
 
 
 class _StoredWeights(Stored):
@@ -112,13 +155,14 @@ class _StoredWeights(Stored):
     ) -> None:
         self.blocks = blocks
         self._potentials, self._target = potentials, target
+        self.features: tuple[Tensor, Tensor] | None = None
         self._storage = storage
-        self._index = index
+        self.index = index
         self.num_examples = storage.num_examples
 
     def inner(self, potentials: Potentials) -> Tensor:
         # <psi_i, theta_i> / n = <Phi_i^T psi_i, w> / n = lam <w_i, w>
-        total = torch.zeros(len(self._index), dtype=torch.float64, device=self._index.device)
+        total = torch.zeros(len(self.index), dtype=torch.float64, device=self.index.device)
         for block, parameter in zip(self.blocks, self._storage.parameters, strict=True):
             total += (block * parameter.detach()).flatten(1).sum(1, dtype=torch.float64)
         return self._storage.lam * total
@@ -142,8 +186,10 @@ class _StoredWeights(Stored):
     ) -> None:
         # psi_i -= c Delta_i means w_i -= (c/(lam n)) Phi_i^T Delta_i
         assert gradients is not None
+        assert self.features is not None
         factors = -coefficients / (self._storage.lam * self._storage.num_examples)
         self._storage.add(
-            self._index[rows],
+            self.index[rows],
             [(g * factors.to(g.dtype).view(-1, *[1] * (g.ndim - 1)))[rows] for g in gradients],
+            self.features[0][rows],
         )

@@ -158,6 +158,7 @@ class KernelSSVM:
                 "rounding: they were changed by others, and are now recomputed",
                 stacklevel=2,
             )
+        value = min(value, primal)  # beyond it is rounding
         dual.gap_estimates = gaps.clamp(min=0.0)
         dual.oracle_calls += n
         return Certificate(

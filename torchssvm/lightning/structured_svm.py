@@ -167,8 +167,12 @@ class StructuredSVM(Predicting):
         if self.features is not None and self.features.training:
             self.features.eval()
         dual = self.dual
-        dual.visits += 1
-        mean_step = loop.visit(batch.index)
+        dual.visits += 1  # before the dual tells its observers of the step
+        try:
+            mean_step = loop.visit(batch.index)
+        except BaseException:
+            dual.visits -= 1
+            raise
         for group in find_bcfw(self.trainer).param_groups:
             group["lr"] = mean_step / dual.lam
         dual.settle()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.batch import Batch
-from torchssvm.certificate import Certificate, exact_pass, features_moved
+from torchssvm.certificate import Certificate, check_pass, exact_pass, features_moved
 from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
@@ -206,31 +206,33 @@ class Average(ABC):
             raise ValueError("dual is not the one that this average was made with")
         means = self.weights
         with self.apply():
-            hinges, exact, _, own, targets = exact_pass(head, dual, batches)
-            dual.check_targets(targets, keep=False)
-            primal = dual.lam / 2 * squared_norm(self.parameters) + hinges / dual.num_examples
+            found = exact_pass(head, dual, batches)
+            check_pass(dual, found)
+            primal = dual.lam / 2 * squared_norm(self.parameters) + found.hinges / dual.num_examples
             rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
         dual.oracle_calls += dual.num_examples
         assert self.loss is not None
         length = squared_norm(means)
         value = dual.objective(self.loss, self._means)
         allowed = 1e3 * torch.finfo(self.parameters[0].dtype).eps * (1.0 + abs(primal) + dual.lam * length)
-        if features_moved(dual, own) or primal - value < -allowed:
+        if features_moved(dual, found.weights) or primal - value < -allowed:
             raise RuntimeError(
                 "the weights that were averaged are not those of the dual for these examples: if the features have "
                 "moved, call recompute_weights and train on; the average begins anew"
             )
+        value = min(value, primal)  # beyond it is rounding
         return Certificate(
             primal=primal,
             dual=value,
             gap=primal - value,
-            exact=exact,
+            exact=found.exact and not (dual.relaxed or found.relaxed),
             drift=(rounding / length) ** 0.5 if length > 0.0 else rounding**0.5,
             oracle_calls=dual.oracle_calls,
             passes=dual.passes,
             seconds=time.perf_counter() - start,
             num_examples=dual.num_examples,
             lam=dual.lam,
+            relaxed=dual.relaxed or found.relaxed,
         )
 
     def _remember(self) -> None:

@@ -154,6 +154,7 @@ class BCFW(Optimizer):
             for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
                 self._move_blocks(proposal, gamma * coefficient, rows)
             dual.steps += 1
+            dual.visits += len(proposals)
         finally:
             dual.notify()
 
@@ -193,6 +194,8 @@ class BCFW(Optimizer):
             index, gaps, changes = index[rows], gaps[rows], changes[rows]
             decoded = None if decoded is None else decoded[rows]
         dual.loss.index_add_(0, index, changes)
+        dual.targets[index] = proposal.targets if rows.shape[0] == size else proposal.targets[rows]
+        dual.relaxed |= proposal.relaxed
         dual.gap_estimates.index_copy_(0, index, gaps)
         seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
         dual.oracle_gaps.index_copy_(0, index, seen)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchssvm.batch import Batch, apply_head, first_occurrences, to_device
 from torchssvm.certificate import Certificate, certify, every_training_example
 from torchssvm.dual import DualState, MeanParts
+from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.storage import require
 from torchssvm.optim.exponentiated_search import Search, loss_potentials, mean_parts
 from torchssvm.potentials import Potentials, as_potentials, conform, full_precision, inner, subtract
@@ -111,10 +112,11 @@ class ExponentiatedGradient:
         if self.started:
             raise RuntimeError("start(batches) is for the beginning; the distributions are in use")
         dual = self.dual
-        storage, losses = self._empty(), torch.zeros_like(dual.loss)
+        storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
         for batch, potentials, index in every_training_example(self.head, dual, batches):
             target = dual.structure.check_target(batch.y, potentials)
+            targets[index] = digest_targets(target, potentials.lengths).to(targets.device)
             with torch.no_grad(), full_precision(potentials.device):
                 delta, constant = loss_potentials(dual.structure, target, potentials)
                 uniform = potentials.replace({n: torch.zeros_like(t) for n, t in potentials.tensors.items()})
@@ -130,7 +132,7 @@ class ExponentiatedGradient:
         with torch.no_grad():
             for parameter, total in zip(dual.parameters, weights, strict=True):
                 parameter.copy_(total)
-        dual.storage, dual.loss = storage, losses
+        dual.storage, dual.loss, dual.targets = storage, losses, targets
         dual.oracle_calls += dual.num_examples
         dual.remember_weights()
         self.started = True
@@ -142,7 +144,7 @@ class ExponentiatedGradient:
             The increase of the dual objective, at least 0.
 
         Raises:
-            RuntimeError: ``start`` was not called.
+            RuntimeError: ``start`` was not called, or a target is not the one of the start.
             ValueError: The batch is not valid; nothing has changed then.
         """
         if not self.started:
@@ -153,6 +155,7 @@ class ExponentiatedGradient:
             potentials = as_potentials(apply_head(self.head, batch))
         index = dual.check_batch(batch.index, potentials)
         target = dual.structure.check_target(batch.y, potentials)
+        dual.check_targets(digest_targets(target, potentials.lengths), index)
         if dual.recomputed is not None:  # an exact pass has removed the drift of rounding
             dual.set_weights(dual.recomputed)
             with torch.enable_grad():

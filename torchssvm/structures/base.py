@@ -27,12 +27,15 @@ class Decoding(NamedTuple):
         value: ``[B]``, their scores under the potentials that were decoded; None lets them be computed from the parts.
         bound: ``[B]``, no output scores higher than this; None means that ``value`` is the maximum.
         exact: Whether the labeling is a maximiser. An approximate oracle says False and gives its bound.
+        relaxed: Whether labelings may lie outside of the hull of outputs, such as a fractional vertex of a linear
+            program. The dual then is that of the relaxation, and so are its certificates.
     """
 
     labeling: Labeling
     value: Tensor | None = None
     bound: Tensor | None = None
     exact: bool = True
+    relaxed: bool = False
 
 
 class Marginals(NamedTuple):
@@ -102,6 +105,34 @@ class Structure(ABC):
             value=None if found.value is None else found.value + constant,
             bound=None if found.bound is None else found.bound + constant,
         )
+
+    def mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        """The mean loss of blocks, from the blocks: whether the dual's losses are those of what it holds.
+
+        Losses are linear in the parts and zero at the target, so that ``psi = p(y_i) - mu_i`` has the mean loss
+        ``-<psi, delta>``.
+
+        Args:
+            psi: ``sum_y alpha_i(y) (-difference(y))`` of every example.
+            target: From ``check_target``.
+            potentials: The batch.
+
+        Returns:
+            ``[B]`` float64 each: the mean losses, and the sum of the absolute values that they were summed from. None
+            where they do not follow from psi.
+        """
+        try:
+            delta, _ = self.loss_potentials(target)
+        except NotImplementedError:  # an oracle of its own may do without
+            return None
+        if isinstance(delta, Tensor):
+            delta = {next(iter(potentials.tensors)): delta}
+        known = {name: tensor for name, tensor in psi.items() if name in delta}
+        costs = {name: delta[name].to(tensor.dtype).expand_as(tensor) for name, tensor in known.items()}
+        if not known:
+            return None
+        absolute = [{name: tensor.abs() for name, tensor in several.items()} for several in (known, costs)]
+        return -inner(known, costs), inner(*absolute)
 
     def same_as(self, other: Structure) -> bool:
         """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
@@ -313,6 +344,7 @@ class Corner:
         hinge: ``L_i(s_i) + <p(s_i) - p(y_i), theta_i>``, ``[B]`` float64: the structured hinge H_i of an exact oracle.
         bound: ``[B]`` float64, an upper bound of H_i; equal to ``hinge`` where the oracle is exact.
         exact: Whether ``hinge`` is H_i.
+        relaxed: Whether the outputs may lie outside of the hull of outputs.
         made: ``p(s_i) - p(y_i)`` if the structure made them to score the outputs; else None.
     """
 
@@ -322,6 +354,7 @@ class Corner:
     hinge: Tensor
     bound: Tensor
     exact: bool
+    relaxed: bool
     made: Parts | None
     _make: Callable[[], Parts]
 
@@ -374,7 +407,8 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         loss,
         hinge,
         bound,
-        found.exact,
+        found.exact and not found.relaxed,
+        found.relaxed,
         parts,
         lambda: structure.difference(found.labeling, target, potentials),
     )

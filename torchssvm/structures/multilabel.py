@@ -146,7 +146,7 @@ class Multilabel(Structure):
         delta, constant = self.loss_potentials(target)
         unary = potentials["unary"].detach().to(torch.float64)
         found = self._decode(potentials, unary + delta["unary"])
-        labels, value, bound, exact = found
+        labels, value, bound = found.labeling, found.value, found.bound
         assert value is not None
         value = value + constant
         if bound is not None:
@@ -155,7 +155,7 @@ class Multilabel(Structure):
             worse = value < own
             labels = torch.where(worse.unsqueeze(1), target, labels)
             value = torch.maximum(value, own)
-        return Decoding(labels, value, bound, exact)
+        return Decoding(labels, value, bound, found.exact)
 
     def parts(self, labeling: Tensor) -> dict[str, Tensor]:
         """``y_k``, ``[B, K]``, and ``y_i y_j`` of the pairs, ``[B, P]``."""

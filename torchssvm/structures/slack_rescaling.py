@@ -91,6 +91,10 @@ class SlackRescaling(Structure):
         rescaled = mass * self._losses(labelings, target)
         return self.structure.mean_difference(labelings, rescaled, target, potentials)
 
+    def mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> None:
+        """Unknown: psi holds every output times its loss."""
+        return
+
     def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
         """An upper bound of ``max_y loss(y) (score(y) - target's score)``, too high by at most the loss / 10 000."""
         many = 1e4  # the oracle adds 1 to a score difference: to many times the difference, and divided by as many

@@ -64,7 +64,8 @@ class LossScaleSearch(SlackOracle):
         if bool((worse := value < 0).any()):  # an oracle that is approximate itself may find nothing like the target
             labels = target if type(target) is type(labeling) else getattr(target, "labels", target)
             labeling, value = choose(worse, labels, labeling), value.clamp(min=0.0)
-        return Decoding(labeling, value, torch.maximum(ceiling, value), exact=bool(_reached(value, ceiling).all()))
+        exact = bool(_reached(value, ceiling).all())
+        return Decoding(labeling, value, torch.maximum(ceiling, value), exact, search.relaxed)
 
 
 class _Search:
@@ -74,6 +75,7 @@ class _Search:
         self.structure, self.potentials, self.target = structure, potentials, target
         self.own = inner(conform(structure.parts(target), potentials, "parts(target)"), potentials.tensors)
         self.labeling: Labeling = None
+        self.relaxed = False
         self.value: Tensor = torch.full_like(self.own, -torch.inf)
         self.most: Tensor = self.own  # the largest loss, once known
         self.points: list[tuple[Tensor, Tensor]] = []  # (g, h)
@@ -123,6 +125,7 @@ class _Search:
         return torch.where(torch.isfinite(slope) & (slope > 0), slope, curve).clamp(1e-9, 1e9)
 
     def _meet(self, found: Decoding) -> tuple[Tensor, Tensor]:
+        self.relaxed |= found.relaxed
         loss, factor = loss_and_factor(self.structure, found.labeling, self.target, self.potentials)
         held = None if self.labeling is None else self.value
         self.labeling, self.value = better_of(self.labeling, held, found.labeling, loss * factor)

@@ -1,0 +1,374 @@
+"""A dual that meets another problem than its own refuses: other targets, features, losses, heads."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from problems import PROBLEMS, assert_same, chain, multiclass
+from torch import Tensor, nn
+
+from torchssvm import (
+    BCFW,
+    Batch,
+    BlockGap,
+    CompiledBCFW,
+    Decoding,
+    DualState,
+    ExponentiatedGradient,
+    Labelings,
+    LinearMulticlass,
+    MeanParts,
+    Pairwise,
+    Structure,
+    Weights,
+    certify,
+    recompute_weights,
+)
+from torchssvm.dual.checkpoint import sealed
+
+STORAGES = [MeanParts, Weights, Labelings]
+ROWS = [[0, 1], [2, 3], [4, 0]]
+
+
+def relabelled(problem, rows):
+    """The batch with other targets."""
+    batch = problem.batch(rows)
+    states = problem.structure.num_states if problem.y.ndim > 1 else problem.structure.num_classes
+    return batch._replace(y=torch.where(batch.y >= 0, (batch.y + 1) % states, batch.y))
+
+
+# -- Targets --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_other_targets_are_refused_at_the_next_visit(kind, storage):
+    problem = PROBLEMS[kind](3, n=6)
+    training = problem.train(storage=storage()).run(ROWS)
+    before = training.snapshot()
+    batch = relabelled(problem, [5, 2])
+    with pytest.raises(RuntimeError, match=r"1 of 2 examples have other targets .* \[2\]"):
+        training.loss(training.head(batch.x, batch.lengths) if kind == "chain" else training.head(batch.x), *batch[1:3])
+    assert_same(training.snapshot(), before)
+    training.run([[5, 2]])
+
+
+def test_other_targets_are_refused_after_a_resume_without_an_exact_pass():
+    problem = chain(3, n=6)
+    training = problem.train().run(ROWS)
+    again = problem.copy().train()
+    again.optim.load_state_dict(training.optim.state_dict())
+    batch = relabelled(problem, [2])
+    with pytest.raises(RuntimeError, match="other targets"):
+        again.loss(again.head(batch.x, batch.lengths), batch.y, batch.index)
+    with pytest.raises(RuntimeError, match="other targets"):
+        recompute_weights(again.head, again.dual, [relabelled(problem, range(6))])
+    with pytest.raises(RuntimeError, match="other targets"):
+        CompiledBCFW(again.head, again.dual, [relabelled(problem, range(6))])
+
+
+def test_a_compiled_loop_refuses_a_dual_that_went_on_elsewhere_on_other_targets():
+    problem = chain(3, n=6)
+    training = problem.train()
+    loop = CompiledBCFW(training.head, training.dual, [problem.batch(range(6))])
+    batch = relabelled(problem, [2])
+    other = BlockGap(training.dual)
+    other(training.head(batch.x, batch.lengths), batch.y, batch.index).backward()
+    training.optim.step()
+    with pytest.raises(RuntimeError, match="other targets"):
+        loop.run(3)
+    with pytest.raises(RuntimeError, match="other targets"):
+        loop.certify()
+
+
+def test_exponentiated_gradient_knows_its_targets():
+    problem = chain(3, n=6)
+    head = copy.deepcopy(problem.head)
+    gradient = ExponentiatedGradient(head, num_examples=6, lam=0.1)
+    gradient.start(problem.everything(3))
+    with pytest.raises(RuntimeError, match="other targets"):
+        gradient.step(relabelled(problem, [1]))
+    gradient.step(problem.batch([1]))
+    gradient.certify(problem.everything(3))
+
+
+# -- Losses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Labelings])
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_losses_that_are_not_those_of_the_blocks_are_found(kind, storage, compiled):
+    problem = PROBLEMS[kind](3, n=6)
+    training = problem.train(storage=storage(), direction=Pairwise() if storage is Labelings else None).run(ROWS)
+    state = training.optim.state_dict()
+    state["dual"]["loss"][2] += 1e-4
+    again = problem.copy().train(storage=storage(), direction=Pairwise() if storage is Labelings else None)
+    with pytest.raises(ValueError, match="numbers are not those that were saved"):
+        again.optim.load_state_dict(state)
+    again.optim.load_state_dict({**state, "dual": sealed(state["dual"])})
+    loop = CompiledBCFW(again.head, again.dual, problem.everything(2)) if compiled else None
+    before = again.snapshot()
+    with pytest.raises(RuntimeError, match=r"losses of 1 blocks are not those .* \[2\]"):
+        if loop is not None:
+            loop.certify()
+        else:
+            certify(again.head, again.dual, problem.everything(2))
+    after = again.snapshot()
+    if loop is not None:  # which gives every block its room
+        del before["dual"]["storage"], after["dual"]["storage"]
+    assert_same(after, before)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", ["loss", "gap_estimates", "weights", "storage"])
+def test_an_edited_checkpoint_is_refused(storage, name):
+    training = chain(3, n=6).train(storage=storage()).run(ROWS)
+    state = copy.deepcopy(training.optim.state_dict())
+    value = state["dual"][name]
+    while not isinstance(value, Tensor):
+        value = next(v for v in (value.values() if isinstance(value, dict) else value) if not isinstance(v, str | int))
+    flat = value.view(-1)
+    flat[0] = flat[0] * 0.5 if value.is_floating_point() and float(flat[0]) else flat[0] + 1
+    with pytest.raises(ValueError, match="damaged"):
+        training.optim.load_state_dict(state)
+
+
+# -- Features -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adjoint", [True, False])
+@pytest.mark.parametrize("change", ["noise", "scaled", "one token"])
+def test_weights_refuse_features_that_move(adjoint, change):
+    problem = chain(3, n=6)
+    head = problem.head if adjoint else Bare(problem.head)
+    dual = DualState.for_head(head, 6, 0.1, storage=Weights(), structure=problem.structure)
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+
+    def step(batch):
+        optim.zero_grad()
+        loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+        optim.step()
+
+    def moved(batch):
+        x = batch.x.clone()
+        if change == "noise":
+            x += torch.randn_like(x)
+        elif change == "scaled":
+            x /= 4
+        else:
+            x[0, 0, 0] += 0.01
+        return batch._replace(x=x)
+
+    for rows in ROWS:
+        step(problem.batch(rows))
+    before = copy.deepcopy(optim.state_dict())
+    with pytest.raises(RuntimeError, match=r"examples \[0.*\] came with other features"):
+        step(moved(problem.batch([0, 5])))
+    with pytest.raises(RuntimeError, match=r"came with other features"):
+        certify(head, dual, [moved(problem.batch([0, 1, 2])), problem.batch([3, 4, 5])])
+    assert_same(optim.state_dict(), before)
+    step(problem.batch([0, 5]))
+    assert certify(head, dual, problem.everything(2)).gap > 0.0  # in other batches, padded otherwise
+
+
+def test_weights_remember_their_features_in_checkpoints():
+    problem = chain(3, n=6)
+    training = problem.train(storage=Weights()).run(ROWS)
+    again = problem.copy().train(storage=Weights())
+    again.optim.load_state_dict(training.optim.state_dict())
+    batch = problem.batch([2])
+    with pytest.raises(RuntimeError, match="other features"):
+        again.loss(again.head(batch.x + 1.0, batch.lengths), batch.y, batch.index)
+    state = training.dual.state_dict()
+    for wrong in (None, torch.zeros(6), torch.full((6,), torch.nan, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"storage\['features'\]"):
+            again.dual.load_state_dict({**state, "storage": {**state["storage"], "features": wrong}})
+
+
+def test_weights_refuse_two_views_of_an_example_in_one_step():
+    problem = chain(3, n=6)
+    training = problem.train(storage=Weights())
+    training.loss.sweeps = 0  # else an example counts once
+    batch = problem.batch([2])
+    for x in (batch.x, batch.x * 1.1):
+        training.loss(training.head(x, batch.lengths), batch.y, batch.index).backward()
+    with pytest.raises(RuntimeError, match=r"examples \[2\] came with other features"):
+        training.optim.step()
+
+
+class Bare(nn.Module):
+    """A head that gives nothing but tensors and lengths."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head, self.structure = head, head.structure
+
+    def forward(self, x, lengths=None):
+        potentials = self.head(x, lengths)
+        return type(potentials)(potentials.tensors, lengths, ragged=potentials.ragged)
+
+
+# -- Heads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_only_the_weights_of_the_dual_are_certified(storage):
+    problem = chain(3, n=6)
+    training = problem.train(storage=storage()).run(ROWS)
+    head, everything = training.head, problem.everything(2)
+    found = certify(head, training.dual, everything, refresh=False)
+    for same in (copy.deepcopy(head), nn.Sequential(copy.deepcopy(head)), nn.Sequential(head), head.forward):
+        bare = isinstance(same, nn.Sequential)
+        alike = (lambda x, lengths, same=same: same[0](x, lengths)) if bare and same[0] is head else same
+        if bare and same[0] is not head:
+            alike = same[0]
+        again = certify(alike, training.dual, everything, refresh=False)
+        assert (again.primal, again.dual) == (found.primal, found.dual)
+    other = copy.deepcopy(head)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(3.0)
+    before = training.snapshot()
+    wrong = (
+        (other, "has other weights than the dual"),
+        (lambda x, lengths: other(x, lengths), "not those of the dual's parameters alone"),
+        (lambda x, lengths: copy.deepcopy(head)(x, lengths), "not those of the dual's parameters alone"),
+        (lambda x, lengths: both(head(x, lengths), other(x, lengths)), "not those of the dual's parameters alone"),
+        (lambda x, lengths: head(x, lengths).detach(), "carry no gradient"),
+    )
+    for head_given, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            certify(head_given, training.dual, everything)
+        if storage is not Weights:
+            with pytest.raises(ValueError, match=message):
+                recompute_weights(head_given, training.dual, everything)
+    assert_same(training.snapshot(), before)
+
+
+def both(a, b):
+    return type(a)({name: a[name] + b[name] for name in a.tensors}, a.lengths, ragged=a.ragged)
+
+
+def test_a_copy_of_features_and_head_is_certified_as_they_are():
+    problem = multiclass(3, n=6)
+    head = nn.Sequential(nn.Linear(problem.x.shape[1], 4).double(), LinearMulticlass(4, 3).double())
+    head[0].requires_grad_(False)
+    dual = DualState.for_head(head[1], 6, 0.1)
+    loss, optim = BlockGap(dual), BCFW(head[1].parameters(), dual)
+    batch = problem.batch(range(6))
+    for _ in range(5):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    found, again = (certify(model, dual, [batch], refresh=False) for model in (head, copy.deepcopy(head)))
+    assert (again.primal, again.dual) == (found.primal, found.dual)
+
+
+# -- lam ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lam", "dtype"),
+    [
+        (1e-310, torch.float64),
+        (1e-300, torch.float32),
+        (1e-45, torch.float32),
+        (1e39, torch.float32),
+        (1e308, torch.float64),
+    ],
+)
+def test_a_lam_out_of_range_is_refused(lam, dtype):
+    head = LinearMulticlass(2, 3).to(dtype)
+    with pytest.raises(ValueError, match=re.escape(f"lam={lam:g} with num_examples=50 is out of range")):
+        DualState.for_head(head, 50, lam)
+    dual = DualState.for_head(head, 50, 1.0)
+    with pytest.raises(ValueError, match="out of range"):
+        dual.change_lam(lam)
+    if lam < 1.0:
+        with pytest.raises(ValueError, match="out of range"):
+            dual.rescale(lam)
+    assert dual.lam == 1.0
+
+
+@pytest.mark.parametrize(("lam", "dtype"), [(1e-12, torch.float32), (1e12, torch.float32), (1e-60, torch.float64)])
+def test_a_lam_within_range_certifies_finite_numbers(lam, dtype):
+    torch.manual_seed(0)
+    head = LinearMulticlass(2, 3).to(dtype)
+    batch = Batch(torch.randn(5, 2, dtype=dtype), torch.tensor([0, 1, 2, 0, 1]), torch.arange(5))
+    dual = DualState.for_head(head, 5, lam)
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    for _ in range(20):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    found = certify(head, dual, [batch])
+    assert 0.0 <= found.dual <= found.primal < float("inf")
+
+
+# -- Relaxations ----------------------------------------------------------------------------------------------
+
+
+class OneOfThree(Structure):
+    """One of three classes; decoded, if ``relaxed``, with the point (1/2, 1/2, 1/2) outside of their hull."""
+
+    def __init__(self, relaxed: bool) -> None:
+        self.relaxed = relaxed
+
+    def argmax(self, potentials):
+        points = torch.eye(3, dtype=torch.float64)
+        if self.relaxed:
+            points = torch.cat([points, torch.full((1, 3), 0.5, dtype=torch.float64)])
+        best = (potentials.single @ points.T).max(1)
+        return Decoding(points[best.indices], best.values, relaxed=self.relaxed)
+
+    def parts(self, labeling):
+        return labeling
+
+    def loss(self, labeling, target):
+        return (labeling * (1.0 - target)).sum(1)
+
+    def loss_potentials(self, target):
+        return 1.0 - target, torch.zeros(len(target))
+
+
+def train_one_of_three(relaxed, steps=60):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+    batch = Batch(x, torch.eye(3, dtype=torch.float64).repeat(2, 1), torch.arange(6))
+    head = LinearMulticlass(2, 3, bias=False).double()
+    dual = DualState.for_head(head, 6, 0.5, structure=OneOfThree(relaxed))
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    for _ in range(steps):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    return head, dual, optim, batch
+
+
+def test_a_certificate_says_that_it_is_of_the_relaxation():
+    """The dual of a relaxation may lie above the optimum, which is what the certificate must tell."""
+    found = {}
+    for relaxed in (True, False):
+        head, dual, _, batch = train_one_of_three(relaxed)
+        found[relaxed] = certify(head, dual, [batch])
+    loose, exact = found[True], found[False]
+    assert loose.dual > exact.primal + 1e-3  # else the test shows nothing
+    assert (loose.relaxed, loose.exact) == (True, False)
+    assert (exact.relaxed, exact.exact) == (False, True)
+    assert str(loose).startswith("relaxation: primal")
+    assert loose.gap == loose.primal - loose.dual >= 0.0
+
+
+def test_a_relaxation_is_remembered():
+    head, dual, optim, batch = train_one_of_three(True, 0)
+    BlockGap(dual)(head(batch.x), batch.y, batch.index).backward()
+    assert not dual.relaxed  # a proposal is no step
+    optim.step()
+    assert dual.relaxed
+    _, again, other, _ = train_one_of_three(True, 0)
+    other.load_state_dict(optim.state_dict())
+    assert again.relaxed

@@ -1,0 +1,30 @@
+"""A checksum of a state: whether a checkpoint holds the numbers that were saved."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def seal(state: Any) -> int:
+    """CRC-32 of everything in nested dicts, lists and tensors, whatever the device."""
+    return _add(state, 0)
+
+
+def _add(value: Any, crc: int) -> int:
+    if isinstance(value, Tensor):
+        array = value.detach().cpu().contiguous()
+        crc = _add(f"{array.dtype} {list(array.shape)}", crc)
+        return zlib.crc32(array.view(-1).view(torch.uint8).numpy().data, crc) if array.numel() else crc
+    if isinstance(value, dict):
+        for name in sorted(value):
+            crc = _add(value[name], _add(name, crc))
+        return crc
+    if isinstance(value, list):
+        for item in value:
+            crc = _add(item, crc)
+        return _add(len(value), crc)
+    return zlib.crc32(repr(value).encode(), crc)
