@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from problems import chain, examples
 
 from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, WeightedAverage, certify
-from torchssvm.dual.digest import digest_targets
+from torchssvm.dual.digest import UNKNOWN, digest_targets
 
 
 @examples(50)
@@ -20,7 +20,7 @@ from torchssvm.dual.digest import digest_targets
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
     st.integers(0, 4),
     st.integers(0, 5),
-    st.sampled_from([-1, -100]),
+    st.sampled_from([-1, 0, -100]),
 )
 def test_padding_does_not_count_and_labels_do(labels, more, place, padding):
     own = torch.tensor([labels])
@@ -29,6 +29,26 @@ def test_padding_does_not_count_and_labels_do(labels, more, place, padding):
     changed = own.clone()
     changed[0, place % len(labels)] += 1
     assert not torch.equal(digest_targets(own), digest_targets(changed))
+
+
+def test_a_label_0_at_the_end_counts_by_the_length():
+    whole, cut = torch.tensor([[2, 1, 0]]), torch.tensor([[2, 1, -1]])
+    assert not torch.equal(digest_targets(whole, torch.tensor([3])), digest_targets(cut, torch.tensor([2])))
+    assert torch.equal(digest_targets(cut, torch.tensor([2])), digest_targets(cut[:, :2], torch.tensor([2])))
+
+
+def test_other_axes_than_that_of_the_lengths_count_whole():
+    labels, edges = torch.tensor([[1, 1]]), torch.tensor([[False, True, True, True]])
+    wide = torch.nn.functional.pad(labels, (0, 3), value=-1)
+    lengths = torch.tensor([2])
+    for padded in (labels, wide):  # the edges are more or fewer than the padded nodes
+        assert torch.equal(digest_targets((padded, edges), lengths, 5), digest_targets((labels, edges), lengths, 2))
+    other = torch.tensor([[False, True, True, False]])
+    assert not torch.equal(digest_targets((labels, edges), lengths), digest_targets((labels, other), lengths))
+
+
+def test_no_target_has_the_digest_of_one_that_was_not_seen():
+    assert int(digest_targets(torch.zeros(1, 3, dtype=torch.int64))) != UNKNOWN
 
 
 def test_places_count_on_every_axis():

@@ -337,7 +337,7 @@ def _every_block(
     every = every_training_example(of_dual(head, dual), dual, batches)
     for place, (batch, potentials, index) in enumerate(every):
         if place == 0:
-            check_depends(potentials, dual.parameters)
+            check_depends(potentials, dual.structure, dual.parameters)
         yield batch, potentials, index
 
 

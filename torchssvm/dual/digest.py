@@ -20,9 +20,9 @@ UNKNOWN = 0
 def digest_targets(target: Any, lengths: Tensor | None = None, longest: int | None = None) -> Tensor:
     """A digest of every example's target, ``[B]`` int64, whatever it is padded to.
 
-    Numbers count with their places. What lies beyond the length of an example on the first axis does not count; nor
-    does what padding may be made of where no length tells it: negative whole numbers, and 0 among real numbers and
-    truth values.
+    The length of an example counts, and numbers count with their places, other than those that padding is made of: 0,
+    and negative whole numbers. What lies beyond the length does not count in the first tensor, and in those of real
+    numbers; others may have axes of another size, such as a graph's edges.
 
     Args:
         target: Tensors ``[B, ...]``, in tuples, lists or dicts.
@@ -31,18 +31,19 @@ def digest_targets(target: Any, lengths: Tensor | None = None, longest: int | No
     """
     leaves = tree_tensors(target)
     total = torch.zeros(len(leaves[0]), dtype=torch.int64, device=leaves[0].device)
-    if lengths is not None and longest is None:
-        longest = int(lengths.max())
+    if lengths is not None:
+        lengths = lengths.to(total.device)
+        total += _mix(lengths * _ODD[0])
+        longest = int(lengths.max()) if longest is None else longest
     for place, leaf in enumerate(leaves):
         if leaf.is_complex():
             continue
         floating = leaf.is_floating_point()
         numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
-        counts = leaf != 0 if floating or leaf.dtype == torch.bool else leaf >= 0
-        if lengths is not None and longest is not None and leaf.ndim > 1 and leaf.shape[1] >= longest:
-            inside = torch.arange(leaf.shape[1], device=leaf.device) < lengths.to(leaf.device).unsqueeze(1)
-            # Further axes may be padded too, and no length tells how far.
-            counts = inside if leaf.ndim == 2 else counts & inside.view(*inside.shape, *[1] * (leaf.ndim - 2))
+        counts = leaf != 0 if floating or leaf.dtype == torch.bool else leaf > 0
+        if lengths is not None and longest is not None and (floating or place == 0) and leaf.ndim > 1:
+            inside = torch.arange(leaf.shape[1], device=leaf.device) < lengths.unsqueeze(1)
+            counts = counts & inside.view(*inside.shape, *[1] * (leaf.ndim - 2)) if leaf.shape[1] >= longest else counts
         mixed = _mix(numbers * _ODD[1] + _places(place, tuple(leaf.shape[1:]), leaf.device))
         found = torch.where(counts, mixed, 0)
         total += found.flatten(1).sum(1) if leaf.ndim > 1 else found

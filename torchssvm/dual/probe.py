@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from torchssvm.potentials import Parts, Potentials, adjoint, full_precision, inner, per_example_adjoint
+from torchssvm.structures.base import Structure
 
 TOLERANCE = 1e-4
 """Relative: features of a network that ran in other batches differ by rounding."""
 
 
-def check_depends(potentials: Potentials, parameters: Sequence[Tensor]) -> None:
+def check_depends(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> None:
     """Whether the potentials are linear in these very parameters, by Euler's identity for one direction.
 
     ``<r, theta> = <w, Phi^T r>`` holds for the head of the dual, and not for a head with weights of its own. Numbers
@@ -29,7 +30,7 @@ def check_depends(potentials: Potentials, parameters: Sequence[Tensor]) -> None:
             "head gave potentials that carry no gradient to the dual's parameters: pass the head that the dual was "
             "made for, or a callable that calls it, without no_grad() or detach() around it"
         )
-    parts = probe(potentials)
+    parts = probe(potentials, structure)
     with full_precision(potentials.device):
         gradients = adjoint(potentials, parts, parameters)
         weights = [parameter.detach() for parameter in parameters]
@@ -46,14 +47,19 @@ def check_depends(potentials: Potentials, parameters: Sequence[Tensor]) -> None:
 
 
 @torch.no_grad()
-def fingerprints(potentials: Potentials, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def fingerprints(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """One number for the features of every example, as the head's linear map sees them.
+
+    Args:
+        potentials: The batch.
+        structure: Says where potentials matter.
+        parameters: The head's.
 
     Returns:
         ``[B]`` float64 each: the numbers, and the sum of the absolute values that each was summed from.
     """
     with torch.enable_grad():
-        gradients = per_example_adjoint(potentials, probe(potentials), parameters)
+        gradients = per_example_adjoint(potentials, probe(potentials, structure), parameters)
     value = torch.zeros(potentials.batch_size, dtype=torch.float64, device=potentials.device)
     size = torch.zeros_like(value)
     for gradient in gradients:
@@ -63,16 +69,16 @@ def fingerprints(potentials: Potentials, parameters: Sequence[Tensor]) -> tuple[
     return value, size
 
 
-def probe(potentials: Potentials) -> Parts:
-    """The direction: by place, whatever an example is padded to, and zero beyond its length."""
-    parts = {}
+def probe(potentials: Potentials, structure: Structure) -> Parts:
+    """The direction: by place, whatever an example is padded to, and zero in the padding."""
+    parts, places = {}, structure.places(potentials)
     for name, tensor in potentials.tensors.items():
         values = _pattern(tuple(tensor.shape[1:]), tensor.dtype, tensor.device).expand_as(tensor)
         if name in potentials.ragged and potentials.lengths is not None:
             rows = potentials.lengths + potentials.ragged[name]
             inside = torch.arange(tensor.shape[1], device=tensor.device) < rows.unsqueeze(1)
             values = values * inside.view(*inside.shape, *[1] * (tensor.ndim - 2))
-        parts[name] = values.contiguous()
+        parts[name] = (values * places[name] if name in places else values).contiguous()
     return parts
 
 

@@ -63,7 +63,7 @@ class Weights(Storage):
     def check_features(self, stored: Stored, potentials: Potentials) -> None:
         """Raise RuntimeError if an example comes with other features than those that its weights were summed from."""
         assert isinstance(stored, _StoredWeights)
-        value, size = stored.features = fingerprints(potentials, self.parameters)
+        value, size = stored.features = fingerprints(potentials, self.structure, self.parameters)
         if self._features is None:
             return
         known = self._features[stored.index]

@@ -179,6 +179,16 @@ class Arborescence(Structure):
             )
         return heads
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The arcs between different tokens of an example, and from the root."""
+        scores = potentials.single
+        batch, longest, _ = scores.shape
+        lengths = potentials.lengths if potentials.lengths is not None else scores.new_full((batch,), longest).long()
+        token = torch.arange(1, longest + 1, device=scores.device).unsqueeze(1)
+        head = torch.arange(longest + 1, device=scores.device)
+        inside = lengths.view(-1, 1, 1)
+        return {next(iter(potentials.tensors)): (token <= inside) & (head <= inside) & (token != head)}
+
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
         """All outputs of up to 5 tokens; None for longer sentences."""
         batch, longest = potentials.single.shape[:2]

@@ -134,6 +134,19 @@ class Structure(ABC):
         absolute = [{name: tensor.abs() for name, tensor in several.items()} for several in (known, costs)]
         return -inner(known, costs), inner(*absolute)
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """Where the potentials can matter, for tensors that are padded in other ways than ``ragged`` says: masks.
+
+        ``Weights()`` looks at the features there, to see whether they have moved. The default knows of no such tensor.
+
+        Args:
+            potentials: The batch.
+
+        Returns:
+            Bool by name, which broadcasts to the tensor; names left out matter wherever ``ragged`` says.
+        """
+        return {}
+
     def same_as(self, other: Structure) -> bool:
         """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
         return type(self) is type(other) and repr(self) == repr(other)

@@ -246,6 +246,11 @@ class GraphCut(Structure):
                 raise ValueError("target has weights that are negative or not finite")
         return GraphTarget(labels, cut_edges(labels, potentials.edges), self._costs(labels, costs))
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The nodes and edges of each example."""
+        potentials = _of_graphs(potentials)
+        return {"node": _real(potentials), "edge": potentials.edges[..., 0] >= 0}
+
     def enumerate(self, potentials: Potentials) -> Iterator[Segmentation] | None:
         """All labelings of up to 12 nodes; None for larger graphs."""
         potentials = _of_graphs(potentials)

@@ -163,6 +163,10 @@ class Matching(Structure):
                 )
         return target
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The edges between an example's own nodes."""
+        return {next(iter(potentials.tensors)): _real(potentials)}
+
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All matchings."""
         _, left, right = potentials.single.shape

@@ -95,6 +95,10 @@ class SlackRescaling(Structure):
         """Unknown: psi holds every output times its loss."""
         return
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """Those of the wrapped structure."""
+        return self.structure.places(potentials)
+
     def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
         """An upper bound of ``max_y loss(y) (score(y) - target's score)``, too high by at most the loss / 10 000."""
         many = 1e4  # the oracle adds 1 to a score difference: to many times the difference, and divided by as many

@@ -285,6 +285,11 @@ class TorchStruct(Structure):
             )
         return target
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """All but the padding."""
+        scores = potentials.single
+        return {next(iter(potentials.tensors)): self._real(scores, self._extents(scores, potentials.lengths))}
+
     def is_output(self, labeling: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Whether each event is an output of the distribution: ``[B]`` bool, for the price of one ``argmax``.
 
