@@ -26,6 +26,7 @@ from torchssvm import (
     ResidualBalancing,
 )
 from torchssvm.factorwise.chains import ChainProblem
+from torchssvm.factorwise.problem import Hinges
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.lightning import Alternate, DualityGap, FactorwiseSVM, Report
 
@@ -257,9 +258,9 @@ def test_certificates_may_turn_from_exact_to_inexact_and_back(tmp_path: Path, mo
     hinges = ChainProblem.hinges
     exact: list[bool] = []
 
-    def turning(self: ChainProblem, parameters: list[torch.Tensor]) -> tuple[np.ndarray, bool]:
+    def turning(self: ChainProblem, parameters: list[torch.Tensor]) -> Hinges:
         exact.append(len(exact) % 3 != 1)
-        return hinges(self, parameters)[0], exact[-1]
+        return hinges(self, parameters)._replace(exact=exact[-1])
 
     monkeypatch.setattr(ChainProblem, "hinges", turning)
     seen, gap = [], DualityGap(1e-9, every_n_epochs=1)
