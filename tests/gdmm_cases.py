@@ -288,6 +288,22 @@ class FactorGraphTestCase(ABC):
         for a, b in zip(again.head.parameters(), alone.head.parameters(), strict=True):
             assert torch.equal(a, b)
 
+    def test_both_of_the_best_duals_travel_in_checkpoints(self):
+        first, other = self.trained(1, passes=12), self.trained(1, passes=1)
+        first.certify()
+        assert 0.0 < first.best_dual <= first.best_relaxed_dual
+        other.load_state_dict(saved(first))
+        assert (other.best_dual, other.best_relaxed_dual) == (first.best_dual, first.best_relaxed_dual)
+        task = self.make(1)
+        task.x = scaled(task.x, 0.5)
+        moved = self.gdmm(task)
+        with pytest.warns(UserWarning, match="other features"):
+            moved.load_state_dict(saved(first))
+        assert (moved.best_dual, moved.best_relaxed_dual) == (0.0, 0.0)
+        for name in ("best_dual", "best_relaxed_dual"):
+            with pytest.raises(ValueError, match=name):
+                other.load_state_dict(replaced(saved(first), ("gdmm", name), None))
+
     @oracles
     def test_checkpoints_that_are_damaged_or_of_others_change_nothing(self, oracle):
         good = saved(self.trained(1, oracle=oracle))

@@ -231,7 +231,7 @@ class LabelSetProblem(Problem):
             relaxed[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
             rows = (~(bound <= value)).nonzero().flatten()
             if len(rows):
-                _, better, least = self.dual.structure.decoder.solve(augmented[rows], pairwise)
+                _, better, least = self.head.structure.decoder.solve(augmented[rows], pairwise)
                 bound[rows] = torch.minimum(bound[rows], least)
                 exact &= bool((bound[rows] <= torch.maximum(value[rows], better)).all())
             found[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
