@@ -350,7 +350,8 @@ class RunReport:
             gap.plot(x, gaps, marker=marker, color="black", label="of the problem")
             relaxed = [_relaxation(c) for c, _ in self.history]
             if any(relaxed):
-                value.plot(x, [r.get("relaxed_dual", math.nan) for r in relaxed], color="tab:blue", linestyle=":")
+                below = [r.get("relaxed_dual", math.nan) for r in relaxed]
+                value.plot(x, below, color="tab:blue", linestyle=":", label="dual of the relaxation")
                 left = [r.get("relaxed_gap") or math.nan for r in relaxed]
                 gap.plot(x, left, color="black", linestyle=":", label="of the relaxation")
                 gap.legend()

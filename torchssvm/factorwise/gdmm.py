@@ -195,8 +195,8 @@ class GDMM(Optimizer):
         Chains are decoded exactly, by Viterbi. Label sets are decoded by messages, whose bound is that of P'; what they
         leave open goes to the decoder of the head's structure, which searches with an effort bounded for every example
         (:class:`BranchAndBound`, unless another was chosen): ``exact`` says whether it closed all of them. The dual of
-        P is that of a mean of outputs that keeps the shares of single labels; to find its pairs takes about as long as
-        a few passes.
+        P is that of a mean of outputs, which on label sets keeps the shares of single labels; to choose their pairs
+        takes about as long as two passes.
 
         The weights of features, and of pairs of label sets, are summed anew first, in float64, for the next pass too:
         two runs end in the same bits only if their certificates are made after the same passes.
