@@ -11,10 +11,11 @@ import pytest
 import scipy.optimize
 import torch
 from factor_graphs import Duals, FactorGraph, Task, label_set_graph, label_set_task
-from gdmm_cases import FactorGraphTestCase, rules
+from gdmm_cases import ORACLES, RULES, FactorGraphTestCase, rules
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, flat, rng
+from optima import enclose
+from problems import Reference, examples, flat, rng
 
 pytest.importorskip("numba")
 
@@ -170,14 +171,14 @@ def test_where_the_relaxation_is_loose_both_problems_are_told_apart(decoder):
     task.head.structure.decoder = decoder
     task.y = torch.nn.functional.one_hot(torch.randint(0, 4, (6,), generator=rng(27)), 4)
     graph = label_set_graph(task)
+    truth = listed(graph)
     gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, rule=AwayStep(), penalty=Penalty())
     loose: list[bool] = []
     exacts: list[bool] = []
     duals = [(0.0, 0.0)]
 
     def look(found: FactorwiseCertificate) -> None:
-        w = flat(task.head.parameters()).numpy()
-        exact = task.lam / 2 * float(w @ w) + listed_hinges(task, graph, w) / task.n
+        exact = truth.primal(flat(task.head.parameters()).numpy())
         assert exact - 1e-9 <= found.primal <= found.relaxed_primal
         assert found.primal <= exact + 1e-9 or not found.exact
         assert ("upper bound" in str(found)) != found.exact
@@ -195,21 +196,46 @@ def test_where_the_relaxation_is_loose_both_problems_are_told_apart(decoder):
     assert found.relaxed_primal == pytest.approx(graph.optimum(), abs=1e-3)
 
 
-def listed_hinges(task: Task, graph: FactorGraph, w: np.ndarray) -> float:
-    """Sum of the hinges over all label sets."""
-    total = 0.0
-    for i in range(task.n):
+def listed(graph: FactorGraph) -> Reference:
+    """All label sets of all examples."""
+    truth = Reference([], [], [], graph.lam)
+    for i in range(graph.n):
         variables = [v for v in graph.variables if v.example == i]
         factors = [f for f in graph.factors if f.example == i]
-        first = i * len(variables)
-        values = {}
+        first, features, losses = i * len(variables), {}, {}
         for output in itertools.product((0, 1), repeat=len(variables)):
-            score = sum(v.phi[k] @ w for v, k in zip(variables, output, strict=True))
-            score += sum(f.phi[output[f.left - first], output[f.right - first]] @ w for f in factors)
-            values[output] = score, sum(v.cost[k] for v, k in zip(variables, output, strict=True))
-        true = values[tuple(v.target for v in variables)][0]
-        total += max(score + cost for score, cost in values.values()) - true
-    return total
+            features[output] = sum(v.phi[k] for v, k in zip(variables, output, strict=True))
+            features[output] += sum(f.phi[output[f.left - first], output[f.right - first]] for f in factors)
+            losses[output] = sum(v.cost[k] for v, k in zip(variables, output, strict=True))
+        truth.losses.append(np.array(list(losses.values())))
+        truth.changes.append(np.array(list(features.values())) - features[tuple(v.target for v in variables)])
+    return truth
+
+
+@examples(20)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    rule=st.sampled_from(RULES),
+    oracle=st.sampled_from(ORACLES),
+    variant=st.sampled_from(TestLabelSets.VARIANTS),
+    lam=st.floats(0.02, 2.0),
+    rho=st.floats(1e-3, 30.0),
+)
+def test_the_optimum_over_label_sets_is_enclosed_too(seed, rule, oracle, variant, lam, rho):
+    """Of all kinds of heads and losses; that of the relaxation may be above it."""
+    task = label_set_task(seed, lam=lam, **variant)
+    truth = listed(label_set_graph(task))
+    best = enclose(truth)
+    options = {"rule": rule, "oracle": oracle, "penalty": Penalty(rho), "seed": seed}
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, **options)
+    for passes in (1, 4, 20):
+        for _ in range(passes):
+            gdmm.step()
+        found = gdmm.certify()
+        assert found.exact
+        assert found.primal == pytest.approx(truth.primal(flat(task.head.parameters()).numpy()), abs=1e-9)
+        assert found.dual - 1e-9 <= best.high
+        assert best.low <= found.primal + 1e-9
 
 
 def means_task(seed: int, labels: int, n: int = 6):

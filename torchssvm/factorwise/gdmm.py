@@ -202,7 +202,8 @@ class GDMM(Optimizer):
         two runs end in the same bits only if their certificates are made after the same passes.
 
         Raises:
-            RuntimeError: The weights were changed by others; or a gap is negative by more than rounding.
+            RuntimeError: The weights were changed by others; or the primal is not finite; or a gap is negative by more
+                than rounding.
         """
         start = time.perf_counter()
         self._check_weights()
@@ -211,6 +212,8 @@ class GDMM(Optimizer):
         n, lam, parameters = self.num_examples, self.lam, [p.detach() for p in self.head.parameters()]
         hinges, length = self.problem.hinges(parameters), squared_norm(parameters)
         primal, relaxed_primal = (lam / 2 * length + float(h.sum()) / n for h in (hinges.value, hinges.relaxed))
+        if not math.isfinite(relaxed_primal):
+            raise RuntimeError("the primal is not finite: are the features far too large, or lam far too small?")
         mean, relaxed = (point.value(lam) for point in self.problem.rounded())
         dual = max(self.best_dual, mean)
         relaxed_dual = max(self.best_relaxed_dual, relaxed, dual)  # a mean of outputs is in the local polytope
