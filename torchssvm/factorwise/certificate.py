@@ -17,8 +17,8 @@ class FactorwiseCertificate(Certificate):
     only, and may be above min P. On chains the local polytope is the hull of the outputs, and both problems are one.
     Everything holds however large the violation is.
 
-    It is ``relaxed_gap`` that passes bring to 0, and that GDMM stops on. ``gap`` stays above 0 where the relaxation is
-    loose: :meth:`torchssvm.GDMM.dual_state` lets BCFW go on with the problem itself.
+    It is ``relaxed_gap`` that passes bring to 0, and that GDMM stops on. On label sets ``gap`` need not get there:
+    :meth:`torchssvm.GDMM.dual_state` lets BCFW go on with the problem itself.
 
     ``primal`` is that of the weights that the head holds; ``exact`` says whether every example was decoded exactly, and
     otherwise it is an upper bound. ``dual`` is the largest dual objective of all means of outputs that certificates
