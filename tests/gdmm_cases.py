@@ -25,6 +25,7 @@ from problems import assert_same, examples, flat
 from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.batch import apply_head
 from torchssvm.factorwise import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
+from torchssvm.factorwise.problem import Hinges
 
 RULES = [FullyCorrective(), AwayStep(), BlockGreedy()]
 ORACLES = [SortedOracle(), BruteForce()]
@@ -103,11 +104,11 @@ class FactorGraphTestCase(ABC):
         best = self.graph(task).optimum()
         gdmm = self.gdmm(task, **{"penalty": Penalty(), **options})
         found = gdmm.solve(tolerance, violation=1e-3, max_sweeps=4000, check_every=10)
-        assert found.gap <= tolerance
+        assert found.relaxed_gap <= tolerance
         assert found.violation <= 1e-3
-        assert found.primal == pytest.approx(best, abs=1e-5)
-        assert found.dual == pytest.approx(best, abs=1e-5)
-        assert found.dual - 1e-6 <= best <= found.primal + 1e-6
+        assert found.relaxed_primal == pytest.approx(best, abs=1e-5)
+        assert found.relaxed_dual == pytest.approx(best, abs=1e-5)
+        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-6
 
     @oracles
     @rules
@@ -139,21 +140,24 @@ class FactorGraphTestCase(ABC):
             for _ in range(count):
                 gdmm.step()
             found = gdmm.certify()
-            assert found.dual - 2e-6 <= best <= found.primal + 2e-6
-            assert found.primal - found.dual == found.gap
-            assert found.gap >= -1e-12
-            assert found.dual >= before
+            assert found.dual <= found.relaxed_dual
+            assert found.relaxed_dual - 2e-6 <= best <= found.relaxed_primal + 2e-6
+            assert found.relaxed_primal - found.relaxed_dual == pytest.approx(found.relaxed_gap, abs=1e-12)
+            assert found.relaxed_gap >= 0.0
+            assert found.relaxed_dual >= before
             assert 0.0 <= found.violation <= found.worst_violation <= 1.0 + 1e-12
             assert found.drift <= 1e-9
-            before = found.dual
+            before = found.relaxed_dual
             primal = graph.primal(flat(task.head.parameters()).double().numpy())
-            assert found.primal >= primal - 1e-6
-            if found.exact:
+            assert found.relaxed_primal >= primal - 1e-6
+            if found.relaxed_primal == found.primal:
                 assert found.primal == pytest.approx(primal, abs=1e-6)  # which a solver of linear programs gave
+            if not found.relaxed:
+                assert (found.primal, found.dual) == (found.relaxed_primal, found.relaxed_dual)
             self.check_rounded(gdmm, graph)
 
     def check_rounded(self, gdmm: GDMM, graph: FactorGraph) -> None:
-        """The rounded point is in the polytope, and loss and length are its own."""
+        """The rounded points are in the polytope, and loss and length are their own."""
         point = self.rounded(gdmm, graph)
         for mass in point.variables:
             assert mass.min() >= 0.0
@@ -164,7 +168,7 @@ class FactorGraphTestCase(ABC):
             assert mass.min() >= -1e-15
             assert np.abs(mass.sum(1) - point.variables[factor.left]).max() <= 1e-12
             assert np.abs(mass.sum(0) - point.variables[factor.right]).max() <= 1e-12
-        w, found = graph.weights(point), gdmm.problem.rounded()
+        w, found = graph.weights(point), gdmm.problem.rounded().relaxed
         assert found.loss == pytest.approx(graph.loss(point), abs=1e-12)
         assert found.squared == pytest.approx(float(w @ w), rel=1e-9, abs=1e-12)
 
@@ -285,6 +289,34 @@ class FactorGraphTestCase(ABC):
         for a, b in zip(again.head.parameters(), alone.head.parameters(), strict=True):
             assert torch.equal(a, b)
 
+    @pytest.mark.parametrize(("hinge", "words"), [(math.nan, "not finite"), (math.inf, "not finite"), (-9.0, "defect")])
+    def test_primals_that_cannot_be_make_no_certificate(self, hinge, words, monkeypatch):
+        gdmm = self.trained(1)
+        found, calls = gdmm.certify(), gdmm.oracle_calls
+        gdmm.step()
+        wrong = np.full(gdmm.num_examples, hinge)
+        monkeypatch.setattr(gdmm.problem, "hinges", lambda _: Hinges(wrong, wrong, exact=True))
+        with pytest.raises(RuntimeError, match=words):
+            gdmm.certify()
+        assert (gdmm.best_dual, gdmm.best_relaxed_dual) == (found.dual, found.relaxed_dual)
+        assert gdmm.oracle_calls == calls
+
+    def test_both_of_the_best_duals_travel_in_checkpoints(self):
+        first, other = self.trained(1, passes=12), self.trained(1, passes=1)
+        first.certify()
+        assert 0.0 < first.best_dual <= first.best_relaxed_dual
+        other.load_state_dict(saved(first))
+        assert (other.best_dual, other.best_relaxed_dual) == (first.best_dual, first.best_relaxed_dual)
+        task = self.make(1)
+        task.x = scaled(task.x, 0.5)
+        moved = self.gdmm(task)
+        with pytest.warns(UserWarning, match="other features"):
+            moved.load_state_dict(saved(first))
+        assert (moved.best_dual, moved.best_relaxed_dual) == (0.0, 0.0)
+        for name in ("best_dual", "best_relaxed_dual"):
+            with pytest.raises(ValueError, match=name):
+                other.load_state_dict(replaced(saved(first), ("gdmm", name), None))
+
     @oracles
     def test_checkpoints_that_are_damaged_or_of_others_change_nothing(self, oracle):
         good = saved(self.trained(1, oracle=oracle))
@@ -322,7 +354,13 @@ class FactorGraphTestCase(ABC):
                     yield place, wrong
         for name, bad in (("rho", math.nan), ("rho", 0.0), ("rho", -1.0), ("sweeps", -1), ("oracle_calls", -5)):
             yield ("gdmm", name), bad
-        for name, bad in (("best_dual", math.inf), ("violation", math.nan), ("lam", 7.0), ("num_examples", 3)):
+        for name, bad in (
+            ("best_relaxed_dual", math.inf),
+            ("best_dual", math.nan),
+            ("violation", math.nan),
+            ("lam", 7.0),
+            ("num_examples", 3),
+        ):
             yield ("gdmm", name), bad
         for options in ({"n": 5}, {"features": 3}, {"bias": False}, {"lam": 0.7}):
             yield None, saved(self.gdmm(self.make(1, **options)))
@@ -345,7 +383,7 @@ class FactorGraphTestCase(ABC):
             found = certify(task.head, dual, task.everything())
             assert found.drift <= 1e-9
             assert found.dual == pytest.approx(dual.value(), abs=1e-12)
-            assert 0.0 < found.dual <= best + 1e-6
+            assert 0.0 < found.dual <= best + 1e-6  # which is that of the relaxation
             assert best - 1e-6 <= found.primal or not found.exact or self.is_loose
             loss = BlockGap(dual)
             optim = BCFW(task.head.parameters(), dual)
@@ -449,12 +487,13 @@ class FactorGraphTestCase(ABC):
         found = other.certify()
         best = self.graph(task).optimum()
         assert found.drift <= 1e-9
-        assert found.dual - 1e-6 <= best <= found.primal + 1e-6
+        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-6
         same = self.gdmm(self.make(1))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             same.load_state_dict(saved(good))
-            assert same.certify().dual == good.certify().dual
+            again, before = same.certify(), good.certify()
+            assert (again.dual, again.relaxed_dual) == (before.dual, before.relaxed_dual)
             other.certify()  # which has the weights of its features by now
 
     # -- Misuse ----------------------------------------------------------------------------------------------
@@ -587,7 +626,7 @@ class FactorGraphTestCase(ABC):
                 gdmm.end_pass()
                 self.check_room(gdmm)
             found = gdmm.certify()
-            assert found.dual - 1e-6 <= graph.optimum() <= found.primal + 1e-6
+            assert found.relaxed_dual - 1e-6 <= graph.optimum() <= found.relaxed_primal + 1e-6
 
     @abstractmethod
     def check_room(self, gdmm: GDMM) -> None:
@@ -599,8 +638,8 @@ class FactorGraphTestCase(ABC):
         found = gdmm.solve(1e-4, max_sweeps=2000)
         assert all(p.dtype == torch.float32 for p in task.head.parameters())
         assert found.drift <= 1e-4
-        assert found.gap <= 1e-4
-        assert found.dual - 1e-6 <= best <= found.primal + 1e-5
+        assert found.relaxed_gap <= 1e-4
+        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-5
 
     def test_solve_stops_and_reports(self):
         gdmm = self.trained(2, passes=0)

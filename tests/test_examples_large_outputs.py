@@ -58,9 +58,13 @@ def test_label_sets(run_script, data, tmp_path):
     flags = ("--data", "bibtex", "--root", data, "--lams", "10", "0.01", "--gap", "0.05", "--violation", "0.05")
     out = run_script(ROOT / "examples" / "multilabel.py", *flags, "--report", folder)
     report = report_of(folder)
-    assert report["gap"] <= 0.05
+    assert report["relaxed_gap"] <= 0.05
+    assert report["relaxed_gap"] == pytest.approx(report["relaxed_primal"] - report["relaxed_dual"], abs=1e-12)
+    assert report["dual"] <= report["relaxed_dual"] <= report["relaxed_primal"]
+    assert report["history"][-1]["relaxed_gap"] == report["relaxed_gap"]
+    assert f"relaxed to the local polytope: primal {report['relaxed_primal']:.6f}" in out
     assert report["violation"] <= 0.05
-    assert report["stopped_because"].startswith("certified gap")
+    assert report["stopped_because"].startswith(f"certified gap of the relaxation {report['relaxed_gap']:.6g}")
     assert report["num_weights"] == 8 * 5 + 5 + 10
     for name, lam in (("interactions", report["lam"]), ("alone", report["alone_lam"])):
         found = report["held_out_accuracy"][name]
@@ -109,6 +113,7 @@ def test_synthetic_chains(run_script, tmp_path):
     assert report["gap"] <= 0.1
     assert report["violation"] <= 0.05
     assert (report["n"], report["test_chains"], report["labels"], report["exact"]) == (60, 40, 12, True)
+    assert "relaxed_gap" not in report  # chains are not relaxed
     assert report["num_weights"] == 12 * 12 + 12 * 12 + 12
     truth, found = report["test_token_error_of_the_truth"], report["test_token_error"]
     alone, usual = report["test_token_error_alone"], report["test_token_error_of_the_most_frequent_state"]
@@ -198,6 +203,7 @@ def test_the_benchmark_of_label_sets(benchmark, data):
         assert found["reached"].keys() == {"0.983", "0.984"}
     assert gdmm["accuracy"] == gdmm["points"][-1][1]
     assert gdmm["gap"] >= 0.0
+    assert gdmm["relaxed_gap"] >= 0.0
 
 
 def test_the_page_on_the_optimizer_runs():

@@ -26,6 +26,7 @@ from torchssvm import (
     ResidualBalancing,
 )
 from torchssvm.factorwise.chains import ChainProblem
+from torchssvm.factorwise.problem import Hinges
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.lightning import Alternate, DualityGap, FactorwiseSVM, Report
 
@@ -86,6 +87,53 @@ def test_stops_on_gap_and_violation_and_reports(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert written["gap"] == pytest.approx(certificate.gap)
     assert written["n"] == len(data)
+
+
+class Sets(Words):
+    """Sets of labels that exclude each other: the relaxation is loose."""
+
+    def __init__(self, n: int = 12) -> None:
+        random = torch.Generator().manual_seed(3)
+        self.x = torch.randn(n, 3, generator=random)
+        scores = self.x @ torch.randn(3, 5, generator=random) + 0.7 * torch.randn(n, 5, generator=random)
+        self.y = nn.functional.one_hot(scores.argmax(1), 5)
+
+    def collate(self, items: list[int]) -> Batch:
+        index = torch.tensor(items)
+        return Batch(self.x[index], self.y[index], index)
+
+
+def test_label_sets_stop_on_the_gap_of_the_relaxation_and_show_both(tmp_path: Path) -> None:
+    data, shown = Sets(), {}
+    gap = DualityGap(tolerance=0.003, every_n_epochs=5, violation=0.02)
+    report = Report(tmp_path / "report")
+
+    class Bar(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            shown.update(trainer.progress_bar_metrics)
+
+    fit = trainer(tmp_path, 500, gap, Bar(), report)
+    fit.fit(FactorwiseSVM(LinearMultilabel(3, 5), lam=0.1), loader(data))
+    last = gap.certificate
+    assert isinstance(last, FactorwiseCertificate)
+    assert last.relaxed
+    assert last.relaxed_gap <= 0.003 < last.gap
+    assert last.violation <= 0.02
+    assert gap.stopped_because == (
+        f"violation {last.violation:.2g}, certified gap of the relaxation {last.relaxed_gap:.6g} <= tolerance 0.003"
+    )
+    for name in ("gap", "dual", "relaxed_primal", "relaxed_dual", "relaxed_gap"):
+        assert float(fit.callback_metrics[name]) == pytest.approx(getattr(last, name), rel=1e-6)
+    assert shown["relaxed_gap"] == pytest.approx(last.relaxed_gap, rel=1e-6)
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    for place in (written, written["history"][-1]):
+        assert place["gap"] == last.gap
+        assert place["relaxed_gap"] == last.relaxed_gap
+        assert place["relaxed_dual"] == last.relaxed_dual
+    assert "\nrelaxed gap  " in str(report.report)
+    again = DualityGap()
+    again.load_state_dict(copy.deepcopy(gap.state_dict()))
+    assert [entry.certificate for entry in again.history] == [entry.certificate for entry in gap.history]
 
 
 def test_batches_in_order_are_the_plain_loop(tmp_path: Path) -> None:
@@ -257,9 +305,9 @@ def test_certificates_may_turn_from_exact_to_inexact_and_back(tmp_path: Path, mo
     hinges = ChainProblem.hinges
     exact: list[bool] = []
 
-    def turning(self: ChainProblem, parameters: list[torch.Tensor]) -> tuple[np.ndarray, bool]:
+    def turning(self: ChainProblem, parameters: list[torch.Tensor]) -> Hinges:
         exact.append(len(exact) % 3 != 1)
-        return hinges(self, parameters)[0], exact[-1]
+        return hinges(self, parameters)._replace(exact=exact[-1])
 
     monkeypatch.setattr(ChainProblem, "hinges", turning)
     seen, gap = [], DualityGap(1e-9, every_n_epochs=1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.certificate import Certificate
+from torchssvm.factorwise.certificate import FactorwiseCertificate
 from torchssvm.figures import new_figure
 from torchssvm.potentials import as_potentials
 from torchssvm.structures import Structure
@@ -235,7 +236,7 @@ class RunReport:
         if not history:
             raise ValueError("history is empty: a report needs the certificate of the final weights")
         last, elapsed = history[-1]
-        more = dict(extra or {})
+        more = {**_relaxation(last), **(extra or {})}
         for name, evaluation in (("train", train), ("test", test)):
             if evaluation is not None and evaluation.token_error is not None:
                 more.setdefault(f"{name}_token_error", evaluation.token_error)
@@ -278,6 +279,7 @@ class RunReport:
                 "dual": c.dual,
                 "gap": c.gap,
                 "exact": c.exact,
+                **_relaxation(c),
             }
             for c, seconds in self.history
         ]
@@ -346,7 +348,14 @@ class RunReport:
             value.plot(x, [c.primal for c, _ in self.history], marker=marker, color="tab:red", label=f"primal{bound}")
             value.plot(x, [c.dual for c, _ in self.history], marker=marker, color="tab:blue", label="dual")
             gaps = [c.gap if c.gap > 0.0 else math.nan for c, _ in self.history]
-            gap.plot(x, gaps, marker=marker, color="black")
+            gap.plot(x, gaps, marker=marker, color="black", label="of the problem")
+            relaxed = [_relaxation(c) for c, _ in self.history]
+            if any(relaxed):
+                below = [r.get("relaxed_dual", math.nan) for r in relaxed]
+                value.plot(x, below, color="tab:blue", linestyle=":", label="dual of the relaxation")
+                left = [r.get("relaxed_gap") or math.nan for r in relaxed]
+                gap.plot(x, left, color="black", linestyle=":", label="of the relaxation")
+                gap.legend()
             if any(not math.isnan(g) for g in gaps):
                 gap.set_yscale("log")
             gap.set_xlabel(label)
@@ -355,6 +364,13 @@ class RunReport:
         axes[0, 0].legend()
         axes[0, 0].set_ylabel("objective")
         axes[1, 0].set_ylabel(f"certified gap{bound}")
+
+
+def _relaxation(certificate: Certificate) -> dict[str, float]:
+    """The bounds of the relaxation, where GDMM trained one that is not the problem itself."""
+    if not (isinstance(certificate, FactorwiseCertificate) and certificate.relaxed):
+        return {}
+    return {name: getattr(certificate, name) for name in ("relaxed_primal", "relaxed_dual", "relaxed_gap")}
 
 
 def _finite(value: Any) -> Any:

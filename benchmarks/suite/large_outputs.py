@@ -158,6 +158,7 @@ def label_sets(lam: float, passes: int, rho: float, root: str | None = None) -> 
         "reached": {f"{at:g}": example.reached(points, at) for at in example.THRESHOLDS["bibtex"]},
         "nothing": 1.0 - float(test.labels.dense().mean()),
         "gap": last.gap,
+        "relaxed_gap": last.relaxed_gap,
         "exact": last.exact,
         "violation": last.violation,
         **example.figures_of(example.scores_of(done.head, test)),

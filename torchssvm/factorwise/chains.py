@@ -14,7 +14,7 @@ from torchssvm.compiled.kinds import kind_of
 from torchssvm.compiled.packing import pack
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
-from torchssvm.factorwise.problem import Problem, Rounded, check_arrays, digest_features
+from torchssvm.factorwise.problem import DualPoint, Hinges, Problem, Rounded, check_arrays, digest_features
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles.threads import run_in_chunks
 from torchssvm.potentials import Parts
@@ -31,6 +31,8 @@ class ChainProblem(Problem):
         batches: Every training example exactly once.
         ordered: Whether label pairs are kept in the order of their weights, for the sublinear oracle.
     """
+
+    relaxed = False
 
     def __init__(self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool) -> None:
         from torchssvm.factorwise.chain_state import make_duals, make_tokens
@@ -124,7 +126,7 @@ class ChainProblem(Problem):
         return drift
 
     def rounded(self) -> Rounded:
-        """A feasible dual point near the iterate; see ``chain_rounding``."""
+        """A feasible dual point near the iterate, twice; see ``chain_rounding``."""
         from torchssvm.factorwise.chain_exact import columns_of, sum_features
 
         scale = self.dual.lam * self.dual.num_examples
@@ -136,7 +138,8 @@ class ChainProblem(Problem):
             np.concatenate([true, keys]), np.concatenate([np.ones(len(true)), -masses]) / scale, self.num_states
         )
         squared = float(np.square(total).sum() + np.square(columns.value).sum())
-        return Rounded(float(loss) / self.dual.num_examples, squared)
+        point = DualPoint(float(loss) / self.dual.num_examples, squared)
+        return Rounded(mean=point, relaxed=point)
 
     def _true_pairs(self) -> np.ndarray:
         """Keys of all neighbouring targets."""
@@ -153,7 +156,7 @@ class ChainProblem(Problem):
         places = _places(pairs.start[:-1], pairs.size)
         return pairs.key[places], pairs.x[places], np.repeat(np.arange(len(pairs.size)), pairs.size)
 
-    def hinges(self, parameters: list[Tensor]) -> tuple[np.ndarray, bool]:
+    def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Exact hinges by Viterbi that looks at the pairs with a weight only."""
         from torchssvm.factorwise.chain_exact import columns_of, exact_hinges
 
@@ -174,7 +177,7 @@ class ChainProblem(Problem):
             exact_hinges(begin, end, self.tokens, weights, columns, np.zeros((3, states)), best, stamps, found)
 
         run_in_chunks(decode, np.diff(self.tokens.start))
-        return found, True
+        return Hinges(value=found, relaxed=found, exact=True)
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
         """Index, potentials, psi and losses of every batch, of the rounded duals."""

@@ -19,7 +19,7 @@ from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import Storage, require
 from torchssvm.factorwise.certificate import FactorwiseCertificate, PassReport
 from torchssvm.factorwise.gdmm_state import NUMBERS, read_state
-from torchssvm.factorwise.handover import hand_over, shrinking
+from torchssvm.factorwise.handover import hand_over
 from torchssvm.factorwise.kinds import check_head, make_problem
 from torchssvm.factorwise.problem import with_fixed_features
 from torchssvm.factorwise.rules import (
@@ -41,6 +41,10 @@ class GDMM(Optimizer):
     weights and messages follow; then the multipliers take a step towards agreement of factors and variables. Features
     are fixed, and kept without padding. Compiled: needs Numba (``torchssvm[numba]``) and the CPU.
 
+    What is minimised is the relaxation P' of the problem P: its maxima are over the local polytope, not over outputs.
+    On chains both are one. On label sets P' may be above P, and its optimum too: a :class:`FactorwiseCertificate` has
+    bounds for both, and the gap that shrinks to 0, and stops :meth:`solve`, is that of the relaxation.
+
     The head holds ``w(pi)`` after a step. It predicts like any other, and :meth:`dual_state` lets BCFW go on.
 
     Args:
@@ -59,6 +63,8 @@ class GDMM(Optimizer):
         violation: Mean total variation between factors and variables, after the last pass; 0 before.
         worst_violation: The largest.
         rho: Penalty of the next pass, times n.
+        best_dual: The best lower bound of min P that was certified; 0 at first.
+        best_relaxed_dual: That of min P'.
 
     Raises:
         ImportError: Numba is not installed.
@@ -103,7 +109,7 @@ class GDMM(Optimizer):
         self.rho = self._first_rho = self.penalty.first(self.problem.usual_rho)
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
-        self.best_dual = 0.0  # of all mass on the targets
+        self.best_dual = self.best_relaxed_dual = 0.0  # of all mass on the targets
         self._visits, self._visited = np.zeros(3), torch.zeros(num_examples, dtype=torch.bool)
         self._generator = torch.Generator().manual_seed(seed)
         self._handed_over = False
@@ -184,36 +190,48 @@ class GDMM(Optimizer):
 
     @torch.no_grad()
     def certify(self) -> FactorwiseCertificate:
-        """Exact primal of the weights held, and the dual of a consistent point near the iterate: what they prove.
+        """Primal of the weights held, and duals of consistent points near the iterate: what they prove, of P and of P'.
+
+        Chains are decoded exactly, by Viterbi. Label sets are decoded by messages, whose bound is that of P'; what they
+        leave open goes to the decoder of the head's structure, which searches with an effort bounded for every example
+        (:class:`BranchAndBound`, unless another was chosen): ``exact`` says whether it closed all of them. The dual of
+        P is that of a mean of outputs, which on label sets keeps the shares of single labels; to choose their pairs
+        takes about as long as two passes.
 
         The weights of features, and of pairs of label sets, are summed anew first, in float64, for the next pass too:
         two runs end in the same bits only if their certificates are made after the same passes.
 
         Raises:
-            RuntimeError: The weights were changed by others; or the gap is negative by more than rounding.
+            RuntimeError: The weights were changed by others; or the primal is not finite; or a gap is negative by more
+                than rounding.
         """
         start = time.perf_counter()
         self._check_weights()
         drift = self.problem.refresh()
         self._publish()
-        rounded = self.problem.rounded()
         n, lam, parameters = self.num_examples, self.lam, [p.detach() for p in self.head.parameters()]
-        hinges, exact = self.problem.hinges(parameters)
-        length = squared_norm(parameters)
-        primal = lam / 2 * length + float(hinges.sum()) / n
+        hinges, length = self.problem.hinges(parameters), squared_norm(parameters)
+        primal, relaxed_primal = (lam / 2 * length + float(h.sum()) / n for h in (hinges.value, hinges.relaxed))
+        if not math.isfinite(relaxed_primal):
+            raise RuntimeError("the primal is not finite: are the features far too large, or lam far too small?")
+        mean, relaxed = (point.value(lam) for point in self.problem.rounded())
+        dual = max(self.best_dual, mean)
+        relaxed_dual = max(self.best_relaxed_dual, relaxed, dual)  # a mean of outputs is in the local polytope
         rounding = 1e3 * torch.finfo(parameters[0].dtype).eps
-        factor = shrinking(rounded.loss, lam * rounded.squared)
-        self.best_dual = max(self.best_dual, factor * rounded.loss - factor**2 * lam / 2 * rounded.squared)
-        if primal - self.best_dual < -rounding * (1.0 + abs(primal)):
-            raise RuntimeError(
-                f"the gap is negative, {primal - self.best_dual:.6g}: this is a defect, please report it"
-            )
+        for gap in (primal - dual, relaxed_primal - relaxed_dual):
+            if gap < -rounding * (1.0 + abs(primal)):
+                raise RuntimeError(f"the gap is negative, {gap:.6g}: this is a defect, please report it")
+        self.best_dual, self.best_relaxed_dual = dual, relaxed_dual
         self.oracle_calls += n
         return FactorwiseCertificate(
             primal=primal,
-            dual=self.best_dual,
-            gap=primal - self.best_dual,
-            exact=exact,
+            dual=dual,
+            gap=max(primal - dual, 0.0),  # below 0 by rounding
+            exact=hinges.exact,
+            relaxed_primal=relaxed_primal,
+            relaxed_dual=relaxed_dual,
+            relaxed_gap=max(relaxed_primal - relaxed_dual, 0.0),
+            relaxed=self.problem.relaxed,
             drift=drift / length**0.5 if length > 0.0 else drift,
             oracle_calls=self.oracle_calls,
             passes=float(self.sweeps),
@@ -235,10 +253,11 @@ class GDMM(Optimizer):
         on_pass: Callable[[PassReport], None] | None = None,
         on_check: Callable[[FactorwiseCertificate], None] | None = None,
     ) -> FactorwiseCertificate:
-        """Make passes until a certificate has a gap within ``tolerance`` and a mean violation within ``violation``.
+        """Make passes until a certificate is within ``tolerance`` and within ``violation``.
 
         Args:
-            tolerance: The gap to reach; at least 0.
+            tolerance: The ``relaxed_gap`` to reach; at least 0. On chains that is the gap itself. On label sets it is
+                the gap of what GDMM minimises, and goes to 0, which ``gap`` need not.
             violation: The mean total variation to reach; at least 0.
             max_sweeps: Stop at so many passes of this optimizer, those before this call included; None is no limit.
             check_every: Passes between certificates.
@@ -266,7 +285,7 @@ class GDMM(Optimizer):
                 certificate = self.certify()
                 if on_check is not None:
                     on_check(certificate)
-                if spent or (certificate.gap <= tolerance and certificate.violation <= violation):
+                if spent or (certificate.relaxed_gap <= tolerance and certificate.violation <= violation):
                     return certificate
             report = self.step()
             if on_pass is not None:
@@ -279,9 +298,9 @@ class GDMM(Optimizer):
         The head gets the weights of that dual; this optimizer has handed them over, and refuses to go on until a state
         is loaded: save ``state_dict()`` before, or take the weights back by ``load_state_dict(optim.state_dict())``.
 
-        On chains the dual's value stays what it was; the primal, that of other weights, needs some passes to come back.
-        A block of label sets must be a mean of label sets, while the certified point is in the local polytope, which is
-        larger: the value may fall too, of which this warns.
+        It is the point whose dual, ``dual``, a certificate made now would have: a mean of outputs, as blocks of BCFW
+        are. The primal, that of other weights, needs some passes to come back. This warns where an earlier certificate
+        had a better dual.
 
         Args:
             batches: Every training example once, with the targets that were given at first. With other features it is
@@ -356,7 +375,7 @@ class GDMM(Optimizer):
         for name, value in loaded.numbers.items():
             setattr(self, name, value)
         if not same_features:
-            self.best_dual = 0.0
+            self.best_dual = self.best_relaxed_dual = 0.0
             self.problem.refresh()
         self._handed_over = False
         self._publish()

@@ -18,6 +18,7 @@ NUMBERS: dict[str, type] = {
     "violation": float,
     "worst_violation": float,
     "best_dual": float,
+    "best_relaxed_dual": float,
 }
 """Attributes of :class:`torchssvm.GDMM` that are saved as they are."""
 

@@ -10,11 +10,11 @@ import torch
 from torchssvm.batch import Batch
 from torchssvm.dual import DualState, MeanParts
 from torchssvm.dual.state import squared_norm
-from torchssvm.factorwise.problem import Problem
+from torchssvm.factorwise.problem import DualPoint, Problem
 
 
 def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *, certified: float) -> DualState:
-    """A dual at a consistent point near the iterate, shrunk towards zero weights where that is better.
+    """A dual at a mean of outputs near the iterate, shrunk towards zero weights where that is better.
 
     The head gets its weights, when nothing can go wrong any more.
 
@@ -22,7 +22,7 @@ def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *,
         problem: The duals of all factors.
         batches: Every training example once; the weights are summed from their features.
         storage: A new one; it gets the blocks.
-        certified: The best dual value that was certified: it warns where this one is lower.
+        certified: The best dual value of means of outputs that was certified: it warns where this one is lower.
 
     Raises:
         ValueError: The batches do not fit, or give features that are not finite.
@@ -40,9 +40,8 @@ def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *,
     if not all(bool(torch.isfinite(total).all()) for total in weights):
         raise ValueError("batches gave features that are not finite, or too large: GDMM needs finite features")
     dual.check_targets(problem.targets)
-    loss, squared = float(dual.loss.sum()), squared_norm(weights)
-    factor = shrinking(loss, dual.lam * squared)
-    value = factor * loss - factor**2 * dual.lam / 2 * squared
+    point = DualPoint(float(dual.loss.sum()), squared_norm(weights))
+    factor, value = point.shrinking(dual.lam), point.value(dual.lam)
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
     if value < certified - rounding * (1.0 + certified):
         warnings.warn(
@@ -58,8 +57,3 @@ def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *,
     dual.steps = dual.moved = 1  # it is not new: its weights count
     dual.set_weights(weights)
     return dual
-
-
-def shrinking(loss: float, squared: float) -> float:
-    """The best mixture of a dual point with that of zero weights: ``argmax_{g in [0, 1]} g loss - g^2 squared / 2``."""
-    return 1.0 if loss >= squared else max(loss / squared, 0.0)

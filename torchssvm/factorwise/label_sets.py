@@ -14,8 +14,7 @@ from torchssvm.compiled.lists import check_finite, lists_of, lists_within
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.storage import require
-from torchssvm.factorwise.label_set_means import choose_means
-from torchssvm.factorwise.problem import Problem, Rounded, check_arrays, digest_features, squares_of
+from torchssvm.factorwise.problem import DualPoint, Hinges, Problem, Rounded, check_arrays, digest_features, squares_of
 from torchssvm.factorwise.rules import BlockRule
 from torchssvm.oracles import best_label_sets
 from torchssvm.oracles.multilabel import symmetric
@@ -36,8 +35,10 @@ class LabelSetProblem(Problem):
         dual: The problem: n, lam, structure and parameters. Its blocks are not used.
         batches: Every training example exactly once.
         ordered: Whether the factorwise oracle walks the pairs in the order of their weights.
-        sweeps: Of messages, for the bounds of certificates.
+        sweeps: Of messages, for the bounds of the relaxation in certificates.
     """
+
+    relaxed = True
 
     def __init__(
         self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200
@@ -192,18 +193,22 @@ class LabelSetProblem(Problem):
             change(self.entries, number, self.pairs.value[a, b])
 
     def rounded(self) -> Rounded:
-        """A point of the local polytope near the iterate: the labels as they are, pairs as near as they may be."""
+        """The labels as they are: with the pairs of means of label sets, and with pairs as near as they may be."""
+        from torchssvm.factorwise.label_set_means import choose_means
         from torchssvm.factorwise.label_set_sums import sum_all_consistent, sum_features
 
-        scale, size = self.dual.lam * self.dual.num_examples, self.num_labels
+        n, size = self.dual.num_examples, self.num_labels
+        scale = self.dual.lam * n
         total, pairs = np.zeros(self.weights.shape), np.zeros((size, size))
         loss = sum_features(self.sets, self.q, scale, total)
         both = np.full((size, size), -1.0)
         sum_all_consistent(self.sets, self.q, self.factors, np.zeros(size, np.int64), both, 1.0 / scale, pairs)
-        return Rounded(float(loss) / self.dual.num_examples, float(np.square(total).sum() + np.square(pairs).sum()))
+        alone, rest = float(np.square(total).sum()), choose_means(self.q, self.sets.y).rest / scale
+        mean, near = (DualPoint(float(loss) / n, alone + float(np.square(its).sum())) for its in (rest, pairs))
+        return Rounded(mean=mean, relaxed=near)
 
-    def hinges(self, parameters: list[Tensor]) -> tuple[np.ndarray, bool]:
-        """Upper bounds of the hinges: those of the linear program, by messages."""
+    def hinges(self, parameters: list[Tensor]) -> Hinges:
+        """Those of the linear program, bounded by messages; what they leave open, the structure's decoder searches."""
         from torchssvm.factorwise.label_set_sums import score_sets
 
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
@@ -214,24 +219,31 @@ class LabelSetProblem(Problem):
         pairwise = named["pairwise"].double()
         matrix = symmetric(pairwise, self.num_labels).numpy()
         n, cost, exact = self.dual.num_examples, self.sets.cost, True
-        found = np.zeros(n)
+        found, relaxed = np.zeros(n), np.zeros(n)
         for begin in range(0, n, _PORTION):
             end = min(begin + _PORTION, n)
             y = self.sets.y[begin:end].astype(np.float64)
             scores = np.zeros((end - begin, self.num_labels))
             score_sets(begin, end, self.sets, weights, scores)
             true = (scores * y).sum(1) + 0.5 * np.einsum("bk,kj,bj->b", y, matrix, y)
-            augmented = scores + cost * (1.0 - 2.0 * y)
-            _, value, bound = best_label_sets(torch.from_numpy(augmented), pairwise, sweeps=self.sweeps)
-            exact &= bool((bound <= value).all())
+            augmented = torch.from_numpy(scores + cost * (1.0 - 2.0 * y))
+            _, value, bound = best_label_sets(augmented, pairwise, sweeps=self.sweeps)
+            relaxed[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
+            rows = (~(bound <= value)).nonzero().flatten()
+            if len(rows):
+                _, better, least = self.head.structure.decoder.solve(augmented[rows], pairwise)
+                bound[rows] = torch.minimum(bound[rows], least)
+                exact &= bool((bound[rows] <= torch.maximum(value[rows], better)).all())
             found[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
-        return found, exact
+        return Hinges(found, relaxed, exact)
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
         """Index, potentials, psi and losses of every batch, of distributions over label sets."""
+        from torchssvm.factorwise.label_set_means import choose_means
+
         i, j = np.triu_indices(self.num_labels, 1)
         share, dtype = 1.0 / self.dual.num_examples, self.head.unary.dtype
-        means = choose_means(self.q, self.sets.y, self.pairs.value)
+        means = choose_means(self.q, self.sets.y)
         for index, potentials in self.examples(batches):
             rows = index.numpy()
             q, y = self.q[rows], self.sets.y[rows].astype(np.float64)

@@ -18,8 +18,8 @@ from torchssvm.potentials import Parts, Potentials
 from torchssvm.primal import every_example
 
 
-class Rounded(NamedTuple):
-    """A consistent dual point mu near the iterate.
+class DualPoint(NamedTuple):
+    """What the dual objective needs of a consistent point mu.
 
     Attributes:
         loss: ``(1/n) sum <delta, mu>``.
@@ -28,6 +28,41 @@ class Rounded(NamedTuple):
 
     loss: float
     squared: float
+
+    def shrinking(self, lam: float) -> float:
+        """How much of it makes the best mixture with the point of zero weights, 0 to 1."""
+        return 1.0 if self.loss >= lam * self.squared else max(self.loss / (lam * self.squared), 0.0)
+
+    def value(self, lam: float) -> float:
+        """The dual objective of that mixture."""
+        share = self.shrinking(lam)
+        return share * self.loss - share**2 * lam / 2 * self.squared
+
+
+class Rounded(NamedTuple):
+    """Two consistent dual points near the iterate; one and the same where the local polytope is the hull of outputs.
+
+    Attributes:
+        mean: A mean of outputs: its dual is one of the problem itself.
+        relaxed: In the local polytope: its dual is one of the relaxation.
+    """
+
+    mean: DualPoint
+    relaxed: DualPoint
+
+
+class Hinges(NamedTuple):
+    """Structured hinges of all examples.
+
+    Attributes:
+        value: ``[n]`` float64, over outputs; where decoding left it open, an upper bound.
+        relaxed: ``[n]`` float64, upper bounds of the hinges over the local polytope.
+        exact: Whether every ``value`` is the hinge itself.
+    """
+
+    value: np.ndarray
+    relaxed: np.ndarray
+    exact: bool
 
 
 class Problem(ABC):
@@ -40,6 +75,7 @@ class Problem(ABC):
         features: A digest of the features.
         usual_rho: The penalty to begin with if nothing is said.
         num_sides: How many pairs of a variable and a factor there are.
+        relaxed: Whether the local polytope is larger than the hull of the outputs.
     """
 
     head: Any
@@ -48,6 +84,7 @@ class Problem(ABC):
     features: int
     usual_rho: float
     num_sides: int
+    relaxed: bool
 
     @abstractmethod
     def visit(self, order: np.ndarray, rule: Any, rho: float) -> np.ndarray:
@@ -75,15 +112,18 @@ class Problem(ABC):
 
     @abstractmethod
     def rounded(self) -> Rounded:
-        """A consistent dual point."""
+        """Consistent dual points."""
 
     @abstractmethod
-    def hinges(self, parameters: list[Tensor]) -> tuple[np.ndarray, bool]:
-        """Structured hinges at these weights, or upper bounds of them, ``[n]``; and whether they are exact."""
+    def hinges(self, parameters: list[Tensor]) -> Hinges:
+        """Structured hinges at these weights."""
 
     @abstractmethod
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
-        """Index, potentials, ``psi = p(y) - mu`` and ``l_i`` of every batch, for a :class:`DualState`."""
+        """Index, potentials, ``psi = p(y) - mu`` and ``l_i`` of every batch, for a :class:`DualState`.
+
+        mu is the mean of outputs that :meth:`rounded` has.
+        """
 
     def examples(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Potentials]]:
         """Index and potentials of batches that hold every example once, with the targets that duals are of.

@@ -28,7 +28,9 @@ class DualityGap(Callback):
     features as they stand.
 
     It works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and for
-    :class:`FactorwiseSVM`, whose passes are those of its epochs.
+    :class:`FactorwiseSVM`, whose passes are those of its epochs. GDMM trains a relaxation of the problem: the gap that
+    stops it is ``relaxed_gap``, logged beside the others with ``relaxed_primal`` and ``relaxed_dual``; on chains it is
+    the gap itself, on label sets see :class:`torchssvm.FactorwiseCertificate`.
 
     Args:
         tolerance: Stop when the certified gap is at most this.
@@ -144,7 +146,7 @@ class DualityGap(Callback):
                 if log:
                     metrics = _metrics(certificate)
                     # The same ones in the bar each time, as Lightning asks: an exact run may turn inexact, and back.
-                    shown = ("primal", "gap", "exact")
+                    shown = ("primal", "gap", "exact", *(["relaxed_gap"] if "relaxed_gap" in metrics else []))
                     pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
                     pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
         if self.history and self._certified_step == trainer.global_step and (self._reached() or self._spent()):
@@ -152,8 +154,8 @@ class DualityGap(Callback):
 
     def _reached(self) -> bool:
         certificate = self.certificate
-        if isinstance(certificate, FactorwiseCertificate) and certificate.violation > self.violation:
-            return False
+        if isinstance(certificate, FactorwiseCertificate):
+            return certificate.relaxed_gap <= self.tolerance and certificate.violation <= self.violation
         return certificate is not None and certificate.gap <= self.tolerance
 
     def _spent(self) -> bool:
@@ -162,11 +164,14 @@ class DualityGap(Callback):
         )
 
     def _reason(self, trainer: L.Trainer) -> str:
-        assert self.certificate is not None
-        kind = "" if self.certificate.exact else " (upper bound: approximate oracle)"
-        gap = f"certified gap {self.certificate.gap:.6g}{kind}"
-        if isinstance(self.certificate, FactorwiseCertificate):
-            gap = f"violation {self.certificate.violation:.2g}, {gap}"
+        certificate = self.certificate
+        assert certificate is not None
+        if isinstance(certificate, FactorwiseCertificate):
+            kind = " of the relaxation" if certificate.relaxed else ""
+            gap = f"violation {certificate.violation:.2g}, certified gap{kind} {certificate.relaxed_gap:.6g}"
+        else:
+            kind = "" if certificate.exact else " (upper bound: approximate oracle)"
+            gap = f"certified gap {certificate.gap:.6g}{kind}"
         if self._reached():
             return f"{gap} <= tolerance {self.tolerance:g}"
         short = f"{gap} > tolerance {self.tolerance:g}"
@@ -209,7 +214,9 @@ def _read(entry: dict[str, Any]) -> Certificate:
 
 
 def _metrics(certificate: Certificate) -> dict[str, float]:
-    names = ("primal", "dual", "gap", "oracle_calls", "passes", "exact")
+    names = ["primal", "dual", "gap", "oracle_calls", "passes", "exact"]
+    if isinstance(certificate, FactorwiseCertificate):
+        names += ["relaxed_primal", "relaxed_dual", "relaxed_gap"]
     return {name: float(getattr(certificate, name)) for name in names}
 
 

@@ -27,8 +27,9 @@ class FactorwiseSVM(Predicting):
     had, and moves the multipliers. Features are computed once, when a fit begins, and kept: they are not trained, and a
     dataset must give an example the same features each time. A fit during which their weights are changed in place is
     refused (changes through ``.data`` are not noticed); :class:`StructuredSVM` trains them jointly with the head.
-    :class:`DualityGap` certifies and stops, on the consistency violation too; the optimizer's duals travel in
-    checkpoints. It needs ``Trainer(accelerator="cpu")``.
+    :class:`DualityGap` certifies and stops, on the gap of the relaxation that GDMM minimises (on chains the gap itself)
+    and on the consistency violation; the optimizer's duals travel in checkpoints. It needs
+    ``Trainer(accelerator="cpu")``.
 
     Args:
         head: One of those that :class:`torchssvm.GDMM` trains.

@@ -1,0 +1,215 @@
+"""Approximate and foreign oracles: what BCFW's blocks are made of are outputs, so that its dual is below the optimum.
+
+An oracle whose answers were in a larger set than the hull of the outputs, such as the local polytope, would train
+another problem, whose dual may exceed the optimum. Outputs and optima come from enumeration and a QP solver; weights
+are made large and graphs frustrated, where relaxations are loose.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from approximate_oracles import Adversary
+from graphs import GraphProblem
+from optima import enclose
+from poses import pose_problem, pose_reference
+from problems import Reference, Training, chain, reference, rng
+from test_multilabel_training import MultilabelProblem
+from torch import Tensor, nn
+
+from torchssvm import (
+    Batch,
+    BranchAndBound,
+    CacheOracle,
+    Corrective,
+    FrankWolfe,
+    GraphCut,
+    Labelings,
+    LossScaleSearch,
+    MeanParts,
+    MessagePassing,
+    Multilabel,
+    Pairwise,
+    Potentials,
+    RoofDual,
+    SlackRescaling,
+    Weights,
+    certify,
+)
+
+LAMS = (0.01, 0.05, 0.3)
+WAYS: list[tuple[Any, Any, Any]] = [
+    (Labelings, Corrective, None),
+    (Labelings, Pairwise, CacheOracle),
+    (MeanParts, FrankWolfe, None),
+    (Weights, FrankWolfe, None),
+]
+
+
+def graphs(seed: int, lam: float) -> tuple[Any, Reference]:
+    """Features of edges of both signs: edges repel each other, and triangles are frustrated."""
+    pytest.importorskip("maxflow")
+    problem = GraphProblem(seed, lam=lam, structure=GraphCut(RoofDual(), balanced=True), most=4)
+    random = rng(seed)
+    for links in problem.links:
+        links.copy_(torch.randn(links.shape, generator=random, dtype=links.dtype))
+    return problem, problem.reference()
+
+
+def label_sets(decoder: Any) -> Any:
+    def make(seed: int, lam: float) -> tuple[Any, Reference]:
+        problem = MultilabelProblem(seed, lam=lam, structure=Multilabel(3, decoder=decoder))
+        return problem, problem.reference()
+
+    return make
+
+
+def poses(seed: int, lam: float) -> tuple[Any, Reference]:
+    problem = pose_problem(seed, lam=lam)
+    return problem, pose_reference(problem)
+
+
+def rescaled(problem: Any, truth: Reference) -> tuple[Any, Reference]:
+    """Slack rescaling by the search that is approximate, and its explicit form."""
+    truth.changes = [losses[:, None] * rows for losses, rows in zip(truth.losses, truth.changes, strict=True)]
+    problem.head.structure = SlackRescaling(problem.head.structure, LossScaleSearch(4))
+    return problem, truth
+
+
+def slack_of_chains(seed: int, lam: float) -> tuple[Any, Reference]:
+    problem = chain(seed, n=4, lam=lam)
+    return rescaled(problem, reference(problem))
+
+
+def slack_of_graphs(seed: int, lam: float) -> tuple[Any, Reference]:
+    """Two approximations, one in the other."""
+    return rescaled(*graphs(seed, lam))
+
+
+def adversarial_chains(seed: int, lam: float) -> tuple[Any, Reference]:
+    """The worst outputs that are better than the target, with bounds that are far too high."""
+    problem = chain(seed, n=4, lam=lam)
+    truth = reference(problem)
+    problem.head.structure = Adversary(problem.head.structure, looseness=0.5)
+    problem.head.structure.floor = lambda best: 0.3 * best
+    return problem, truth
+
+
+class Events(nn.Module):
+    """Scores of the parts of torch-struct's events, from features of every part ``[B, *event, F]``."""
+
+    def __init__(self, features: int, structure: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features, dtype=torch.float64))
+        self.structure = structure
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Potentials:
+        return Potentials(x @ self.weight, lengths)
+
+
+class EventProblem:
+    """Events of one of torch-struct's distributions; two of four features are whole numbers, so that many tie."""
+
+    def __init__(self, name: str, seed: int, lam: float) -> None:
+        pytest.importorskip("torch_struct")
+        from test_torch_struct import CASES
+
+        case = next(case for case in CASES if case.name == name)
+        random, n = rng(seed), 4
+        self.n, self.lam = n, lam
+        self.lengths = torch.randint(case.shortest, 4, (n,), generator=random)
+        shape = (n, *case.shape(3), 4)
+        self.x = torch.randn(shape, generator=random, dtype=torch.float64)
+        self.x[..., :2] = torch.randint(-1, 2, shape[:-1], generator=random).unsqueeze(-1).double()
+        self.head = Events(4, case.structure)
+        self.truth = Reference([], [], [], lam)
+        targets = []
+        for row, length in enumerate(self.lengths.tolist()):
+            outputs = case.embed(case.outputs(length), self.x[row : row + 1, ..., 0]).flatten(1).numpy()
+            target = outputs[int(torch.randint(len(outputs), (), generator=random))]
+            targets.append(torch.from_numpy(target).view(shape[1:-1]))
+            wrong = outputs @ (target == 0).astype(float)
+            self.truth.losses.append(wrong / (target.sum() if case.structure.normalize else 1.0))
+            self.truth.changes.append((outputs - target) @ self.x[row].flatten(0, -2).numpy())
+        self.y = torch.stack(targets)
+
+    def batch(self, rows: Any) -> Batch:
+        index = torch.as_tensor(list(rows))
+        return Batch(self.x[index], self.y[index], index, self.lengths[index])
+
+    def everything(self) -> list[Batch]:
+        return [self.batch(range(self.n))]
+
+
+def events(name: str) -> Any:
+    def make(seed: int, lam: float) -> tuple[Any, Reference]:
+        problem = EventProblem(name, seed, lam)
+        return problem, problem.truth
+
+    return make
+
+
+KINDS = {
+    "roof dual": graphs,
+    "messages, one sweep": label_sets(MessagePassing(1)),
+    "messages": label_sets(MessagePassing()),
+    "branch and bound that gives up": label_sets(BranchAndBound(sweeps=1, effort=1)),
+    "branch and bound": label_sets(BranchAndBound()),
+    "poses": poses,
+    "slack rescaling of chains": slack_of_chains,
+    "slack rescaling of roof duals": slack_of_graphs,
+    "adversary": adversarial_chains,
+    **{f"torch-struct {name}": events(name) for name in ("chain", "semi-markov", "dependency", "tree")},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_duals_are_below_the_optimum_over_all_outputs(kind):
+    moved = 0.0
+    for seed in range(4):
+        lam = LAMS[seed % len(LAMS)]
+        for storage, direction, oracle in WAYS[seed % 2 :: 2]:
+            problem, truth = KINDS[kind](seed, lam)
+            best = enclose(truth).high
+            training = Training(problem, storage=storage(), direction=direction(), oracle=oracle and oracle())
+            random = rng(seed)
+            for _ in range(5):
+                for _ in range(4):
+                    training.run(torch.randperm(problem.n, generator=random).split(2))
+                found = certify(problem.head, training.dual, problem.everything())
+                primal = truth.primal(training.weights())
+                assert found.dual <= best + 1e-7, (seed, storage)
+                assert found.primal >= primal - 1e-7, (seed, storage)
+                assert found.primal <= primal + 1e-7 or not found.exact, (seed, storage)
+            moved = max(moved, found.dual / max(best, 1e-12))
+    assert moved > 0.5  # the duals come near the optimum, and would be above it if they could
+
+
+@pytest.mark.parametrize("decoder", [MessagePassing(1), MessagePassing(), BranchAndBound(sweeps=1, effort=1)], ids=str)
+def test_a_frustrated_example_is_answered_with_a_set(decoder):
+    """Half of each label would be better than any set."""
+    structure = Multilabel(3, decoder=decoder)
+    potentials = Potentials({"unary": torch.ones(1, 3).double(), "pairwise": torch.full((1, 3), -5.0).double()})
+    found = structure.augmented_argmax(potentials, torch.zeros(1, 3, dtype=torch.int64))
+    assert found.labeling.dtype == torch.int64
+    assert found.labeling.sum() == 1
+    assert float(found.value) == pytest.approx(4.0 / 3.0)
+    assert found.bound is not None
+    assert float(found.bound) >= 2.0 - 1e-9
+    assert not found.exact
+
+
+def test_a_frustrated_graph_is_answered_with_labels():
+    pytest.importorskip("maxflow")
+    from torchssvm import GraphPotentials
+
+    edges = torch.tensor([[[0, 1], [1, 2], [2, 0]]])
+    potentials = GraphPotentials(torch.zeros(1, 3).double(), torch.full((1, 3), -1.0).double(), edges)
+    found = GraphCut(RoofDual()).argmax(potentials)
+    assert set(found.labeling.labels.flatten().tolist()) == {0, 1}
+    assert float(found.value) == pytest.approx(2.0)  # two of three edges can be cut
+    assert float(found.bound) == pytest.approx(3.0)
+    assert np.array_equal(np.sort(found.labeling.cut.numpy().ravel()), [0, 1, 1])
