@@ -133,7 +133,7 @@ def train(optim: GDMM, args: argparse.Namespace, look: Callable[[float], None] |
     try:
         last = optim.solve(args.gap, **wanted, on_pass=on_pass, on_check=on_check)
         reached = last.relaxed_gap <= args.gap and last.violation <= args.violation
-        kind = " of the relaxation" if last.relaxed else ""
+        kind = " of the relaxation" if last.has_relaxation else ""
         stopped_because = f"certified gap{kind} {last.relaxed_gap:.6g}, violation {last.violation:.2g}"
         stopped_because += (
             "" if reached else f" after {args.max_passes} passes: wanted {args.gap:g}, {args.violation:g}"

@@ -152,7 +152,7 @@ class FactorGraphTestCase(ABC):
             assert found.relaxed_primal >= primal - 1e-6
             if found.relaxed_primal == found.primal:
                 assert found.primal == pytest.approx(primal, abs=1e-6)  # which a solver of linear programs gave
-            if not found.relaxed:
+            if not found.has_relaxation:
                 assert (found.primal, found.dual) == (found.relaxed_primal, found.relaxed_dual)
             self.check_rounded(gdmm, graph)
 

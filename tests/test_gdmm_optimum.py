@@ -183,10 +183,10 @@ def check(tiny: Tiny, seed: int, tolerance: float) -> list[FactorwiseCertificate
         assert found.relaxed_primal >= relaxed.low - within
         if polytopes is None:
             assert found.exact
-            assert not found.relaxed
+            assert not found.has_relaxation
             assert (found.primal, found.dual) == (found.relaxed_primal, found.relaxed_dual)
         else:
-            assert found.relaxed
+            assert found.has_relaxation
             assert found.relaxed_primal >= polytopes.primal(w) - within
         # Of one and the other:
         assert found.dual <= found.relaxed_dual

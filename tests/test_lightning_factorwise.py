@@ -116,7 +116,7 @@ def test_label_sets_stop_on_the_gap_of_the_relaxation_and_show_both(tmp_path: Pa
     fit.fit(FactorwiseSVM(LinearMultilabel(3, 5), lam=0.1), loader(data))
     last = gap.certificate
     assert isinstance(last, FactorwiseCertificate)
-    assert last.relaxed
+    assert last.has_relaxation
     assert last.relaxed_gap <= 0.003 < last.gap
     assert last.violation <= 0.02
     assert gap.stopped_because == (

@@ -368,7 +368,7 @@ class RunReport:
 
 def _relaxation(certificate: Certificate) -> dict[str, float]:
     """The bounds of the relaxation, where GDMM trained one that is not the problem itself."""
-    if not (isinstance(certificate, FactorwiseCertificate) and certificate.relaxed):
+    if not (isinstance(certificate, FactorwiseCertificate) and certificate.has_relaxation):
         return {}
     return {name: getattr(certificate, name) for name in ("relaxed_primal", "relaxed_dual", "relaxed_gap")}
 

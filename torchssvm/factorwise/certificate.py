@@ -29,7 +29,7 @@ class FactorwiseCertificate(Certificate):
         relaxed_primal: An upper bound of ``P'(w)``, at the same weights.
         relaxed_dual: A lower bound of min P'.
         relaxed_gap: ``relaxed_primal - relaxed_dual``.
-        relaxed: Whether the local polytope is larger than the hull of the outputs: on label sets. Elsewhere the three
+        has_relaxation: Whether the local polytope is larger than the hull of the outputs: on label sets. Elsewhere the three
             numbers of the relaxation are those of the problem itself.
         sweeps: Passes of GDMM.
         violation: Mean total variation ``1/2 |M pi_f - pi_j|_1`` over all pairs of a factor and its variable; 0 to 1.
@@ -39,7 +39,7 @@ class FactorwiseCertificate(Certificate):
     relaxed_primal: float
     relaxed_dual: float
     relaxed_gap: float
-    relaxed: bool
+    has_relaxation: bool
     sweeps: int
     violation: float
     worst_violation: float
@@ -52,7 +52,7 @@ class FactorwiseCertificate(Certificate):
         )
         return (
             f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f}"
-            f"{relaxation if self.relaxed else ''}; violation {self.violation:.2g} after {self.sweeps} passes"
+            f"{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} after {self.sweeps} passes"
         )
 
 

@@ -32,7 +32,7 @@ class ChainProblem(Problem):
         ordered: Whether label pairs are kept in the order of their weights, for the sublinear oracle.
     """
 
-    relaxed = False
+    has_relaxation = False
 
     def __init__(self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool) -> None:
         from torchssvm.factorwise.chain_state import make_duals, make_tokens

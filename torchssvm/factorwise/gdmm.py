@@ -231,7 +231,7 @@ class GDMM(Optimizer):
             relaxed_primal=relaxed_primal,
             relaxed_dual=relaxed_dual,
             relaxed_gap=max(relaxed_primal - relaxed_dual, 0.0),
-            relaxed=self.problem.relaxed,
+            has_relaxation=self.problem.has_relaxation,
             drift=drift / length**0.5 if length > 0.0 else drift,
             oracle_calls=self.oracle_calls,
             passes=float(self.sweeps),

@@ -38,7 +38,7 @@ class LabelSetProblem(Problem):
         sweeps: Of messages, for the bounds of the relaxation in certificates.
     """
 
-    relaxed = True
+    has_relaxation = True
 
     def __init__(
         self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200

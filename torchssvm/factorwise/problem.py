@@ -75,7 +75,7 @@ class Problem(ABC):
         features: A digest of the features.
         usual_rho: The penalty to begin with if nothing is said.
         num_sides: How many pairs of a variable and a factor there are.
-        relaxed: Whether the local polytope is larger than the hull of the outputs.
+        has_relaxation: Whether the local polytope is larger than the hull of the outputs.
     """
 
     head: Any
@@ -84,7 +84,7 @@ class Problem(ABC):
     features: int
     usual_rho: float
     num_sides: int
-    relaxed: bool
+    has_relaxation: bool
 
     @abstractmethod
     def visit(self, order: np.ndarray, rule: Any, rho: float) -> np.ndarray:

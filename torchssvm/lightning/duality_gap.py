@@ -167,7 +167,7 @@ class DualityGap(Callback):
         certificate = self.certificate
         assert certificate is not None
         if isinstance(certificate, FactorwiseCertificate):
-            kind = " of the relaxation" if certificate.relaxed else ""
+            kind = " of the relaxation" if certificate.has_relaxation else ""
             gap = f"violation {certificate.violation:.2g}, certified gap{kind} {certificate.relaxed_gap:.6g}"
         else:
             kind = "" if certificate.exact else " (upper bound: approximate oracle)"
