@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.batch import Batch, apply_head
+from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import check_batch, errors
 from torchssvm.potentials import Potentials, as_potentials, full_precision
@@ -21,7 +22,7 @@ from torchssvm.structures.base import Labeling, as_decoding
 _INNER = ("torchssvm", "lightning", "torch", "contextlib")
 
 
-class Predicting(Resumable):
+class Predicting(Loading, Resumable):
     """Decodes, validates and tests; features that are not being trained are in evaluation mode, without gradients.
 
     A subclass sets ``head``, ``features``, ``structure`` and ``lam``, and trains the head.
