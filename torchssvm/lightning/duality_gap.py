@@ -38,8 +38,8 @@ class DualityGap(Callback):
     * ``gap_estimate`` of BCFW: as it stands; the gap of the last pass where a block's gap is unknown.
 
     Where validation ends an epoch, the pass comes before it. Where there is validation within the first epoch, there is
-    a pass before the first step too. Patience counts epochs, and a gap that is new every few epochs is no improvement in between: give
-    ``EarlyStopping`` at least ``every_n_epochs`` of it.
+    a pass before the first step too. Patience counts epochs, and a gap that is new every few epochs is no improvement
+    in between: give ``EarlyStopping`` at least ``every_n_epochs`` of it.
 
     It works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and for
     :class:`FactorwiseSVM`, whose passes are those of its epochs.

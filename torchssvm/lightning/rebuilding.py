@@ -92,13 +92,10 @@ def rebuild(recipe: Any) -> Any:
     """
     if not isinstance(recipe, dict) or not isinstance(recipe.get("arguments"), dict):
         raise ValueError(f"{recipe!r} is no recipe of a head or a structure")
-    cls = _NAMES.get(recipe.get("class", ""))
-    if cls is None:
-        raise ValueError(f"the checkpoint names the class {recipe.get('class')!r}, and it may be one of {list(_NAMES)}")
-    arguments = {
-        name: rebuild(value) if isinstance(value, dict) else value for name, value in recipe["arguments"].items()
-    }
-    made = cls(**arguments)
+    name = recipe.get("class")
+    if not isinstance(name, str) or name not in _NAMES:
+        raise ValueError(f"the checkpoint names the class {name!r}, and it may be one of {list(_NAMES)}")
+    made = _NAMES[name](**{k: rebuild(v) if isinstance(v, dict) else v for k, v in recipe["arguments"].items()})
     dtype = recipe.get("dtype")
     return made.to(dtype) if isinstance(made, nn.Module) and isinstance(dtype, torch.dtype) else made
 
