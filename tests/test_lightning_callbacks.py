@@ -125,15 +125,16 @@ def test_every_checkpoint_that_was_saved_goes_on_to_the_same_bits(compiled: bool
 
 @EITHER
 def test_the_last_checkpoint_and_the_best(compiled: bool | None, tmp_path: Path):
-    saving = ModelCheckpoint(tmp_path, monitor="gap", save_last=True)
+    best, last = ModelCheckpoint(tmp_path / "best", monitor="gap"), ModelCheckpoint(tmp_path / "last", save_last=True)
     model = svm(compiled)
-    fitting = trainer(saving, DualityGap(1e-9, every_n_epochs=1), max_epochs=3)
+    fitting = trainer(best, last, DualityGap(1e-9, every_n_epochs=2), max_epochs=3)
     fitting.fit(model, Words().by_gaps(), Words().everything())
-    for path in (saving.last_model_path, saving.best_model_path, "best", "last"):
+    assert same(StructuredSVM.load_from_checkpoint(best.best_model_path), plain(compiled, 2))
+    assert same(StructuredSVM.load_from_checkpoint(last.last_model_path), plain(compiled, 3))
+    for path in (best.best_model_path, last.last_model_path, "best"):
         (figures,) = fitting.validate(model, Words().everything(), ckpt_path=path, verbose=False, weights_only=True)
         assert 0.0 <= figures["val_loss"] < 0.5
-    last = StructuredSVM.load_from_checkpoint(saving.last_model_path)
-    assert same(last, plain(compiled, 3))
+    assert same(model, plain(compiled, 2))
 
 
 @EITHER
@@ -188,7 +189,7 @@ REFUSED_CALLBACKS = {
     "LearningRateFinder": (LearningRateFinder, "there is no learning rate to find: remove it"),
     "BatchSizeFinder": (BatchSizeFinder, "one dual for one loader: remove it"),
     "ModelPruning": (
-        lambda: ModelPruning("l1_unstructured", parameter_names=["emission"], amount=0.5),
+        lambda: ModelPruning("l1_unstructured", parameter_names=["bias"], amount=0.5),
         "prune after the fit",
     ),
 }
@@ -311,7 +312,6 @@ def test_a_precision_is_right_or_refused(precision: str, compiled: bool | None):
         {"num_sanity_val_steps": 0, "check_val_every_n_epoch": 2},
         {"val_check_interval": 0.25},
         {"val_check_interval": 3, "check_val_every_n_epoch": None},
-        {"val_check_interval": timedelta(0)},
         {"max_epochs": -1, "max_steps": 6},
         {"barebones": True},
         {"deterministic": True, "benchmark": False},
@@ -337,6 +337,16 @@ def test_odd_ways_to_run_end_with_a_certificate(options, compiled: bool | None, 
     assert found.gap == pytest.approx(gap.certificate.gap, abs=1e-6)
     assert found.drift < 1e-5
     assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
+
+
+@EITHER
+def test_validation_by_the_clock(compiled: bool | None):
+    """Where EarlyStopping has to be told when to check: it looks for an attribute that the trainer then lacks."""
+    gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", check_on_train_epoch_end=False)
+    fitting = trainer(gap, stopping, val_check_interval=timedelta(0), max_epochs=3, enable_checkpointing=False)
+    fitting.fit(svm(compiled), Words().by_gaps(), Words().everything())
+    assert gap.history[0].certificate.passes == 1.0  # before the first step
+    assert gap.stopped_because is not None
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -79,9 +79,7 @@ def test_a_head_is_made_again_from_plain_values(name: str):
     shapes = [{key: (value.shape, value.dtype) for key, value in h.state_dict().items()} for h in (head, again)]
     assert shapes[0] == shapes[1]
     assert again.structure.same_as(head.structure)
-    settings = [
-        {k: v for k, v in vars(h.structure).items() if not isinstance(v, torch.Tensor)} for h in (head, again)
-    ]
+    settings = [{k: v for k, v in vars(h.structure).items() if not isinstance(v, torch.Tensor)} for h in (head, again)]
     assert repr(settings[0]) == repr(settings[1])  # the oracles of structures too
     for setting in ("sparse_gradient", "positions"):
         assert getattr(again, setting, None) == getattr(head, setting, None)
@@ -152,16 +150,18 @@ def fitted(model: L.LightningModule, path: Path, *, weights_only: bool = False) 
 @pytest.mark.parametrize("only", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_is_loaded_as_it_was(name: str, only: bool, tmp_path: Path):
-    model, path, words = fitted(CASES[name](), tmp_path / "model.ckpt", weights_only=only), tmp_path / "model.ckpt", Words()
+    model, path, words = (
+        fitted(CASES[name](), tmp_path / "model.ckpt", weights_only=only),
+        tmp_path / "model.ckpt",
+        Words(),
+    )
     given = {} if "features" not in name else {"features": features()}
     again = type(model).load_from_checkpoint(path, **given)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     assert again.lam == 0.1
     lengths = torch.full((len(words),), 4)
     assert torch.equal(model.decode(words.x, lengths), again.decode(words.x, lengths))
-    loaded, kept = (
-        trainer().predict(module, words.everything()) for module in (again, model)
-    )
+    loaded, kept = (trainer().predict(module, words.everything()) for module in (again, model))
     assert all(torch.equal(a, b) for a, b in zip(loaded, kept, strict=True))
     if "features" in name:
         with pytest.raises(ValueError, match=r"features below its head, a Sequential, .* features=Sequential\(...\)"):
