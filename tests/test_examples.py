@@ -56,9 +56,8 @@ def checked(folder, output):
     assert report["device"] == "cpu"
     last = report["history"][-1]
     assert all(last[name] == report[name] for name in ("primal", "dual", "gap", "passes"))
-    assert report["word_error"] == pytest.approx(
-        report["test_loss"], abs=1e-6
-    )  # the loss is each word's share of errors
+    # The loss is each word's share of wrong letters, and a word of at most 14 letters with an error has one or more.
+    assert report["test_loss"] <= report["word_error"] <= 14 * report["test_loss"]
     assert (folder / "convergence.png").stat().st_size > 10_000
     for name in ("gap", "stopped because", "letter error"):  # the table
         assert f"\n{name} " in output

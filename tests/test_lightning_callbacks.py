@@ -25,7 +25,6 @@ from lightning.pytorch.callbacks import (  # noqa: E402
     LearningRateMonitor,
     ModelCheckpoint,
     ModelPruning,
-    OnExceptionCheckpoint,
     RichProgressBar,
     StochasticWeightAveraging,
     Timer,
@@ -82,7 +81,6 @@ def plain(compiled: bool | None = False, epochs: int = 4) -> StructuredSVM:
         lambda folder: RichProgressBar(),
         lambda folder: DeviceStatsMonitor(cpu_stats=False),
         lambda folder: AveragedWeights(validate=True),
-        lambda folder: OnExceptionCheckpoint(folder),
     ],
 )
 def test_callbacks_that_watch_change_nothing(make, compiled: bool | None, tmp_path: Path):
@@ -228,7 +226,7 @@ def test_options_that_contradict_exact_steps_are_refused_before_lightning_refuse
 def test_sixteen_bits_with_scaled_gradients_are_refused(monkeypatch: pytest.MonkeyPatch):
     fitting = trainer(max_epochs=1, enable_checkpointing=False)
     monkeypatch.setattr(type(fitting), "precision", "16-mixed")  # on the CPU Lightning takes bf16-mixed in its place
-    with pytest.raises(ValueError, match="precision='16-mixed'.* use 'bf16-mixed'"):
+    with pytest.raises(ValueError, match=r"precision='16-mixed'.* use 'bf16-mixed'"):
         fitting.fit(svm(), Words().training())
 
 
@@ -268,7 +266,7 @@ class Own(L.LightningModule):
 
 
 def test_certificates_refuse_averages_in_a_module_of_ones_own():
-    with pytest.raises(ValueError, match="EMAWeightAveraging .* use .*AveragedWeights"):
+    with pytest.raises(ValueError, match=r"EMAWeightAveraging .* use .*AveragedWeights"):
         trainer(EMAWeightAveraging(), DualityGap(), enable_checkpointing=False).fit(Own(), Words().training())
     gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", patience=2)
     fitting = trainer(stopping, gap, AveragedWeights(), max_epochs=4, enable_checkpointing=False)
@@ -391,6 +389,7 @@ def test_one_trainer_that_fits_again_with_more_epochs_goes_on_or_starts_anew():
     with pytest.warns(UserWarning, match="starts anew"):
         fitting.fit(model, Words().by_gaps())
     assert certify(model.head, model.dual, Words().everything()).gap == pytest.approx(gap.certificate.gap, abs=1e-6)
+    assert [entry.certificate.passes for entry in gap.history] == [2.0, 4.0]  # after epochs 2 and 3 of the trainer
 
 
 def test_loaders_that_are_made_again_are_refused():

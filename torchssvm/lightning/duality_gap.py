@@ -115,7 +115,8 @@ class DualityGap(Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock; a run that is not resumed forgets the one before."""
         if trainer.ckpt_path is None:
-            self.history, self._certified_step, self._certified_epoch, self._last_epoch = [], -1, -1, -1
+            self.history, self._certified_step = [], -1
+            self._certified_epoch = self._last_epoch = trainer.current_epoch - 1  # a trainer that has fitted counts on
         self.stopped_because = None
         self._loader = None
         self._start_clock()
@@ -203,7 +204,8 @@ class DualityGap(Callback):
     def _publish(self, trainer: L.Trainer) -> dict[str, float]:
         """Show callbacks what stands, also where nothing can be logged."""
         metrics = self._figures(trainer)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        device = trainer.strategy.root_device
+        trainer.callback_metrics.update({name: torch.tensor(value, device=device) for name, value in metrics.items()})
         return metrics
 
     def _figures(self, trainer: L.Trainer) -> dict[str, float]:
