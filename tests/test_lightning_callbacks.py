@@ -402,6 +402,16 @@ def test_loaders_that_are_made_again_are_refused():
         fitting.fit(svm(), datamodule=Data())
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_several_loaders_are_validated_beside_certificates(name: str):
+    gap, model, loaders = DualityGap(1e-9, every_n_epochs=2), MODELS[name](), [Words().everything(), Words().training()]
+    fitting = trainer(gap, max_epochs=2, enable_checkpointing=False)
+    fitting.fit(model, Words().training(), loaders)
+    losses = [float(fitting.callback_metrics[f"val_loss/dataloader_idx_{i}"]) for i in range(2)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert len(fitting.test(model, loaders, verbose=False)) == len(fitting.predict(model, loaders)) == 2
+
+
 def test_factorwise_training_names_the_way_out_of_averages():
     with pytest.raises(ValueError, match="AveragedWeights averages the weights of BCFW's steps"):
         trainer(AveragedWeights(), enable_checkpointing=False).fit(

@@ -38,7 +38,7 @@ class Loading(L.LightningModule):
         }
 
     @_restricted_classmethod
-    def load_from_checkpoint(  # type: ignore[override]
+    def load_from_checkpoint(
         cls,
         checkpoint_path: Any,
         map_location: Any = None,
@@ -70,7 +70,7 @@ class Loading(L.LightningModule):
         if owner.__module__.startswith("torchssvm.lightning."):
             saved = _read(checkpoint_path, weights_only).get(_KEY, {})
             arguments = {**_parts(cls, saved, arguments), **arguments}
-        return super().load_from_checkpoint(  # type: ignore[misc]
+        return super().load_from_checkpoint(
             checkpoint_path,
             map_location=map_location,
             hparams_file=hparams_file,

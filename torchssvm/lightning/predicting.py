@@ -82,15 +82,15 @@ class Predicting(Loading, Resumable):
         if self.features is not None:
             self.features.eval()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Log task loss and errors of plain decoding."""
         self._evaluate(batch, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Log task loss and errors of plain decoding."""
         self._evaluate(batch, "test")
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> Labeling:
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Labeling:
         """The decoded outputs of the batch."""
         batch = check_batch(batch)
         return self.decode(batch.x, batch.lengths)

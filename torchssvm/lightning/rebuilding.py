@@ -69,13 +69,12 @@ def describe(thing: Any) -> Recipe | None:
     try:
         recipe = _describe(thing)
         same = rebuild(recipe)
-    except (_Unknown, AttributeError, TypeError, ValueError):  # attributes were changed by hand
+    except (_Unknown, AttributeError, RuntimeError, TypeError, ValueError):  # attributes were changed by hand
         return None
-    if isinstance(thing, nn.Module):
-        if _layout(thing) != _layout(same) or not thing.structure.same_as(same.structure):  # type: ignore[operator]
-            return None
-        return recipe
-    return recipe if not isinstance(thing, Structure) or thing.same_as(same) else None
+    if isinstance(thing, nn.Module) and _layout(thing) != _layout(same):
+        return None
+    ours, theirs = (getattr(one, "structure", one) for one in (thing, same))
+    return recipe if not isinstance(ours, Structure) or ours.same_as(theirs) else None
 
 
 def rebuild(recipe: Any) -> Any:

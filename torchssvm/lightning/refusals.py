@@ -35,7 +35,7 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
     """
     if trainer.state.fn != TrainerFn.FITTING:
         return
-    clip: float | None = trainer.gradient_clip_val  # type: ignore[assignment]
+    clip = trainer.gradient_clip_val
     if clip is not None and clip > 0:
         raise ValueError(
             f"Trainer(gradient_clip_val={clip}): the step is exact, and a clipped gradient would give another one. "
