@@ -70,6 +70,8 @@ def test_fit_writes_logs_and_a_checkpoint(folder):
     assert next((folder / "runs" / "ocr" / "tensorboard").rglob("events.*")).stat().st_size > 0
     content = torch.load(folder / "runs" / "ocr" / "checkpoints" / "last.ckpt", weights_only=True)
     assert content["hyper_parameters"]["lam"] == 0.02
+    model = StructuredSVM.load_from_checkpoint(folder / "runs" / "ocr" / "checkpoints" / "last.ckpt")
+    assert torch.equal(model.head.emission, content["state_dict"]["head.emission"])
 
 
 def test_validate_and_predict(folder):

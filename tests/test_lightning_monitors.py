@@ -194,6 +194,36 @@ def test_a_patience_that_the_gap_cannot_meet_is_warned_of():
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_that_stopped_for_want_of_patience_goes_on_to_the_same_bits(name: str, tmp_path: Path):
+    """From the checkpoint of an epoch with an old gap, where validation comes before the end of the epoch."""
+
+    def run(epochs: int, path: Path | None = None) -> tuple[L.LightningModule, Watch, EarlyStopping, DualityGap]:
+        gap, watch, stopping = DualityGap(1e-9, every_n_epochs=3), Watch(), EarlyStopping("gap", 100.0, patience=6)
+        saving = ModelCheckpoint(tmp_path, "{epoch}", monitor="primal", save_top_k=-1, enable_version_counter=False)
+        model = MODELS[name]()
+        words = Words()
+        training = DataLoader(words, batch_size=3, collate_fn=words.collate)
+        fitting = trainer(saving, stopping, watch, gap, max_epochs=epochs)
+        fitting.fit(model, training, words.everything(), ckpt_path=path, weights_only=None if path is None else True)
+        return model, watch, stopping, gap
+
+    model, watch, stopping, gap = run(20)
+    assert len(watch.seen) == 7  # no gap is smaller by 100 than the first one
+    assert gap.stopped_because.startswith("stopped by another callback")
+    for epoch in (0, 3, 5):
+        again = run(20, tmp_path / f"epoch={epoch}.ckpt")
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again[0].parameters(), strict=True))
+        assert [{name: seen[name] for name in NAMES} for seen in watch.seen[epoch + 1 :]] == [
+            {name: seen[name] for name in NAMES} for seen in again[1].seen[-(6 - epoch) :]
+        ]
+        assert again[2].stopping_reason_message == stopping.stopping_reason_message
+        assert again[3].certificate.gap == gap.certificate.gap
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize("interval", [1.0, 0.5])
 @pytest.mark.parametrize("steps", [1, 2, 4, 5, 8])
 @pytest.mark.parametrize("compiled", [None, False])

@@ -46,6 +46,11 @@ class StructuredSVM(Predicting):
     trained in turn with the head: their optimizer descends the structured hinge with the head's weights held, and the
     head's weights are recomputed from the dual before BCFW continues.
 
+    A fit refuses at once what exact steps cannot do: clipping, accumulation, 16-bit weights, Lightning's averages (see
+    :class:`AveragedWeights`), pruning, and searches for a learning rate or a batch size. Validation and tests log
+    ``val_loss``, the mean task loss, and of integers by position ``val_token_error`` and ``val_example_error``, the
+    shares of wrong tokens and of examples with one. ``load_from_checkpoint(path)`` makes a model of an own head again.
+
     Args:
         head: Features -> potentials, linear in all its weights.
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
