@@ -235,6 +235,30 @@ def test_a_subclass_with_arguments_of_its_own_is_made_by_lightning(tmp_path: Pat
     assert torch.equal(again.head.emission, model.head.emission)
 
 
+def test_import_paths_in_hyperparameters_are_not_followed(tmp_path: Path):
+    """Lightning's own loading would make any class for an argument: its allowlist is of the one that makes them."""
+    path = tmp_path / "model.ckpt"
+    fitted(StructuredSVM(LinearChain(3, 3), lam=0.1), path)
+    content = torch.load(path, weights_only=True)
+    content["hyper_parameters"] |= {
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        "_class_path": "torchssvm.lightning.StructuredSVM",
+        "features": {"class_path": "torch.nn.Linear", "init_args": {"in_features": 3, "out_features": 3}},
+    }
+    torch.save(content, path)
+    with pytest.raises(ValueError, match="made from import paths"):
+        StructuredSVM.load_from_checkpoint(path)
+
+
+@pytest.mark.parametrize("damage", [7, {"head": "LinearChain"}, {"head": {"recipe": None}}])
+def test_a_damaged_checkpoint_says_so(damage, tmp_path: Path):
+    path = tmp_path / "model.ckpt"
+    fitted(StructuredSVM(LinearChain(3, 3), lam=0.1), path)
+    torch.save(torch.load(path, weights_only=True) | {"torchssvm_model": damage}, path)
+    with pytest.raises(ValueError, match="the checkpoint is damaged: torchssvm_model"):
+        StructuredSVM.load_from_checkpoint(path)
+
+
 def test_a_pickle_is_not_read(tmp_path: Path):
     class Evil:
         def __reduce__(self):

@@ -62,14 +62,20 @@ class Loading(L.LightningModule):
             arguments: Arguments of the class, in the place of those of the checkpoint.
 
         Raises:
-            ValueError: The checkpoint cannot say how to make the head, the features or the structure.
+            ValueError: The checkpoint cannot say how to make the head, the features or the structure, is damaged, or
+                wants classes made from import paths.
             RuntimeError: The weights do not fit the model.
         """
         weights_only = True if weights_only is None else weights_only
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         if owner.__module__.startswith("torchssvm.lightning."):
-            saved = _read(checkpoint_path, weights_only).get(_KEY, {})
-            arguments = {**_parts(cls, saved, arguments), **arguments}
+            checkpoint = _read(checkpoint_path, weights_only)
+            if "_instantiator" in checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}):
+                raise ValueError(
+                    "the checkpoint's hyperparameters want classes made from import paths (_instantiator): this is "
+                    "never done. Make the model, and give the file to trainer.predict(..., ckpt_path=...)"
+                )
+            arguments = {**_parts(cls, checkpoint.get(_KEY, {}), arguments), **arguments}
         return super().load_from_checkpoint(
             checkpoint_path,
             map_location=map_location,
@@ -105,11 +111,16 @@ def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str,
     """
     call = f"{cls.__name__}.load_from_checkpoint(path"
     made: dict[str, Any] = {}
+    if not (
+        isinstance(saved, dict)
+        and all(entry is None or (isinstance(entry, dict) and "class" in entry) for entry in saved.values())
+    ):
+        raise ValueError(f"the checkpoint is damaged: {_KEY} is {saved!r}")
     if "head" not in given:
         entry = saved.get("head")
         if entry is None:
             raise ValueError(f"the checkpoint says nothing of its head: pass it, {call}, head=...)")
-        if entry["recipe"] is None:
+        if entry.get("recipe") is None:
             raise ValueError(
                 f"the checkpoint cannot say how its head, a {entry['class']}, is made: pass one, "
                 f"{call}, head={entry['class']}(...))"
@@ -121,7 +132,7 @@ def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str,
             f"pass them, {call}, features={features['class']}(...))"
         )
     if (structure := saved.get("structure")) is not None and "structure" not in given:
-        if structure["recipe"] is None:
+        if structure.get("recipe") is None:
             raise ValueError(
                 f"the checkpoint has a structure that is not its head's, a {structure['class']}, and cannot say how it "
                 f"is made: pass it, {call}, structure={structure['class']}(...))"
