@@ -111,7 +111,7 @@ def test_the_loop_is_repeatable_and_says_that_passes_ran_out(tmp_path, run_here)
 @pytest.mark.parametrize("script", ["ocr_loop", "ocr"])
 def test_direction_cache_and_order_are_flags(script, tmp_path, run_here, loop):
     flags = ("--direction", "corrective", "--cache", "--order", "permutation")
-    report = run_here(script, tmp_path, *flags, "--lam", "0.01", "--max-passes", "2", "--gap", "1e-5")
+    report = run_here(script, tmp_path, *flags, "--lam", "0.01", "--max-passes", "4", "--gap", "1e-5")
     assert (report["direction"], report["cache"], report["order"]) == ("corrective", True, "permutation")
     assert report["cache_hits"] > 0
     assert report["dual"] <= loop["primal"]

@@ -230,6 +230,15 @@ def test_sixteen_bits_with_scaled_gradients_are_refused(monkeypatch: pytest.Monk
         fitting.fit(svm(), Words().training())
 
 
+def test_features_are_compiled_by_torch_and_steps_are_not():
+    with pytest.raises(ValueError, match=re.escape("features=torch.compile(features)")):
+        trainer(enable_checkpointing=False).fit(torch.compile(svm(), backend="eager"), Words().training())
+    below = torch.compile(nn.Linear(3, 5), backend="eager")
+    gap, model = DualityGap(1e-9), StructuredSVM(LinearChain(5, 3), lam=0.1, features=below, compiled=False)
+    trainer(gap, max_epochs=2, enable_checkpointing=False).fit(model, Words().training())
+    assert gap.certificate.drift < 1e-5
+
+
 def test_a_tuner_is_refused():
     with pytest.raises(ValueError, match="there is no learning rate to find"):
         Tuner(trainer(enable_checkpointing=False)).lr_find(svm(), Words().training())

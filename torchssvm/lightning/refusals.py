@@ -31,7 +31,8 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
 
     Raises:
         ValueError: The trainer clips gradients, accumulates them or rounds weights; or a callback does, searches for
-            a learning rate or a batch size, or leaves other weights in the module than those that were trained.
+            a learning rate or a batch size, or leaves other weights in the module than those that were trained; or the
+            whole module went through ``torch.compile``.
     """
     if trainer.state.fn != TrainerFn.FITTING:
         return
@@ -51,6 +52,11 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
         raise ValueError(
             f"Trainer(precision='{trainer.precision}') rescales gradients or rounds weights, and exact steps need "
             "exact ones: use 'bf16-mixed', which computes the features alone in 16 bits, '32-true' or '64-true'"
+        )
+    if getattr(trainer.lightning_module, "_compiler_ctx", None) is not None:
+        raise ValueError(
+            "torch.compile(model) compiles the exact step and what checks it with the model: compile the features "
+            "alone, features=torch.compile(features)"
         )
     refuse_averages(trainer, possible=averages)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
