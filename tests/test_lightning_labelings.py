@@ -176,7 +176,7 @@ def test_every_direction_trains_to_certificates(direction, oracle, words, optimu
     other = average.certify(fitting, made)
     assert optimum[0] <= other.primal
     assert other.dual <= optimum[1]
-    assert made.dual.oracle_calls + made.dual.cache_hits == (8 + 4 + 1) * WORDS
+    assert made.dual.oracle_calls + made.dual.cache_hits == (8 + 5 + 1) * WORDS
     assert (made.dual.cache_hits > 0) == oracle.needs_labelings
 
 
