@@ -167,7 +167,7 @@ def finish(
             **{name: value for name, value in vars(args).items() if name in ("direction", "cache", "order")},
             "cache_hits": dual.cache_hits,
             "letter_error": on_test.token_error,
-            "word_error": on_test.word_error,  # every word's share of wrong letters, averaged over the words
+            "word_error": on_test.example_error,  # the share of words with a wrong letter
         },
     )
     print(f"\n{report}\nwritten to {args.report}")

@@ -212,7 +212,7 @@ def main() -> None:
 
 def without_tokens(found: Evaluation) -> Evaluation:
     """A set of labels has no tokens: the share of wrong labels is its loss already."""
-    return replace(found, token_error=None, word_error=None)
+    return replace(found, token_error=None, example_error=None)
 
 
 def short_names(data: Multilabel) -> list[str]:

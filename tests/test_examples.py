@@ -56,9 +56,8 @@ def checked(folder, output):
     assert report["device"] == "cpu"
     last = report["history"][-1]
     assert all(last[name] == report[name] for name in ("primal", "dual", "gap", "passes"))
-    assert report["word_error"] == pytest.approx(
-        report["test_loss"], abs=1e-6
-    )  # the loss is each word's share of errors
+    # The loss is each word's share of wrong letters, and a word of at most 14 letters with an error has one or more.
+    assert report["test_loss"] <= report["word_error"] <= 14 * report["test_loss"]
     assert (folder / "convergence.png").stat().st_size > 10_000
     for name in ("gap", "stopped because", "letter error"):  # the table
         assert f"\n{name} " in output
@@ -112,7 +111,7 @@ def test_the_loop_is_repeatable_and_says_that_passes_ran_out(tmp_path, run_here)
 @pytest.mark.parametrize("script", ["ocr_loop", "ocr"])
 def test_direction_cache_and_order_are_flags(script, tmp_path, run_here, loop):
     flags = ("--direction", "corrective", "--cache", "--order", "permutation")
-    report = run_here(script, tmp_path, *flags, "--lam", "0.01", "--max-passes", "2", "--gap", "1e-5")
+    report = run_here(script, tmp_path, *flags, "--lam", "0.01", "--max-passes", "4", "--gap", "1e-5")
     assert (report["direction"], report["cache"], report["order"]) == ("corrective", True, "permutation")
     assert report["cache_hits"] > 0
     assert report["dual"] <= loop["primal"]

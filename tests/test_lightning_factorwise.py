@@ -28,7 +28,7 @@ from torchssvm import (
 from torchssvm.factorwise.chains import ChainProblem
 from torchssvm.factorwise.problem import Hinges
 from torchssvm.factorwise.rules import BlockRule
-from torchssvm.lightning import Alternate, DualityGap, FactorwiseSVM, Report
+from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, FactorwiseSVM, Report
 
 
 class Words(Dataset):
@@ -273,11 +273,12 @@ def test_lazy_features_are_watched_once_they_have_weights(tmp_path: Path) -> Non
         )
 
 
-def test_averages_of_features_that_rest_are_no_change_of_them(tmp_path: Path) -> None:
-    callbacks = [StochasticWeightAveraging(1e-2, swa_epoch_start=1)]
+@pytest.mark.parametrize("average", [StochasticWeightAveraging(1e-2, swa_epoch_start=1), AveragedWeights()])
+def test_averages_are_refused(average: L.Callback, tmp_path: Path) -> None:
     module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=nn.Linear(3, 4))
-    trainer(tmp_path, 3, *callbacks).fit(module, loader(Words()))
-    assert module.gdmm.sweeps == 3
+    with pytest.raises(ValueError, match=f"{type(average).__name__} .*: remove it"):
+        trainer(tmp_path, 3, average).fit(module, loader(Words()))
+    assert not weights(module).any()
 
 
 @pytest.mark.parametrize("when", ["on_train_epoch_start", "on_train_epoch_end"])

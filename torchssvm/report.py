@@ -52,14 +52,14 @@ class Evaluation:
     Attributes:
         loss: Mean task loss of an example.
         token_error: Share of wrong tokens among all tokens; None where labelings are not int64 ``[B]`` or ``[B, N]``.
-        word_error: Every example's own share of wrong tokens, averaged over the examples; None as above.
+        example_error: Share of examples with a wrong token, such as words with a wrong letter; None as above.
         num_examples: How many examples there were.
         exact: Whether decoding was exact for all of them; otherwise these are figures of an approximate decoder.
     """
 
     loss: float
     token_error: float | None
-    word_error: float | None
+    example_error: float | None
     num_examples: int
     exact: bool = True
 
@@ -104,7 +104,7 @@ def evaluate(
     modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
     for module, _ in modes:
         module.training = False
-    examples, loss, wrong, tokens, words, counted, exact = 0, 0.0, 0, 0, 0.0, True, True
+    examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
     try:
         for batch in batches:
             batch = batch if device is None else to_device(batch, device)
@@ -121,7 +121,7 @@ def evaluate(
                 continue
             wrong += int(counts[0].sum())
             tokens += int(counts[1].sum())
-            words += float((counts[0] / counts[1].clamp(min=1)).sum(dtype=torch.float64))
+            spoilt += int((counts[0] > 0).sum())
     finally:
         for module, training in modes:
             module.training = training
@@ -130,7 +130,7 @@ def evaluate(
     return Evaluation(
         loss=loss / examples,
         token_error=wrong / max(tokens, 1) if counted else None,
-        word_error=words / examples if counted else None,
+        example_error=spoilt / examples if counted else None,
         num_examples=examples,
         exact=exact,
     )
@@ -224,7 +224,7 @@ class RunReport:
             num_weights: Weights of the head.
             stopped_because: A sentence.
             train: Plain decoding of the training examples.
-            test: Plain decoding of the test examples; letter and word errors of both go to ``extra``.
+            test: Plain decoding of the test examples; errors by token and by example of both go to ``extra``.
             seed: Seed of the run.
             device: Where it ran.
             seconds: Wall-clock time; None is that of the last certificate.
@@ -240,7 +240,7 @@ class RunReport:
         for name, evaluation in (("train", train), ("test", test)):
             if evaluation is not None and evaluation.token_error is not None:
                 more.setdefault(f"{name}_token_error", evaluation.token_error)
-                more.setdefault(f"{name}_word_error", evaluation.word_error)
+                more.setdefault(f"{name}_example_error", evaluation.example_error)
             if evaluation is not None and not evaluation.exact:
                 more.setdefault(f"{name}_decoding", "approximate")
         return cls(

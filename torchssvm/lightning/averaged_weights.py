@@ -36,6 +36,8 @@ class AveragedWeights(WeightAveraging):
         average: The average itself; None before a fit has begun.
     """
 
+    certifies_its_average = True
+
     def __init__(
         self, swap_at_end: bool = False, validate: bool = False, average: type[Average] = WeightedAverage
     ) -> None:

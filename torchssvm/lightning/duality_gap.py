@@ -5,27 +5,41 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from torchssvm.certificate import Certificate
 from torchssvm.factorwise import FactorwiseCertificate
-from torchssvm.lightning.exact_pass import certify_run, passes_so_far
+from torchssvm.lightning.exact_pass import certify_run, find_bcfw, find_gdmm, passes_so_far
 from torchssvm.lightning.loaders import exact_pass_loader
+from torchssvm.lightning.refusals import refuse_averages
 from torchssvm.report import Entry, History
 
 
 class DualityGap(Callback):
-    """Certifies the weights every few epochs and when the run ends; stops at ``gap <= tolerance``.
+    """Certifies the weights after the first epoch, every few epochs and when the run ends; stops at the tolerance.
 
-    An exact pass over the training examples, in their order, gives primal, dual and gap, logged under these names with
-    ``oracle_calls``, ``passes`` and ``exact``: 1, or 0 where an approximate oracle makes primal and gap upper bounds.
-    Only such a certificate stops a run. The pass also brings the gap estimates up to date, from which a
-    ``GapBatchSampler`` draws. Weights follow features that have moved first, so that the certificate is for the
-    features as they stand.
+    An exact pass over the training examples, in their order, gives primal, dual and gap. Only such a certificate stops
+    a run. The pass also brings the gap estimates up to date, from which a ``GapBatchSampler`` draws. Weights follow
+    features that have moved first, so that the certificate is for the features as they stand.
+
+    Logged at the end of every epoch, so that ``ModelCheckpoint(monitor="gap")`` and ``EarlyStopping(monitor="gap")``
+    work, wherever they stand among the callbacks:
+
+    * ``gap``, ``primal``, ``exact``: those of the last pass; ``exact`` is 0 where an approximate oracle makes primal
+      and gap upper bounds. ``gap_age`` is the number of epochs since that pass, 0 where it was in this one.
+    * ``dual``, ``oracle_calls``, ``passes``: as they stand (``dual`` of :class:`FactorwiseSVM`: that of the last pass).
+    * ``gap_estimate`` of BCFW: as it stands; the gap of the last pass where a block's gap is unknown.
+
+    Where validation ends an epoch, the pass comes before it. Where there is validation within the first epoch, there is
+    a pass before the first step too. Patience counts epochs, and a gap that is new every few epochs is no improvement
+    in between: give ``EarlyStopping`` at least ``every_n_epochs`` of it.
 
     It works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and for
     :class:`FactorwiseSVM`, whose passes are those of its epochs. GDMM trains a relaxation of the problem: the gap that
@@ -34,7 +48,7 @@ class DualityGap(Callback):
 
     Args:
         tolerance: Stop when the certified gap is at most this.
-        every_n_epochs: Epochs between certificates.
+        every_n_epochs: Epochs between certificates; the first epoch has one in any case.
         max_passes: Stop at the first epoch's end with as many effective passes; None is no limit.
         batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Not needed
             where a compiled loop or GDMM holds the examples.
@@ -71,6 +85,7 @@ class DualityGap(Callback):
         self.history: History = []
         self.stopped_because: str | None = None
         self._certified_step = -1  # trainer.global_step of the last certificate
+        self._certified_epoch = -1  # trainer.current_epoch of the last certificate
         self._last_epoch = -1  # the last epoch whose end was seen to
         self._start: float | None = None
         self._loader: DataLoader | None = None
@@ -80,21 +95,58 @@ class DualityGap(Callback):
         """The last one."""
         return self.history[-1].certificate if self.history else None
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse averages in the place of the trained weights; warn of a patience that the gap cannot meet.
+
+        Raises:
+            ValueError: Another callback leaves averaged weights in the module.
+        """
+        if stage != "fit":
+            return
+        refuse_averages(trainer)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            patience = callback.patience if isinstance(callback, EarlyStopping) else self.every_n_epochs
+            if patience < self.every_n_epochs and callback.monitor in ("gap", "primal"):
+                warnings.warn(
+                    f"EarlyStopping(monitor={callback.monitor!r}, patience={patience}) stops before the second "
+                    f"certificate that could improve it: its patience counts epochs, and DualityGap certifies every "
+                    f"{self.every_n_epochs}. Give it patience={2 * self.every_n_epochs}, or every_n_epochs=1 here",
+                    stacklevel=2,
+                )
+
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock; a run that is not resumed forgets the one before."""
         if trainer.ckpt_path is None:
-            self.history, self._certified_step, self._last_epoch = [], -1, -1
+            self.history, self._certified_step = [], -1
+            self._certified_epoch = self._last_epoch = trainer.current_epoch - 1  # a trainer that has fitted counts on
         self.stopped_because = None
         self._loader = None
         self._start_clock()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make up for the end of an epoch that the interrupted run did not come to, or stop as it did."""
-        self._end_epoch(trainer, pl_module, trainer.current_epoch - 1, log=False)
+        self._end_epoch(trainer, pl_module, trainer.current_epoch - 1)
+        if not self.history and _validates_early(trainer):
+            self.certify(trainer, pl_module)
+            self._certified_epoch = trainer.current_epoch - 1
+            self._publish(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Certify before the validation that ends the epoch: callbacks may save its weights by their gap."""
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            with torch.inference_mode(False), torch.no_grad():  # what the pass leaves behind is trained further
+                self._end_epoch(trainer, pl_module, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify if it is time."""
-        self._end_epoch(trainer, pl_module, trainer.current_epoch, log=True)
+        """Certify if it is time and validation has not come first, and log."""
+        self._end_epoch(trainer, pl_module, trainer.current_epoch)
+        metrics = self._figures(trainer)
+        # The same ones in the bar each time, as Lightning asks: an exact run may turn inexact, and back.
+        shown = ("primal", "gap", "exact", *(["relaxed_gap"] if "relaxed_gap" in metrics else []))
+        pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
+        pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Certify the final weights."""
@@ -123,7 +175,7 @@ class DualityGap(Callback):
             self._loader = exact_pass_loader(_training_loader(trainer, pl_module), self.batch_size)
         certificate = certify_run(trainer, pl_module, self._loader, refresh=True)
         self.history.append(Entry(certificate, self._seconds()))
-        self._certified_step = trainer.global_step
+        self._certified_step, self._certified_epoch = trainer.global_step, trainer.current_epoch
         return certificate
 
     def finish(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -131,26 +183,52 @@ class DualityGap(Callback):
         if self.stopped_because is not None:
             return
         if self._certified_step != trainer.global_step or not self.history:
-            metrics = _metrics(self.certify(trainer, pl_module))
+            self.certify(trainer, pl_module)
+            self._certified_epoch = trainer.current_epoch - 1  # the epochs are over, and all are counted
+            metrics = self._publish(trainer)
             for logger in trainer.loggers:  # no logging through the module any more
                 logger.log_metrics(metrics, step=trainer.global_step)
                 logger.save()
         self.stopped_because = self._reason(trainer)
 
-    def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int, *, log: bool) -> None:
+    def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> None:
         if epoch > self._last_epoch:
             self._last_epoch = epoch
             spent = self.max_passes is not None and passes_so_far(trainer) >= self.max_passes
-            if (epoch + 1) % self.every_n_epochs == 0 or spent:
-                certificate = self.certify(trainer, pl_module)
-                if log:
-                    metrics = _metrics(certificate)
-                    # The same ones in the bar each time, as Lightning asks: an exact run may turn inexact, and back.
-                    shown = ("primal", "gap", "exact", *(["relaxed_gap"] if "relaxed_gap" in metrics else []))
-                    pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
-                    pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
+            if epoch == 0 or not self.history or (epoch + 1) % self.every_n_epochs == 0 or spent:
+                self.certify(trainer, pl_module)
+                self._certified_epoch = epoch
+        if self.history:
+            self._publish(trainer)
         if self.history and self._certified_step == trainer.global_step and (self._reached() or self._spent()):
             trainer.should_stop = True
+
+    def _publish(self, trainer: L.Trainer) -> dict[str, float]:
+        """Show callbacks what stands, also where nothing can be logged."""
+        metrics = self._figures(trainer)
+        device = trainer.strategy.root_device
+        trainer.callback_metrics.update({name: torch.tensor(value, device=device) for name, value in metrics.items()})
+        return metrics
+
+    def _figures(self, trainer: L.Trainer) -> dict[str, float]:
+        """What is logged; see the class."""
+        certificate = self.certificate
+        assert certificate is not None
+        names = ["primal", "dual", "gap", "oracle_calls", "passes", "exact"]
+        if isinstance(certificate, FactorwiseCertificate):
+            names += ["relaxed_primal", "relaxed_dual", "relaxed_gap"]
+        metrics = {name: float(getattr(certificate, name)) for name in names}
+        new = self._certified_step == trainer.global_step
+        metrics["gap_age"] = 0.0 if new else float(trainer.current_epoch - self._certified_epoch)
+        if not new:
+            metrics["passes"] = passes_so_far(trainer)
+        if find_gdmm(trainer) is None:
+            dual = find_bcfw(trainer).dual
+            estimate = dual.gap_estimate
+            metrics["gap_estimate"] = estimate if math.isfinite(estimate) else certificate.gap
+            if not new:
+                metrics |= {"dual": dual.value(), "oracle_calls": float(dual.oracle_calls)}
+        return metrics
 
     def _reached(self) -> bool:
         certificate = self.certificate
@@ -198,6 +276,7 @@ class DualityGap(Callback):
         return {
             "history": [{**dataclasses.asdict(c), "at": seconds} for c, seconds in self.history],
             "certified_step": self._certified_step,
+            "certified_epoch": self._certified_epoch,
             "last_epoch": self._last_epoch,
         }
 
@@ -206,6 +285,7 @@ class DualityGap(Callback):
         entries = [dict(entry) for entry in state_dict["history"]]
         self.history = [Entry(seconds=entry.pop("at"), certificate=_read(entry)) for entry in entries]
         self._certified_step = state_dict["certified_step"]
+        self._certified_epoch = state_dict.get("certified_epoch", state_dict["last_epoch"])
         self._last_epoch = state_dict["last_epoch"]
 
 
@@ -213,11 +293,10 @@ def _read(entry: dict[str, Any]) -> Certificate:
     return FactorwiseCertificate(**entry) if "violation" in entry else Certificate(**entry)
 
 
-def _metrics(certificate: Certificate) -> dict[str, float]:
-    names = ["primal", "dual", "gap", "oracle_calls", "passes", "exact"]
-    if isinstance(certificate, FactorwiseCertificate):
-        names += ["relaxed_primal", "relaxed_dual", "relaxed_gap"]
-    return {name: float(getattr(certificate, name)) for name in names}
+def _validates_early(trainer: L.Trainer) -> bool:
+    """Whether there is validation within the first epoch, where callbacks may ask for a gap."""
+    every: float | None = trainer.val_check_batch  # None where validation goes by the clock
+    return trainer.enable_validation and (every is None or every < trainer.num_training_batches)
 
 
 def _training_loader(trainer: L.Trainer, pl_module: L.LightningModule) -> DataLoader:

@@ -76,16 +76,18 @@ def certify_run(trainer: L.Trainer, module: L.LightningModule, loader: Iterable[
     make_loop: Any = getattr(module, "compiled_loop", None)
     if make_loop is not None and (loop := make_loop()) is not None:
         return loop.certify(refresh=refresh)
+    batches = map(trainer.precision_plugin.convert_input, visible(trainer, loader, "Certifying"))
     with evaluating(module):
-        return certify(in_precision(trainer, module), dual, visible(trainer, loader, "Certifying"), refresh=refresh)
+        return certify(in_precision(trainer, module), dual, batches, refresh=refresh)
 
 
 def in_precision(trainer: L.Trainer, module: L.LightningModule) -> Callable[..., Any]:
     """The module's forward in the trainer's precision; what is made of the potentials stays out of autocast."""
+    precision = trainer.precision_plugin
 
     def forward(*args: Any) -> Any:
-        with trainer.precision_plugin.forward_context():
-            return module(*args)
+        with precision.forward_context():
+            return module(*precision.convert_input(args))
 
     return forward
 

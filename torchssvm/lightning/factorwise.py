@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -17,6 +18,7 @@ from torchssvm.factorwise.rules import BlockRule, Penalty
 from torchssvm.lightning.exact_pass import find_gdmm
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
+from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.steps import check_batch
 
 
@@ -89,6 +91,11 @@ class FactorwiseSVM(Predicting):
         if optimizer is None:
             raise RuntimeError("no fit has begun: there is no GDMM yet")
         return optimizer
+
+    def configure_callbacks(self) -> list[Callback]:
+        """No callbacks; the first hook of a run, which refuses what the trainer cannot be asked for."""
+        check_trainer(self.trainer, averages=False)
+        return []
 
     def setup(self, stage: str) -> None:
         """Refuse what cannot work."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.batch import Batch, apply_head
+from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import check_batch, errors
 from torchssvm.potentials import Potentials, as_potentials, full_precision
@@ -21,7 +22,7 @@ from torchssvm.structures.base import Labeling, as_decoding
 _INNER = ("torchssvm", "lightning", "torch", "contextlib")
 
 
-class Predicting(Resumable):
+class Predicting(Loading, Resumable):
     """Decodes, validates and tests; features that are not being trained are in evaluation mode, without gradients.
 
     A subclass sets ``head``, ``features``, ``structure`` and ``lam``, and trains the head.
@@ -81,15 +82,15 @@ class Predicting(Resumable):
         if self.features is not None:
             self.features.eval()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Log task loss and errors of plain decoding."""
         self._evaluate(batch, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Log task loss and errors of plain decoding."""
         self._evaluate(batch, "test")
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> Labeling:
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Labeling:
         """The decoded outputs of the batch."""
         batch = check_batch(batch)
         return self.decode(batch.x, batch.lengths)

@@ -37,7 +37,7 @@ def check_batch(batch: Any) -> Batch:
 
 @torch.no_grad()
 def errors(structure: Structure, potentials: Potentials, target: Any) -> dict[str, Mean]:
-    """Task loss of plain decoding; errors by token and by example, where labelings are integers by position."""
+    """Task loss of plain decoding; shares of wrong tokens and of examples with one, of integers by position."""
     target = structure.check_target(target, potentials)
     labeling = as_decoding(structure.argmax(potentials)).labeling
     size = potentials.batch_size
@@ -47,5 +47,5 @@ def errors(structure: Structure, potentials: Potentials, target: Any) -> dict[st
         wrong, tokens = counts
         total = max(int(tokens.sum()), 1)
         found["token_error"] = Mean(wrong.sum() / total, total)
-        found["word_error"] = Mean((wrong / tokens.clamp(min=1)).mean(), size)
+        found["example_error"] = Mean((wrong > 0).float().mean(), size)
     return found

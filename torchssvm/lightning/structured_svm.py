@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import nn
 from torch.optim import Optimizer
@@ -24,6 +25,7 @@ from torchssvm.lightning.compiled_steps import make_loop, obstacle
 from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
+from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.steps import check_batch
 from torchssvm.losses import BlockGap, StructuredHinge
 from torchssvm.optim import BCFW, LineSearch
@@ -43,6 +45,11 @@ class StructuredSVM(Predicting):
     Features are either none, or frozen (without ``features_optimizer``: evaluation mode and no gradients, always), or
     trained in turn with the head: their optimizer descends the structured hinge with the head's weights held, and the
     head's weights are recomputed from the dual before BCFW continues.
+
+    A fit refuses at once what exact steps cannot do: clipping, accumulation, 16-bit weights, Lightning's averages (see
+    :class:`AveragedWeights`), pruning, and searches for a learning rate or a batch size. Validation and tests log
+    ``val_loss``, the mean task loss, and of integers by position ``val_token_error`` and ``val_example_error``, the
+    shares of wrong tokens and of examples with one. ``load_from_checkpoint(path)`` makes a model of an own head again.
 
     Args:
         head: Features -> potentials, linear in all its weights.
@@ -197,7 +204,8 @@ class StructuredSVM(Predicting):
     def _log_progress(self, batch_idx: int) -> None:
         """Figures for the bar; not in every step, because the dual's value is a pass over all weights."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if batch_idx % _BAR_EVERY and self.trainer.global_step % max(every, 1):
+        last = batch_idx + 1 == self.trainer.num_training_batches  # callbacks may monitor what is logged
+        if batch_idx % _BAR_EVERY and self.trainer.global_step % max(every, 1) and not last:
             return
         dual = self.dual
         self.log("dual", dual.value(), prog_bar=True)
@@ -209,18 +217,19 @@ class StructuredSVM(Predicting):
 
     # The run
 
+    def configure_callbacks(self) -> list[Callback]:
+        """No callbacks; the first hook of a run, which refuses what the trainer cannot be asked for."""
+        check_trainer(self.trainer, averages=True)
+        return []
+
     def setup(self, stage: str) -> None:
-        """Refuse what cannot work."""
+        """Refuse several processes."""
         if stage != "fit":
             return
         if self.trainer.world_size > 1:
             raise ValueError(
                 f"world size {self.trainer.world_size}: StructuredSVM trains in one process for now, so that every "
                 "dual block has one owner; use Trainer(devices=1)"
-            )
-        if str(self.trainer.precision) == "16-mixed":
-            raise ValueError(
-                "precision='16-mixed' rescales gradients, and BCFW needs exact ones: use 'bf16-mixed' or 32"
             )
 
     def configure_optimizers(self) -> list[Optimizer]:

@@ -1,0 +1,428 @@
+"""What Lightning brings, with a fit by exact steps: it works, or is refused before anything is set up."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+L = pytest.importorskip("lightning")
+
+from lightning.pytorch.callbacks import (  # noqa: E402
+    BatchSizeFinder,
+    Callback,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelPruning,
+    RichProgressBar,
+    StochasticWeightAveraging,
+    Timer,
+    TQDMProgressBar,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning.pytorch.tuner import Tuner  # noqa: E402
+from test_lightning_monitors import MODELS, N, Watch, Words, svm, trainer  # noqa: E402
+
+from torchssvm import BCFW, BlockGap, DualState, LinearChain, certify  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, StructuredSVM  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+]
+
+EITHER = pytest.mark.parametrize("compiled", [None, False])
+
+
+def same(a: L.LightningModule, b: L.LightningModule) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def plain(compiled: bool | None = False, epochs: int = 4) -> StructuredSVM:
+    """Trained without any callback but the certificates."""
+    model = svm(compiled)
+    trainer(DualityGap(1e-9, every_n_epochs=2), max_epochs=epochs, enable_checkpointing=False).fit(
+        model, Words().by_gaps()
+    )
+    return model
+
+
+# What works
+
+
+@EITHER
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1),
+        lambda folder: ModelCheckpoint(folder, every_n_epochs=2, save_top_k=1, save_last=True),
+        lambda folder: ModelCheckpoint(folder, monitor="val_loss", save_top_k=2, save_last="link"),
+        lambda folder: ModelCheckpoint(folder, monitor="gap", every_n_train_steps=2, save_top_k=3),
+        lambda folder: ModelCheckpoint(folder, train_time_interval=timedelta(0)),
+        lambda folder: EarlyStopping("val_loss", patience=100),
+        lambda folder: LearningRateMonitor(logging_interval="step"),
+        lambda folder: Timer(timedelta(hours=1)),
+        lambda folder: TQDMProgressBar(),
+        lambda folder: RichProgressBar(),
+        lambda folder: DeviceStatsMonitor(cpu_stats=False),
+        lambda folder: AveragedWeights(validate=True),
+    ],
+)
+def test_callbacks_that_watch_change_nothing(make, compiled: bool | None, tmp_path: Path):
+    callback, gap, model = make(tmp_path / "saved"), DualityGap(1e-9, every_n_epochs=2), svm(compiled)
+    bar = isinstance(callback, TQDMProgressBar | RichProgressBar)
+    fitting = trainer(
+        callback, gap, max_epochs=4, logger=CSVLogger(tmp_path), enable_progress_bar=bar, default_root_dir=tmp_path
+    )
+    fitting.fit(model, Words().by_gaps(), Words().everything())
+    assert same(model, plain(compiled))
+    assert certify(model.head, model.dual, Words().everything()).gap == pytest.approx(gap.certificate.gap, abs=1e-6)
+
+
+@EITHER
+def test_every_checkpoint_that_was_saved_goes_on_to_the_same_bits(compiled: bool | None, tmp_path: Path):
+    class Kill(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+            if trainer.global_step == 14:
+                raise RuntimeError("out of paper")
+
+    saving = [
+        ModelCheckpoint(tmp_path / "steps", every_n_train_steps=5, save_top_k=-1),
+        ModelCheckpoint(tmp_path / "best", monitor="gap", save_top_k=2),
+        ModelCheckpoint(tmp_path / "end", save_on_exception=True),
+    ]
+    with pytest.raises(RuntimeError, match="out of paper"):
+        trainer(*saving, Kill(), DualityGap(1e-9, every_n_epochs=2), max_epochs=4).fit(
+            svm(compiled), Words().by_gaps(), Words().everything()
+        )
+    saved = sorted(tmp_path.rglob("*.ckpt"))
+    assert {path.parent.name for path in saved} == {"steps", "best", "end"}
+    assert any("step=14" in path.name for path in saved)
+    expected = plain(compiled)
+    for path in saved:
+        model = svm(compiled)
+        fitting = trainer(DualityGap(1e-9, every_n_epochs=2), max_epochs=4, enable_checkpointing=False)
+        fitting.fit(model, Words().by_gaps(), Words().everything(), ckpt_path=path, weights_only=True)
+        assert same(model, expected), path.name
+
+
+@EITHER
+def test_the_last_checkpoint_and_the_best(compiled: bool | None, tmp_path: Path):
+    best, last = ModelCheckpoint(tmp_path / "best", monitor="gap"), ModelCheckpoint(tmp_path / "last", save_last=True)
+    model = svm(compiled)
+    fitting = trainer(best, last, DualityGap(1e-9, every_n_epochs=2), max_epochs=3)
+    fitting.fit(model, Words().by_gaps(), Words().everything())
+    assert same(StructuredSVM.load_from_checkpoint(best.best_model_path), plain(compiled, 2))
+    assert same(StructuredSVM.load_from_checkpoint(last.last_model_path), plain(compiled, 3))
+    for path in (best.best_model_path, last.last_model_path, "best"):
+        (figures,) = fitting.validate(model, Words().everything(), ckpt_path=path, verbose=False, weights_only=True)
+        assert 0.0 <= figures["val_loss"] < 0.5
+    assert same(model, plain(compiled, 2))
+
+
+@EITHER
+def test_the_rate_of_the_step_is_logged(compiled: bool | None, tmp_path: Path):
+    fitting = trainer(
+        LearningRateMonitor("step"), logger=CSVLogger(tmp_path), log_every_n_steps=1, max_epochs=2,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    fitting.fit(svm(compiled), Words().by_gaps())
+    logged = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    rates = [float(row.split(",")[logged[0].split(",").index("lr-BCFW")] or "nan") for row in logged[1:]]
+    assert max(rate for rate in rates if math.isfinite(rate)) > 0.0
+
+
+@EITHER
+def test_time_that_is_over_stops_a_run_with_a_certificate(compiled: bool | None):
+    for options in ({"max_time": timedelta(0)}, {}):
+        gap = DualityGap(1e-9)
+        timer = [] if options else [Timer(timedelta(0), interval="epoch")]
+        fitting = trainer(gap, *timer, max_epochs=100, enable_checkpointing=False, **options)
+        fitting.fit(svm(compiled), Words().by_gaps())
+        assert fitting.current_epoch < 3
+        assert gap.stopped_because.startswith("stopped by another callback, certified gap")
+
+
+# What is refused
+
+
+class Averages(WeightAveraging):
+    """An average of a user."""
+
+
+class Subclass(StructuredSVM):
+    """With a hook of its own."""
+
+    def configure_callbacks(self) -> list[Callback]:
+        return [*super().configure_callbacks(), Timer()]
+
+
+REFUSED_CALLBACKS = {
+    "WeightAveraging": (WeightAveraging, "the gap would speak of other weights: use .*AveragedWeights"),
+    "EMAWeightAveraging": (EMAWeightAveraging, "the gap would speak of other weights: use .*AveragedWeights"),
+    "Averages": (Averages, "the gap would speak of other weights: use .*AveragedWeights"),
+    "StochasticWeightAveraging": (
+        lambda: StochasticWeightAveraging(1e-2),
+        "the gap would speak of other weights: use .*AveragedWeights",
+    ),
+    "GradientAccumulationScheduler": (
+        lambda: GradientAccumulationScheduler({0: 1, 1: 2}),
+        "Remove it. Use larger batches instead",
+    ),
+    "LearningRateFinder": (LearningRateFinder, "there is no learning rate to find: remove it"),
+    "BatchSizeFinder": (BatchSizeFinder, "one dual for one loader: remove it"),
+    "ModelPruning": (
+        lambda: ModelPruning("l1_unstructured", parameter_names=["bias"], amount=0.5),
+        "prune after the fit",
+    ),
+}
+REFUSED_OPTIONS = {
+    "gradient_clip_val": (1, r"gradient_clip_val=1\): the step is exact, .* Remove gradient_clip_val"),
+    "accumulate_grad_batches": (2, r"accumulate_grad_batches=2\): .* Use larger batches instead"),
+    "precision": ("bf16-true", "use 'bf16-mixed', .* '32-true' or '64-true'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_CALLBACKS)
+@pytest.mark.parametrize("model", [*MODELS, "subclass"])
+def test_callbacks_that_contradict_exact_steps_are_refused(name: str, model: str):
+    make, words = REFUSED_CALLBACKS[name]
+    module = Subclass(LinearChain(3, 3), lam=0.1) if model == "subclass" else MODELS[model]()
+    if model == "factorwise":
+        words = words.replace("use .*AveragedWeights", "remove it")
+    fitting = trainer(make(), max_epochs=1, enable_checkpointing=False)
+    with pytest.raises(ValueError, match=f"^{name}.*{words}"):
+        fitting.fit(module, Words().training())
+    assert not fitting.optimizers
+    assert not any(p.any() for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", REFUSED_OPTIONS)
+@pytest.mark.parametrize("model", [*MODELS, "subclass"])
+def test_options_that_contradict_exact_steps_are_refused_before_lightning_refuses_them(name: str, model: str):
+    value, words = REFUSED_OPTIONS[name]
+    module = Subclass(LinearChain(3, 3), lam=0.1) if model == "subclass" else MODELS[model]()
+    fitting = trainer(max_epochs=1, enable_checkpointing=False, **{name: value})
+    with pytest.raises(ValueError, match=words):
+        fitting.fit(module, Words().training())
+    assert not fitting.optimizers
+
+
+def test_sixteen_bits_with_scaled_gradients_are_refused(monkeypatch: pytest.MonkeyPatch):
+    fitting = trainer(max_epochs=1, enable_checkpointing=False)
+    monkeypatch.setattr(type(fitting), "precision", "16-mixed")  # on the CPU Lightning takes bf16-mixed in its place
+    with pytest.raises(ValueError, match=r"precision='16-mixed'.* use 'bf16-mixed'"):
+        fitting.fit(svm(), Words().training())
+
+
+def test_features_are_compiled_by_torch_and_steps_are_not():
+    with pytest.raises(ValueError, match=re.escape("features=torch.compile(features)")):
+        trainer(enable_checkpointing=False).fit(torch.compile(svm(), backend="eager"), Words().training())
+    below = torch.compile(nn.Linear(3, 5), backend="eager")
+    gap, model = DualityGap(1e-9), StructuredSVM(LinearChain(5, 3), lam=0.1, features=below, compiled=False)
+    trainer(gap, max_epochs=2, enable_checkpointing=False).fit(model, Words().training())
+    assert gap.certificate.drift < 1e-5
+
+
+def test_a_tuner_is_refused():
+    with pytest.raises(ValueError, match="there is no learning rate to find"):
+        Tuner(trainer(enable_checkpointing=False)).lr_find(svm(), Words().training())
+
+
+def test_predictions_are_made_by_any_trainer():
+    model = plain()
+    expected = trainer().predict(model, Words().everything())
+    any_trainer = trainer(LearningRateFinder(), gradient_clip_val=1.0, accumulate_grad_batches=2)
+    found = any_trainer.predict(model, Words().everything())
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+class Own(L.LightningModule):
+    """Automatic optimisation with BlockGap and BCFW as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = LinearChain(3, 3)
+
+    def forward(self, x, lengths=None):
+        return self.head(x, lengths)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(batch.x, batch.lengths), batch.y, batch.index)
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        self.dual = DualState.for_head(self.head, N, 0.1)
+        self.loss = BlockGap(self.dual)
+        return BCFW(self.head.parameters(), self.dual)
+
+
+def test_certificates_refuse_averages_in_a_module_of_ones_own():
+    with pytest.raises(ValueError, match=r"EMAWeightAveraging .* use .*AveragedWeights"):
+        trainer(EMAWeightAveraging(), DualityGap(), enable_checkpointing=False).fit(Own(), Words().training())
+    gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", patience=2)
+    fitting = trainer(stopping, gap, AveragedWeights(), max_epochs=4, enable_checkpointing=False)
+    fitting.fit(Own(), Words().training(), Words().everything())
+    assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
+
+
+# Precision
+
+
+@EITHER
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true", "32-true"])
+def test_a_precision_is_right_or_refused(precision: str, compiled: bool | None):
+    """16-mixed on the CPU is bf16-mixed to Lightning, which says so."""
+    torch.manual_seed(0)
+    model = StructuredSVM(LinearChain(5, 3), lam=0.1, features=nn.Linear(3, 5), compiled=compiled)
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitting = trainer(gap, max_epochs=4, precision=precision, enable_checkpointing=False)
+    fitting.fit(model, Words().training())
+    expected = torch.float64 if precision == "64-true" else torch.float32
+    assert {p.dtype for p in model.head.parameters()} == {expected}
+    assert gap.certificate.drift < (1e-12 if precision == "64-true" else 1e-5)
+    assert 0.0 < gap.certificate.gap < 0.5
+
+
+# Odd ways to run
+
+
+@EITHER
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fast_dev_run": True},
+        {"fast_dev_run": 2},
+        {"limit_train_batches": 2},
+        {"limit_train_batches": 0.5, "limit_val_batches": 0},
+        {"overfit_batches": 1},
+        {"num_sanity_val_steps": -1},
+        {"num_sanity_val_steps": 0, "check_val_every_n_epoch": 2},
+        {"val_check_interval": 0.25},
+        {"val_check_interval": 3, "check_val_every_n_epoch": None},
+        {"max_epochs": -1, "max_steps": 6},
+        {"barebones": True},
+        {"deterministic": True, "benchmark": False},
+        {"detect_anomaly": True},
+        {"inference_mode": False},
+        {"use_distributed_sampler": False, "log_every_n_steps": 1},
+    ],
+    ids=repr,
+)
+def test_odd_ways_to_run_end_with_a_certificate(options, compiled: bool | None, tmp_path: Path):
+    gap, stopping, model = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", patience=100), svm(compiled)
+    given = {"max_epochs": 3, "default_root_dir": tmp_path} | options
+    if "barebones" in options:
+        given = {"max_epochs": 3, "barebones": True, "accelerator": "cpu"}
+        fitting = L.Trainer(callbacks=[stopping, gap], **given)
+    else:
+        fitting = trainer(stopping, gap, enable_checkpointing=False, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitting.fit(model, Words().by_gaps(), Words().everything())
+    assert gap.stopped_because is not None
+    found = certify(model.head, model.dual, Words().everything())
+    assert found.gap == pytest.approx(gap.certificate.gap, abs=1e-6)
+    assert found.drift < 1e-5
+    assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
+
+
+@EITHER
+def test_validation_by_the_clock(compiled: bool | None):
+    """Where EarlyStopping has to be told when to check: it looks for an attribute that the trainer then lacks."""
+    gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", check_on_train_epoch_end=False)
+    fitting = trainer(gap, stopping, val_check_interval=timedelta(0), max_epochs=3, enable_checkpointing=False)
+    fitting.fit(svm(compiled), Words().by_gaps(), Words().everything())
+    assert gap.history[0].certificate.passes == 1.0  # before the first step
+    assert gap.stopped_because is not None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_module_and_its_callbacks_serve_two_fits(name: str, tmp_path: Path):
+    model, gap, watch = MODELS[name](), DualityGap(1e-9, every_n_epochs=2), Watch()
+    found = []
+    for _ in range(2):
+        watch.seen.clear()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the head's weights were not zero")
+            trainer(gap, watch, max_epochs=3, enable_checkpointing=False).fit(
+                model, Words().training(), Words().everything()
+            )
+        found.append(([p.detach().clone() for p in model.parameters()], [dict(seen) for seen in watch.seen]))
+        assert len(gap.history) == 3
+    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
+    assert found[0][1] == found[1][1]
+
+
+@EITHER
+def test_a_fit_after_validation_test_and_prediction(compiled: bool | None):
+    model, gap = svm(compiled), DualityGap(1e-9, every_n_epochs=2)
+    fitting = trainer(gap, max_epochs=4, enable_checkpointing=False)
+    fitting.validate(model, Words().everything(), verbose=False)
+    fitting.test(model, Words().everything(), verbose=False)
+    fitting.predict(model, Words().everything())
+    assert not gap.history
+    fitting.fit(model, Words().by_gaps(), Words().everything())
+    certificate = gap.certificate
+    assert same(model, plain(compiled))
+    fitting.validate(model, Words().everything(), verbose=False)
+    fitting.predict(model, Words().everything())
+    assert gap.certificate is certificate
+    assert same(model, plain(compiled))
+
+
+def test_one_trainer_that_fits_again_with_more_epochs_goes_on_or_starts_anew():
+    model, gap = svm(), DualityGap(1e-9, every_n_epochs=2)
+    fitting = trainer(gap, max_epochs=2, enable_checkpointing=False)
+    fitting.fit(model, Words().by_gaps())
+    fitting.fit_loop.max_epochs = 4
+    with pytest.warns(UserWarning, match="starts anew"):
+        fitting.fit(model, Words().by_gaps())
+    assert certify(model.head, model.dual, Words().everything()).gap == pytest.approx(gap.certificate.gap, abs=1e-6)
+    assert [entry.certificate.passes for entry in gap.history] == [2.0, 4.0]  # after epochs 2 and 3 of the trainer
+
+
+def test_loaders_that_are_made_again_are_refused():
+    class Data(L.LightningDataModule):
+        def train_dataloader(self):
+            return Words().training()
+
+    fitting = trainer(max_epochs=2, reload_dataloaders_every_n_epochs=1, enable_checkpointing=False)
+    with pytest.raises(ValueError, match=re.escape("reload_dataloaders_every_n_epochs=1")):
+        fitting.fit(svm(), datamodule=Data())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_several_loaders_are_validated_beside_certificates(name: str):
+    gap, model, loaders = DualityGap(1e-9, every_n_epochs=2), MODELS[name](), [Words().everything(), Words().training()]
+    fitting = trainer(gap, max_epochs=2, enable_checkpointing=False)
+    fitting.fit(model, Words().training(), loaders)
+    losses = [float(fitting.callback_metrics[f"val_loss/dataloader_idx_{i}"]) for i in range(2)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert len(fitting.test(model, loaders, verbose=False)) == len(fitting.predict(model, loaders)) == 2
+
+
+def test_factorwise_training_names_the_way_out_of_averages():
+    with pytest.raises(ValueError, match="AveragedWeights averages the weights of BCFW's steps"):
+        trainer(AveragedWeights(), enable_checkpointing=False).fit(
+            FactorwiseSVM(LinearChain(3, 3), lam=0.1), Words().training()
+        )

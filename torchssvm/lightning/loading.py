@@ -1,0 +1,141 @@
+"""Models from checkpoints: which head, features and structure a checkpoint needs, and the head made from its words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.cloud_io import _load
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
+from torch import nn
+
+from torchssvm.lightning.rebuilding import describe, rebuild
+from torchssvm.structures import Structure
+
+_KEY = "torchssvm_model"
+
+
+class Loading(L.LightningModule):
+    """Writes into checkpoints what the model is made of, and makes it again where that is possible.
+
+    A subclass sets ``head``, ``features`` and ``structure``, which are arguments of the same names.
+    """
+
+    head: nn.Module
+    features: nn.Module | None
+    structure: Structure
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the model is made of."""
+        super().on_save_checkpoint(checkpoint)
+        own = getattr(self.head, "structure", None)
+        checkpoint[_KEY] = {
+            "head": _entry(self.head),
+            "features": None if self.features is None else {"class": type(self.features).__name__},
+            "structure": None if self.structure is own else _entry(self.structure),
+        }
+
+    @_restricted_classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = True,
+        **arguments: Any,
+    ) -> Any:
+        """The model of a checkpoint, for predictions; ``trainer.fit(..., ckpt_path=...)`` goes on with its training.
+
+        A head of this package is made as the checkpoint says. Give ``head=`` if it is another one, ``features=`` where
+        there were features below it, and ``structure=`` if it was one of your own: their weights are overwritten.
+        Classes that bring an ``__init__`` of their own are made as Lightning makes them, from ``hparams``.
+
+        Args:
+            checkpoint_path: The file.
+            map_location: As Lightning's, and so are the next two.
+            hparams_file: Hyperparameters to use in the place of those of the checkpoint.
+            strict: Whether the names of the weights must be the same.
+            weights_only: Whether only tensors and plain values may be read; the default.
+            arguments: Arguments of the class, in the place of those of the checkpoint.
+
+        Raises:
+            ValueError: The checkpoint cannot say how to make the head, the features or the structure, is damaged, or
+                wants classes made from import paths.
+            RuntimeError: The weights do not fit the model.
+        """
+        weights_only = True if weights_only is None else weights_only
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        if owner.__module__.startswith("torchssvm.lightning."):
+            checkpoint = _read(checkpoint_path, weights_only)
+            if "_instantiator" in checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}):
+                raise ValueError(
+                    "the checkpoint's hyperparameters want classes made from import paths (_instantiator): this is "
+                    "never done. Make the model, and give the file to trainer.predict(..., ckpt_path=...)"
+                )
+            arguments = {**_parts(cls, checkpoint.get(_KEY, {}), arguments), **arguments}
+        return super().load_from_checkpoint(
+            checkpoint_path,
+            map_location=map_location,
+            hparams_file=hparams_file,
+            strict=strict,
+            weights_only=weights_only,
+            **arguments,
+        )
+
+
+def _entry(thing: Any) -> dict[str, Any]:
+    """The name of the class, and the recipe if there is one."""
+    return {"class": type(thing).__name__, "recipe": describe(thing)}
+
+
+def _read(path: Any, weights_only: bool) -> dict[str, Any]:
+    """The checkpoint; of a file only what is looked at."""
+    if isinstance(path, str | Path) and Path(path).is_file():
+        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+    if isinstance(path, str | Path):
+        return _load(path, map_location="cpu", weights_only=weights_only)
+    start = path.tell()
+    checkpoint = _load(path, map_location="cpu", weights_only=weights_only)
+    path.seek(start)
+    return checkpoint
+
+
+def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Head and structure, if they are not given.
+
+    Raises:
+        ValueError: They cannot be made, or there were features, and none are given.
+    """
+    call = f"{cls.__name__}.load_from_checkpoint(path"
+    made: dict[str, Any] = {}
+    if not (
+        isinstance(saved, dict)
+        and all(entry is None or (isinstance(entry, dict) and "class" in entry) for entry in saved.values())
+    ):
+        raise ValueError(f"the checkpoint is damaged: {_KEY} is {saved!r}")
+    if "head" not in given:
+        entry = saved.get("head")
+        if entry is None:
+            raise ValueError(f"the checkpoint says nothing of its head: pass it, {call}, head=...)")
+        if entry.get("recipe") is None:
+            raise ValueError(
+                f"the checkpoint cannot say how its head, a {entry['class']}, is made: pass one, "
+                f"{call}, head={entry['class']}(...))"
+            )
+        made["head"] = rebuild(entry["recipe"])
+    if (features := saved.get("features")) is not None and "features" not in given:
+        raise ValueError(
+            f"the checkpoint has features below its head, a {features['class']}, and cannot say how they are made: "
+            f"pass them, {call}, features={features['class']}(...))"
+        )
+    if (structure := saved.get("structure")) is not None and "structure" not in given:
+        if structure.get("recipe") is None:
+            raise ValueError(
+                f"the checkpoint has a structure that is not its head's, a {structure['class']}, and cannot say how it "
+                f"is made: pass it, {call}, structure={structure['class']}(...))"
+            )
+        made["structure"] = rebuild(structure["recipe"])
+    return made

@@ -1,0 +1,102 @@
+"""What a ``Trainer`` may be asked for and a fit by exact steps cannot do: refused before anything is set up."""
+
+from __future__ import annotations
+
+import lightning as L
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.trainer.states import TrainerFn
+
+# What rounds weights to fewer bits than float32, or rescales gradients, by the names that Lightning has for it.
+_INEXACT = ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
+
+_NO_RATE = "the step is exact, so there is no learning rate to find: remove it"
+
+
+def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
+    """Refuse what contradicts a fit; to be called from ``configure_callbacks``, the first hook of a run.
+
+    Lightning's own check of clipping and accumulation comes after that hook, and its advice, to change to automatic
+    optimisation, cannot be followed here.
+
+    Args:
+        trainer: The trainer. Nothing is refused unless it is to fit.
+        averages: Whether ``AveragedWeights`` can average the weights.
+
+    Raises:
+        ValueError: The trainer clips gradients, accumulates them or rounds weights; or a callback does, searches for
+            a learning rate or a batch size, or leaves other weights in the module than those that were trained; or the
+            whole module went through ``torch.compile``.
+    """
+    if trainer.state.fn != TrainerFn.FITTING:
+        return
+    clip = trainer.gradient_clip_val
+    if clip is not None and clip > 0:
+        raise ValueError(
+            f"Trainer(gradient_clip_val={clip}): the step is exact, and a clipped gradient would give another one. "
+            "Remove gradient_clip_val"
+        )
+    larger = "Use larger batches instead"
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}): every batch takes an exact step of "
+            f"its own. Remove accumulate_grad_batches. {larger}"
+        )
+    if str(trainer.precision) in _INEXACT:
+        raise ValueError(
+            f"Trainer(precision='{trainer.precision}') rescales gradients or rounds weights, and exact steps need "
+            "exact ones: use 'bf16-mixed', which computes the features alone in 16 bits, '32-true' or '64-true'"
+        )
+    if getattr(trainer.lightning_module, "_compiler_ctx", None) is not None:
+        raise ValueError(
+            "torch.compile(model) compiles the exact step and what checks it with the model: compile the features "
+            "alone, features=torch.compile(features)"
+        )
+    refuse_averages(trainer, possible=averages)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        name = type(callback).__name__
+        if isinstance(callback, GradientAccumulationScheduler):
+            raise ValueError(f"{name}: every batch takes an exact step of its own. Remove it. {larger}")
+        if isinstance(callback, LearningRateFinder):
+            raise ValueError(f"{name}: {_NO_RATE}")
+        if isinstance(callback, BatchSizeFinder):
+            raise ValueError(
+                f"{name} trains on loaders of its own, and a fit has one dual for one loader: remove it, and give the "
+                "loader its batch size"
+            )
+        if isinstance(callback, ModelPruning):
+            raise ValueError(
+                f"{name} changes the trained weights, which are a function of the dual: remove it, and prune after "
+                "the fit"
+            )
+
+
+def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
+    """Refuse callbacks that leave an average in the module, of which no certificate of the trained weights speaks.
+
+    Args:
+        trainer: The trainer.
+        possible: Whether ``AveragedWeights`` can average the weights.
+
+    Raises:
+        ValueError: There is such a callback.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        name = type(callback).__name__
+        if not isinstance(callback, StochasticWeightAveraging | WeightAveraging):
+            continue
+        certifies = getattr(callback, "certifies_its_average", False)  # AveragedWeights and its subclasses
+        if certifies and not possible:
+            raise ValueError(f"{name} averages the weights of BCFW's steps, and there are none of these: remove it")
+        if not certifies:
+            way = "use torchssvm.lightning.AveragedWeights(), which certifies its average" if possible else "remove it"
+            raise ValueError(
+                f"{name} validates, saves and leaves averaged weights in the place of the trained ones, and the gap "
+                f"would speak of other weights: {way}"
+            )
