@@ -29,8 +29,8 @@ class FactorwiseCertificate(Certificate):
         relaxed_primal: An upper bound of ``P'(w)``, at the same weights.
         relaxed_dual: A lower bound of min P'.
         relaxed_gap: ``relaxed_primal - relaxed_dual``.
-        has_relaxation: Whether the local polytope is larger than the hull of the outputs: on label sets. Elsewhere the three
-            numbers of the relaxation are those of the problem itself.
+        has_relaxation: Whether the local polytope is larger than the hull of the outputs: on label sets. Elsewhere the
+            three numbers of the relaxation are those of the problem itself.
         sweeps: Passes of GDMM.
         violation: Mean total variation ``1/2 |M pi_f - pi_j|_1`` over all pairs of a factor and its variable; 0 to 1.
         worst_violation: The largest.
