@@ -20,7 +20,8 @@ class PendingSteps:
     """What ``BlockGap`` hands to ``BCFW`` by way of the :class:`DualState`; checkpoints hold ``visits`` only.
 
     Attributes:
-        visits: Training batches seen.
+        visits: Training batches seen: those that a step was taken on, and those given up by ``zero_grad``. A batch that
+            is refused does not count.
     """
 
     def __init__(self) -> None:
@@ -34,10 +35,14 @@ class PendingSteps:
         """Whether a backward pass has proposed a step that is not taken yet."""
         return bool(self._pending)
 
+    @property
+    def num_pending(self) -> int:
+        """Batches of that step: several where gradients are accumulated."""
+        return len(self._pending)
+
     def propose(self, proposal: Proposal) -> None:
         """Keep a step until the optimizer takes it; called by the backward pass of ``BlockGap``."""
         self._pending.append(proposal)
-        self.visits += 1
 
     def take(self) -> list[Proposal]:
         """The steps proposed since the last one; they are forgotten here."""
@@ -56,6 +61,7 @@ class PendingSteps:
     def discard(self) -> None:
         """Forget proposed steps, as ``zero_grad`` forgets their gradients."""
         if self._pending:
+            self.visits += len(self._pending)
             self._pending = []
             self.notify()
 

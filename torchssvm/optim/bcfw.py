@@ -154,6 +154,7 @@ class BCFW(Optimizer):
             for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
                 self._move_blocks(proposal, gamma * coefficient, rows)
             dual.steps += 1
+            dual.visits += len(proposals)
         finally:
             dual.notify()
 
