@@ -210,7 +210,6 @@ class Average(ABC):
             dual.check_targets(targets, keep=False)
             primal = dual.lam / 2 * squared_norm(self.parameters) + hinges / dual.num_examples
             rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
-        dual.oracle_calls += dual.num_examples
         assert self.loss is not None
         length = squared_norm(means)
         value = dual.objective(self.loss, self._means)
@@ -220,6 +219,7 @@ class Average(ABC):
                 "the weights that were averaged are not those of the dual for these examples: if the features have "
                 "moved, call recompute_weights and train on; the average begins anew"
             )
+        dual.oracle_calls += dual.num_examples
         return Certificate(
             primal=primal,
             dual=value,
