@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from problems import assert_same
+from refusals import changes_state
 
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, Labelings, LinearChain, SlackRescaling
 from torchssvm.batch import Batch
@@ -83,7 +84,10 @@ def test_examples_of_other_lengths_are_refused():
         loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
         optim.step()
     y = batch.y.clamp(min=0)
-    with pytest.raises(ValueError, match=r"example 0 has length 4.*made for length 3"):
+    with (
+        changes_state("the digests of the targets are kept before the lengths are compared"),
+        pytest.raises(ValueError, match=r"example 0 has length 4.*made for length 3"),
+    ):
         CompiledBCFW(head, dual, [batch._replace(y=y, lengths=torch.full((6,), 4))])
 
 
@@ -119,7 +123,10 @@ def test_rows_of_the_rest_that_are_too_few_are_refused():
     CompiledBCFW(head, dual, [batch]).run(60)
     assert bool(dual.storage.mixed.any())
     dual.storage.rest.buffers["emission"].rows.fill_(1)
-    with pytest.raises(ValueError, match="made for length 1"):
+    with (
+        changes_state("the digests of the targets are kept before the lengths are compared"),
+        pytest.raises(ValueError, match="made for length 1"),
+    ):
         CompiledBCFW(head, dual, [batch])
 
 
