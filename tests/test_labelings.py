@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 
@@ -12,7 +13,6 @@ from explicit_duals import ExplicitDuals, recorded_moves
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, flat, multiclass, reference, rng
-from refusals import changes_state
 
 import torchssvm
 from torchssvm import (
@@ -285,14 +285,14 @@ def test_the_rest_needs_room_before_labelings_leave():
     probe = problem.copy().train(storage=Labelings(2))
     needed = probe.dual.storage.estimate(apply_head(probe.head, problem.batch([0])))
     training = problem.train(storage=Labelings(2), memory_limit=needed)
-    with (
-        changes_state("the steps before it"),
-        pytest.raises(MemoryError, match="a larger capacity"),
-    ):
+    step = 0
+    with contextlib.suppress(MemoryError):
         for step in range(40):
             before = training.snapshot()
             training.step([step % 4])
     assert_same(training.snapshot(), before)
+    with pytest.raises(MemoryError, match="a larger capacity"):
+        training.step([step % 4])
     assert bool((training.dual.storage.sets.count == 2).any())
     assert not bool(training.dual.storage.mixed.any())
 
