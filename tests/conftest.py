@@ -6,9 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import refusals
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """All test modules, and with them the modules that they test, are imported by now."""
+    refusals.install()
+
+
+@pytest.fixture(autouse=True)
+def refusals_change_nothing() -> None:
+    refusals.forget_all()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

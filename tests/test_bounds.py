@@ -560,8 +560,7 @@ def test_bounds_cannot_be_changed_later(name, value):
     run.backward([0])
     with pytest.raises(RuntimeError, match="changed after BCFW was made"):
         run.optim.step()
-    after = run.snapshot()
-    assert_same(after, held)
+    assert_same(run.snapshot(), held)
 
 
 def test_bounds_are_copied():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 
@@ -286,14 +287,14 @@ def test_the_rest_needs_room_before_labelings_leave():
     probe = problem.copy().train(storage=Labelings(2))
     needed = probe.dual.storage.estimate(apply_head(probe.head, problem.batch([0])))
     training = problem.train(storage=Labelings(2), memory_limit=needed)
-    with pytest.raises(MemoryError, match="a larger capacity"):
+    step = 0
+    with contextlib.suppress(MemoryError):
         for step in range(40):
             before = training.snapshot()
             training.step([step % 4])
-    before["dual"].pop("visits")
-    after = training.snapshot()
-    after["dual"].pop("visits")
-    assert_same(after, before)
+    assert_same(training.snapshot(), before)
+    with pytest.raises(MemoryError, match="a larger capacity"):
+        training.step([step % 4])
     assert bool((training.dual.storage.sets.count == 2).any())
     assert not bool(training.dual.storage.mixed.any())
 

@@ -300,9 +300,7 @@ def test_searches_that_leave_the_dual_are_refused(step):
     run.backward([0])
     with pytest.raises(ValueError, match="between 0 and 1"):
         run.optim.step()
-    after = run.snapshot()
-    assert after["dual"].pop("visits") == before["dual"].pop("visits") + 1
-    assert str(after) == str(before)
+    assert str(run.snapshot()) == str(before)
 
 
 def test_a_line_search_is_an_object():

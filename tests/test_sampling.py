@@ -287,6 +287,37 @@ def test_a_state_after_the_last_batch_starts_the_next_epoch():
     assert (state["epoch"], state["used"], state["drawn"]) == (1, 0, [])
 
 
+def test_a_batch_that_is_refused_and_repeated_counts_once():
+    training = multiclass(1).train()
+    sampler = GapBatchSampler(training.dual, batch_size=2, order=Permutation())
+    for position, rows in enumerate(sampler, 1):
+        training.optim.zero_grad()
+        training.backward(rows)
+        torch.nn.utils.clip_grad_norm_(training.head.parameters(), 1e-6)
+        before = training.dual.visits
+        with pytest.raises(RuntimeError, match="clipping"):
+            training.optim.step()
+        assert training.dual.visits == before == position - 1
+        training.step(rows)
+        assert sampler.used == position
+
+
+def test_gradients_accumulated_over_the_end_of_an_epoch_count_in_theirs():
+    training = multiclass(1).train()
+    sampler = GapBatchSampler(training.dual, batch_size=2, order=Permutation())
+    training.run(list(sampler)[:-1])
+    training.optim.zero_grad()
+    training.backward([0])  # the last of this epoch
+    batches = iter(sampler)
+    first = next(batches)
+    assert (sampler.epoch, sampler.used) == (1, 0)
+    training.backward(first)
+    training.optim.step()
+    assert sampler.used == 1
+    training.step(next(batches))
+    assert sampler.used == 2
+
+
 def test_training_that_skips_steps_says_what_it_used():
     training = multiclass(3, n=8).train()
     training.dual.gap_estimates.fill_(1.0)

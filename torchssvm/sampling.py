@@ -202,7 +202,7 @@ class GapBatchSampler(Sampler[list[int]]):
             self._drawn = self._unseen(self._snapshots[0])
         self._continues = False
         self._started = True
-        self._visits = dual.visits
+        self._visits = dual.visits + dual.num_pending  # batches of an epoch before, accumulated for the next step
         position = self._first
         while position < len(self):
             if position - self._first >= len(self._drawn):
@@ -215,7 +215,8 @@ class GapBatchSampler(Sampler[list[int]]):
         """Batches of this epoch that training has used, as the dual counted them."""
         if not self._started:
             return self._first
-        return min(self._first + self._bound().visits - self._visits, self._first + len(self._drawn))
+        visits = max(self._bound().visits - self._visits, 0)
+        return self._first + min(visits, len(self._drawn))
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
         """Everything that the next draws depend on, drawn but unused batches included.

@@ -35,6 +35,11 @@ class PendingSteps:
         """Whether a backward pass has proposed a step that is not taken yet."""
         return bool(self._pending)
 
+    @property
+    def num_pending(self) -> int:
+        """Batches of that step: several where gradients are accumulated."""
+        return len(self._pending)
+
     def propose(self, proposal: Proposal) -> None:
         """Keep a step until the optimizer takes it; called by the backward pass of ``BlockGap``."""
         self._pending.append(proposal)

@@ -52,7 +52,7 @@ class DualState(PendingSteps):
         steps: Steps taken.
         cache_hits: Examples that went to a cached labeling instead of being decoded.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
-        visits: Training batches seen.
+        visits: Training batches seen, those that a step was taken on and those given up; refused ones do not count.
         moved: Blocks moved by all steps; a step of B blocks adds B.
         targets: ``[n]`` int64, a digest of every example's target from its first visit on, or from the first exact pass
             after a step; ``UNKNOWN`` before that.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -173,8 +175,13 @@ class KernelBlocks:
         """Tokens whose coefficients are not zero; what rounding leaves of masses that went is."""
         return table.abs().amax(1) > 4 * torch.finfo(table.dtype).eps
 
-    def recompute(self) -> float:
-        """Set the explicit weights to those of the blocks; the relative change."""
+    @contextmanager
+    def recomputed(self) -> Iterator[float]:
+        """The explicit weights are those of the blocks from here on, or as before if the ``with`` block raises.
+
+        Yields:
+            The relative change.
+        """
         dual = self.dual
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
         for index in torch.arange(dual.num_examples, device=self.data.device).split(1024):
@@ -184,10 +191,20 @@ class KernelBlocks:
                 total += part
         size = squared_norm(totals)
         change = squared_norm(p - t for p, t in zip(dual.parameters, totals, strict=True))
-        for parameter, total in zip(dual.parameters, totals, strict=True):
-            parameter.copy_(total)
+        held = [p.clone() for p in dual.parameters]
+        try:
+            _copy(totals, dual.parameters)
+            yield (change / size) ** 0.5 if size > 0.0 else change**0.5
+        except BaseException:
+            _copy(held, dual.parameters)
+            raise
         dual.remember_weights()
-        return (change / size) ** 0.5 if size > 0.0 else change**0.5
+
+
+def _copy(values: list[Tensor], parameters: list[torch.nn.Parameter]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
 
 
 def psi_of(batch: BlockBatch) -> Parts:

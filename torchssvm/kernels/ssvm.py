@@ -128,30 +128,32 @@ class KernelSSVM:
         how much it was); the implicit ones always follow from the blocks.
 
         Raises:
-            RuntimeError: The gap is negative by more than rounding.
+            ValueError: The kernel returned what is no matrix of finite numbers. Nothing has changed then.
+            RuntimeError: The gap is negative by more than rounding; nothing has changed.
         """
         start = time.perf_counter()
         dual, n = self.dual, self.dual.num_examples
-        drift = self._blocks.recompute()
-        table = self._blocks.table()
         gaps = torch.zeros_like(dual.gap_estimates)
         hinges = norm = 0.0
         exact = True
-        for index in self.gram.chunks():
-            with full_precision(index.device):
-                batch = self._blocks.read(index, table)
-            psi = psi_of(batch)[self.head.unary]
-            norm += float(inner({"": psi}, {"": batch.kernel}).sum()) / (dual.lam * n)  # |w_k|^2
-            hinges += float(batch.corner.bound.sum())
-            exact &= batch.corner.exact
-            gaps[index] = batch.gaps
-        dual.kernel_squared_norm = max(norm, 0.0)
-        norm = dual.kernel_squared_norm + squared_norm(dual.parameters)
-        primal = dual.lam / 2 * norm + hinges / n
-        value = dual.value()
         rounding = 1e3 * torch.finfo(self.head.dtype).eps
-        if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * norm):
-            raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
+        with self._blocks.recomputed() as drift:
+            table = self._blocks.table()
+            for index in self.gram.chunks():
+                with full_precision(index.device):
+                    batch = self._blocks.read(index, table)
+                psi = psi_of(batch)[self.head.unary]
+                norm += float(inner({"": psi}, {"": batch.kernel}).sum()) / (dual.lam * n)  # |w_k|^2
+                hinges += float(batch.corner.bound.sum())
+                exact &= batch.corner.exact
+                gaps[index] = batch.gaps
+            implicit, explicit = max(norm, 0.0), squared_norm(dual.parameters)
+            norm = implicit + explicit
+            primal = dual.lam / 2 * norm + hinges / n
+            value = float(dual.loss.sum()) - dual.lam / 2 * explicit - dual.lam / 2 * implicit
+            if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * norm):
+                raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
+        dual.kernel_squared_norm = implicit
         if drift > 100 * rounding:
             warnings.warn(
                 f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "

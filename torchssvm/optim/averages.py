@@ -210,7 +210,6 @@ class Average(ABC):
             check_pass(dual, found)
             primal = dual.lam / 2 * squared_norm(self.parameters) + found.hinges / dual.num_examples
             rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
-        dual.oracle_calls += dual.num_examples
         assert self.loss is not None
         length = squared_norm(means)
         value = dual.objective(self.loss, self._means)
@@ -221,6 +220,7 @@ class Average(ABC):
                 "moved, call recompute_weights and train on; the average begins anew"
             )
         value = min(value, primal)  # beyond it is rounding
+        dual.oracle_calls += dual.num_examples
         return Certificate(
             primal=primal,
             dual=value,

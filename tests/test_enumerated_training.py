@@ -1,0 +1,136 @@
+"""BCFW on tiny problems: every certificate on the way holds the optimum of a QP over all outputs.
+
+With every storage, direction and oracle rule, within bounds, in turn; and with oracles that only have bounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from bounded import Bounded
+from enumerated import linear_problem, listing, optimum_between
+from graphs import GraphProblem
+from problems import Reference, flat, rng
+from test_multilabel_training import MultilabelProblem
+
+from torchssvm import (
+    Away,
+    BlockGap,
+    CacheOracle,
+    Corrective,
+    FrankWolfe,
+    GraphCut,
+    Hybrid,
+    Labelings,
+    LossScaleSearch,
+    MaxOracle,
+    MeanParts,
+    MessagePassing,
+    Multilabel,
+    Pairwise,
+    RoofDual,
+    SlackRescaling,
+    Weights,
+    certify,
+)
+
+pytest.importorskip("numba")
+pytest.importorskip("clarabel")
+
+DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
+RULES: list[tuple[Callable[[], Any], Any, Any]] = [
+    (MeanParts, FrankWolfe(), MaxOracle()),
+    (Weights, FrankWolfe(), MaxOracle()),
+    *(
+        (lambda capacity=capacity: Labelings(capacity), direction, oracle)
+        for capacity, direction, oracle in itertools.product((2, 20), DIRECTIONS, (MaxOracle(), CacheOracle()))
+    ),
+]
+STEPS = 12
+MOMENTS = (1, 5, STEPS)
+
+
+def lam_of(random: torch.Generator) -> float:
+    return 0.01 * 200.0 ** float(torch.rand((), generator=random))  # 0.01 to 2
+
+
+def check(training: Bounded, truth: Reference, random: torch.Generator, about: str, *, exact: bool) -> int:
+    """Train, certify now and then, and compare; how many certificates were exact."""
+    problem = training.problem
+    below, above = optimum_between(truth, *training.limits())
+    rounding = 1e-9 * (1.0 + 1.0 / problem.lam)
+    value, proved = 0.0, 0
+    for step in range(1, STEPS + 1):
+        size = 1 + int(torch.randint(0, 3, (), generator=random))
+        training.step(torch.randint(0, problem.n, (size,), generator=random).tolist())
+        assert training.dual.value() >= value - rounding, f"{about}, step {step}: the dual fell"
+        value = training.dual.value()
+        if step not in MOMENTS:
+            continue
+        found = certify(problem.head, training.dual, problem.everything())
+        where = f"{about}, step {step}: {found}, optimum between {below} and {above}"
+        held = truth.primal(flat(problem.head.parameters()))
+        assert found.exact or not exact
+        assert found.primal - found.dual == found.gap
+        assert found.dual == pytest.approx(value, abs=rounding)
+        assert found.dual <= above + rounding, where
+        assert found.primal >= max(below, held) - rounding, where
+        if found.exact:
+            assert found.primal == pytest.approx(held, abs=rounding), where
+        proved += found.exact
+    assert value > 0.0
+    return proved
+
+
+@pytest.mark.parametrize("kind", ["chain", "multiclass"])
+@pytest.mark.parametrize("within", ["bounds", "no bounds", "in turn"])
+def test_exact_oracles(kind, within):
+    for k, (storage, direction, oracle) in enumerate(RULES if within != "in turn" else RULES[:1] * 6):
+        seed = 100 * k + len(within)
+        random = rng(seed)
+        lists = listing(seed, chain=kind == "chain", n=1 + k % 4, states=2 + k % 2)
+        problem = linear_problem(lists, lam_of(random))
+        names = [name for name, _ in problem.head.named_parameters()]
+        limited = {names[0]: (-0.1, 0.2), names[-1]: (-0.3, None)} if within == "bounds" else {}
+        training = Bounded(problem, limited, storage=storage(), direction=direction, oracle=oracle)
+        if within == "in turn":
+            training.loss = BlockGap(training.dual, in_turn=True)
+        about = f"{kind} {seed}, {within}, {storage()}, {direction}, {oracle}"
+        assert check(training, lists.reference(problem.lam), random, about, exact=True) == len(MOMENTS)
+
+
+def label_sets(seed: int, lam: float) -> tuple[Any, Reference]:
+    problem = MultilabelProblem(seed, n=4, lam=lam, structure=Multilabel(3, decoder=MessagePassing(1 + seed % 3)))
+    return problem, problem.reference()
+
+
+def graphs(seed: int, lam: float) -> tuple[Any, Reference]:
+    """Without bounds, weights of edges become negative: they repel."""
+    problem = GraphProblem(seed, n=4, lam=lam, structure=GraphCut(RoofDual(), balanced=True), most=4)
+    return problem, problem.reference()
+
+
+def slack_rescaling(seed: int, lam: float) -> tuple[Any, Reference]:
+    lists = listing(seed, chain=seed % 4 != 0, n=1 + seed % 4, states=2 + seed % 2)
+    problem, truth = linear_problem(lists, lam), lists.reference(lam)
+    truth.changes = [losses[:, None] * rows for losses, rows in zip(truth.losses, truth.changes, strict=True)]
+    problem.head.structure = SlackRescaling(problem.head.structure, LossScaleSearch(3 + seed % 3))
+    return problem, truth
+
+
+@pytest.mark.parametrize("make", [label_sets, graphs, slack_rescaling], ids=lambda make: make.__name__)
+def test_oracles_with_bounds_only(make):
+    if make is graphs:
+        pytest.importorskip("maxflow")
+    proved = 0
+    for k, (storage, direction, oracle) in enumerate(RULES[:17]):
+        random = rng(k)
+        problem, truth = make(k, lam_of(random))
+        training = Bounded(problem, {}, storage=storage(), direction=direction, oracle=oracle)
+        about = f"{make.__name__} {k}, {storage()}, {direction}, {oracle}"
+        proved += check(training, truth, random, about, exact=False)
+    assert 0 < proved < 17 * len(MOMENTS)  # some certificates are of bounds that are not reached
