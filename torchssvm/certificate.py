@@ -16,6 +16,7 @@ from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.state import squared_norm
 from torchssvm.potentials import Potentials, full_precision
+from torchssvm.precision import in_full_precision
 from torchssvm.primal import every_example
 from torchssvm.structures import find_corner
 
@@ -183,8 +184,8 @@ def exact_pass(
         target = dual.structure.check_target(batch.y, potentials)
         targets[index] = digest_targets(target, potentials.lengths)
         corner = find_corner(dual.structure, potentials, target)
-        stored = dual.storage.gather(index, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):
+            stored = dual.storage.gather(index, potentials, target)
             hinges += float(corner.bound.sum())
             exact &= corner.exact
             gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
@@ -255,4 +256,5 @@ def every_training_example(
     head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """The batches with their potentials and checked index; raises ValueError unless every example comes once."""
+    head = in_full_precision(head, dual.parameters)
     return every_example(head, batches, dual.parameters[0].device, dual.check_batch, dual.num_examples)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchssvm.heads.linear_chain import LinearChain, add_biases, everywhere, sums_of, transformed
+from torchssvm.heads.linear_chain import LinearChain, add_biases, everywhere, sums_of
 from torchssvm.potentials import Potentials, full_precision
+from torchssvm.precision import transformed
 from torchssvm.row_sparse import per_example_rows, rows_of
 from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import Chain
