@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from kernel_problems import kernel_svm
 from lowered_precision import SETTINGS, is_rounded, lowered, state
 from problems import PROBLEMS, assert_same, multiclass, rng
 from torch import nn
@@ -16,15 +17,20 @@ from torchssvm import (
     Batch,
     BlockGap,
     Corrective,
+    CuttingPlane,
     DualState,
+    ExponentiatedGradient,
     Labelings,
     MeanParts,
     Multiclass,
+    NSlack,
+    OneSlack,
     Weights,
     certify,
     primal,
     recompute_weights,
 )
+from torchssvm.kernels import RBF
 from torchssvm.linearity import generators_of, linearity_error
 from torchssvm.precision import full_precision, is_lowered, lowered_advice, product
 
@@ -96,11 +102,11 @@ def test_the_last_of_several_threads_puts_the_setting_back():
 # -- The product ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40), (2, 3, 4, 40)])
+@pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40), (2, 3, 4, 40), (2, 3, 0), (0, 40)])
 @pytest.mark.parametrize("columns", [(), (5,)])
 def test_a_product_and_its_gradients_are_full(shape, columns):
     x = torch.randn(shape, generator=rng(0), requires_grad=True)
-    weight = torch.randn(40, *columns, generator=rng(1), requires_grad=True)
+    weight = torch.randn(shape[-1], *columns, generator=rng(1), requires_grad=True)
 
     def everything(multiply):
         value = multiply(x, weight)
@@ -400,3 +406,44 @@ def test_looking_at_a_head_starts_no_device(monkeypatch):
     assert "not linear" in linearity_error(noisy, (problem.x,))
     assert taken == [[], []]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def by_kernels(problem):
+    model = kernel_svm(problem, RBF(0.02))
+    steps = [model.step(rows) for rows in torch.arange(problem.n).split(4)]
+    found = model.certify()
+    return steps, found.primal, found.dual, model.update_head().state_dict()
+
+
+def by_cutting_planes(slack):
+    def run(problem):
+        method = CuttingPlane(problem.head, problem.n, problem.lam, slack())
+        for _ in range(3):
+            found = method.step(problem.everything(3))
+        return found.primal, found.dual, list(problem.head.parameters())
+
+    return run
+
+
+def by_gradients(problem):
+    method = ExponentiatedGradient(problem.head, problem.n, problem.lam)
+    method.start(problem.everything(3))
+    steps = [method.step(batch) for batch in problem.everything(2)]
+    found = method.certify(problem.everything(3))
+    return steps, found.primal, found.dual
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize(
+    "solve",
+    [by_kernels, by_cutting_planes(OneSlack), by_cutting_planes(NSlack), by_gradients],
+    ids=["kernels", "one slack", "n slack", "exponentiated gradient"],
+)
+def test_other_solvers_give_the_same_bits_too(solve, kind):
+    problem = wide(kind)
+    expected = solve(problem.copy())
+    with lowered("high") as seen:
+        found = solve(problem.copy())
+    assert not seen.rounded
+    assert seen.products
+    assert_same(found, expected)

@@ -206,4 +206,4 @@ def gradient_of_weight(x: Tensor, v: Tensor, less: int = 0) -> Tensor:
         v: ``[..., K]``, or ``[...]`` where ``less`` is 1.
         less: How many axes ``v`` has less than ``x``.
     """
-    return product(x.reshape(-1, x.shape[-1]).t(), v.reshape(-1) if less else v.reshape(-1, v.shape[-1]))
+    return product(x.flatten(0, -2).t(), v.flatten() if less else v.flatten(0, -2))
