@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from any_order import on_a_device
 from hypothesis import given
 from hypothesis import strategies as st
 from lowered_precision import lowered
@@ -271,6 +272,29 @@ class HeadTestCase(ABC):
             found = everything()
         assert not seen.rounded
         for mine, plain in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, plain)
+
+    def test_no_sum_depends_on_the_order_of_its_terms(self):
+        """On a CUDA device it is another one each time, and a resumed run would not go on as the first one."""
+        head, inputs = self.setting(5, 4)
+        head, parameters = head.float(), list(head.parameters())
+
+        def everything() -> list[Tensor]:
+            potentials = as_potentials(head(*(t.float() if t.is_floating_point() else t for t in inputs)))
+            parts = self.random_parts(potentials, rng(1))
+            score = sum((parts[name] * tensor).sum() for name, tensor in potentials.tensors.items())
+            found = torch.autograd.grad(score, parameters, retain_graph=True, allow_unused=True)
+            return [
+                *potentials.tensors.values(),
+                *(torch.zeros(()) if g is None else g for g in found),
+                *per_example_adjoint(potentials, parts, parameters),
+                *response(potentials, parts, parameters).values(),
+            ]
+
+        with on_a_device() as seen:
+            found = everything()
+        assert not seen.depend
+        for mine, plain in zip(found, everything(), strict=True):
             torch.testing.assert_close(mine, plain)
 
     def test_devices(self, device):

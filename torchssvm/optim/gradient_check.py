@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.state import flat, squared_norm
+from torchssvm.ordered_sums import add_rows
 from torchssvm.precision import lowered_advice
 from torchssvm.row_sparse import distance, products, squared_length
 
@@ -150,9 +151,8 @@ def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
     squares = torch.zeros_like(proposal.gammas)
     for gradient in proposal.gradients:
         if gradient.is_sparse:
-            squares.index_add_(
-                0, gradient.indices()[0], gradient.values().to(torch.float64).square().view(gradient._nnz(), -1).sum(1)
-            )
+            of_rows = gradient.values().to(torch.float64).square().view(gradient._nnz(), -1).sum(1)
+            add_rows(squares, gradient.indices()[0], of_rows)
         else:
             squares += gradient.flatten(1).to(torch.float64).square().sum(1)
     return proposal.scale / num_examples * float(proposal.gammas @ squares.sqrt())
