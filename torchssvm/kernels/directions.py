@@ -111,7 +111,7 @@ class Pairwise:
         smallest, away = values.min(1)
         # What is merged is the whole block less what is listed: <-psi_i, theta_i> and n l_i are the block's sums.
         merged = support.merged[index]
-        rest_score = add_rows(-inner(blocks.psi, blocks.potentials.tensors), rows, mass * score)
+        rest_score = add_rows(-inner(blocks.psi, blocks.potentials.tensors), rows, -mass * score)
         rest_loss = add_rows(n * blocks.loss, rows, -mass * loss)
         from_merged = (merged > _EMPTY) & (rest_score + rest_loss < smallest * merged)
         away = torch.where(from_merged, MERGED, away)
