@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 
 import pytest
@@ -97,6 +98,29 @@ def test_the_last_of_several_threads_puts_the_setting_back():
             assert not is_rounded()
         assert is_rounded()
         thread.join()
+
+
+def test_no_thread_ever_works_in_less_than_full_precision():
+    found = []
+
+    def work():
+        for _ in range(300):
+            with full_precision(CUDA):
+                found.append(is_rounded())
+
+    with lowered("high"):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # turns in the middle of everything
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+    assert len(found) == 1200
+    assert not any(found)
 
 
 # -- The product ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ _SETTINGS = (("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("mkldnn",
 
 _lock = threading.Lock()
 _users = 0  # contexts that hold the setting up, of all threads
-_changes = 0  # how often it was put up or back
+_changes = 0  # how often it was put back
 _held: list[Callable[[], None]] = []  # what puts it back
 _before: dict[str, str] = {}  # what it was, by the kind of device
 _NOTHING = nullcontext()
@@ -44,7 +45,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     kind = device.type
     autocast = torch.is_autocast_enabled(kind)
     if not torch.compiler.is_compiling():  # else the setting is what it was when the compiler was called
-        seen = _changes  # another thread may put the setting back between one line and the next
+        seen = _changes  # another thread may put the setting back at any moment: see _full
         if _precision(kind) in _LOWERED or _users or seen != _changes:
             return _full(kind, autocast)
     return torch.autocast(kind, enabled=False) if autocast else _NOTHING
@@ -101,22 +102,23 @@ def in_full_precision(head: Callable[..., Any], weights: Sequence[Tensor]) -> Ca
 @contextmanager
 def _full(kind: str, autocast: bool) -> Iterator[None]:
     global _users, _changes
+    # Who looks at the setting, at _users and at _changes in this order, and not under the lock, misses nothing: _users
+    # counts before the setting is up and until it is back, and _changes tells of contexts that were left meanwhile.
     with _lock:
-        if not _users:
+        _users += 1
+        if _users == 1:
             _before.update(_all_precisions())
             _held[:] = _raise()
-            _changes += 1
-        _users += 1
     try:
         with torch.autocast(kind, enabled=False) if autocast else _NOTHING:
             yield
     finally:
         with _lock:
-            _users -= 1
-            if not _users:
-                _changes += 1
+            if _users == 1:
                 for put_back in _held:
                     put_back()
+                _changes += 1
+            _users -= 1
 
 
 def _raise() -> list[Callable[[], None]]:
@@ -130,8 +132,8 @@ def _raise() -> list[Callable[[], None]]:
         products = [] if _get is None else [(backend, _get(backend, "matmul")) for backend in ("cuda", "mkldnn")]
         torch.set_float32_matmul_precision("highest")
         return [
-            lambda: torch.set_float32_matmul_precision(named),
-            *(lambda b=b, p=p: _restore(b, p) for b, p in products),  # type: ignore[misc]
+            partial(torch.set_float32_matmul_precision, named),
+            *(partial(_restore, backend, precision) for backend, precision in products),
         ]
     undo: list[Callable[[], None]] = []
     # What inherits its precision from one before it is full by then, and is left to inherit it.
@@ -139,7 +141,7 @@ def _raise() -> list[Callable[[], None]]:
         assert _get is not None
         if (found := _get(backend, kind)) in _LOWERED:
             _set(backend, kind, "ieee")
-            undo.append(lambda b=backend, k=kind, p=found: _set(b, k, p))  # type: ignore[misc]
+            undo.append(partial(_set, backend, kind, found))
     return undo
 
 
