@@ -21,17 +21,21 @@ def add_at(target: Tensor, places: Tensor, values: Tensor, *, any_order: bool = 
     """``target[b, places[b, p]] += values[b, p]`` in place, in the order of p; returns ``target``.
 
     Args:
-        target: ``[B, M]`` or ``[B, M, K]``.
-        places: ``[B, P]`` int64.
-        values: ``[B, P]`` or ``[B, P, K]``.
+        target: ``[..., M]`` or ``[..., M, K]``; contiguous.
+        places: ``[..., P]`` int64, with as many leading axes, at least one.
+        values: ``[..., P]`` or ``[..., P, K]``.
         any_order: Whether sums are the same in any order, so that the quickest will do: terms that share a place are
             equal, or small whole numbers.
     """
     if any_order or adds_in_order(target):
-        places = places if values.ndim == 2 else places.unsqueeze(2).expand_as(values)
-        return target.scatter_add_(1, places, values)
-    rows = torch.arange(len(target), device=target.device).unsqueeze(1)
-    return target.index_put_((rows, places), values, accumulate=True)
+        axis = places.ndim - 1
+        places = places if values.ndim == places.ndim else places.unsqueeze(-1).expand_as(values)
+        return target.scatter_add_(axis, places, values)
+    flat = target.view(places.shape[:-1].numel(), *target.shape[places.ndim - 1 :])
+    rows = torch.arange(len(flat), device=target.device).unsqueeze(1)
+    index = rows, places.flatten(0, -2)
+    flat.index_put_(index, values.flatten(0, places.ndim - 2), accumulate=True)
+    return target
 
 
 def add_rows(target: Tensor, index: Tensor, values: Tensor) -> Tensor:

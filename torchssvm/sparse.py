@@ -37,5 +37,4 @@ class SparseFeatures(NamedTuple):
         columns, real = self.columns.clamp(min=0).long(), self.columns >= 0
         values = real.to(dtype) if self.values is None else torch.where(real, self.values.to(dtype), 0.0)
         x = torch.zeros(*columns.shape[:-1], num_features, dtype=dtype, device=columns.device)
-        add_at(x.flatten(0, -2), columns.flatten(0, -2), values.flatten(0, -2))  # a column may come twice in a list
-        return x
+        return add_at(x, columns, values)  # a column may come twice in a list

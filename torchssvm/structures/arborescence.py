@@ -136,10 +136,8 @@ class Arborescence(Structure):
         ((name, scores),) = potentials.tensors.items()
         heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT  # [B, N, C + 1]
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(scores.dtype)
-        shares = mass.unsqueeze(1) * (heads >= 0)
         arcs = scores.new_zeros(scores.shape)
-        add_at(arcs.flatten(0, 1), heads.clamp(min=0).flatten(0, 1), shares.flatten(0, 1), any_order=any_order)
-        return {name: arcs}
+        return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Share (or number) of the wrong heads, ``[B]`` float64."""
