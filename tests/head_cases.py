@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from any_order import on_a_device
 from hypothesis import given
 from hypothesis import strategies as st
+from lowered_precision import lowered
 from problems import examples, flat, rng
 from torch import Tensor, nn
 
@@ -241,6 +243,59 @@ class HeadTestCase(ABC):
         for name, tensor in plain.tensors.items():
             assert under[name].dtype == torch.float32
             assert torch.equal(under[name], tensor)
+
+    @pytest.mark.parametrize("setting", ["high", "medium"])
+    def test_the_precision_of_the_process_does_not_reach_the_head(self, setting):
+        """Nor its backward passes, which the user runs, nor what it knows of its own algebra."""
+        head, inputs = self.setting(4)
+        head = head.float()
+        x = inputs[0].float().requires_grad_() if inputs[0].is_floating_point() else inputs[0]
+        leaves = [*head.parameters(), *([x] if x.is_floating_point() else [])]
+
+        def everything() -> list[Tensor]:
+            potentials = as_potentials(head(x, *inputs[1:]))
+            parts = self.random_parts(potentials, rng(1))
+            score = sum((parts[name] * tensor.square()).sum() for name, tensor in potentials.tensors.items())
+            once = torch.autograd.grad(score, leaves, create_graph=True, allow_unused=True)
+            once = [g for g in once if g is not None]
+            twice = torch.autograd.grad(sum(g.square().sum() for g in once), leaves, allow_unused=True)
+            found = [*potentials.tensors.values(), *once, *(g for g in twice if g is not None)]
+            potentials = as_potentials(head(x, *inputs[1:]))
+            without = Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged)
+            for known in (potentials, without):
+                found += per_example_adjoint(known, parts, list(head.parameters()))
+                found += response(known, parts, list(head.parameters())).values()
+            return [*found, *adjoint(potentials, parts, list(head.parameters()))]
+
+        expected = everything()
+        with lowered(setting) as seen:
+            found = everything()
+        assert not seen.rounded
+        for mine, plain in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, plain)
+
+    def test_no_sum_depends_on_the_order_of_its_terms(self):
+        """On a CUDA device it is another one each time, and a resumed run would not go on as the first one."""
+        head, inputs = self.setting(5, 4)
+        head, parameters = head.float(), list(head.parameters())
+
+        def everything() -> list[Tensor]:
+            potentials = as_potentials(head(*(t.float() if t.is_floating_point() else t for t in inputs)))
+            parts = self.random_parts(potentials, rng(1))
+            score = sum((parts[name] * tensor).sum() for name, tensor in potentials.tensors.items())
+            found = torch.autograd.grad(score, parameters, retain_graph=True, allow_unused=True)
+            return [
+                *potentials.tensors.values(),
+                *(torch.zeros(()) if g is None else g for g in found),
+                *per_example_adjoint(potentials, parts, parameters),
+                *response(potentials, parts, parameters).values(),
+            ]
+
+        with on_a_device() as seen:
+            found = everything()
+        assert not seen.depend
+        for mine, plain in zip(found, everything(), strict=True):
+            torch.testing.assert_close(mine, plain)
 
     def test_devices(self, device):
         head, inputs = self.setting(6)

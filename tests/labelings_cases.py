@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+from any_order import on_a_device
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
@@ -80,6 +81,33 @@ class LabelingsTestCase(ABC):
         for name, tensor in found.items():
             assert tensor.dtype == potentials.dtype
             torch.testing.assert_close(tensor, expected[name])
+
+    @examples(10)
+    @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4))
+    def test_no_sum_depends_on_the_order_of_its_terms(self, seed, batch):
+        """On a CUDA device it is another one each time, and a resumed run would not go on as the first one."""
+        structure, potentials, target = self.setting(seed, batch)
+        potentials = potentials.replace({name: tensor.float() for name, tensor in potentials.tensors.items()})
+        labelings = self.several(structure, potentials, seed, 5)
+        mass = torch.rand(batch, 5, generator=rng(seed), dtype=torch.float64)
+        one = next(iter(each_labeling(labelings)))
+
+        def everything() -> list[torch.Tensor]:
+            zeros = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
+            found = [
+                structure.mean_difference(labelings, mass, target, potentials),
+                structure.difference(one, target, potentials),
+                structure.add_difference(zeros, one, target, potentials),
+                conform(structure.parts(one), potentials, "parts"),
+            ]
+            scores = structure.relative_scores(labelings, target, potentials)
+            return [scores, *(tensor for parts in found for tensor in parts.values())]
+
+        with on_a_device() as seen:
+            found = everything()
+        assert not seen.depend
+        for mine, plain in zip(found, everything(), strict=True):
+            torch.testing.assert_close(mine, plain)
 
     @examples(15)
     @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), more=st.integers(0, 3))

@@ -52,8 +52,13 @@ def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """Move every tensor of ``batch`` to ``device``."""
-    return tree_map(lambda tensor: tensor.to(device, non_blocking=True), batch)
+    """Move every tensor of ``batch`` to ``device``.
+
+    The host goes on while pinned memory is copied to an accelerator. It waits for copies to itself, which it could read
+    before they have arrived.
+    """
+    on_host = torch.device(device).type == "cpu"
+    return tree_map(lambda tensor: tensor.to(device, non_blocking=not on_host), batch)
 
 
 def apply_head(head: Any, batch: Batch) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.probe import check_depends
 from torchssvm.dual.state import squared_norm
 from torchssvm.potentials import Potentials, full_precision
+from torchssvm.precision import in_full_precision
 from torchssvm.primal import every_example
 from torchssvm.structures import find_corner
 
@@ -226,8 +228,8 @@ def exact_pass(
         target = dual.structure.check_target(batch.y, potentials)
         targets[index] = digest_targets(target, potentials.lengths)
         corner = find_corner(dual.structure, potentials, target)
-        stored = dual.storage.gather(index, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):
+            stored = dual.storage.gather(index, potentials, target)
             dual.storage.check_features(stored, potentials)
             hinges += float(corner.bound.sum())
             exact &= corner.exact
@@ -267,7 +269,14 @@ def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
         pairs = zip((named[name] for name in some), dual.parameters, strict=True)
         if all(a.dtype == b.dtype and torch.equal(a.to(b.device), b) for a, b in pairs):
             replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
-            return lambda *args: functional_call(head, replaced, args)
+            # As in_full_precision: features below the copy stay in the precision of the process.
+            alone = full_precision if len(names) == len(wanted) else lambda _: nullcontext()
+
+            def call(*args: Any) -> Any:
+                with alone(dual.parameters[0].device):
+                    return functional_call(head, replaced, args)
+
+            return call
     raise ValueError(
         f"head={type(head).__name__}(...) has other weights than the dual, and a certificate is for the weights of the "
         "dual alone: pass the head that the dual was made for. To load weights, load the state of their optimizer; for "
@@ -349,4 +358,5 @@ def every_training_example(
     head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """The batches with their potentials and checked index; raises ValueError unless every example comes once."""
+    head = in_full_precision(head, dual.parameters)
     return every_example(head, batches, dual.parameters[0].device, dual.check_batch, dual.num_examples)

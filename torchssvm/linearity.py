@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd
 
+from torchssvm.batch import tree_tensors
 from torchssvm.potentials import Parts, as_potentials
+from torchssvm.precision import full_precision, is_lowered, lowered_advice
 
 
 def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> str | None:
     """What is wrong with ``head(*args, **kwargs)`` as a linear function of the head's weights; None if nothing is.
 
     Compares ``head(2 u - 3 v)`` with ``2 head(u) - 3 head(v)`` for random weights u, v, and ``head(0)`` with 0. Neither
-    the weights nor the global random state change.
+    the weights nor the global random state change. The head runs as it would run now: where the process rounds the
+    factors of matrix products, that alone may be what is wrong, and is then said.
     """
+    device = _device_of(head)
+    error = _examine(head, args, kwargs)
+    if error is None or device is None:
+        return error
+    if is_lowered(device):
+        with full_precision(device):
+            linear = _examine(head, args, kwargs) is None
+        if linear:
+            name = type(head).__name__
+            return f"{name} is linear in its weights only up to the rounding of its products{lowered_advice(device)}"
+    return error + _convolution_advice(head, device)
+
+
+def _device_of(head: nn.Module) -> torch.device | None:
+    return next((parameter.device for parameter in head.parameters()), None)
+
+
+def generators_of(devices: Iterable[torch.device]) -> tuple[str, list[int]]:
+    """The kind and the numbers of the devices, beside the CPU, whose random generators a head on ``devices`` may use.
+
+    ``fork_rng`` would else take every device of the machine, and start those that nobody uses.
+    """
+    found = {(device.type, device.index or 0) for device in devices if device.type in ("cuda", "xpu")}
+    kind = min((kind for kind, _ in found), default="cuda")
+    return kind, sorted(number for its, number in found if its == kind)
+
+
+def _convolution_advice(head: nn.Module, device: torch.device) -> str:
+    """Convolutions on CUDA devices are rounded to TF32 unless that is switched off."""
+    convolves = any(isinstance(part, _ConvNd) for part in head.modules())
+    if device.type != "cuda" or not convolves or not torch.backends.cudnn.allow_tf32:
+        return ""
+    return (
+        ". It has convolutions, and torch rounds their factors to tf32 on CUDA devices: set "
+        "torch.backends.cudnn.allow_tf32 = False first"
+    )
+
+
+def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str | None:
     weights = dict(head.named_parameters())
     generator = torch.Generator().manual_seed(0)
 
@@ -30,7 +74,9 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         return as_potentials(functional_call(head, {**buffers, **values}, args, kwargs)).tensors
 
     u, v = random_weights(), random_weights()
-    with torch.no_grad(), torch.random.fork_rng():
+    held = [*weights.values(), *head.buffers(), *tree_tensors((args, kwargs or {}))]
+    kind, devices = generators_of(tensor.device for tensor in held)
+    with torch.no_grad(), torch.random.fork_rng(devices, device_type=kind):
         at_zero = evaluate({name: torch.zeros_like(p) for name, p in weights.items()})
         for name, tensor in at_zero.items():
             if bool((tensor.nan_to_num(0.0) != 0).any()):
@@ -55,19 +101,27 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 class _CheckOnce:
-    """A forward hook that examines a head at its first call, before any step can be taken, and then does nothing."""
+    """A forward hook that examines a head at its first call, before any step can be taken, and then does nothing.
+
+    Once more where matrix products have been set to a lower precision since.
+    """
 
     def __init__(self) -> None:
         self.done = False
+        self.lowered = False  # whether it has been seen in a lower precision of matrix products
 
     def __call__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.done or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (self.done and self.lowered):
+            return
+        lowered = is_lowered(as_potentials(output).device)
+        if self.done and not lowered:
             return
         if not all(bool(torch.isfinite(tensor).all()) for tensor in as_potentials(output).tensors.values()):
             return  # such features tell nothing, and get an error of their own
-        self.done = True  # the check calls the head too
+        before = self.done, self.lowered
+        self.done, self.lowered = True, lowered or self.lowered  # the check calls the head too
         if error := linearity_error(head, args, kwargs):
-            self.done = False
+            self.done, self.lowered = before
             raise ValueError(error)
 
 

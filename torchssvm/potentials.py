@@ -7,13 +7,13 @@ shaped like them, and the score of an output y is ``<p(y), theta_i>``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchssvm.oracles.compiled import compiled_sums, fits_numba
+from torchssvm.precision import full_precision
 from torchssvm.row_sparse import combine_rows, dense
 
 Parts = dict[str, Tensor]
@@ -293,7 +293,8 @@ def per_example_adjoint(
         sparse: Whether to leave sparse what the head gives as sparse tensors.
     """
     if potentials.adjoint is not None:
-        gradients = list(potentials.adjoint(parts))
+        with full_precision(potentials.device):
+            gradients = list(potentials.adjoint(parts))
         if [g.shape[1:] for g in gradients] != [p.shape for p in parameters]:
             raise ValueError(
                 f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}; expected [B, *shape] for "
@@ -317,8 +318,13 @@ def response(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor])
         ValueError: The head's ``response`` gave other shapes.
         RuntimeError: The potentials carry no graph, or one that cannot be differentiated twice.
     """
-    if potentials.response is not None:
-        return conform(potentials.response(parts), potentials, "the head's response")
+    with full_precision(potentials.device):
+        if potentials.response is not None:
+            return conform(potentials.response(parts), potentials, "the head's response")
+        return _response_by_autograd(potentials, parts, parameters)
+
+
+def _response_by_autograd(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
     names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
     result = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
     for row in range(potentials.batch_size):
@@ -345,13 +351,14 @@ def adjoint(
     ``sparse`` says whether gradients that are sparse tensors stay so.
     """
     names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
-    gradients = torch.autograd.grad(
-        [potentials.tensors[name] for name in names],
-        list(parameters),
-        [parts[name] for name in names],
-        retain_graph=True,
-        allow_unused=True,
-    )
+    with full_precision(potentials.device):
+        gradients = torch.autograd.grad(
+            [potentials.tensors[name] for name in names],
+            list(parameters),
+            [parts[name] for name in names],
+            retain_graph=True,
+            allow_unused=True,
+        )
     found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
     return found if sparse else [dense(gradient) for gradient in found]
 
@@ -362,13 +369,6 @@ def combine(gradients: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
         combine_rows(g, factors) if g.is_sparse else (factors.to(g.dtype) @ g.flatten(1)).view(g.shape[1:])
         for g in gradients
     ]
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """A context with autocast off: heads and oracles run in the dtype of the weights."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 def _only(tensor: Tensor, row: int) -> Tensor:

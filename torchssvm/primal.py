@@ -15,6 +15,7 @@ from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.dual.problem import check_lam
 from torchssvm.dual.state import squared_norm
 from torchssvm.potentials import Potentials, as_potentials
+from torchssvm.precision import in_full_precision
 from torchssvm.structures import Structure, find_corner
 
 
@@ -92,6 +93,7 @@ def primal(
     def check(index: Tensor, potentials: Potentials) -> Tensor:
         return _check_batch(index, potentials, weights[0], num_examples)
 
+    head = in_full_precision(head, weights)
     for batch, potentials, index in every_example(head, batches, weights[0].device, check, num_examples, grad=False):
         corner = find_corner(structure, potentials, structure.check_target(batch.y, potentials))
         found += float(corner.hinge.sum())

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.ordered_sums import add_at
+
 
 class SparseFeatures(NamedTuple):
     """The features of a batch, each token's a list of column numbers: what ``SparseLinearChain`` takes for ``x``.
@@ -35,4 +37,4 @@ class SparseFeatures(NamedTuple):
         columns, real = self.columns.clamp(min=0).long(), self.columns >= 0
         values = real.to(dtype) if self.values is None else torch.where(real, self.values.to(dtype), 0.0)
         x = torch.zeros(*columns.shape[:-1], num_features, dtype=dtype, device=columns.device)
-        return x.scatter_add_(-1, columns, values)
+        return add_at(x, columns, values)  # a column may come twice in a list

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from torchssvm.ordered_sums import add_at, adds_in_order
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.row_sparse import per_example_rows
 from torchssvm.sparse import SparseFeatures
@@ -73,7 +74,9 @@ class LinearArcs(nn.Module):
             if values is not None:
                 worth = torch.where(real, values.to(self.weight.dtype), 0.0)
             known = columns.clamp(min=0)
-            scores = (self.weight.take(known) * worth).sum(3)
+            # The backward pass of each sums in one order there.
+            chosen = self.weight.take(known) if adds_in_order(self.weight) else self.weight[known]
+            scores = (chosen * worth).sum(3)
 
         def adjoint(parts: Parts) -> list[Tensor]:
             (v,) = parts.values()
@@ -87,7 +90,7 @@ class LinearArcs(nn.Module):
             (v,) = parts.values()
             own, place = known.unique(return_inverse=True)  # of all columns, those that the batch has
             amount = (v.unsqueeze(3) * worth.detach()).flatten(1)
-            gradient = v.new_zeros(batch, len(own)).scatter_add_(1, place.flatten(1), amount)
+            gradient = add_at(v.new_zeros(batch, len(own)), place.flatten(1), amount)
             change = gradient.gather(1, place.flatten(1)).view(known.shape)
             return {"arcs": (change * worth.detach()).sum(3)}
 

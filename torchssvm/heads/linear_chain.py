@@ -12,6 +12,7 @@ from torchssvm.heads import linear_chain_cpu
 from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.oracles.compiled import fits_numba
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.precision import gradient_of_weight, product, transformed
 from torchssvm.structures import Chain
 from torchssvm.structures.chain import check_range
 
@@ -99,9 +100,9 @@ class LinearChain(nn.Module):
             x = x.to(self.emission.dtype)
             extra = [self.bias, self.first, self.last]
             if all(weights is None for weights in extra):
-                emission = x @ self.emission
+                emission = product(x, self.emission)
             elif transformed():
-                emission = x @ self.emission + everywhere(longest, last, *extra)
+                emission = product(x, self.emission) + everywhere(longest, last, *extra)
             else:
                 emission = _Emission.apply(x, last, self.emission, *extra)
             features = x.detach()
@@ -178,12 +179,6 @@ class LinearChain(nn.Module):
         return padded
 
 
-def transformed() -> bool:
-    """Whether a transform of ``torch.func`` is under way: these do not take custom functions."""
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return active is not None and active()
-
-
 def everywhere(
     longest: int, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
 ) -> Tensor | float:
@@ -203,7 +198,7 @@ class _Emission(torch.autograd.Function):
         ctx: Any, x: Tensor, last: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(x, last, weight if ctx.needs_input_grad[0] else None)  # steps write to the weight
-        return add_biases(x @ weight, last, bias, first, end)
+        return add_biases(x @ weight, last, bias, first, end)  # in the precision that the head has set
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -214,9 +209,9 @@ class _Emission(torch.autograd.Function):
         at_last = v.gather(1, last.view(-1, 1, 1).expand(-1, 1, v.shape[2])).squeeze(1)
         sums = (v.sum((0, 1)), v[:, 0].sum(0), at_last.sum(0))
         return (
-            v @ weight.t() if x_needs else None,
+            product(v, weight.t()) if x_needs else None,
             None,
-            x.flatten(0, 1).t() @ v.flatten(0, 1),
+            gradient_of_weight(x, v),
             *(found if needed else None for found, needed in zip(sums, needs, strict=True)),
         )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.potentials import Parts, full_precision, own_weights
+from torchssvm.precision import product
 from torchssvm.structures import EdgePotentials, Matching
 
 
@@ -53,7 +54,7 @@ class LinearEdges(nn.Module):
             raise ValueError(f"x must be [B, S, T, {self.weight.shape[0]}], got {list(features.shape)}")
         with full_precision(features.device):
             features = features.to(self.weight.dtype)
-            scores = features @ self.weight
+            scores = product(features, self.weight)
         flat = features.detach().flatten(1, 2)
 
         def adjoint(parts: Parts) -> list[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.potentials import Parts, full_precision, own_weights
+from torchssvm.precision import product
 from torchssvm.structures import GraphCut, GraphPotentials
 
 
@@ -77,7 +78,7 @@ class LinearGraph(nn.Module):
                 raise ValueError(f"x.{name} must be [B, {size}, {len(weight)}], got {list(features.shape)}")
         with full_precision(nodes.device):
             nodes, links = nodes.to(self.unary.dtype), links.to(self.pairwise.dtype)
-            node, edge = nodes @ self.unary, links @ self.pairwise
+            node, edge = product(nodes, self.unary), product(links, self.pairwise)
         known = nodes.detach(), links.detach()
 
         def adjoint(parts: Parts) -> list[Tensor]:

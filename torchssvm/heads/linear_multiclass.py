@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.precision import product
 from torchssvm.structures import Multiclass
 
 
@@ -45,7 +46,7 @@ class LinearMulticlass(nn.Module):
             raise ValueError(f"x must be [B, {self.weight.shape[0]}], got {list(x.shape)}")
         with full_precision(x.device):
             x = x.to(self.weight.dtype)
-            scores = x @ self.weight
+            scores = product(x, self.weight)
             if self.bias is not None:
                 scores = scores + self.bias
 

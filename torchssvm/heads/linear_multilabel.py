@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchssvm.oracles.multilabel import symmetric
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.precision import product
 from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import Multilabel
 
@@ -84,7 +85,7 @@ class LinearMultilabel(nn.Module):
             raise ValueError(f"x must be [B, {len(self.unary)}], got {list(x.shape)}")
         with full_precision(x.device):
             x = x.to(self.unary.dtype)
-            scores = x @ self.unary
+            scores = product(x, self.unary)
             if self.bias is not None:
                 scores = scores + self.bias
         known = x.detach()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.potentials import Parts, Potentials, full_precision
+from torchssvm.precision import product
 from torchssvm.structures import Tree
 from torchssvm.structures.chain import check_lengths
 
@@ -78,7 +79,7 @@ class LinearTree(nn.Module):
             check_lengths(lengths, batch, longest, x.device)
         with full_precision(x.device):
             x = x.to(self.node.dtype)
-            node = x @ self.node
+            node = product(x, self.node)
             if self.bias is not None:
                 node = node + self.bias
             edge = self.edge if self.structure.shared else self.edge[:longest]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchssvm.heads.linear_chain import LinearChain, add_biases, everywhere, sums_of, transformed
+from torchssvm.heads.linear_chain import LinearChain, add_biases, everywhere, sums_of
 from torchssvm.potentials import Potentials, full_precision
+from torchssvm.precision import transformed
 from torchssvm.row_sparse import per_example_rows, rows_of
 from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import Chain
@@ -134,6 +135,7 @@ class TokenLists(NamedTuple):
         for b in range(batch):
             own, place = columns[b].unique(return_inverse=True)
             x = values.new_zeros(longest, len(own))
+            # A column may come twice in a list: a CUDA device sorts these places, and adds in one order.
             x.index_put_((tokens[b] - b * longest, place), held[b], accumulate=True)
             torch.mm(x, x.t(), out=products[b])
         return products

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchssvm.heads.linear_chain import transformed
 from torchssvm.heads.linear_multilabel import LinearMultilabel, check_no_lengths
 from torchssvm.heads.sparse_chain import SparseEmission, as_lists
 from torchssvm.potentials import Potentials, full_precision
+from torchssvm.precision import transformed
 from torchssvm.sparse import SparseFeatures
 from torchssvm.structures import Multilabel
 

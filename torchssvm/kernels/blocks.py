@@ -21,6 +21,7 @@ from torchssvm.kernels.head import KernelHead
 from torchssvm.kernels.support import SupportLabelings
 from torchssvm.optim.box_qp import gram, solve_box_qp
 from torchssvm.optim.line_search import exact_step
+from torchssvm.ordered_sums import add_rows
 from torchssvm.potentials import Parts, Potentials, combine, inner, per_example_adjoint, scale
 from torchssvm.structures import Corner, find_corner
 
@@ -133,8 +134,8 @@ class KernelBlocks:
         tokens = self.data.gather(unary, index)
         matrix = batch.rows[:, self.gram.places(index)] * (tokens @ tokens.t())
         owner = torch.repeat_interleave(self.data.counts[index])
-        summed = matrix.new_zeros(size, len(owner)).index_add_(0, owner, matrix)
-        return matrix.new_zeros(size, size).index_add_(1, owner, summed).to(torch.float64)
+        summed = add_rows(matrix.new_zeros(size, len(owner)), owner, matrix)
+        return add_rows(matrix.new_zeros(size, size), owner, summed.t()).t().to(torch.float64)
 
     @torch.no_grad()
     def take(self, batch: BlockBatch, step: BlockStep) -> None:
@@ -149,7 +150,7 @@ class KernelBlocks:
             parameter.sub_(change)
         everyone = torch.arange(len(index), device=index.device)
         batch.stored.move(sizes, everyone, torch.empty(0), step.parts, None)
-        dual.loss.index_add_(0, index, sizes * step.losses)
+        dual.loss.index_add_(0, index, sizes * step.losses)  # of distinct examples
         dual.gap_estimates[index] = batch.gaps.clamp(min=0.0)
         moved = sizes > 0.0
         self.support.move(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchssvm.batch import tree_map
 from torchssvm.kernels.support import MERGED, SupportLabelings
+from torchssvm.ordered_sums import add_rows
 from torchssvm.potentials import Parts, Potentials, inner, scale, subtract
 from torchssvm.structures import Corner, Structure
 
@@ -110,16 +111,16 @@ class Pairwise:
         smallest, away = values.min(1)
         # What is merged is the whole block less what is listed: <-psi_i, theta_i> and n l_i are the block's sums.
         merged = support.merged[index]
-        rest_score = -inner(blocks.psi, blocks.potentials.tensors).index_add(0, rows, mass * score)
-        rest_loss = (n * blocks.loss).index_add(0, rows, -mass * loss)
+        rest_score = add_rows(-inner(blocks.psi, blocks.potentials.tensors), rows, -mass * score)
+        rest_loss = add_rows(n * blocks.loss, rows, -mass * loss)
         from_merged = (merged > _EMPTY) & (rest_score + rest_loss < smallest * merged)
         away = torch.where(from_merged, MERGED, away)
 
         amount = torch.where(from_merged, merged, support.mass[index, away.clamp(min=0)])
         of_rows = torch.where(away[rows] == slots, mass, 0.0)  # what leaves each listed labeling
         leaving = _sum_by_row(scale(parts, of_rows), rows, blocks.psi)
-        score_leaving = torch.zeros_like(amount).index_add(0, rows, of_rows * score)
-        loss_leaving = torch.zeros_like(amount).index_add(0, rows, of_rows * loss)
+        score_leaving = add_rows(torch.zeros_like(amount), rows, of_rows * score)
+        loss_leaving = add_rows(torch.zeros_like(amount), rows, of_rows * loss)
         if bool(from_merged.any()):
             listed = _sum_by_row(scale(parts, mass), rows, blocks.psi)
             rest = {name: -psi - listed[name] for name, psi in blocks.psi.items()}
@@ -146,4 +147,4 @@ class Pairwise:
 
 def _sum_by_row(parts: Parts, rows: Tensor, like: Parts) -> Parts:
     """Sums of ``parts`` ``[P, ...]`` over the entries of each row of the batch, ``[B, ...]``."""
-    return {name: torch.zeros_like(like[name]).index_add(0, rows, tensor) for name, tensor in parts.items()}
+    return {name: add_rows(torch.zeros_like(like[name]), rows, tensor) for name, tensor in parts.items()}

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.precision import full_precision
+
 Kernel = Callable[[Tensor, Tensor], Tensor]
 """``(a [M, F], b [N, F]) -> [M, N]``, symmetric and positive semidefinite, in the dtype of its arguments."""
 
@@ -84,7 +86,8 @@ def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
         TypeError: It is no tensor of the features' dtype.
         ValueError: It has another shape than ``[M, N]``, or numbers that are not finite.
     """
-    values: Any = kernel(a, b)
+    with full_precision(a.device):
+        values: Any = kernel(a, b)
     if not isinstance(values, Tensor) or values.dtype != a.dtype:
         found = values.dtype if isinstance(values, Tensor) else type(values).__name__
         raise TypeError(f"kernel={name_of(kernel)} must return a tensor of the features' dtype {a.dtype}, got {found}")

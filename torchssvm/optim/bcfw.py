@@ -15,6 +15,7 @@ from torchssvm.dual.bounds import Box
 from torchssvm.optim.box_qp import solve_batch
 from torchssvm.optim.gradient_check import Seen, check_gradient
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch
+from torchssvm.ordered_sums import add_rows
 from torchssvm.potentials import full_precision
 from torchssvm.row_sparse import dense, inner_product
 
@@ -193,7 +194,7 @@ class BCFW(Optimizer):
         if rows.shape[0] < size:
             index, gaps, changes = index[rows], gaps[rows], changes[rows]
             decoded = None if decoded is None else decoded[rows]
-        dual.loss.index_add_(0, index, changes)
+        dual.loss.index_add_(0, index, changes)  # of distinct examples
         dual.targets[index] = proposal.targets if rows.shape[0] == size else proposal.targets[rows]
         dual.relaxed |= proposal.relaxed
         dual.gap_estimates.index_copy_(0, index, gaps)
@@ -308,7 +309,7 @@ def _largest_step(proposals: list[Proposal]) -> float:
     scales = [torch.full_like(p.gammas[p.rows], p.scale) for p in proposals]
     index = torch.cat([p.index[p.rows] for p in proposals])
     _, inverse = index.unique(return_inverse=True)
-    shares = torch.zeros_like(torch.cat(scales)).index_add_(0, inverse, torch.cat(scales))
+    shares = add_rows(torch.zeros_like(torch.cat(scales)), inverse, torch.cat(scales))
     return 1.0 / float(shares.max())
 
 
@@ -317,7 +318,7 @@ def _farthest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> flo
     index = torch.cat([p.index[p.rows] for p in proposals])
     moves = torch.cat([c[p.rows] for p, c in zip(proposals, coefficients, strict=True)])
     _, inverse = index.unique(return_inverse=True)
-    most = float(torch.zeros_like(moves).index_add_(0, inverse, moves).max())
+    most = float(add_rows(torch.zeros_like(moves), inverse, moves).max())
     return 1.0 / most if most > 0.0 else 1.0
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.state import flat, squared_norm
+from torchssvm.ordered_sums import add_rows
+from torchssvm.precision import lowered_advice
 from torchssvm.row_sparse import distance, products, squared_length
 
 ADVICE = (
@@ -64,7 +66,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
             raise RuntimeError(f"the loss was multiplied by {proposal.scale}: only positive factors make sense")
     for parameter, gradient in zip(dual.parameters, gradients, strict=True):
         if gradient.dtype != parameter.dtype:
-            raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {ADVICE}")
+            raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_advice(dual)}")
     seen = _look(dual, gradients)
     length = math.sqrt(seen.squared_length)
     if dual.recomputed is None and dual.norm_changed(seen.size):
@@ -84,7 +86,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
     if not abs(seen.inner - expected) <= allowed:
         raise RuntimeError(
             f"<w, gradient> is {seen.inner:.9g} and should be {expected:.9g}, as for every head that is linear in its "
-            f"weights: {ADVICE}"
+            f"weights: {_advice(dual)}"
         )
     if len(proposals) == 1 and proposals[0].squared_norm is not None and not seen.some_are_zero:
         # Euler's identity and the length tell almost every change, and are known already: only if the length is not
@@ -123,8 +125,12 @@ def _compare(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]
     if not difference <= allowed:
         raise RuntimeError(
             f"the gradient differs from the one that the backward pass gave by {difference:.3g} (its length is "
-            f"{scale:.3g}): {ADVICE}"
+            f"{scale:.3g}): {_advice(dual)}"
         )
+
+
+def _advice(dual: DualState) -> str:
+    return ADVICE + lowered_advice(dual.parameters[0].device)
 
 
 def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
@@ -145,9 +151,8 @@ def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
     squares = torch.zeros_like(proposal.gammas)
     for gradient in proposal.gradients:
         if gradient.is_sparse:
-            squares.index_add_(
-                0, gradient.indices()[0], gradient.values().to(torch.float64).square().view(gradient._nnz(), -1).sum(1)
-            )
+            of_rows = gradient.values().to(torch.float64).square().view(gradient._nnz(), -1).sum(1)
+            add_rows(squares, gradient.indices()[0], of_rows)
         else:
             squares += gradient.flatten(1).to(torch.float64).square().sum(1)
     return proposal.scale / num_examples * float(proposal.gammas @ squares.sqrt())

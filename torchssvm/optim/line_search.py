@@ -147,9 +147,11 @@ def _exact_step_in_box(line: Line) -> float:
     if not sum(map(len, times)):
         return exact_step(line.value, always, line.lam, line.largest)
     breaks, order = torch.cat(times).sort()
+    # On the host: a CUDA device cumulates in another order each time.
+    breaks, changed = breaks.cpu(), torch.cat(changes)[order].cpu()
+    curvatures = always + torch.cat([breaks.new_zeros(1), changed.cumsum(0)])
     ends = torch.cat([breaks, breaks.new_tensor([line.largest])])
     starts = torch.cat([breaks.new_zeros(1), breaks])
-    curvatures = always + torch.cat([breaks.new_zeros(1), torch.cat(changes)[order].cumsum(0)])
     falls = ((ends - starts) * curvatures.clamp(min=0.0)).cumsum(0) / line.lam  # of the derivative, by the piece's end
     piece = int(torch.searchsorted(falls, line.value))
     if piece == len(falls):

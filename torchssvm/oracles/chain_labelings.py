@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.oracles.compiled import compiled, numba_available
+from torchssvm.ordered_sums import add_at
 
 
 def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor:
@@ -58,9 +59,9 @@ def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tens
     places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
     shares = mass.to(emission.dtype).unsqueeze(2) * real
     states = emission.new_zeros(batch, emission[0].numel())
-    states.scatter_add_(1, places.view(batch, -1), shares.view(batch, -1))
+    add_at(states, places.view(batch, -1), shares.view(batch, -1))
     moves = emission.new_zeros(batch, transition[0].numel())
-    moves.scatter_add_(1, pairs.view(batch, -1), shares[:, :, 1:].reshape(batch, -1))
+    add_at(moves, pairs.view(batch, -1), shares[:, :, 1:].reshape(batch, -1))
     return states.view(emission.shape), moves.view(transition.shape)
 
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.ordered_sums import add_at
+
 _TINY = 1e-12  # of the sum of all scores: gaps up to this are rounding
 _NUMBERS = 1 << 24  # of messages at a time
 _SWEEPS = 10  # of every subproblem of branch and bound
@@ -104,7 +106,8 @@ def _send(unary: Tensor, weights: Tensor, fixed: Tensor, sweeps: int) -> _Sent:
     positive = weight > 0.0
     sign = torch.where(positive, 1.0, -1.0).to(weight.dtype)
     belief = unary + _times(fixed == 1, weights)
-    belief = belief.index_add(1, i, split).index_add(1, j, torch.where(positive, weight - split, split))
+    for own, part in ((i, split), (j, torch.where(positive, weight - split, split))):
+        belief = add_at(belief, own.expand(len(belief), -1), part)
     on = (fixed == 1).to(unary.dtype)
     base = ((unary + 0.5 * _times(on, weights)) * on).sum(1)
     tiny = _TINY * (belief.abs() * free).sum(1).add(weight.abs().sum(1))

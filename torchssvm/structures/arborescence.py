@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.oracles import eisner, max_arborescence
+from torchssvm.ordered_sums import add_at
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Structure
 from torchssvm.structures.chain import check_lengths
@@ -116,7 +117,7 @@ class Arborescence(Structure):
     def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
         """The arcs that appear, less those that disappear."""
         mass = torch.ones(len(labeling), 1, device=labeling.device)
-        return self.mean_difference(labeling.unsqueeze(1), mass, target, potentials)
+        return self._mean_difference(labeling.unsqueeze(1), mass, target, potentials, any_order=True)
 
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
         """Looked up in the potentials, ``[B, C]`` float64."""
@@ -127,11 +128,16 @@ class Arborescence(Structure):
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
         """The mass of each arc, less all of it at the target's."""
+        return self._mean_difference(labelings, mass, target, potentials)
+
+    def _mean_difference(
+        self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials, *, any_order: bool = False
+    ) -> Parts:
         ((name, scores),) = potentials.tensors.items()
-        heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT
+        heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT  # [B, N, C + 1]
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(scores.dtype)
         arcs = scores.new_zeros(scores.shape)
-        return {name: arcs.scatter_add_(2, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0))}
+        return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Share (or number) of the wrong heads, ``[B]`` float64."""

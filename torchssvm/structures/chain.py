@@ -99,7 +99,7 @@ class Chain(Structure):
         emission.scatter_(2, labels.clamp(min=0).unsqueeze(2), real.unsqueeze(2).to(emission.dtype))
         both = real[:, 1:].to(emission.dtype)
         pairs = (labels[:, :-1] * states + labels[:, 1:]).clamp(min=0)
-        if self.shared:
+        if self.shared:  # ones, in any order
             transition = torch.zeros(batch, states * states, device=labels.device).scatter_add_(1, pairs, both)
             return {"emission": emission, "transition": transition.view(batch, states, states)}
         transition = torch.zeros(batch, max(longest - 1, 0), states * states, device=labels.device)
@@ -136,7 +136,7 @@ class Chain(Structure):
         for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
             emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
             places = labels[:, :-1] * states + labels[:, 1:]
-            if self.shared:
+            if self.shared:  # a pair may come several times: 1 each time, in any order
                 transition.scatter_add_(1, places, sign * both)
             else:
                 transition.scatter_add_(2, places.unsqueeze(2), (sign * both).unsqueeze(2))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchssvm.ordered_sums import add_at
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Marginals, Structure, digest
 
@@ -58,8 +59,8 @@ class Multiclass(Structure):
         """The mass of each class, less all of it at the target."""
         ((name, tensor),) = potentials.tensors.items()
         mass = mass.to(tensor.dtype)
-        parts = tensor.new_zeros(tensor.shape).scatter_add_(1, labelings, mass)
-        return {name: parts.scatter_add_(1, target.unsqueeze(1), -mass.sum(1, keepdim=True))}
+        parts = add_at(tensor.new_zeros(tensor.shape), labelings, mass)
+        return {name: add_at(parts, target.unsqueeze(1), -mass.sum(1, keepdim=True))}
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """``cost[target, labeling]``, ``[B]`` float64."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchssvm.oracles import max_sum_grid
 from torchssvm.oracles.max_sum_tree import node_depths
+from torchssvm.ordered_sums import add_at
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Examined, Structure, digest
 
@@ -275,13 +276,14 @@ class Pose(Structure):
     def _add(self, parts: Parts, labels: Tensor, mass: Tensor) -> Parts:
         """Add the parts of the labelings ``[B, C, P, 4]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
         nodes, types, arcs, stretch = self._places(labels)
+        apart = labels.shape[1] == 1  # every node and arc has places of its own
         for name, places in (("unary", nodes), ("types", types)):
             flat = parts[name].view(len(labels), -1)
             weight = mass.to(flat.dtype).unsqueeze(2).expand(places.shape)
-            flat.scatter_add_(1, places.flatten(1), weight.flatten(1))
+            add_at(flat, places.flatten(1), weight.flatten(1), any_order=apart)
         flat = parts["deformation"].view(len(labels), -1, 4)
         changes = (-mass[..., None, None] * stretch).flatten(1, 2).to(flat.dtype)
-        flat.scatter_add_(1, arcs.flatten(1).unsqueeze(2).expand(-1, -1, 4), changes)
+        add_at(flat, arcs.flatten(1), changes, any_order=apart)
         return parts
 
     def _to(self, device: torch.device) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.oracles import max_sum_tree
+from torchssvm.ordered_sums import add_at
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Structure
 from torchssvm.structures.chain import check_lengths
@@ -166,8 +167,10 @@ class Tree(Structure):
         batch = len(labels)
         states, pairs, real, both = self._places(labels)
         mass = mass.to(parts["node"].dtype).unsqueeze(2)
-        parts["node"].view(batch, -1).scatter_add_(1, states.view(batch, -1), (mass * real).view(batch, -1))
-        parts["edge"].view(batch, -1).scatter_add_(1, pairs.view(batch, -1), (mass * both).view(batch, -1))
+        alike = labels.shape[1] == 1  # all that share a place
+        for name, places, counts in (("node", states, real), ("edge", pairs, both)):
+            flat = parts[name].view(batch, -1)
+            add_at(flat, places.view(batch, -1), (mass * counts).view(batch, -1), any_order=alike)
         return parts
 
     def __repr__(self) -> str:
