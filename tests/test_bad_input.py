@@ -460,9 +460,10 @@ def test_lam_of_numpy():
         DualState.for_head(LinearMulticlass(3, 3), 6, True)
 
 
-@pytest.mark.parametrize("n", [0, -1, 2.5, True, None])
+@pytest.mark.parametrize("n", [0, -1, 2.5, True, None, "6"])
 def test_num_examples(n):
-    with pytest.raises(ValueError, match=f"num_examples={n} must be a positive number"):
+    kind = TypeError if n is None or isinstance(n, str) else ValueError
+    with pytest.raises(kind, match=f"num_examples={n!r} must be a whole number.*is the dataset empty"):
         DualState.for_head(LinearMulticlass(3, 3), n, 0.1)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_flag, check_whole
 from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.caching import MaxOracle, OracleRule
 from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
@@ -57,7 +58,7 @@ class BlockGap(nn.Module):
     Raises:
         ValueError: ``sweeps`` is negative, ``direction`` or ``oracle`` needs the dual to keep labelings, or
             ``in_turn`` is not for these rules.
-        TypeError: ``direction`` or ``oracle`` is not such an object.
+        TypeError: ``dual``, ``direction`` or ``oracle`` is not such an object, or ``sweeps`` no number.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class BlockGap(nn.Module):
         in_turn: bool = False,
     ) -> None:
         super().__init__()
-        if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
-            raise ValueError(f"sweeps={sweeps!r} must be a whole number, at least 0")
+        if not isinstance(dual, DualState):
+            raise TypeError(f"dual={dual!r} must be a DualState: make one by DualState.for_head(head, n, lam)")
         self.dual = dual
         self.direction = direction if direction is not None else FrankWolfe()
         self.oracle = oracle if oracle is not None else MaxOracle()
-        self.sweeps = sweeps
+        self.sweeps = check_whole(sweeps, "sweeps", 0)
         check_rules(self.direction, self.oracle, dual.storage)
-        self.in_turn = in_turn
+        self.in_turn = check_flag(in_turn, "in_turn")
         if in_turn and not (self._simple and type(dual.storage) is MeanParts):
             raise ValueError(
                 "in_turn=True is for FrankWolfe(), MaxOracle() and MeanParts(), not for "
@@ -361,6 +362,8 @@ class StructuredHinge(nn.Module):
 
     def __init__(self, structure: Structure) -> None:
         super().__init__()
+        if not isinstance(structure, Structure):
+            raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
         self.structure = structure
 
     def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:

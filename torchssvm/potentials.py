@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_int64, check_tensor
 from torchssvm.oracles.compiled import compiled_sums, fits_numba
 from torchssvm.row_sparse import combine_rows, dense
 
@@ -111,16 +112,14 @@ class Potentials:
             raise TypeError(
                 f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
             )
+        for name, tensor in self.tensors.items():
+            check_tensor(tensor, f"the potentials {name!r}")
         if unknown := self.ragged.keys() - self.tensors.keys():
             raise ValueError(f"ragged names {sorted(unknown)}, but the tensors are {sorted(self.tensors)}")
         if lengths is not None:
             if not isinstance(lengths, Tensor):
                 raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
-            if lengths.shape != (self.batch_size,) or lengths.dtype != torch.int64:
-                raise ValueError(
-                    f"lengths must be int64 of shape [{self.batch_size}], one per example; "
-                    f"got {lengths.dtype} of shape {list(lengths.shape)}"
-                )
+            check_int64(lengths, "lengths", (self.batch_size,), ", one for each example")
             longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
             if self.extremes is None and (numbers := lengths.tolist()):
                 self.extremes = min(numbers), max(numbers)

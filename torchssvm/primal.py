@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_int64
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.dual.problem import check_lam
 from torchssvm.dual.state import squared_norm
@@ -159,9 +160,7 @@ def every_example(
 
 def _check_batch(index: Tensor, potentials: Potentials, weight: Tensor, num_examples: int | None) -> Tensor:
     size = potentials.batch_size
-    if not isinstance(index, Tensor) or index.shape != (size,) or index.dtype != torch.int64:
-        found = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-        raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
+    check_int64(index, "index", (size,), ", one number for each example")
     if not size:
         raise ValueError("a batch is empty: index holds no example")
     if int(index.min()) < 0 or (num_examples is not None and int(index.max()) >= num_examples):

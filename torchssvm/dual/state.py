@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_int64, check_limit
 from torchssvm.batch import first_occurrences
 from torchssvm.dual import checkpoint
 from torchssvm.dual.bounds import Box
@@ -79,7 +80,9 @@ class DualState(PendingSteps):
     ) -> None:
         super().__init__()
         self.parameters = check_problem(num_examples, lam, structure, parameters)
-        self.num_examples = num_examples
+        self._dtype = self.parameters[0].dtype
+        memory_limit = check_limit(memory_limit)
+        self.num_examples = num_examples = int(num_examples)
         self.lam = float(lam)
         self.structure = structure
         if storage is not None and not isinstance(storage, Storage):
@@ -234,12 +237,10 @@ class DualState(PendingSteps):
 
         Raises:
             ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
-            TypeError: The potentials are not of the weights' dtype.
+            TypeError: The potentials are not of the weights' dtype, or the weights not of the dual's.
         """
         size, weights = potentials.batch_size, self.parameters[0]
-        if not isinstance(index, Tensor) or index.shape != (size,) or index.dtype != torch.int64:
-            found = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-            raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
+        check_int64(index, "index", (size,), ", one number for each example")
         if not size:
             raise ValueError("the batch is empty: index holds no example")
         numbers = index.tolist()
@@ -248,6 +249,7 @@ class DualState(PendingSteps):
                 f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={self.num_examples}, so that "
                 f"an index is 0 to {self.num_examples - 1}"
             )
+        self.check_dtype()
         if potentials.dtype != weights.dtype:
             raise TypeError(
                 f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
@@ -256,6 +258,16 @@ class DualState(PendingSteps):
         self.to(weights.device)
         index = index.to(weights.device)
         return index, first_occurrences(index, numbers)
+
+    def check_dtype(self) -> None:
+        """Raise TypeError if the weights are not of the dtype that the dual was made for, as after ``head.half()``."""
+        for parameter in self.parameters:
+            if parameter.dtype is not self._dtype:
+                raise TypeError(
+                    f"the head's weights are {parameter.dtype}, and were {self._dtype} when the dual was made: blocks "
+                    f"and weights must agree. Call head.to({self._dtype}) and load the weights again, or convert the "
+                    "head to torch.float32 or torch.float64 first and make a new DualState and BCFW"
+                )
 
     def check_targets(self, targets: Tensor, *, keep: bool = True) -> None:
         """Compare digests of all targets with those of the exact pass before, and keep them.

@@ -169,8 +169,7 @@ class StructuredSVM(Predicting):
         dual = self.dual
         dual.visits += 1
         mean_step = loop.visit(batch.index)
-        for group in find_bcfw(self.trainer).param_groups:
-            group["lr"] = mean_step / dual.lam
+        find_bcfw(self.trainer).show_rate(mean_step / dual.lam)
         dual.settle()
 
     def compiled_loop(self) -> CompiledBCFW | None:

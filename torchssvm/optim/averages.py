@@ -279,7 +279,7 @@ class Average(ABC):
             if loss is not None:
                 raise ValueError("the checkpoint's average is of a dual, and this one has none: use following(dual)")
         else:
-            if not math.isfinite(require(state, "loss", float, "average")):
+            if not -1e-9 <= require(state, "loss", float, "average") < math.inf:  # at least 0, up to rounding
                 raise ValueError(f"the checkpoint is damaged: average['loss'] is {loss}")
             if require(state, "steps", int, "average") != self.dual.steps:
                 raise ValueError(

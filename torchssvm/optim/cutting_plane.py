@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_number, check_whole
 from torchssvm.batch import Batch
 from torchssvm.certificate import Certificate, every_training_example
 from torchssvm.dual import DualState
@@ -143,11 +144,8 @@ class CuttingPlane:
             ValueError: ``tolerance`` is negative, ``max_iterations`` is less than 1, or as :meth:`step`.
             RuntimeError: As :meth:`step`.
         """
-        if not tolerance >= 0.0:
-            raise ValueError(f"tolerance={tolerance} must be at least 0")
-        if max_iterations < 1:
-            raise ValueError(f"max_iterations={max_iterations} must be at least 1")
-        for _ in range(max_iterations):
+        tolerance = check_number(tolerance, "tolerance", 0.0)
+        for _ in range(check_whole(max_iterations, "max_iterations")):
             certificate = self.step(batches)
             if certificate.gap <= tolerance:
                 break

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchssvm.dual.problem import check_lam, check_positive
+from torchssvm.arguments import check_positive
+from torchssvm.dual.problem import check_lam
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_int64, check_number
 from torchssvm.oracles import best_matching
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Structure
@@ -54,8 +54,7 @@ class EdgePotentials(Potentials):
         if lengths is not None:
             self.ragged = dict.fromkeys(self.tensors, 0)
         if widths is not None:
-            if widths.shape != (batch,) or widths.dtype != torch.int64:
-                raise ValueError(f"widths must be int64 [{batch}], got {widths.dtype} {list(widths.shape)}")
+            check_int64(widths, "widths", (batch,), ", the right nodes of each example")
             if bool(((widths < 1) | (widths > right)).any()):
                 raise ValueError(f"widths must lie between 1 and the padded width {right}, got {widths.tolist()}")
         self.widths = widths
@@ -87,13 +86,10 @@ class Matching(Structure):
     """
 
     def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
-        for name, cost in (("precision_cost", precision_cost), ("recall_cost", recall_cost)):
-            if not (cost >= 0.0 and math.isfinite(cost)):
-                raise ValueError(f"{name}={cost} must be finite and at least 0")
-        if precision_cost == recall_cost == 0.0:
+        self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
+        self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
+        if self.precision_cost == self.recall_cost == 0.0:
             raise ValueError("precision_cost and recall_cost are both 0: then nothing is ever wrong")
-        self.precision_cost = float(precision_cost)
-        self.recall_cost = float(recall_cost)
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
@@ -140,10 +136,7 @@ class Matching(Structure):
         if len(potentials.tensors) != 1 or potentials.single.ndim != 3:
             raise ValueError(f"a matching takes potentials [B, S, T], got {potentials}")
         shape = potentials.single.shape
-        if target.shape != shape or target.dtype != torch.int64:
-            raise ValueError(
-                f"target must be int64 {list(shape)}, as the potentials are; got {target.dtype} {list(target.shape)}"
-            )
+        check_int64(target, "target", shape, ", as the potentials are")
         real = _real(potentials)
         wrong = ((target < 0) | (target > POSSIBLE)) & real
         if bool(wrong.any()):
