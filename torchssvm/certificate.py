@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.batch import Batch
+from torchssvm.caller import warn
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.state import squared_norm
@@ -119,11 +119,10 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         )
     scale = (2.0 * float(dual.loss.sum()) / dual.lam) ** 0.5  # of weights that are not almost nothing
     if drift > 100 * rounding and difference**0.5 > 0.1 * rounding * scale:
-        warnings.warn(
+        warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding. Have the "
             "features moved (see recompute_weights), or were weights edited? Then the certificate holds. Or was an "
             "index used for several examples, or was the dual trained on others? Then it bounds nothing.",
-            stacklevel=2,
         )
     dual.gap_estimates = gaps.clamp(min=0.0)
     dual.oracle_gaps = dual.gap_estimates.clone()

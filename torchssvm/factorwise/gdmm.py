@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 
 from torchssvm.arguments import check_number, check_seed, check_whole
 from torchssvm.batch import Batch
+from torchssvm.caller import warn
 from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import Storage, require
@@ -108,9 +108,8 @@ class GDMM(Optimizer):
         self._generator = torch.Generator().manual_seed(seed)
         self._handed_over = False
         if any(bool(p.any()) for p in dual.parameters):
-            warnings.warn(
+            warn(
                 "the head's weights were not zero, and GDMM starts from those of its duals: they are now zero",
-                stacklevel=2,
             )
         self._publish()
 
@@ -340,10 +339,9 @@ class GDMM(Optimizer):
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
         same_features = loaded.features == self.problem.features
         if not same_features:
-            warnings.warn(
+            warn(
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
                 "are summed anew from these features, and what was certified for the others is forgotten",
-                stacklevel=3,
             )
         try:
             super().load_state_dict(state)

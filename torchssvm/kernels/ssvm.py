@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.arguments import check_limit, check_number, check_whole
+from torchssvm.caller import warn
 from torchssvm.certificate import Certificate
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
@@ -156,10 +156,9 @@ class KernelSSVM:
         if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * norm):
             raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
         if drift > 100 * rounding:
-            warnings.warn(
+            warn(
                 f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
                 "rounding: they were changed by others, and are now recomputed",
-                stacklevel=2,
             )
         dual.gap_estimates = gaps.clamp(min=0.0)
         dual.oracle_calls += n

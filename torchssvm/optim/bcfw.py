@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchssvm.caller import warn
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.bounds import Box
 from torchssvm.dual.storage import require
@@ -85,10 +85,9 @@ class BCFW(Optimizer):
         self.dual = dual
         self.line_search: LineSearch = line_search if line_search is not None else ExactSearch()
         if overwritten:
-            warnings.warn(
+            warn(
                 "the head's weights were not zero, and BCFW starts from those of its dual: they are now "
                 + ("zero" if not dual.box else "those nearest to zero within their bounds"),
-                stacklevel=2,
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from torchssvm.arguments import check_number, check_whole
 from torchssvm.batch import Batch
+from torchssvm.caller import warn
 from torchssvm.certificate import Certificate, every_training_example
 from torchssvm.dual import DualState
 from torchssvm.dual.state import flat, squared_norm
@@ -81,8 +81,8 @@ class CuttingPlane:
         self._next = torch.zeros(slack.size, dtype=torch.float64)  # weights of the restricted problem
         self._best = torch.zeros_like(self._next)  # those that the head holds between calls
         if any(bool(p.detach().any()) for p in self._problem.parameters):
-            warnings.warn(
-                "the head's weights were not zero, and cutting planes start from zero: they are now zero", stacklevel=2
+            warn(
+                "the head's weights were not zero, and cutting planes start from zero: they are now zero",
             )
         self._hold(self._best)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_limit, check_whole
+from torchssvm.arguments import as_number, check_limit, check_whole
 from torchssvm.dual.storage import require
 from torchssvm.memory import check_memory
 from torchssvm.optim.block_qp import Blocks
