@@ -39,7 +39,7 @@ class ChunkingDataset(SparseChains):
         num_states: Tags of the vocabulary.
 
     Raises:
-        ValueError: A tag is not in the vocabulary; the message names file and line.
+        ValueError: A tag is not in the vocabulary; the message names file and line. Or ``found`` is of other sentences.
     """
 
     what = "sentences"
@@ -53,7 +53,11 @@ class ChunkingDataset(SparseChains):
         found: Attributes | None = None,
     ) -> None:
         states = _states(sentences, vocabulary, stand_in)
-        rows, columns = vocabulary.columns(attributes(sentences) if found is None else found)
+        if found is None:
+            found = attributes(sentences)
+        else:
+            found.check(sentences)
+        rows, columns = vocabulary.columns(found)
         super().__init__(
             offsets=torch.from_numpy(sentences.offsets),
             rows=torch.from_numpy(rows),

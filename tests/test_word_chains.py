@@ -108,11 +108,11 @@ def test_noise_is_repeated_by_its_seed():
     [
         ({"noise": 1.0}, "noise=1.0 must be a probability below 1"),
         ({"noise": float("nan")}, "noise=nan must be a probability below 1"),
-        ({"seed": -1}, "seed=-1 must not be negative"),
-        ({"num_states": 1}, "num_states=1 must be 2 to 8, one more than there are words"),
-        ({"num_states": 9}, "num_states=9 must be 2 to 8"),
+        ({"seed": -1}, "seed=-1 must be a whole number, at least 0"),
+        ({"num_states": 1}, "num_states=1 must be a whole number, 2 to 8, one more than there are words"),
+        ({"num_states": 9}, "num_states=9 must be a whole number, 2 to 8"),
         ({"num_states": 2.0}, r"num_states=2.0 must be"),
-        ({"min_count": 0}, "min_count must be an integer of at least 1, not 0"),
+        ({"min_count": 0}, "min_count=0 must be a whole number, at least 1"),
         ({"min_count": 99}, "min_count=99: no attribute occurs so often"),
     ],
 )
