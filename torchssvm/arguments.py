@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +34,7 @@ def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = Non
     elif not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} must be a whole number, not a {type(value).__name__}{advice}")
     allowed = f"at least {least}" if most is None else f"{least} to {most}"
+    allowed = allowed if least > -(2**63) else "of any sign"
     raise ValueError(f"{name}={value!r} must be a whole number, {allowed}{advice}")
 
 
@@ -100,7 +103,7 @@ def check_limit(value: Any, name: str = "memory_limit") -> int | None:
         ValueError: It is negative, or not whole.
         TypeError: It is no number.
     """
-    return None if value is None else check_whole(value, name, 0, advice=" bytes, or None")
+    return None if value is None else check_whole(value, name, 0, advice=": a number of bytes, or None")
 
 
 def check_seed(value: Any, name: str = "seed") -> int:
@@ -110,18 +113,36 @@ def check_seed(value: Any, name: str = "seed") -> int:
         ValueError: It is not whole, or takes more than 64 bits.
         TypeError: It is no number.
     """
-    return check_whole(value, name, -(2**63), most=2**64 - 1)
+    if is_whole(value) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"{name}={value} must be a whole number of 64 bits")
+    return check_whole(value, name, -(2**63))
 
 
-def check_flag(value: Any, name: str) -> bool:
-    """The truth value as a plain bool: a word such as ``"no"`` would count as True.
+def check_flags(**given: Any) -> None:
+    """Raise TypeError, with its name, for what is neither True nor False: the word ``"no"`` would count as True."""
+    for name, value in given.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name}={value!r} must be True or False")
 
-    Raises:
-        TypeError: It is neither True nor False.
+
+def check_object(value: Any, name: str, method: str, such: str) -> None:
+    """Raise TypeError unless the value is an object with this method, and no class.
+
+    Args:
+        value: What was given.
+        name: What messages call it.
+        method: What it must have.
+        such: One that would do, for messages.
     """
-    if value is True or value is False:
-        return value
-    raise TypeError(f"{name}={value!r} must be True or False")
+    if isinstance(value, type) or not callable(getattr(value, method, None)):
+        raise TypeError(f"{name}={value!r} must be an object such as {such}")
+
+
+def check_parameters(params: Any, dual: str = "") -> None:
+    """Raise TypeError where a whole module, or something else, stands in the place of its parameters."""
+    if not isinstance(params, Iterable) or isinstance(params, Tensor | str):
+        advice = "pass its parameters: head.parameters()" if hasattr(params, "parameters") else "pass head.parameters()"
+        raise TypeError(f"params is a {type(params).__name__}: {advice}{dual}")
 
 
 def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
@@ -135,7 +156,11 @@ def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
     Raises:
         TypeError: It is no tensor, or a sparse, complex or meta tensor.
     """
-    if isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_meta or value.dtype.is_complex):
+    if (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not (value.is_meta or value.dtype.is_complex or value.is_quantized or value.is_nested)
+    ):
         return value
     raise TypeError(f"{name} must be a dense, real tensor, and it is {describe(value)}{advice}")
 
@@ -185,6 +210,8 @@ def describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         convertible = isinstance(value, list) or hasattr(value, "dtype")
         return f"a {type(value).__name__}" + (": make it a tensor by torch.as_tensor(...)" if convertible else "")
+    if value.is_nested or value.is_quantized:
+        return f"a {'nested' if value.is_nested else 'quantized'} tensor: make it a plain one"
     shown = f"{value.dtype} {list(value.shape)}"
     if value.is_meta:
         return f"{shown} on the meta device, which holds no numbers: load the data on a real one"

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_flags
 from torchssvm.batch import Batch
 from torchssvm.caller import warn
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
-from torchssvm.dual.state import squared_norm
+from torchssvm.dual.state import check_dual, squared_norm
 from torchssvm.potentials import Potentials, full_precision
 from torchssvm.primal import every_example
 from torchssvm.structures import find_corner
@@ -85,6 +86,8 @@ def certify(
             dual is not one of these examples. Or the held weights are out of their bounds, where no primal value bounds
             the optimum.
     """
+    check_dual(dual)
+    check_flags(refresh=refresh)
     return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
 
 

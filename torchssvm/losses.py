@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_flag, check_whole
+from torchssvm.arguments import check_flags, check_whole
 from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.caching import MaxOracle, OracleRule
 from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
 from torchssvm.dual import DualState, Found, MeanParts, Proposal, Storage, Stored
 from torchssvm.dual.mean_parts import StoredParts
+from torchssvm.dual.state import check_dual
 from torchssvm.optim.box_qp import solve_batch
 from torchssvm.potentials import (
     Parts,
@@ -71,14 +72,13 @@ class BlockGap(nn.Module):
         in_turn: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(dual, DualState):
-            raise TypeError(f"dual={dual!r} must be a DualState: make one by DualState.for_head(head, n, lam)")
-        self.dual = dual
+        self.dual = check_dual(dual)
         self.direction = direction if direction is not None else FrankWolfe()
         self.oracle = oracle if oracle is not None else MaxOracle()
         self.sweeps = check_whole(sweeps, "sweeps", 0)
         check_rules(self.direction, self.oracle, dual.storage)
-        self.in_turn = check_flag(in_turn, "in_turn")
+        check_flags(in_turn=in_turn)
+        self.in_turn = in_turn
         if in_turn and not (self._simple and type(dual.storage) is MeanParts):
             raise ValueError(
                 "in_turn=True is for FrankWolfe(), MaxOracle() and MeanParts(), not for "

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_int64, check_tensor
+from torchssvm.arguments import check_int64, check_tensor, check_whole
 from torchssvm.oracles.compiled import compiled_sums, fits_numba
 from torchssvm.row_sparse import combine_rows, dense
 
@@ -112,8 +112,11 @@ class Potentials:
             raise TypeError(
                 f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
             )
-        for name, tensor in self.tensors.items():
-            check_tensor(tensor, f"the potentials {name!r}")
+        for tensor in self.tensors.values():
+            check_tensor(tensor, "potentials")
+        for name, rows in self.ragged.items():
+            if type(rows) is not int:  # the usual case is quick: this runs in every step
+                self.ragged[name] = check_whole(rows, f"ragged[{name!r}]", -(2**63))
         if unknown := self.ragged.keys() - self.tensors.keys():
             raise ValueError(f"ragged names {sorted(unknown)}, but the tensors are {sorted(self.tensors)}")
         if lengths is not None:

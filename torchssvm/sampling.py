@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from torchssvm.arguments import check_number, check_seed, check_whole
+from torchssvm.arguments import check_number, check_object, check_seed, check_whole
 from torchssvm.dual import DualState
+from torchssvm.dual.state import check_dual
 from torchssvm.dual.storage import require
 
 
@@ -145,8 +146,8 @@ class GapBatchSampler(Sampler[list[int]]):
             num_examples = dual.num_examples
         num_examples = check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
         batch_size = check_whole(batch_size, "batch_size")
-        if order is not None and (isinstance(order, type) or not hasattr(order, "draw")):
-            raise TypeError(f"order={order!r} must be an object such as Permutation()")
+        if order is not None:
+            check_object(order, "order", "draw", "Permutation()")
         self.num_examples = num_examples
         self.batch_size = min(batch_size, num_examples)
         self.order: Order = order if order is not None else Proportional()
@@ -175,7 +176,7 @@ class GapBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: It is of a dataset of another size.
         """
-        if dual.num_examples != self.num_examples:
+        if check_dual(dual).num_examples != self.num_examples:
             raise ValueError(
                 f"the sampler has num_examples={self.num_examples}, and the dual was made for {dual.num_examples}"
             )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from torchssvm.arguments import as_number, check_number
+from torchssvm.arguments import as_number, check_number, check_object
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.certificate import Certificate, certify
 from torchssvm.dual import DualState
@@ -174,6 +174,7 @@ def run_until(
     """
     _check_limits(tolerance, max_passes)
     schedule = schedule if schedule is not None else WhenEstimated()
+    check_object(schedule, "schedule", "due", "WhenEstimated()")
 
     def check() -> tuple[Certificate, bool]:
         certificate = exact_pass()
@@ -240,6 +241,8 @@ class Steps:
         optimizer: torch.optim.Optimizer | None = None,
         collate_fn: Collate | None = None,
     ) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
         if len(dataset) != loss.dual.num_examples:
             raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
         if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:

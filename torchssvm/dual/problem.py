@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from torchssvm.arguments import check_positive, check_whole
+from torchssvm.arguments import check_positive, check_tensor, check_whole
 from torchssvm.structures import Structure
 
 
@@ -25,10 +25,13 @@ def check_problem(
     check_lam(lam)
     if not isinstance(structure, Structure):
         raise TypeError(f"structure must be a torchssvm.Structure, not {type(structure).__name__}")
+    if not isinstance(parameters, Iterable) or isinstance(parameters, Tensor):
+        raise TypeError(f"parameters is a {type(parameters).__name__}: pass head.parameters()")
     held = list(parameters)
     if not held:
         raise ValueError("the head has no parameters to train")
     for parameter in held:
+        check_tensor(parameter, "a weight of the head")
         if parameter.dtype not in (torch.float32, torch.float64):
             raise TypeError(
                 f"the head's weights are {parameter.dtype}; keep the head in float32 or float64 "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_int64, check_limit
+from torchssvm.arguments import as_number, check_int64, check_limit
 from torchssvm.batch import first_occurrences
 from torchssvm.dual import checkpoint
 from torchssvm.dual.bounds import Box
@@ -187,7 +187,7 @@ class DualState(PendingSteps):
         Raises:
             ValueError: ``factor`` is out of range, or would bring ``lam`` to 0.
         """
-        if not (0.0 < factor <= 1.0 and self.lam * factor > 0.0):
+        if not (0.0 < as_number(factor, "factor") <= 1.0 and self.lam * factor > 0.0):
             raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
         products = self.storage.products()
         if products is None:
@@ -436,6 +436,16 @@ class DualState(PendingSteps):
             f"DualState(num_examples={self.num_examples}, lam={self.lam:g}, structure={self.structure}, "
             f"storage={type(self.storage).__name__}, steps={self.steps})"
         )
+
+
+def check_dual(dual: Any) -> DualState:
+    """The dual state, or TypeError if it is something else."""
+    if isinstance(dual, DualState):
+        return dual
+    raise TypeError(
+        f"dual is a {type(dual).__name__}, and must be a DualState: make one by "
+        "DualState.for_head(head, num_examples, lam)"
+    )
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

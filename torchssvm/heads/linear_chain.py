@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_tensor, check_whole
+from torchssvm.arguments import check_flags, check_tensor, check_whole
 from torchssvm.heads import linear_chain_cpu
 from torchssvm.heads.checks import check_structure
 from torchssvm.heads.in_turn import solve_in_turn
@@ -51,6 +51,7 @@ class LinearChain(nn.Module):
         structure: Chain | None = None,
     ) -> None:
         super().__init__()
+        check_flags(bias=bias, boundary=boundary)
         in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
         if positions is not None:
             positions = check_whole(positions, "positions", 2, advice=", or None for shared transitions")

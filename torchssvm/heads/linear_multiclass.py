@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_tensor, check_whole
+from torchssvm.arguments import check_flags, check_tensor, check_whole
 from torchssvm.heads.checks import check_structure
 from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
@@ -30,6 +30,7 @@ class LinearMulticlass(nn.Module):
         self, in_features: int, num_classes: int, *, bias: bool = True, structure: Multiclass | None = None
     ) -> None:
         super().__init__()
+        check_flags(bias=bias)
         in_features = check_whole(in_features, "in_features", 0)
         num_classes = check_whole(num_classes, "num_classes")
         self.structure = check_structure(structure, "Multiclass(num_classes)", "num_classes") or Multiclass(num_classes)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_tensor, check_whole
+from torchssvm.arguments import check_flags, check_tensor, check_whole
 from torchssvm.heads.checks import check_structure
 from torchssvm.oracles.multilabel import symmetric
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
@@ -45,6 +45,7 @@ class LinearMultilabel(nn.Module):
         structure: Multilabel | None = None,
     ) -> None:
         super().__init__()
+        check_flags(bias=bias, pairwise=pairwise)
         in_features, num_labels = check_whole(in_features, "in_features"), check_whole(num_labels, "num_labels")
         self.structure = check_structure(structure, "Multilabel(num_labels)", "num_labels", "pairwise") or Multilabel(
             num_labels, pairwise=pairwise

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_tensor, check_whole
+from torchssvm.arguments import check_flags, check_tensor, check_whole
 from torchssvm.heads.checks import check_structure
 from torchssvm.potentials import Parts, Potentials, full_precision
 from torchssvm.structures import Tree
@@ -43,6 +43,7 @@ class LinearTree(nn.Module):
         structure: Tree | None = None,
     ) -> None:
         super().__init__()
+        check_flags(bias=bias, shared=shared)
         in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
         own = Tree(num_states, parent, shared=shared)
         self.structure = check_structure(structure, "Tree(num_states, parent)", "num_states", "parent", "shared") or own

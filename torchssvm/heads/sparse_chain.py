@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchssvm.arguments import check_tensor
+from torchssvm.arguments import check_flags, check_tensor
 from torchssvm.heads.linear_chain import LinearChain, add_biases, everywhere, sums_of, transformed
 from torchssvm.potentials import Potentials, full_precision
 from torchssvm.row_sparse import per_example_rows, rows_of
@@ -50,6 +50,7 @@ class SparseLinearChain(LinearChain):
         sparse_gradient: bool = True,
     ) -> None:
         super().__init__(in_features, num_states, bias=bias, boundary=boundary, structure=structure)
+        check_flags(sparse_gradient=sparse_gradient)
         self.sparse_gradient = sparse_gradient
 
     def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]

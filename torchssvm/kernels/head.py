@@ -53,6 +53,8 @@ class KernelHead(nn.Module):
     ) -> None:
         super().__init__()
         in_features, num_states = check_whole(in_features, "in_features"), check_whole(num_states, "num_states")
+        if isinstance(kernel, type) or not callable(kernel):
+            raise TypeError(f"kernel={kernel!r} must be a function (a [M, F], b [N, F]) -> [M, N], such as RBF(gamma)")
         self.kernel = kernel
         self.in_features = in_features
         self.linear = linear

@@ -80,7 +80,9 @@ class KernelSSVM:
         memory_limit = check_limit(memory_limit)
         if not isinstance(head, KernelHead):
             raise TypeError(f"head is a {type(head).__name__}, and must be a KernelHead, such as KernelChain(...)")
-        if direction is not None and (isinstance(direction, type) or hasattr(direction, "needs_labelings")):
+        if direction is not None and (
+            isinstance(direction, type) or not callable(direction) or hasattr(direction, "needs_labelings")
+        ):
             raise TypeError(
                 f"direction={direction!r} must be an object of torchssvm.kernels, such as torchssvm.kernels.Pairwise()"
             )

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_parameters
 from torchssvm.batch import Batch
 from torchssvm.certificate import Certificate, exact_pass, features_moved
 from torchssvm.dual import DualState
-from torchssvm.dual.state import squared_norm
+from torchssvm.dual.state import check_dual, squared_norm
 from torchssvm.dual.storage import require
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class Average(ABC):
             raise TypeError(
                 f"params is a {type(params).__name__}: pass head.parameters(), or use {name}.following(dual)"
             )
+        check_parameters(params)
+        if dual is not None:
+            check_dual(dual)
         self.parameters = list(params)
         if not self.parameters or not all(isinstance(p, Tensor) and p.is_floating_point() for p in self.parameters):
             raise ValueError("params must be one or more floating-point tensors: pass head.parameters()")
@@ -77,8 +81,7 @@ class Average(ABC):
         tells of the last one; one that does not tell (``ExponentiatedGradient``) needs ``update()``, with ``cls(params,
         dual)``.
         """
-        if not isinstance(dual, DualState):
-            raise TypeError(f"dual is a {type(dual).__name__}, and must be the DualState of the training")
+        check_dual(dual)
         average = cls(dual.parameters, dual)
         average._told = True
         dual.observe(average)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchssvm.arguments import check_parameters
 from torchssvm.caller import warn
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.bounds import Box
+from torchssvm.dual.state import check_dual
 from torchssvm.dual.storage import require
 from torchssvm.optim.box_qp import solve_batch
 from torchssvm.optim.gradient_check import Seen, check_gradient
@@ -62,6 +64,8 @@ class BCFW(Optimizer):
         _refuse_distributed()
         if line_search is not None and (isinstance(line_search, type) or not callable(line_search)):
             raise TypeError(f"line_search={line_search} must be an object such as ExactSearch()")
+        check_dual(dual)
+        check_parameters(params, " or groups of them, and then the dual")
         super().__init__(params, {"lr": 0.0})
         for group in self.param_groups:
             if unknown := group.keys() - _OPTIONS:
@@ -259,6 +263,10 @@ class BCFW(Optimizer):
         Raises:
             ValueError: The state is not one of BCFW, is of another problem, or is damaged.
         """
+        if not isinstance(state_dict, dict):
+            raise ValueError(
+                f"the checkpoint is a {type(state_dict).__name__}: it is not the state of a BCFW optimizer"
+            )
         state = dict(state_dict)
         for name in ("dual", "state", "param_groups"):
             if name not in state:

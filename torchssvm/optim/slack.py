@@ -92,7 +92,7 @@ def check_keep(keep: int) -> int:
     Raises:
         ValueError: It is less than 1.
     """
-    return check_whole(keep, "keep", advice=", of iterations")
+    return check_whole(keep, "keep", advice=": a number of iterations")
 
 
 def flat_rows(gradients: Sequence[Tensor]) -> Tensor:

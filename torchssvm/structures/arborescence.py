@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_int64
+from torchssvm.arguments import check_flags, check_int64, check_object
 from torchssvm.oracles import eisner, max_arborescence
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Structure
@@ -99,7 +99,9 @@ class Arborescence(Structure):
     """
 
     def __init__(self, among: Arborescences | None = None, *, normalize: bool = True) -> None:
+        check_flags(normalize=normalize)
         self.among = NonProjective() if among is None else among
+        check_object(self.among, "among", "argmax", "Projective()")
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_int64, check_tensor, check_whole, describe
+from torchssvm.arguments import check_flags, check_int64, check_tensor, check_whole, describe
 from torchssvm.oracles import chain_parts, chain_scores, sum_product, viterbi
 from torchssvm.oracles.compiled import arrays, fits_numba
 from torchssvm.potentials import Parts, Potentials
@@ -55,6 +55,7 @@ class Chain(Structure):
         self, num_states: int, *, shared: bool = True, normalize: bool = True, class_weight: Tensor | None = None
     ) -> None:
         num_states = check_whole(num_states, "num_states")
+        check_flags(shared=shared, normalize=normalize)
         if class_weight is not None:
             class_weight = check_tensor(class_weight, "class_weight").to(torch.float64)
             if class_weight.shape != (num_states,) or not _non_negative(class_weight):

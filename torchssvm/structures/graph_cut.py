@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_int64, check_tensor
+from torchssvm.arguments import check_flags, check_int64, check_object, check_tensor
 from torchssvm.oracles import min_cut, roof_dual
 from torchssvm.potentials import Parts, Potentials, inner
 from torchssvm.structures.base import Decoding, Structure, as_decoding, fit
@@ -155,7 +155,9 @@ class GraphCut(Structure):
     """
 
     def __init__(self, oracle: CutOracle | None = None, *, balanced: bool = False, normalize: bool = True) -> None:
+        check_flags(balanced=balanced, normalize=normalize)
         self.oracle = MinCut() if oracle is None else oracle
+        check_object(self.oracle, "oracle", "solve", "RoofDual()")
         self.balanced = balanced
         self.normalize = normalize
 

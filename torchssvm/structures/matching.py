@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_int64, check_number
+from torchssvm.arguments import check_flags, check_int64, check_number
 from torchssvm.oracles import best_matching
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Structure
@@ -86,6 +86,7 @@ class Matching(Structure):
     """
 
     def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
+        check_flags(normalize=normalize)
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
         self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
         if self.precision_cost == self.recall_cost == 0.0:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_int64, check_tensor, check_whole
+from torchssvm.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
 from torchssvm.oracles import best_label_sets
 from torchssvm.oracles.compiled import arrays, fits_numba
 from torchssvm.oracles.multilabel import shared, symmetric
@@ -109,6 +109,7 @@ class Multilabel(Structure):
         decoder: LabelSetOracle | None = None,
     ) -> None:
         num_labels = check_whole(num_labels, "num_labels")
+        check_flags(pairwise=pairwise, normalize=normalize)
         if weights is not None:
             weights = check_tensor(weights, "weights").to(torch.float64)
             good = torch.isfinite(weights) & (weights >= 0.0)
@@ -122,6 +123,7 @@ class Multilabel(Structure):
         self.normalize = normalize
         self.weights = weights
         self.decoder = BranchAndBound() if decoder is None else decoder
+        check_object(self.decoder, "decoder", "solve", "MessagePassing()")
         costs = torch.ones(num_labels, dtype=torch.float64) if weights is None else weights
         self._costs = costs / costs.sum() if normalize else costs
 

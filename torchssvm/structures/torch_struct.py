@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_number, check_tensor
+from torchssvm.arguments import check_flags, check_number, check_tensor
 from torchssvm.potentials import Potentials
 from torchssvm.structures.base import Decoding, Marginals, Structure
 
@@ -137,6 +137,7 @@ class TorchStruct(Structure):
         if name := _known_as(distribution, UNSUPPORTED):
             raise ValueError(f"distribution={distribution.__name__}: {UNSUPPORTED[name]}")
         weight = check_number(weight, "weight", 0.0)
+        check_flags(normalize=normalize, verify_targets=verify_targets)
         if loss_potentials is not None and (weight != 1.0 or normalize):
             raise ValueError("loss_potentials replaces the loss: weight and normalize would have no effect")
         if reserved := arguments.keys() & {"log_potentials", "lengths"}:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import as_parents, check_int64, check_whole
+from torchssvm.arguments import as_parents, check_flags, check_int64, check_whole
 from torchssvm.oracles import max_sum_tree
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Structure
@@ -40,6 +40,7 @@ class Tree(Structure):
         self, num_states: int, parent: Sequence[int] | Tensor, *, shared: bool = True, normalize: bool = True
     ) -> None:
         self.num_states = check_whole(num_states, "num_states")
+        check_flags(shared=shared, normalize=normalize)
         self.parent = _check_parent(parent)
         self.shared = shared
         self.normalize = normalize
