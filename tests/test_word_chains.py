@@ -173,7 +173,7 @@ def test_the_words_of_conll2000():
     assert test.in_features == train.in_features
     assert test.num_states == 200
     assert WordChains("test", num_states=200, seed=1, num_chains=5).vocabulary == train.vocabulary
-    with pytest.raises(ValueError, match="num_chains=0 must be 1 to 2012, or None for all"):
+    with pytest.raises(ValueError, match="num_chains=0 must be a whole number, 1 to 2012, or None for all"):
         WordChains("test", vocabulary=train.vocabulary, num_chains=0)
     with pytest.raises(ValueError, match="split must be 'train' or 'test', not 'dev'"):
         WordChains("dev")

@@ -58,6 +58,7 @@ class DualState(PendingSteps):
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
         recomputed: The v that the next step starts from, if an exact pass has recomputed it.
+        dtype: Dtype of the weights when the dual was made; they must keep it.
         held_norm: Norm of the weights as the last step left them.
         version: Counts changes of blocks or weights: directions computed before one are void after it.
         restarts: Counts changes of the weights that no step made: recomputed after the features moved, another ``lam``,
@@ -80,7 +81,7 @@ class DualState(PendingSteps):
     ) -> None:
         super().__init__()
         self.parameters = check_problem(num_examples, lam, structure, parameters)
-        self._dtype = self.parameters[0].dtype
+        self.dtype = self.parameters[0].dtype
         memory_limit = check_limit(memory_limit)
         self.num_examples = num_examples = int(num_examples)
         self.lam = float(lam)
@@ -249,8 +250,8 @@ class DualState(PendingSteps):
                 f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={self.num_examples}, so that "
                 f"an index is 0 to {self.num_examples - 1}"
             )
-        self.check_dtype()
-        if potentials.dtype != weights.dtype:
+        if potentials.dtype is not self.dtype:
+            self.check_dtype()
             raise TypeError(
                 f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
                 "dtype of its weights, with autocast off"
@@ -262,10 +263,10 @@ class DualState(PendingSteps):
     def check_dtype(self) -> None:
         """Raise TypeError if the weights are not of the dtype that the dual was made for, as after ``head.half()``."""
         for parameter in self.parameters:
-            if parameter.dtype is not self._dtype:
+            if parameter.dtype is not self.dtype:
                 raise TypeError(
-                    f"the head's weights are {parameter.dtype}, and were {self._dtype} when the dual was made: blocks "
-                    f"and weights must agree. Call head.to({self._dtype}) and load the weights again, or convert the "
+                    f"the head's weights are {parameter.dtype}, and were {self.dtype} when the dual was made: blocks "
+                    f"and weights must agree. Call head.to({self.dtype}) and load the weights again, or convert the "
                     "head to torch.float32 or torch.float64 first and make a new DualState and BCFW"
                 )
 

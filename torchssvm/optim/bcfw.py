@@ -23,7 +23,7 @@ from torchssvm.potentials import full_precision
 from torchssvm.row_sparse import dense, inner_product
 
 _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
-_SCHEDULED = {"initial_lr", "max_lr", "min_lr"}  # what schedulers of torch.optim note in a group whose lr they write
+_ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
 class BCFW(Optimizer):
@@ -131,7 +131,6 @@ class BCFW(Optimizer):
     def _take_step(self) -> None:
         _refuse_distributed()
         dual = self.dual
-        dual.check_dtype()
         proposals = dual.take()
         if not proposals:
             raise RuntimeError(
@@ -218,9 +217,9 @@ class BCFW(Optimizer):
     def _check_groups(self) -> None:
         """Groups are dictionaries that anybody can write to, and the dual keeps to the bounds that it began with."""
         for group, (lower, upper) in zip(self.param_groups, self._bounds, strict=True):
-            if unknown := group.keys() - _OPTIONS - _SCHEDULED:
+            if not group.keys() <= _ALLOWED:
                 raise RuntimeError(
-                    f"a parameter group was given {sorted(unknown)} after BCFW was made, and BCFW has no such options: "
+                    f"a parameter group was given {sorted(group.keys() - _ALLOWED)} after BCFW was made, and BCFW has no such options: "
                     "the regularisation is the dual's lam, and the step size is found. Delete them from the group"
                 )
             if group["lr"] != self._rate and "initial_lr" not in group:
@@ -292,7 +291,7 @@ def _rate_of(group: Any) -> float:
     """The step that a group of a checkpoint shows."""
     if not isinstance(group, dict):
         raise ValueError(f"the checkpoint is damaged: a parameter group is a {type(group).__name__}")
-    if unknown := group.keys() - _OPTIONS - _SCHEDULED:
+    if unknown := group.keys() - _ALLOWED:
         raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {sorted(unknown)}")
     rate = require(group, "lr", float, "param_groups")
     if not 0.0 <= rate < math.inf:
