@@ -52,8 +52,8 @@ def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """Move every tensor of ``batch`` to ``device``."""
-    return tree_map(lambda tensor: tensor.to(device, non_blocking=True), batch)
+    """Move every tensor of ``batch`` to ``device``; meta tensors have no numbers to move, and are refused later."""
+    return tree_map(lambda tensor: tensor if tensor.is_meta else tensor.to(device, non_blocking=True), batch)
 
 
 def apply_head(head: Any, batch: Batch) -> Any:

@@ -239,7 +239,5 @@ def require(state: dict[str, Any], name: str, kind: type, where: str) -> Any:
         raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] is {value}, and should be a number of 64 bits")
     held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
     if any(isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_meta) for tensor in held):
-        raise ValueError(
-            f"the checkpoint is damaged: {where}[{name!r}] holds a tensor that is sparse or has no numbers"
-        )
+        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] holds a sparse or meta tensor")
     return value

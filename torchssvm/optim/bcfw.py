@@ -51,7 +51,8 @@ class BCFW(Optimizer):
         ValueError: The parameters are not those of the dual, a group has an option that BCFW does not know, bounds are
             empty or fit neither the weights nor what the dual was trained with, or the process group has more than one
             member.
-        TypeError: A bound is neither a number nor a tensor, or ``line_search`` cannot be called.
+        TypeError: ``dual`` is no DualState, ``params`` are no parameters, a bound is neither a number nor a tensor, or
+            ``line_search`` cannot be called.
     """
 
     def __init__(
@@ -114,9 +115,10 @@ class BCFW(Optimizer):
             What ``closure`` returned, or None.
 
         Raises:
-            RuntimeError: Nothing was proposed since the last step; or the gradient is not the one that the backward
-                pass gave: clipped, rescaled, of low precision, mixed with others. Nothing has changed then but that
-                the proposal is dropped.
+            TypeError: The weights are not of the dtype that the dual was made for.
+            RuntimeError: A parameter group was given options, or a learning rate; nothing was proposed since the last
+                step; or the gradient is not the one that the backward pass gave: clipped, rescaled, of low precision,
+                mixed with others. Nothing has changed then but that the proposal is dropped.
         """
         result = None
         if closure is not None:
@@ -219,8 +221,9 @@ class BCFW(Optimizer):
         for group, (lower, upper) in zip(self.param_groups, self._bounds, strict=True):
             if not group.keys() <= _ALLOWED:
                 raise RuntimeError(
-                    f"a parameter group was given {sorted(group.keys() - _ALLOWED)} after BCFW was made, and BCFW has no such options: "
-                    "the regularisation is the dual's lam, and the step size is found. Delete them from the group"
+                    f"a parameter group was given {sorted(group.keys() - _ALLOWED)} after BCFW was made, and BCFW has "
+                    "no such options: the regularisation is the dual's lam, and the step size is found. Delete them "
+                    "from the group"
                 )
             if group["lr"] != self._rate and "initial_lr" not in group:
                 raise RuntimeError(
