@@ -52,6 +52,11 @@ class ChunkingDataset(SparseChains):
         stand_in: str | None = None,
         found: Attributes | None = None,
     ) -> None:
+        if not isinstance(sentences, TaggedSentences) or not isinstance(vocabulary, Vocabulary):
+            raise TypeError(
+                "sentences must be TaggedSentences, as read_columns gives them, and vocabulary a Vocabulary: got a "
+                f"{type(sentences).__name__} and a {type(vocabulary).__name__}"
+            )
         states = _states(sentences, vocabulary, stand_in)
         if found is None:
             found = attributes(sentences)

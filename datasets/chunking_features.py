@@ -120,8 +120,13 @@ class Vocabulary:
     """
 
     def __init__(self, attributes: Iterable[str], tags: Iterable[str], min_count: int = 1) -> None:
+        for name, given in (("attributes", attributes), ("tags", tags)):
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise TypeError(f"{name}={given!r} must be a list of strings, not a {type(given).__name__}")
         self.attributes = tuple(attributes)
         self.tags = tuple(tags)
+        if wrong := [value for value in (*self.attributes, *self.tags) if not isinstance(value, str)]:
+            raise TypeError(f"attributes and tags must be strings, and {wrong[0]!r} is a {type(wrong[0]).__name__}")
         self.min_count = check_count(min_count)
         self._columns = {name: column for column, name in enumerate(self.attributes)}
         self._states = {tag: state for state, tag in enumerate(self.tags)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from torchssvm.arguments import check_seed, check_whole
+from torchssvm.arguments import check_object, check_seed, check_whole
 from torchssvm.extras import needs
 from torchssvm.sampling import GapBatchSampler, Order
 
@@ -32,6 +32,8 @@ class GapDataModule(L.LightningDataModule):
         super().__init__()
         self.batch_size = check_whole(batch_size, "batch_size")
         self.num_workers = check_whole(num_workers, "num_workers", 0)
+        if order is not None:
+            check_object(order, "order", "draw", "Permutation()")
         self.order = order
         self.seed = check_seed(seed)
         self._evaluation_size = check_whole(evaluation_size, "evaluation_size")

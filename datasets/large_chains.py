@@ -179,6 +179,8 @@ class LargeChains(SparseChains):
         features = num_states if in_features is None else in_features
         if split not in ("train", "test"):
             raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        if not isinstance(lengths, tuple | list) or len(lengths) != 2:
+            raise TypeError(f"lengths={lengths!r} must be a pair, the shortest and the longest")
         shortest, longest = lengths
         counts = {"num_chains": num_chains, "in_features": features, "lengths[0]": shortest, "successors": successors}
         for name, value, least in (

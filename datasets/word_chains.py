@@ -106,6 +106,8 @@ class WordChains(SparseChains):
         Raises:
             ValueError: There is no sentence, or one is empty, or a word is; or as above.
         """
+        if isinstance(sentences, str) or any(isinstance(sentence, str) for sentence in sentences):
+            raise TypeError("sentences must be lists of words, and one is a str: split it, by sentence.split()")
         words = [word for sentence in sentences for word in sentence]
         if not words or not all(map(len, sentences)) or not all(words):
             raise ValueError("sentences must be at least one, each of at least one word, and no word empty")

@@ -22,6 +22,7 @@ from torchssvm import (
     Corrective,
     CuttingPlane,
     DualState,
+    EdgePotentials,
     EveryLossLevel,
     EveryOutput,
     ExponentiatedGradient,
@@ -60,12 +61,30 @@ from torchssvm import (
     check,
     grid_search,
     primal,
+    recompute_weights,
     regularization_path,
 )
 from torchssvm.arguments import check_number, check_seed, check_whole
-from torchssvm.datasets import OCR, GraphSettings, LargeChains, WordChains
+from torchssvm.datasets import (
+    OCR,
+    ChunkingDataset,
+    CoNLL2000,
+    GraphSettings,
+    LargeChains,
+    OCRData,
+    PaddedDataset,
+    PrecomputedFeatures,
+    SentencePair,
+    Vocabulary,
+    WordChains,
+    alignment_errors,
+    arc_columns,
+    chunks,
+)
 from torchssvm.kernels import RBF, KernelMulticlass, KernelSSVM, Polynomial
-from torchssvm.path import Certified, Heuristic
+from torchssvm.models import LetterFeatures, PixelFeatures, best_threshold, mean_displacements, threshold_links
+from torchssvm.optim import solve_box_qp
+from torchssvm.path import Certified, Heuristic, start_at_largest_lam
 from torchssvm.solve import EveryPasses, WhenEstimated
 
 WORDS = [(3, 3), ("3", None), (2.5, None), (True, None), (None, None), (np.int32(3), 3), (np.bool_(True), None)]
@@ -432,3 +451,61 @@ def test_index_and_lengths_without_numbers(name):
     held: Tensor = getattr(batch, name)
     with pytest.raises(ValueError, match=rf"{name} must be int64 \[5\], one .*meta device"):
         training.step(batch._replace(**{name: held.to("meta")}))
+
+
+# -- Datasets, scores, models -----------------------------------------------------------------------------
+
+X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PaddedDataset([[1]], Y), "x must be a dense, real tensor, and it is a list"),
+        (lambda: PaddedDataset(X, None), "y must be a dense, real tensor, and it is NoneType"),
+        (lambda: PaddedDataset(X.to("meta"), Y), "x must be .* meta device"),
+        (lambda: PaddedDataset(X[:0], Y[:0]), r"x has shape \[0, 4, 2\]: it must hold at least one example"),
+        (lambda: PaddedDataset(X, Y, torch.tensor([1.0, 2.0, 3.0])), r"lengths must be int64 \[3\]"),
+        (lambda: PaddedDataset(X, Y, torch.tensor([1, 2, 5])), "lengths must lie between 1 and .* 4, got 1 to 5"),
+        (lambda: PaddedDataset(X, Y, index=torch.tensor([0, 0, 1])), "index must hold another number"),
+        (lambda: PaddedDataset(X, Y, index=torch.tensor([0.0, 1.0, 2.0])), r"index must be int64 \[3\]"),
+        (lambda: PaddedDataset(X, Y)[1.5], "index 1.5 must be a whole number, not a float"),
+        (lambda: PaddedDataset(X, Y).__getitems__(["a"]), "index 'a' must be a whole number, not a str"),
+        (lambda: Vocabulary("abc", ["O"]), "attributes='abc' must be a list of strings"),
+        (lambda: Vocabulary([1, 2], ["O"]), "attributes and tags must be strings, and 1 is a int"),
+        (lambda: ChunkingDataset("text", None), "sentences must be TaggedSentences.* got a str and a NoneType"),
+        (lambda: CoNLL2000(vocabulary="words"), "vocabulary='words' must be a Vocabulary"),
+        (lambda: WordChains.from_sentences(["a b"]), r"one is a str: split it, by sentence.split\(\)"),
+        (lambda: chunks("B-NP"), "tags='B-NP' must be a list of tags"),
+        (lambda: chunks([1]), r"tags=\[1\] must be a list of tags"),
+        (lambda: alignment_errors([["ab c"]], [SentencePair(("a",), ("b",))]), "a link is a pair"),
+        (lambda: arc_columns(["a"], ["b", "c"], 9), "words are 1 and tags 2: give a tag for every word"),
+        (lambda: arc_columns(["a"], ["b"], "x"), "num_features='x' must be a whole number"),
+        (lambda: LargeChains(lengths=3), "lengths=3 must be a pair, the shortest and the longest"),
+        (lambda: OCRData(batch_size=2.5), "batch_size=2.5 must be a whole number"),
+        (lambda: OCRData(num_workers=-1), "num_workers=-1 must be a whole number, at least 0"),
+        (lambda: OCRData(seed="x"), "seed='x' must be a whole number"),
+        (lambda: OCRData(order="uniform"), "order='uniform' must be an object such as Permutation"),
+        (lambda: OCRData(fold=10), "fold=10 must be a whole number, 0 to 9"),
+        (
+            lambda: PrecomputedFeatures(PaddedDataset(X, Y), len),
+            "features is a builtin_function_or_method, and must be",
+        ),
+        (lambda: LetterFeatures(2.5), "width=2.5 must be a whole number"),
+        (lambda: PixelFeatures("x"), "width='x' must be a whole number"),
+        (lambda: PixelFeatures(4, size=16), "size=16 must be two multiples of 16"),
+        (lambda: mean_displacements(torch.zeros(3, 2, 2), [-1, 0], 2.5), "num_types=2.5 must be a whole number"),
+        (lambda: best_threshold(threshold_links, [], len, steps=0), "steps=0 must be a whole number, at least 1"),
+        (lambda: solve_box_qp(torch.zeros(2, 3), torch.zeros(2), 3), r"gram must be \[R, R\] and values \[R\]"),
+        (lambda: solve_box_qp(torch.eye(2), torch.zeros(2), "3"), "sweeps='3' must be a whole number"),
+        (lambda: Matching.from_partners(torch.tensor([0.5]), 2), "partners must be int64, got torch.float32"),
+        (lambda: EdgePotentials(None), "tensors must be a tensor or a mapping"),
+        (lambda: EdgePotentials({}), "tensors must be a tensor or a mapping"),
+        (lambda: start_at_largest_lam(LinearChain(3, 3), None, [], tolerance=0.1), "dual is a NoneType"),
+        (lambda: recompute_weights(LinearChain(3, 3), None, []), "dual is a NoneType"),
+        (lambda: grid_search(LinearChain(3, 3), None, [0.1], tolerance=0.1), "dataset is a NoneType"),
+    ],
+)
+def test_data_of_another_kind(make, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        make()

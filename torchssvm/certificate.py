@@ -227,6 +227,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     Raises:
         ValueError: An example is missing or came twice, or the storage keeps weights.
     """
+    check_dual(dual)
     if dual.storage.needs_gradients:
         raise ValueError(
             f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"

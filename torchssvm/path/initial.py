@@ -11,7 +11,7 @@ from torch import nn
 from torchssvm.arguments import check_positive
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.dual import DualState
-from torchssvm.dual.state import squared_norm
+from torchssvm.dual.state import check_dual, squared_norm
 from torchssvm.losses import BlockGap
 from torchssvm.optim import BCFW
 from torchssvm.potentials import as_potentials, full_precision
@@ -84,6 +84,7 @@ def start_at_largest_lam(
         ValueError: The dual has moved, a bound is neither 0 nor infinite, or the weights have no influence at all.
     """
     tolerance = check_positive(tolerance, "tolerance")
+    check_dual(dual)
     if dual.steps:
         raise ValueError(f"the dual has taken {dual.steps} steps: the path starts from a new one")
     optimizer = begin(dual, make_optimizer)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_flags, check_int64, check_number
+from torchssvm.arguments import check_flags, check_int64, check_number, check_tensor, check_whole
 from torchssvm.oracles import best_matching
-from torchssvm.potentials import Parts, Potentials
+from torchssvm.potentials import Parts, Potentials, as_parts
 from torchssvm.structures.base import Decoding, Structure
 from torchssvm.structures.chain import check_lengths
 
@@ -41,9 +41,9 @@ class EdgePotentials(Potentials):
         widths: Tensor | None = None,
         **options: Any,
     ) -> None:
-        names = [""] if isinstance(tensors, Tensor) else list(tensors)
-        scores = tensors if isinstance(tensors, Tensor) else next(iter(tensors.values()))
-        if len(names) != 1 or scores.ndim != 3:
+        named = as_parts(tensors, "tensors")
+        scores = next(iter(named.values()))
+        if len(named) != 1 or scores.ndim != 3:
             raise ValueError(f"potentials of edges must be one tensor [B, S, T], got {list(scores.shape)}")
         batch, left, right = scores.shape
         if lengths is None and widths is not None:
@@ -176,6 +176,9 @@ class Matching(Structure):
         Raises:
             ValueError: A partner is out of range.
         """
+        if check_tensor(partners, "partners").dtype != torch.int64:
+            raise ValueError(f"partners must be int64, got {partners.dtype}")
+        num_right = check_whole(num_right, "num_right", 0)
         if bool(((partners < -1) | (partners >= num_right)).any()):
             raise ValueError(f"partners must lie between -1 and {num_right - 1}, got {partners.tolist()}")
         return (partners.unsqueeze(-1) == torch.arange(num_right, device=partners.device)).to(torch.int64)
