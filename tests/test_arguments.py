@@ -489,7 +489,7 @@ X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
         (lambda: OCRData(fold=10), "fold=10 must be a whole number, 0 to 9"),
         (
             lambda: PrecomputedFeatures(PaddedDataset(X, Y), len),
-            "features is a builtin_function_or_method, and must be",
+            "features is a builtin_function_or_method",
         ),
         (lambda: LetterFeatures(2.5), "width=2.5 must be a whole number"),
         (lambda: PixelFeatures("x"), "width='x' must be a whole number"),
