@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from .columns import nul_byte
+
 Link = tuple[int, int]
 """A French and an English word, by their places in the sentence, from 0."""
 
@@ -96,6 +98,8 @@ def _lines(path: Path) -> list[str]:
     for number, line in enumerate(lines, 1):
         try:
             texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            if "\0" in texts[-1]:
+                raise ValueError(nul_byte(f"{path}, line {number}"))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, line {number}: not UTF-8 ({error}); convert the file") from error
     return texts

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_whole
+
 # Of their table 1; h is the head, t the token, w a word, g a tag, -1 and +1 the neighbours. The prefixes of long words
 # are left out.
 _ALONE = (("hw", "hg"), ("hw",), ("hg",))
@@ -48,8 +50,14 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
     Returns:
         ``[T, T+1, P]`` int64: at ``[t-1, h]`` the arc from head h (0 is the root) to token t; -1 where it has fewer
         features, and at arcs of a token to itself, which have none.
+
+    Raises:
+        ValueError: There are not as many words as tags, or ``num_features`` is out of range.
     """
+    num_features = check_whole(num_features, "num_features", most=2**31 - 1)
     length = len(words)
+    if len(tags) != length:
+        raise ValueError(f"words are {length} and tags {len(tags)}: give a tag for every word")
     word, tag = _codes(["<root>", *words]), _codes(["<left>", "<root>", *tags, "<right>"])
     by_position = {"w": word, "g": tag[1:-1], "g-1": tag[:-2], "g+1": tag[2:]}
     of = {f"h{name}": codes[None, :] for name, codes in by_position.items()}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .columns import read_text
+from .columns import UNPACKED_LIMIT, read_text
 from .sparse_rows import SparseRows
 
 _QUOTED = r"'(?:[^'\\]|\\.)*'|" + r'"(?:[^"\\]|\\.)*"'
@@ -62,7 +62,7 @@ class Arff:
     lines: list[int]
 
 
-def read_arff(path: str | os.PathLike[str]) -> Arff:
+def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> Arff:
     """Read a file whose attributes are numbers: numeric, real, integer, or nominal with numbers such as ``{0,1}``.
 
     Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). What a sparse row leaves out
@@ -70,13 +70,14 @@ def read_arff(path: str | os.PathLike[str]) -> Arff:
 
     Args:
         path: The file.
+        limit: Bytes that a gzip file may unpack to.
 
     Raises:
         OSError: It cannot be opened.
         ValueError: It is no such file; the message begins with its name and, where there is one, the line.
     """
     reading = _Reading(str(path))
-    for place, line in enumerate(read_text(path).split("\n"), start=1):
+    for place, line in enumerate(read_text(path, limit).split("\n"), start=1):
         text = (_before_comment(line) if "%" in line else line).strip()
         if text:
             reading.take(text, place)

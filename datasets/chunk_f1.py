@@ -32,6 +32,8 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
     Raises:
         ValueError: A tag is none of these.
     """
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise TypeError(f"tags={tags!r} must be a list of tags, such as ['B-NP', 'O']")
     found: list[Chunk] = []
     start, kind = 0, ""  # of the chunk that is open; no type: none is
     for place, tag in enumerate(tags):

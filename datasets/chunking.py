@@ -39,7 +39,7 @@ class ChunkingDataset(SparseChains):
         num_states: Tags of the vocabulary.
 
     Raises:
-        ValueError: A tag is not in the vocabulary; the message names file and line.
+        ValueError: A tag is not in the vocabulary; the message names file and line. Or ``found`` is of other sentences.
     """
 
     what = "sentences"
@@ -52,8 +52,17 @@ class ChunkingDataset(SparseChains):
         stand_in: str | None = None,
         found: Attributes | None = None,
     ) -> None:
+        if not isinstance(sentences, TaggedSentences) or not isinstance(vocabulary, Vocabulary):
+            raise TypeError(
+                "sentences must be TaggedSentences, as read_columns gives them, and vocabulary a Vocabulary: got a "
+                f"{type(sentences).__name__} and a {type(vocabulary).__name__}"
+            )
         states = _states(sentences, vocabulary, stand_in)
-        rows, columns = vocabulary.columns(attributes(sentences) if found is None else found)
+        if found is None:
+            found = attributes(sentences)
+        else:
+            found.check(sentences)
+        rows, columns = vocabulary.columns(found)
         super().__init__(
             offsets=torch.from_numpy(sentences.offsets),
             rows=torch.from_numpy(rows),

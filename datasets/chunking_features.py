@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchssvm.arguments import check_whole
+
 from .columns import TaggedSentences
 
 TEMPLATES: tuple[tuple[tuple[str, int], ...], ...] = (
@@ -47,6 +49,20 @@ class Attributes(NamedTuple):
     def counts(self) -> np.ndarray:
         """How often each attribute occurs, int64."""
         return np.bincount(self.codes, minlength=len(self.names))
+
+    def check(self, sentences: TaggedSentences) -> None:
+        """Raise ValueError unless these are the attributes of the sentences: of their words, tags and first tokens."""
+        for prefix, wanted in (("w[0]=", sentences.words), ("pos[0]=", sentences.pos)):
+            own = np.array([name.startswith(prefix) for name in self.names], bool)[self.codes]
+            if [self.names[code] for code in self.codes[own]] != [prefix + value for value in wanted]:
+                raise ValueError(
+                    f"found holds the attributes of other sentences than those of {sentences.source}: give those that "
+                    "attributes(sentences) makes, or None"
+                )
+        begins = np.array([name == BEGIN for name in self.names], bool)[self.codes]
+        token = np.repeat(np.arange(len(self.rows) - 1), np.diff(self.rows))[begins]
+        if not np.array_equal(token, sentences.offsets[:-1]):
+            raise ValueError(f"found has other sentences than {sentences.source}, of the same words: give None")
 
     def of(self, token: int) -> list[str]:
         """The attributes of a token."""
@@ -104,8 +120,13 @@ class Vocabulary:
     """
 
     def __init__(self, attributes: Iterable[str], tags: Iterable[str], min_count: int = 1) -> None:
+        for name, given in (("attributes", attributes), ("tags", tags)):
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise TypeError(f"{name}={given!r} must be a list of strings, not a {type(given).__name__}")
         self.attributes = tuple(attributes)
         self.tags = tuple(tags)
+        if wrong := [value for value in (*self.attributes, *self.tags) if not isinstance(value, str)]:
+            raise TypeError(f"attributes and tags must be strings, and {wrong[0]!r} is a {type(wrong[0]).__name__}")
         self.min_count = check_count(min_count)
         self._columns = {name: column for column, name in enumerate(self.attributes)}
         self._states = {tag: state for state, tag in enumerate(self.tags)}
@@ -212,9 +233,7 @@ def sorted_tags(tags: Iterable[str]) -> tuple[str, ...]:
 
 def check_count(min_count: int) -> int:
     """``min_count`` as an int of at least 1."""
-    if isinstance(min_count, bool) or not isinstance(min_count, int) or min_count < 1:
-        raise ValueError(f"min_count must be an integer of at least 1, not {min_count!r}")
-    return min_count
+    return check_whole(min_count, "min_count")
 
 
 def _numbers(values: list[str]) -> tuple[np.ndarray, int]:

@@ -12,6 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from torchssvm.arguments import check_whole
+
+UNPACKED_LIMIT = 2**29
+"""Bytes that a gzip file may unpack to, unless a reader is told otherwise: 80 times the largest that is published."""
+
 _GZIP = b"\x1f\x8b"
 _BIO = re.compile(r"O|[BI]-\S+")
 
@@ -58,7 +63,9 @@ class TaggedSentences:
         return f"{self.source}, line {self.lines[token]}"
 
 
-def read_columns(path: str | os.PathLike[str], *, tags_optional: bool = False) -> TaggedSentences:
+def read_columns(
+    path: str | os.PathLike[str], *, tags_optional: bool = False, limit: int = UNPACKED_LIMIT
+) -> TaggedSentences:
     """Read a column file.
 
     Columns are separated by spaces or tabs; one or more empty lines end a sentence. UTF-8, plain or gzipped (told by
@@ -68,12 +75,13 @@ def read_columns(path: str | os.PathLike[str], *, tags_optional: bool = False) -
         path: The file.
         tags_optional: Whether the third column may be missing, as in text that is to be tagged; from all lines then,
             or from none.
+        limit: Bytes that a gzip file may unpack to.
 
     Raises:
         OSError: The file cannot be opened.
         ValueError: It is no such file; the message begins with its name and, where there is one, the line.
     """
-    content = read_content(Path(path))
+    content = read_content(Path(path), limit)
     _check_encoding(content, path)
     content = content.removeprefix(codecs.BOM_UTF8)
     words: list[str] = []
@@ -108,35 +116,53 @@ def read_columns(path: str | os.PathLike[str], *, tags_optional: bool = False) -
         lines=np.array(lines, np.int64),
         source=str(path),
     )
+    if all(map(_BIO.fullmatch, set(pos))):
+        raise ValueError(
+            f"{found.where(0)}: the second column holds chunk tags, such as {pos[0]!r}, on all lines, and must hold "
+            "parts of speech: columns are word, pos and tag; put a column between, of _ where nothing is known"
+        )
     if wrong := {tag for tag in set(tags) if not _BIO.fullmatch(tag)}:
         first = next(token for token, tag in enumerate(tags) if tag in wrong)
         raise ValueError(f"{found.where(first)}: tag {tags[first]!r} must be O, or B-TYPE or I-TYPE for some type")
     return found
 
 
-def read_content(path: Path) -> bytes:
+def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
     """The bytes of a file, unpacked where it is a gzip file.
 
+    Args:
+        path: The file.
+        limit: Bytes that it may unpack to; no more are unpacked.
+
     Raises:
-        ValueError: It begins as a gzip file, and is damaged.
+        ValueError: It begins as a gzip file, and is damaged or larger than ``limit``.
     """
-    content = path.read_bytes()
-    if not content.startswith(_GZIP):
-        return content
+    limit = check_whole(limit, "limit")
+    with path.open("rb") as file:
+        if file.read(len(_GZIP)) != _GZIP:
+            file.seek(0)
+            return file.read()
     try:
-        return gzip.decompress(content)
+        with gzip.open(path) as packed:
+            content = packed.read(limit)
+            if packed.read(1):
+                raise ValueError(
+                    f"{path} unpacks to more than limit={limit} bytes: unpack it yourself, or give the reader a larger "
+                    "limit, if it is the right file"
+                )
+            return content
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged: it begins as a gzip file and cannot be unpacked ({error})") from error
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a UTF-8 file, unpacked where it is a gzip file, without a byte order mark.
+def read_text(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> str:
+    """The text of a UTF-8 file, unpacked where it is a gzip file (to ``limit`` bytes at most), without a BOM.
 
     Raises:
         OSError: It cannot be opened.
         ValueError: It is damaged, or not UTF-8; the message begins with its name.
     """
-    content = read_content(Path(path))
+    content = read_content(Path(path), limit)
     _check_encoding(content, path)
     return content.removeprefix(codecs.BOM_UTF8).decode()
 
@@ -150,6 +176,14 @@ def _check_encoding(content: bytes, path: str | os.PathLike[str]) -> None:
             f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8 ({error.reason}); "
             "convert the file, e.g. with iconv -f LATIN1 -t UTF-8"
         ) from error
+    if (place := content.find(b"\0")) >= 0:
+        line = content.count(b"\n", 0, place) + 1
+        raise ValueError(nul_byte(f"{path}, line {line}"))
+
+
+def nul_byte(where: str) -> str:
+    """What is said of a NUL byte in a text."""
+    return f"{where}: a NUL byte; this is no text in UTF-8 (UTF-16 has such bytes: convert the file, e.g. with iconv)"
 
 
 def _check_columns(count: int, before: int, tags_optional: bool, where: str) -> int:

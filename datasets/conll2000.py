@@ -58,6 +58,8 @@ class CoNLL2000(ChunkingDataset):
     ) -> None:
         if split not in SPLITS:
             raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
+            raise TypeError(f"vocabulary={vocabulary!r} must be a Vocabulary, such as CoNLL2000('train').vocabulary")
         if vocabulary is not None and min_count not in (None, vocabulary.min_count):
             raise ValueError(
                 f"min_count={min_count}, but the vocabulary given has min_count={vocabulary.min_count}: leave one out"

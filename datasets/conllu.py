@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchssvm.arguments import check_whole
 from torchssvm.batch import Batch
 from torchssvm.sparse import SparseFeatures
 from torchssvm.structures.arborescence import is_projective
 
 from .arc_features import arc_columns
-from .columns import read_content
+from .columns import UNPACKED_LIMIT, nul_byte, read_content
 from .padded import PADDING, Example, collating, padded, place_of
 
 _COLUMNS = 10
@@ -61,11 +62,15 @@ class _Token(NamedTuple):
     line: int
 
 
-def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
+def read_conllu(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> list[Sentence]:
     """Read a treebank: UTF-8, plain or gzip, ten columns separated by tabs, an empty line after every sentence.
 
     Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are passed over: the basic dependencies hold between
     the words.
+
+    Args:
+        path: The file.
+        limit: Bytes that a gzip file may unpack to.
 
     Raises:
         ValueError: The file is none, or a sentence has no tree; the message begins with the file and the line.
@@ -74,12 +79,14 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
     sentences = []
     tokens: list[_Token] = []
     begun = 0  # the line where a sentence begins that has not ended
-    lines = read_content(path).split(b"\n")
+    lines = read_content(path, limit).split(b"\n")
     for number, raw in enumerate([*lines, b""], start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
         except UnicodeDecodeError as error:
             _refuse(path, number, f"this is not UTF-8: {error.reason} at byte {error.start + 1} of the line")
+        if "\0" in line:
+            raise ValueError(nul_byte(f"{path}, line {number}"))
         if line:
             begun = begun or number
             if not line.startswith("#"):
@@ -174,10 +181,8 @@ class CoNLLU(Dataset[Example]):
         keep_features: bool = False,
         skip_nonprojective: bool = False,
     ) -> None:
-        if not 1 <= num_features < 2**31:
-            raise ValueError(f"num_features={num_features} must be at least 1, and less than 2^31")
+        self.num_features = check_whole(num_features, "num_features", most=2**31 - 1)
         self.path = Path(path)
-        self.num_features = num_features
         self._kept: dict[int, Tensor] | None = {} if keep_features else None
         every = read_conllu(path)
         self.sentences = [s for s in every if s.projective] if skip_nonprojective else every

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from torchssvm.arguments import check_object, check_seed, check_whole
 from torchssvm.extras import needs
 from torchssvm.sampling import GapBatchSampler, Order
 
@@ -29,11 +30,13 @@ class GapDataModule(L.LightningDataModule):
         self, batch_size: int, num_workers: int, order: Order | None, seed: int, evaluation_size: int = 256
     ) -> None:
         super().__init__()
-        self.batch_size = batch_size
-        self.num_workers = num_workers
+        self.batch_size = check_whole(batch_size, "batch_size")
+        self.num_workers = check_whole(num_workers, "num_workers", 0)
+        if order is not None:
+            check_object(order, "order", "draw", "Permutation()")
         self.order = order
-        self.seed = seed
-        self._evaluation_size = evaluation_size
+        self.seed = check_seed(seed)
+        self._evaluation_size = check_whole(evaluation_size, "evaluation_size")
 
     def sampled(self, dataset: Any) -> DataLoader:
         """Batches in the order of ``order``."""

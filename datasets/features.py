@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from torchssvm.arguments import check_whole
 from torchssvm.batch import to_device
 
 from .padded import PADDING, PaddedDataset
@@ -35,6 +36,9 @@ class PrecomputedFeatures(PaddedDataset):
         batch_size: int = 256,
         device: torch.device | str | None = None,
     ):
+        batch_size = check_whole(batch_size, "batch_size")
+        if not isinstance(features, nn.Module):
+            raise TypeError(f"features is a {type(features).__name__}, and must be a module, such as a network")
         collate = getattr(dataset, "collate", None)
         if collate is None:
             raise TypeError(f"dataset has no `collate`, which makes its batches: {type(dataset).__name__}")

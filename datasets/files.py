@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 import urllib.request
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 VARIABLE = "TORCHSSVM_DATA"
 _TIMEOUT = 30.0  # seconds without an answer
@@ -36,7 +36,9 @@ def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Pa
 
     Raises:
         FileNotFoundError: It is in none of them; the message says what to fetch and where to put it.
+        ValueError: ``path`` leads out of the folders.
     """
+    _check_inside(path)
     places = [folder / path for folder in folders(root)]
     for place in places:
         if place.exists():
@@ -60,11 +62,18 @@ def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[s
     Raises:
         FileNotFoundError: It is not there and cannot be downloaded; the message says where to put it.
         RuntimeError: What is there, or what was downloaded, is not the published file.
+        ValueError: ``path`` leads out of the folders; a download would, by a symbolic link.
     """
     try:
         place = find(path, page, root)
     except FileNotFoundError as missing:
-        place = folders(root)[-1] / path
+        folder = folders(root)[-1]
+        place = folder / path
+        if not place.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"path={path!r} leads out of {folder} by a symbolic link, to {place.resolve()}: put the file there "
+                "yourself, or remove the link"
+            ) from missing
         try:
             _download(url, place, sha256)
         except OSError as error:
@@ -73,6 +82,14 @@ def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[s
     if (found := _digest(place.read_bytes())) != sha256:
         raise RuntimeError(f"{place} is corrupt, or not the published file: its SHA-256 is {found}, not {sha256}")
     return place
+
+
+def _check_inside(path: str) -> None:
+    """Raise ValueError for a path that is absolute, or goes up."""
+    parts = [part for system in (PurePosixPath, PureWindowsPath) for part in system(path).parts]
+    anchored = any(system(path).anchor for system in (PurePosixPath, PureWindowsPath))
+    if anchored or ".." in parts or "\0" in path or not parts:
+        raise ValueError(f"path={path!r} must be a relative path below the data folder, without ..")
 
 
 def _download(url: str, place: Path, sha256: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
+
+from torchssvm.caller import warn
 
 from .files import cache_folder, find
 from .graph_cache import key_of, listed
@@ -111,10 +112,7 @@ class HorseSegmentation(SuperpixelGraphs):
         )
         super().__init__(opened, split, balanced=balanced)
         if opened.skipped:
-            warnings.warn(
-                f"{len(opened.skipped)} of {len(opened)} images are left out: {listed(list(opened.skipped.values()))}",
-                stacklevel=2,
-            )
+            warn(f"{len(opened.skipped)} of {len(opened)} images are left out: {listed(list(opened.skipped.values()))}")
 
 
 def _place(root: str | os.PathLike[str] | None) -> Path:

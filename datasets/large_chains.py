@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import as_number, check_whole
+
 from .sparse_chains import SparseChains
 from .sparse_rows import SparseRows
 
@@ -177,6 +179,8 @@ class LargeChains(SparseChains):
         features = num_states if in_features is None else in_features
         if split not in ("train", "test"):
             raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        if not isinstance(lengths, tuple | list) or len(lengths) != 2:
+            raise TypeError(f"lengths={lengths!r} must be a pair, the shortest and the longest")
         shortest, longest = lengths
         counts = {"num_chains": num_chains, "in_features": features, "lengths[0]": shortest, "successors": successors}
         for name, value, least in (
@@ -184,10 +188,9 @@ class LargeChains(SparseChains):
             *(("draws", draws, 1), ("own", own, 1), ("lengths[1]", longest, shortest)),
             *(("num_states", num_states, 2), ("seed", seed, 0)),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number, at least {least}")
+            check_whole(value, name, least)
         for name, share in (("surprise", surprise), ("noise", noise)):
-            if not 0.0 < share < 1.0:
+            if not 0.0 < as_number(share, name) < 1.0:
                 raise ValueError(f"{name}={share!r} must be a probability above 0 and below 1")
         random = np.random.default_rng([seed, _STREAMS["truth"]])
         followers = random.integers(num_states, size=(num_states, successors))

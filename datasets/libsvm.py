@@ -10,8 +10,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from torchssvm.arguments import check_whole
+
 from .arff import number
-from .columns import read_text
+from .columns import UNPACKED_LIMIT, read_text
 from .mulan import LabelledRows
 from .sparse_rows import SparseRows
 
@@ -23,6 +25,7 @@ def read_libsvm(
     *,
     first_feature: int = 1,
     first_label: int = 0,
+    limit: int = UNPACKED_LIMIT,
 ) -> LabelledRows:
     """Read a file; features and labels are named by their numbers in it.
 
@@ -34,6 +37,7 @@ def read_libsvm(
         num_labels: How many there are; None where the first line says so.
         first_feature: The number of the first feature, 0 or 1.
         first_label: The number of the first label, 0 or 1.
+        limit: Bytes that a gzip file may unpack to.
 
     Raises:
         OSError: It cannot be opened.
@@ -43,7 +47,7 @@ def read_libsvm(
     for name, value in (("first_feature", first_feature), ("first_label", first_label)):
         if isinstance(value, bool) or value not in (0, 1):
             raise ValueError(f"{name}={value!r} must be 0 or 1, the number of the first one in the file")
-    lines = read_text(path).split("\n")
+    lines = read_text(path, limit).split("\n")
     while lines and not lines[-1].strip():
         lines.pop()
     header = _header(lines)
@@ -141,6 +145,4 @@ def _agreed(given: int | None, found: int, name: str, source: str) -> int:
 def _positive(given: int | None, name: str) -> int:
     if given is None:
         raise ValueError(f"{name} is needed: the first line of the file does not say (examples, features, labels)")
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(f"{name}={given!r} must be a whole number, at least 1")
-    return given
+    return check_whole(given, name)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from .arff import Arff, read_arff
+from .columns import UNPACKED_LIMIT
 from .sparse_rows import SparseRows
 
 
@@ -39,20 +40,27 @@ class Label(NamedTuple):
     line: int
 
 
-def read_mulan(arff: str | os.PathLike[str], xml: str | os.PathLike[str], *, page: str | None = None) -> LabelledRows:
+def read_mulan(
+    arff: str | os.PathLike[str],
+    xml: str | os.PathLike[str],
+    *,
+    page: str | None = None,
+    limit: int = UNPACKED_LIMIT,
+) -> LabelledRows:
     """Features in the order of the ARFF file, labels in that of the XML file.
 
     Args:
         arff: The examples.
         xml: The labels.
         page: Where the files are published, for messages; None for files of one's own.
+        limit: Bytes that a gzip file may unpack to.
 
     Raises:
         OSError: A file cannot be opened.
         ValueError: One is malformed, or they do not fit together; the message begins with file and line.
     """
     wanted = read_labels(xml, page=page)
-    table = read_arff(arff)
+    table = read_arff(arff, limit=limit)
     places = {attribute.name: place for place, attribute in enumerate(table.attributes)}
     for name, line in wanted:
         if name not in places:
@@ -110,7 +118,14 @@ def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> lis
         depth -= 1
 
     parser.StartElementHandler, parser.EndElementHandler = start, end
-    text = Path(path).read_bytes()
+    try:
+        text = Path(path).read_bytes()
+    except FileNotFoundError as error:
+        where = "" if page is None else f"; fetch it from {page}"
+        raise FileNotFoundError(
+            f"{path} is not there: Mulan's data are two files, an ARFF file, and this XML file, which names the labels"
+            f"{where}"
+        ) from error
     try:
         parser.Parse(text, True)
     except expat.ExpatError as error:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchssvm.arguments import check_flags
 from torchssvm.batch import Batch
 from torchssvm.sparse import SparseFeatures
 
@@ -81,6 +82,7 @@ class Multilabel(Dataset[Example]):
         root: str | os.PathLike[str] | None = None,
     ) -> None:
         arff, xml = locate(name, split, root)
+        check_flags(unit_rows=unit_rows, bias=bias, dense=dense)
         self._hold(read_mulan(arff, xml, page=PAGE), unit_rows, bias, dense)
 
     @classmethod

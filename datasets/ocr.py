@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_whole
+
 from .padded import PADDING, PaddedDataset
 
 if TYPE_CHECKING:
@@ -83,11 +85,9 @@ class OCR(PaddedDataset):
             raise ValueError(f"split must be 'train' or 'test', not {split!r}")
         if size not in ("small", "large"):
             raise ValueError(f"size must be 'small' or 'large', not {size!r}")
-        if isinstance(fold, bool) or fold not in range(_FOLDS):
-            raise ValueError(f"fold must be an integer from 0 to {_FOLDS - 1}, not {fold!r}")
+        self.fold = fold = check_whole(fold, "fold", 0, most=_FOLDS - 1)
         self.split = split
         self.size = size
-        self.fold = int(fold)
 
         words = _read(_file())
         alone = (split == "train") == (size == "small")

@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch.utils.data import DataLoader
 
+from torchssvm.arguments import check_whole
 from torchssvm.sampling import Order
 
 from .data_module import GapDataModule
@@ -35,8 +36,10 @@ class OCRData(GapDataModule):
         seed: int = 0,
     ):
         super().__init__(batch_size, num_workers, order, seed)
+        if size not in ("small", "large"):
+            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
         self.size = size
-        self.fold = fold
+        self.fold = check_whole(fold, "fold", 0, most=9)
         self.train: OCR | None = None
         self.test: OCR | None = None
 

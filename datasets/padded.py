@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from torchssvm.arguments import check_int64, check_tensor
 from torchssvm.batch import Batch
 
 PADDING = -1
@@ -37,7 +38,7 @@ def place_of(i: int, n: int, what: str = "examples") -> int:
         IndexError: There is no such item.
         TypeError: i is not a whole number.
     """
-    at = operator.index(i)
+    at = _whole(i)
     if not -n <= at < n:
         raise IndexError(f"index {at} is out of range for a dataset of {n} {what}")
     return at % n
@@ -51,13 +52,20 @@ def places_of(indices: Sequence[int] | Tensor, n: int, what: str = "examples") -
         IndexError: One is out of range.
         TypeError: One is not a whole number.
     """
-    places = [operator.index(i) for i in (indices.reshape(-1).tolist() if isinstance(indices, Tensor) else indices)]
+    places = [_whole(i) for i in (indices.reshape(-1).tolist() if isinstance(indices, Tensor) else indices)]
     if not places:
         raise ValueError("indices is empty: a batch needs at least one example")
     low, high = min(places), max(places)
     if low < -n or high >= n:
         raise IndexError(f"index {high if high >= n else low} is out of range for a dataset of {n} {what}")
     return [i % n for i in places] if low < 0 else places
+
+
+def _whole(i: Any) -> int:
+    try:
+        return operator.index(i)
+    except TypeError:
+        raise TypeError(f"index {i!r} must be a whole number, not a {type(i).__name__}") from None
 
 
 def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
@@ -96,18 +104,37 @@ class PaddedDataset(Dataset[Example]):
         y: labels, int64 [n, N], -1 at the padded positions.
         lengths: int64 [n], each in 1..N; None if nothing is padded, and then x may be [n, ...] and y [n].
         index: int64 [n], the number that each example gives to its dual block; default 0..n-1.
+
+    Raises:
+        TypeError: x or y is no tensor.
+        ValueError: There is no example, or sizes, lengths or numbers do not fit.
     """
 
     _held: Tensor  # x, or its bytes
     _dtype: torch.dtype  # of x
 
     def __init__(self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None):
+        check_tensor(x, "x")
+        check_tensor(y, "y")
+        if not x.ndim or not len(x):
+            raise ValueError(f"x has shape {list(x.shape)}: it must hold at least one example")
         n = len(x)
         if index is None:
             index = torch.arange(n)
         for name, tensor in (("y", y), ("lengths", lengths), ("index", index)):
             if tensor is not None and len(tensor) != n:
                 raise ValueError(f"x has {n} examples but {name} has {len(tensor)}")
+        check_int64(index, "index", (n,), ", one number for each example")
+        if len(index.unique()) < n or bool((index < 0).any()):
+            raise ValueError("index must hold another number, at least 0, for every example: it names its dual block")
+        if lengths is not None:
+            check_int64(lengths, "lengths", (n,), ", one for each example")
+            longest = x.shape[1] if x.ndim > 1 else 0
+            if bool(((lengths < 1) | (lengths > longest)).any()):
+                raise ValueError(
+                    f"lengths must lie between 1 and the padded length {longest}, got {int(lengths.min())} to "
+                    f"{int(lengths.max())}"
+                )
         self.x = x
         self._pack()
         self.y = y

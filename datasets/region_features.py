@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchssvm.arguments import check_number, check_seed, check_whole
+
 from .superpixels import adjacency, foreground_sizes, neighbourhoods, region_sizes, superpixels
 from .visual_words import Vocabulary, words
 
@@ -53,17 +55,15 @@ class GraphSettings:
 
     def __post_init__(self) -> None:
         for name in ("segments", "gradient_words", "colour_words", "grid", "cell", "stride", "samples"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+            object.__setattr__(self, name, check_whole(getattr(self, name), name))
+        object.__setattr__(self, "seed", check_seed(self.seed))
         if self.segments > _MOST_SEGMENTS:
             raise ValueError(
                 f"segments={self.segments} must be at most {_MOST_SEGMENTS}: their numbers are kept in 16 bits"
             )
         if self.cell % 2:
             raise ValueError(f"cell={self.cell} must be even")
-        if not self.compactness > 0:
-            raise ValueError(f"compactness={self.compactness} must be positive")
+        object.__setattr__(self, "compactness", check_number(self.compactness, "compactness", above=0.0))
 
     @property
     def in_features(self) -> int:

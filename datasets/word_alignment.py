@@ -165,6 +165,9 @@ def alignment_errors(found: Iterable[Iterable[Link]], pairs: Sequence[SentencePa
     alignments = [frozenset(links) for links in found]
     if len(alignments) != len(pairs):
         raise ValueError(f"found has {len(alignments)} alignments, and pairs {len(pairs)} sentence pairs")
+    for number, chosen in enumerate(alignments):
+        if wrong := [link for link in chosen if not (isinstance(link, tuple) and len(link) == 2)]:
+            raise TypeError(f"found[{number}] holds {wrong[0]!r}, and a link is a pair (French, English) of places")
     together = list(zip(alignments, pairs, strict=True))
     links, sure = sum(len(a) for a in alignments), sum(len(pair.sure) for pair in pairs)
     in_sure, in_possible = sum(len(a & p.sure) for a, p in together), sum(len(a & p.possible) for a, p in together)

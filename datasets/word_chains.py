@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import as_number, check_whole
+
 from .chunking_features import Vocabulary
 from .columns import read_columns
 from .conll2000 import SPLITS, locate
@@ -80,8 +82,7 @@ class WordChains(SparseChains):
             vocabulary = training.vocabulary
         sentences = read_columns(locate(split, root))
         if num_chains is not None:
-            if isinstance(num_chains, bool) or not 1 <= num_chains <= len(sentences):
-                raise ValueError(f"num_chains={num_chains!r} must be 1 to {len(sentences)}, or None for all")
+            num_chains = check_whole(num_chains, "num_chains", most=len(sentences), advice=", or None for all")
             sentences = sentences.part(0, num_chains)
         # The test set has noise of its own.
         self._hold(
@@ -105,9 +106,13 @@ class WordChains(SparseChains):
         Raises:
             ValueError: There is no sentence, or one is empty, or a word is; or as above.
         """
+        if isinstance(sentences, str) or any(isinstance(sentence, str) for sentence in sentences):
+            raise TypeError("sentences must be lists of words, and one is a str: split it, by sentence.split()")
         words = [word for sentence in sentences for word in sentence]
         if not words or not all(map(len, sentences)) or not all(words):
             raise ValueError("sentences must be at least one, each of at least one word, and no word empty")
+        if wrong := next((word for word in words if not isinstance(word, str) or "\0" in word), None):
+            raise ValueError(f"sentences hold {wrong!r}: a word is a str without NUL characters")
         offsets = np.cumsum([0, *map(len, sentences)])
         made = cls.__new__(cls)
         made._hold(words, offsets, noise, [seed], num_states, min_count, vocabulary)
@@ -123,10 +128,9 @@ class WordChains(SparseChains):
         min_count: int | None,
         vocabulary: Vocabulary | None,
     ) -> None:
-        if not 0.0 <= noise < 1.0:
+        if not 0.0 <= as_number(noise, "noise") < 1.0:
             raise ValueError(f"noise={noise!r} must be a probability below 1")
-        if min(seed) < 0:
-            raise ValueError(f"seed={min(seed)} must not be negative")
+        seed = [check_whole(number, "seed", 0) for number in seed]
         if vocabulary is not None:
             given = {"num_states": (num_states, vocabulary.num_states), "min_count": (min_count, vocabulary.min_count)}
             for name, (value, its) in given.items():
@@ -181,6 +185,5 @@ class WordChains(SparseChains):
 def _most_frequent(words: Sequence[str], num_states: int) -> list[str]:
     """``OTHER``, and the most frequent words; by alphabet where they are as frequent."""
     counts = Counter(words)
-    if isinstance(num_states, bool) or not isinstance(num_states, int) or not 2 <= num_states <= len(counts) + 1:
-        raise ValueError(f"num_states={num_states!r} must be 2 to {len(counts) + 1}, one more than there are words")
+    check_whole(num_states, "num_states", 2, most=len(counts) + 1, advice=", one more than there are words")
     return [OTHER, *sorted(counts, key=lambda word: (-counts[word], word))[: num_states - 1]]

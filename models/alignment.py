@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_whole
 from torchssvm.batch import apply_head, to_device
 from torchssvm.heads import LinearEdges
 from torchssvm.oracles import best_matching
@@ -68,6 +69,7 @@ def best_threshold(
         error: The error of their links.
         steps: How many thresholds are tried.
     """
+    steps = check_whole(steps, "steps")
     tried = [step / steps for step in range(steps + 1)]
     return min(tried, key=lambda threshold: error(rule(coefficients, threshold)))
 

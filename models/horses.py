@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchssvm.arguments import check_whole
 from torchssvm.datasets.pixel_segmentation import SegmentationPixels
 from torchssvm.datasets.region_pooling import pool_regions
 from torchssvm.heads import Graphs
@@ -32,8 +33,9 @@ class PixelFeatures(nn.Module):
 
     def __init__(self, width: int = 32, size: tuple[int, int] = (128, 160)) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width={width} must be at least 1")
+        width = check_whole(width, "width")
+        if not isinstance(size, tuple | list) or len(size) != 2:
+            raise TypeError(f"size={size!r} must be two multiples of 16")
         if any(side < 16 or side % 16 for side in size):
             raise ValueError(f"size={size} must be two multiples of 16")
         self.width = width

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_whole
 from torchssvm.heads import LinearChain
 
 LETTERS = 26
@@ -32,7 +33,7 @@ class LetterFeatures(nn.Module):
 
     def __init__(self, width: int = 64, dropout: float = 0.3) -> None:
         super().__init__()
-        self.width = width
+        self.width = width = check_whole(width, "width")
         self.network = nn.Sequential(
             nn.Conv2d(1, 32, 3, padding=1),
             nn.GroupNorm(8, 32),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_number, check_whole
 from torchssvm.dual.bounds import Bound
 from torchssvm.heads import LinearPose
 from torchssvm.structures import Pose
@@ -67,10 +68,9 @@ def mean_displacements(
     tree = torch.as_tensor(parent)
     if places.ndim != 3 or places.shape[1:] != (len(tree), 2) or not bool(torch.isfinite(places).all()):
         raise ValueError(f"places must be finite, [n, {len(tree)}, 2], got {list(places.shape)}")
-    if not 1 <= num_types <= len(places):
+    if not 1 <= check_whole(num_types, "num_types", 0) <= len(places):
         raise ValueError(f"num_types={num_types} must lie between 1 and the number of poses, {len(places)}")
-    if not least_spread > 0:
-        raise ValueError(f"least_spread={least_spread} must be positive")
+    check_number(least_spread, "least_spread", above=0.0)
     lower = (tree >= 0).nonzero().flatten()
     points = (places[:, lower] - places[:, tree[lower]]).to(torch.float64).transpose(0, 1)  # [E, n, 2]
     generator = torch.Generator().manual_seed(seed)
@@ -140,8 +140,7 @@ def body_bounds(strength: float, types: float = 0.3) -> dict[str, tuple[Bound | 
     Returns:
         By the name of a parameter of :class:`~torchssvm.LinearPose`, as ``StructuredSVM`` takes bounds.
     """
-    if not strength > 0 or not types >= 0:
-        raise ValueError(f"strength={strength} must be positive, and types={types} at least 0")
+    strength, types = check_number(strength, "strength", above=0.0), check_number(types, "types", 0.0)
     least = torch.tensor([-strength, strength, -strength, strength])
     most = torch.tensor([strength, torch.inf, strength, torch.inf])
     return {"unary": (strength, None), "types": (types * strength, None), "deformation": (least, most)}

@@ -18,6 +18,7 @@ from torch import nn
 
 from torchssvm import (
     BCFW,
+    GDMM,
     BlockGap,
     Decoding,
     DualState,
@@ -27,6 +28,7 @@ from torchssvm import (
     MeanParts,
     Multiclass,
     Potentials,
+    WeightedAverage,
     Weights,
     certify,
 )
@@ -460,9 +462,10 @@ def test_lam_of_numpy():
         DualState.for_head(LinearMulticlass(3, 3), 6, True)
 
 
-@pytest.mark.parametrize("n", [0, -1, 2.5, True, None])
+@pytest.mark.parametrize("n", [0, -1, 2.5, True, None, "6"])
 def test_num_examples(n):
-    with pytest.raises(ValueError, match=f"num_examples={n} must be a positive number"):
+    kind = TypeError if n is None or isinstance(n, str) else ValueError
+    with pytest.raises(kind, match=f"num_examples={n!r} must be a whole number.*is the dataset empty"):
         DualState.for_head(LinearMulticlass(3, 3), n, 0.1)
 
 
@@ -735,6 +738,51 @@ def test_the_gradient_of_an_ordinary_loss():
 # -- Several processes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("when", ["before the first step", "later", "between backward and step"])
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_heads_that_are_converted_after_the_dual_was_made(kind, when, dtype):
+    training = started(kind, steps=3 if when == "later" else 0, dtype=torch.float32)
+    training.optim.zero_grad()
+    if when == "between backward and step":
+        training.backward([0, 1])
+    training.head.to(dtype)
+    before = training.snapshot()
+    with pytest.raises(
+        TypeError, match=rf"weights are {dtype}, and were torch.float32 when the dual was made.*convert"
+    ):
+        training.optim.step() if when == "between backward and step" else training.step([0])
+    with pytest.raises(TypeError, match=f"weights are {dtype}"):
+        certify(training.head, training.dual, training.problem.everything())
+    assert_same(training.snapshot(), before)
+    assert training.dual.steps == (3 if when == "later" else 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"weight_decay": 0.1}, r"given \['weight_decay'\] after BCFW was made.*dual's lam.*Delete them"),
+        ({"momentum": 0.9, "nesterov": True}, r"given \['momentum', 'nesterov'\]"),
+        ({"lr": 0.1}, r"given lr=0\.1 after BCFW was made: BCFW has no learning rate"),
+        ({"lower": 0.0}, "bounds of a parameter group were changed"),
+    ],
+)
+def test_options_of_a_group_that_are_set_later(option, words):
+    training = started()
+    held = dict(training.optim.param_groups[0])
+    training.optim.zero_grad()
+    training.backward([0, 1])
+    training.optim.param_groups[0].update(option)
+    before = training.snapshot()
+    with pytest.raises(RuntimeError, match=words):
+        training.optim.step()
+    assert_same(training.snapshot(), before)
+    training.optim.param_groups[0].clear()
+    training.optim.param_groups[0].update(held)
+    training.step([0, 1])
+    assert training.dual.steps == 4
+
+
 def test_several_processes_are_refused(monkeypatch):
     training = started()
     other = LinearMulticlass(3, 3)
@@ -865,6 +913,29 @@ def spoiled(state: dict[str, Any], where: str) -> dict[str, Any]:
         dual["recomputed"] = dual["recomputed"][:1]
     elif where == "negative steps":
         dual["steps"] = -1
+    elif where in ("huge steps", "huge oracle calls", "huge visits"):
+        dual[where.removeprefix("huge ").replace(" ", "_")] = 10**30
+    elif where == "steps that are no number":
+        dual["steps"] = True
+    elif where == "moved that is no number":
+        dual["moved"] = True
+    elif where == "negative loss":
+        dual["loss"][1] = -1.0
+    elif where == "sparse weights":
+        dual["weights"][0] = dual["weights"][0].to_sparse()
+    elif where == "weights on the meta device":
+        dual["weights"][0] = dual["weights"][0].to("meta")
+    elif where == "sparse recomputed":
+        dual["recomputed"][0] = dual["recomputed"][0].to_sparse()
+    elif where == "sparse loss":
+        dual["loss"] = dual["loss"].to_sparse()
+    elif where == "a sparse storage":
+        (entry,) = dual["storage"]["buffers"].values()
+        entry["values"] = entry["values"].to_sparse()
+    elif where == "options of another optimizer":
+        state["param_groups"][0]["momentum"] = 0.9
+    elif where == "a step that is not finite":
+        state["param_groups"][0]["lr"] = torch.nan
     elif where == "another format":
         dual["format"] = 99
     elif where == "no param_groups":
@@ -896,6 +967,19 @@ def spoiled(state: dict[str, Any], where: str) -> dict[str, Any]:
         ("recomputed of another type", "recomputed"),
         ("recomputed too short", "recomputed"),
         ("negative steps", "steps"),
+        ("huge steps", r"dual\['steps'\] is 10{30}"),
+        ("huge oracle calls", r"dual\['oracle_calls'\] is 10{30}"),
+        ("huge visits", r"dual\['visits'\] is 10{30}"),
+        ("steps that are no number", r"dual\['steps'\] is True"),
+        ("moved that is no number", r"dual\['moved'\] is True"),
+        ("negative loss", "loss"),
+        ("sparse weights", r"dual\['weights'\] holds a sparse or meta tensor"),
+        ("weights on the meta device", r"dual\['weights'\] holds a sparse or meta tensor"),
+        ("sparse recomputed", r"dual\['recomputed'\] holds a sparse or meta tensor"),
+        ("sparse loss", r"dual\['loss'\] holds a sparse or meta tensor"),
+        ("a sparse storage", r"storage\['potentials'\]\['values'\] holds a sparse or meta tensor"),
+        ("options of another optimizer", r"another optimizer: .*\['momentum'\]"),
+        ("a step that is not finite", "lr=nan"),
         ("another format", "format 99"),
         ("no param_groups", "param_groups"),
         ("param_groups without parameters", "group"),
@@ -907,6 +991,52 @@ def test_checkpoints_with_wrong_numbers(where, words):
     training = started()
     with refused(training, ValueError, words):
         training.optim.load_state_dict(spoiled(saved(), where))
+
+
+def test_sparse_weights_of_every_example_in_a_checkpoint():
+    state = saved(storage=Weights)
+    state["dual"]["storage"]["blocks"][0] = state["dual"]["storage"]["blocks"][0].to_sparse()
+    training = started(storage=Weights)
+    with refused(training, ValueError, r"storage\['blocks'\] holds a sparse or meta tensor"):
+        training.optim.load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [None, [1], "state"])
+def test_checkpoints_that_are_no_dictionary(state):
+    training = started()
+    with refused(training, ValueError, f"the checkpoint is a {type(state).__name__}: it is not the state of a BCFW"):
+        training.optim.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["epoch", "used", "chunk"])
+@pytest.mark.parametrize("value", [10**30, True])
+def test_checkpoints_of_samplers_with_wrong_counters(name, value):
+    sampler = GapBatchSampler(started().dual, batch_size=2)
+    state = {**sampler.state_dict(), name: value}
+    with pytest.raises(ValueError, match=rf"sampler\['{name}'\] is {value}"):
+        sampler.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("name", "value"), [("count", 10**30), ("count", True), ("steps", True), ("loss", -1.0)])
+def test_checkpoints_of_averages_with_wrong_numbers(name, value):
+    training = started(steps=0)
+    average = WeightedAverage.following(training.dual)
+    training.step([0])
+    state = average.state_dict()
+    with pytest.raises(ValueError, match=rf"average\['{name}'\] is {value}"):
+        average.load_state_dict({**state, name: value})
+    assert_same(average.state_dict(), state)
+
+
+@pytest.mark.parametrize("name", ["sweeps", "oracle_calls", "features"])
+@pytest.mark.parametrize("value", [10**30, True])
+def test_checkpoints_of_gdmm_with_wrong_counters(name, value):
+    problem = chain(1)
+    gdmm = GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=0.1)
+    gdmm.step()
+    state = gdmm.state_dict()
+    with pytest.raises(ValueError, match=rf"gdmm\['{name}'\] is {value}"):
+        gdmm.load_state_dict({**state, "gdmm": {**state["gdmm"], name: value}})
 
 
 def damage_buffer(entry: dict[str, Any], what: str) -> None:

@@ -223,7 +223,7 @@ def test_arguments_are_checked(train):
         CoNLL2000("dev")
     with pytest.raises(ValueError, match="min_count=1, but the vocabulary given has min_count=3"):
         CoNLL2000("test", min_count=1, vocabulary=train.vocabulary)
-    with pytest.raises(ValueError, match="min_count must be an integer of at least 1, not 0"):
+    with pytest.raises(ValueError, match="min_count=0 must be a whole number, at least 1"):
         CoNLL2000("train", min_count=0)
 
 

@@ -115,7 +115,7 @@ class TestLinearGraph(HeadTestCase):
             with pytest.raises(ValueError, match=words):
                 head(wrong)
         for sizes in ((0, 1), (1, 0)):
-            with pytest.raises(ValueError, match="must be at least 1"):
+            with pytest.raises(ValueError, match="must be a whole number, at least 1"):
                 LinearGraph(*sizes)
 
     def test_the_structure_is_the_one_given(self):

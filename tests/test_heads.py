@@ -136,7 +136,7 @@ class TestPotentials:
         for arguments, words in [
             (({"a": t, "b": torch.zeros(3, 3)},), "first axis"),
             ((torch.tensor(1.0),), "first axis"),
-            ((t, torch.tensor([1])), r"lengths must be int64 of shape \[2\]"),
+            ((t, torch.tensor([1])), r"lengths must be int64 \[2\]"),
             ((t, torch.tensor([1.0, 2.0])), "lengths must be int64"),
         ]:
             with pytest.raises(ValueError, match=words):

@@ -66,7 +66,7 @@ def test_features_have_half_the_size_and_logits_that_of_the_image():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: PixelFeatures(0), "width=0 must be at least 1"),
+        (lambda: PixelFeatures(0), "width=0 must be a whole number, at least 1"),
         (lambda: PixelFeatures(4, (30, 48)), r"size=\(30, 48\) must be two multiples of 16"),
         (lambda: PixelFeatures(4, (0, 48)), "multiples of 16"),
         (lambda: PixelFeatures(4, SIZE)(torch.zeros(3, *SIZE)), r"image must be \[B, 3, H, W\], got \[3, 32, 48\]"),

@@ -112,7 +112,6 @@ class TestData:
         for options, message in [
             ({"x": problem.x[:0], "y": problem.y[:0], "lengths": problem.lengths[:0]}, "dataset empty"),
             ({"x": problem.x[..., :1]}, r"x must be \[B, N, 2\]"),
-            ({"x": problem.x.tolist()}, "got list"),
             ({"x": spoiled}, r"not finite in 1 examples, \[1\]"),
             ({"y": problem.y[:2]}, "target must be int64"),
             ({"y": problem.y + 1}, "labels are 0 to 1"),
@@ -125,6 +124,8 @@ class TestData:
         ]:
             with pytest.raises(ValueError, match=message):
                 made(**options)
+        with pytest.raises(TypeError, match="x must be a dense, real tensor, and it is a list"):
+            made(x=problem.x.tolist())
         with pytest.raises(TypeError, match="y must be"):
             made(y=problem.y.tolist())
         assert made().dual.num_examples == n

@@ -398,7 +398,7 @@ class TestPath:
             ({"epsilon": math.nan}, "epsilon=nan must be positive"),
             ({"lam_min": -1.0}, "lam_min=-1.0 must be at least 0"),
             ({"max_passes": 0}, "max_passes=0 must be positive"),
-            ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+            ({"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
             ({"make_dual": lambda lam: multiclass(9, n=2).train().dual}, "make_dual made a dual for 2"),
             ({"make_loss": lambda dual: multiclass(9).train().loss}, "the block gap of another dual"),
             (

@@ -151,9 +151,11 @@ def test_the_bounds_are_a_head_that_finds_bodies_already():
     assert bool((head.deformation[..., ::2].abs() <= 0.02).all())
 
 
-@pytest.mark.parametrize("options", [{"strength": 0.0}, {"strength": 0.1, "types": -1.0}])
+@pytest.mark.parametrize(
+    "options", [{"strength": 0.0}, {"strength": 0.1, "types": -1.0}, {"strength": 0.1, "types": "x"}]
+)
 def test_bounds_that_make_no_sense(options):
-    with pytest.raises(ValueError, match="strength="):
+    with pytest.raises((TypeError, ValueError), match=f"{list(options)[-1]}="):
         body_bounds(**options)
 
 

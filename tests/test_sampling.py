@@ -449,7 +449,7 @@ def test_sizes_must_make_sense():
             GapBatchSampler(dual, **options)
     with pytest.raises(ValueError, match="num_examples=None and dual=None"):
         GapBatchSampler(batch_size=2)
-    with pytest.raises(ValueError, match=r"num_examples=0.*dataset is empty"):
+    with pytest.raises(ValueError, match=r"num_examples=0.*is the dataset empty"):
         GapBatchSampler(batch_size=2, num_examples=0)
     for power in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="power="):

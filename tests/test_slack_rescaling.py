@@ -318,7 +318,7 @@ def test_what_does_not_fit_is_refused(structure, oracle, words):
     [
         (lambda: EveryOutput(0), "most=0"),
         (lambda: EveryLossLevel(0), "most=0"),
-        (lambda: LossScaleSearch(2), "calls=2 must be at least 3"),
+        (lambda: LossScaleSearch(2), "calls=2 must be a whole number, at least 3"),
     ],
 )
 def test_options_must_make_sense(make, words):

@@ -235,7 +235,7 @@ def test_bad_input():
         ({"tolerance": math.nan}, "tolerance=nan must be at least 0"),
         ({"tolerance": 0.0}, "tolerance=0 is never reached"),
         ({"tolerance": 0.1, "max_passes": 0}, "max_passes=0 must be positive"),
-        ({"tolerance": 0.1, "batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"tolerance": 0.1, "batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             solve(problem.head, loss, Items(problem), **wrong)

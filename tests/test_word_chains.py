@@ -108,11 +108,11 @@ def test_noise_is_repeated_by_its_seed():
     [
         ({"noise": 1.0}, "noise=1.0 must be a probability below 1"),
         ({"noise": float("nan")}, "noise=nan must be a probability below 1"),
-        ({"seed": -1}, "seed=-1 must not be negative"),
-        ({"num_states": 1}, "num_states=1 must be 2 to 8, one more than there are words"),
-        ({"num_states": 9}, "num_states=9 must be 2 to 8"),
+        ({"seed": -1}, "seed=-1 must be a whole number, at least 0"),
+        ({"num_states": 1}, "num_states=1 must be a whole number, 2 to 8, one more than there are words"),
+        ({"num_states": 9}, "num_states=9 must be a whole number, 2 to 8"),
         ({"num_states": 2.0}, r"num_states=2.0 must be"),
-        ({"min_count": 0}, "min_count must be an integer of at least 1, not 0"),
+        ({"min_count": 0}, "min_count=0 must be a whole number, at least 1"),
         ({"min_count": 99}, "min_count=99: no attribute occurs so often"),
     ],
 )
@@ -173,7 +173,7 @@ def test_the_words_of_conll2000():
     assert test.in_features == train.in_features
     assert test.num_states == 200
     assert WordChains("test", num_states=200, seed=1, num_chains=5).vocabulary == train.vocabulary
-    with pytest.raises(ValueError, match="num_chains=0 must be 1 to 2012, or None for all"):
+    with pytest.raises(ValueError, match="num_chains=0 must be a whole number, 1 to 2012, or None for all"):
         WordChains("test", vocabulary=train.vocabulary, num_chains=0)
     with pytest.raises(ValueError, match="split must be 'train' or 'test', not 'dev'"):
         WordChains("dev")

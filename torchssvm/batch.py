@@ -52,13 +52,17 @@ def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """Move every tensor of ``batch`` to ``device``.
+    """Move every tensor of ``batch`` to ``device``; meta tensors have no numbers to move, and are refused later.
 
     The host goes on while pinned memory is copied to an accelerator. It waits for copies to itself, which it could read
     before they have arrived.
     """
     on_host = torch.device(device).type == "cpu"
-    return tree_map(lambda tensor: tensor.to(device, non_blocking=not on_host), batch)
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor if tensor.is_meta else tensor.to(device, non_blocking=not on_host)
+
+    return tree_map(move, batch)
 
 
 def apply_head(head: Any, batch: Batch) -> Any:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_number
+
 if TYPE_CHECKING:
     from torchssvm.dual import DualState
 
@@ -54,16 +56,14 @@ class CacheOracle:
 
     Raises:
         ValueError: One of them is negative or not finite.
+        TypeError: One of them is no number.
     """
 
     needs_labelings = True
 
     def __init__(self, factor: float = 0.25, floor: float = 0.01) -> None:
-        for name, value in (("factor", factor), ("floor", floor)):
-            if not (value >= 0.0 and math.isfinite(value)):
-                raise ValueError(f"{name}={value} must be at least 0 and finite")
-        self.factor = factor
-        self.floor = floor
+        self.factor = check_number(factor, "factor", 0.0)
+        self.floor = check_number(floor, "floor", 0.0)
 
     def misses(self, gaps: Tensor, index: Tensor, dual: DualState) -> Tensor:
         """Where the best cached labeling's gap is below the threshold, or not positive."""

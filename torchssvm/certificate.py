@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -13,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from torchssvm.arguments import check_flags
 from torchssvm.batch import Batch
+from torchssvm.caller import warn
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.probe import check_depends
-from torchssvm.dual.state import squared_norm
+from torchssvm.dual.state import check_dual, squared_norm
 from torchssvm.potentials import Potentials, full_precision
 from torchssvm.precision import in_full_precision
 from torchssvm.primal import every_example
@@ -96,6 +97,8 @@ def certify(
             have moved and the storage cannot follow them. Or the held weights are out of their bounds, where no primal
             value bounds the optimum. Nothing has changed then.
     """
+    check_dual(dual)
+    check_flags(refresh=refresh)
     return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
 
 
@@ -131,11 +134,10 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         )
     scale = (2.0 * float(dual.loss.sum()) / dual.lam) ** 0.5  # of weights that are not almost nothing
     if drift > 100 * rounding and difference**0.5 > 0.1 * rounding * scale:
-        warnings.warn(
+        warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding. Have the "
             "features moved (see recompute_weights), or were weights edited? Then the certificate holds. Or was an "
             "index used for several examples, or was the dual trained on others? Then it bounds nothing.",
-            stacklevel=2,
         )
     value = min(value, primal)  # beyond it is rounding
     found.remember()
@@ -263,25 +265,33 @@ def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
     wanted = {id(p) for p in dual.parameters}
     if wanted <= {id(p) for p in named.values()}:
         return head
+    some = _alike(named, dual.parameters)
+    if some is None:
+        raise ValueError(
+            f"head={type(head).__name__}(...) has other weights than the dual, and a certificate is for the weights of "
+            "the dual alone: pass the head that the dual was made for. To load weights, load the state of their "
+            "optimizer; for the objective of other weights, see torchssvm.primal"
+        )
+    replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
+    # As in_full_precision: features below the copy stay in the precision of the process.
+    alone = full_precision if len(named) == len(wanted) else lambda _: nullcontext()
+
+    def call(*args: Any) -> Any:
+        with alone(dual.parameters[0].device):
+            return functional_call(head, replaced, args)
+
+    return call
+
+
+def _alike(named: dict[str, nn.Parameter], parameters: Sequence[nn.Parameter]) -> list[str] | None:
+    """The names of consecutive parameters that are equal to ``parameters``, or None."""
     names = list(named)
-    for begin in range(len(names) - len(wanted) + 1):
-        some = names[begin : begin + len(wanted)]
-        pairs = zip((named[name] for name in some), dual.parameters, strict=True)
+    for begin in range(len(names) - len(parameters) + 1):
+        some = names[begin : begin + len(parameters)]
+        pairs = zip((named[name] for name in some), parameters, strict=True)
         if all(a.dtype == b.dtype and torch.equal(a.to(b.device), b) for a, b in pairs):
-            replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
-            # As in_full_precision: features below the copy stay in the precision of the process.
-            alone = full_precision if len(names) == len(wanted) else lambda _: nullcontext()
-
-            def call(*args: Any) -> Any:
-                with alone(dual.parameters[0].device):
-                    return functional_call(head, replaced, args)
-
-            return call
-    raise ValueError(
-        f"head={type(head).__name__}(...) has other weights than the dual, and a certificate is for the weights of the "
-        "dual alone: pass the head that the dual was made for. To load weights, load the state of their optimizer; for "
-        "the objective of other weights, see torchssvm.primal"
-    )
+            return some
+    return None
 
 
 def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
@@ -316,6 +326,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
             weights.
         RuntimeError: A target is not that of the example's first visit.
     """
+    check_dual(dual)
     if dual.storage.needs_gradients:
         raise ValueError(
             f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"

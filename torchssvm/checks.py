@@ -93,6 +93,11 @@ def check(
     Returns:
         A report; print it, or use ``report.ok`` and ``report.raise_if_wrong()``.
     """
+    if not isinstance(head, nn.Module) or not isinstance(structure, Structure) or not isinstance(batch, Batch):
+        raise TypeError(
+            f"check(head, structure, batch) takes a module, a torchssvm.Structure and a torchssvm.Batch, not a "
+            f"{type(head).__name__}, a {type(structure).__name__} and a {type(batch).__name__}"
+        )
     findings: list[Finding] = []
     args = (batch.x,) if batch.lengths is None else (batch.x, batch.lengths)
 

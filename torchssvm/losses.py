@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_flags, check_whole
 from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.caching import MaxOracle, OracleRule
 from torchssvm.directions import Blocks, DirectionRule, FrankWolfe
 from torchssvm.dual import DualState, Found, MeanParts, Proposal, Storage, Stored
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.mean_parts import StoredParts
+from torchssvm.dual.state import check_dual
 from torchssvm.optim.box_qp import solve_batch
 from torchssvm.potentials import (
     Parts,
@@ -58,7 +60,7 @@ class BlockGap(nn.Module):
     Raises:
         ValueError: ``sweeps`` is negative, ``direction`` or ``oracle`` needs the dual to keep labelings, or
             ``in_turn`` is not for these rules.
-        TypeError: ``direction`` or ``oracle`` is not such an object.
+        TypeError: ``dual``, ``direction`` or ``oracle`` is not such an object, or ``sweeps`` no number.
     """
 
     def __init__(
@@ -71,13 +73,12 @@ class BlockGap(nn.Module):
         in_turn: bool = False,
     ) -> None:
         super().__init__()
-        if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
-            raise ValueError(f"sweeps={sweeps!r} must be a whole number, at least 0")
-        self.dual = dual
+        self.dual = check_dual(dual)
         self.direction = direction if direction is not None else FrankWolfe()
         self.oracle = oracle if oracle is not None else MaxOracle()
-        self.sweeps = sweeps
+        self.sweeps = check_whole(sweeps, "sweeps", 0)
         check_rules(self.direction, self.oracle, dual.storage)
+        check_flags(in_turn=in_turn)
         self.in_turn = in_turn
         if in_turn and not (self._simple and type(dual.storage) is MeanParts):
             raise ValueError(
@@ -373,6 +374,8 @@ class StructuredHinge(nn.Module):
 
     def __init__(self, structure: Structure) -> None:
         super().__init__()
+        if not isinstance(structure, Structure):
+            raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
         self.structure = structure
 
     def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:

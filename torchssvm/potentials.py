@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_int64, check_tensor, check_whole
 from torchssvm.oracles.compiled import compiled_sums, fits_numba
 from torchssvm.precision import full_precision
 from torchssvm.row_sparse import combine_rows, dense
@@ -111,16 +112,17 @@ class Potentials:
             raise TypeError(
                 f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
             )
+        for tensor in self.tensors.values():
+            check_tensor(tensor, "potentials")
+        for name, rows in self.ragged.items():
+            if type(rows) is not int:  # the usual case is quick: this runs in every step
+                self.ragged[name] = check_whole(rows, f"ragged[{name!r}]", -(2**63))
         if unknown := self.ragged.keys() - self.tensors.keys():
             raise ValueError(f"ragged names {sorted(unknown)}, but the tensors are {sorted(self.tensors)}")
         if lengths is not None:
             if not isinstance(lengths, Tensor):
                 raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
-            if lengths.shape != (self.batch_size,) or lengths.dtype != torch.int64:
-                raise ValueError(
-                    f"lengths must be int64 of shape [{self.batch_size}], one per example; "
-                    f"got {lengths.dtype} of shape {list(lengths.shape)}"
-                )
+            check_int64(lengths, "lengths", (self.batch_size,), ", one for each example")
             longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
             if self.extremes is None and (numbers := lengths.tolist()):
                 self.extremes = min(numbers), max(numbers)

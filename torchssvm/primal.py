@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_int64, check_whole
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.dual.problem import check_lam
 from torchssvm.dual.state import squared_norm
@@ -77,6 +78,9 @@ def primal(
     """
     start = time.perf_counter()
     lam = check_lam(lam)
+    if not isinstance(structure, Structure):
+        raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
+    num_examples = None if num_examples is None else check_whole(num_examples, "num_examples")
     if parameters is None:
         if not isinstance(head, torch.nn.Module):
             raise ValueError(
@@ -131,6 +135,8 @@ def every_example(
         num_examples: n; None is the largest index plus 1.
         grad: Whether the potentials are to be differentiable.
     """
+    if isinstance(batches, Batch) or not isinstance(batches, Iterable):
+        raise TypeError(f"batches is a {type(batches).__name__}: give a list of torchssvm.Batch, or a DataLoader")
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
     for batch in batches:
         if not isinstance(batch, Batch):
@@ -161,9 +167,7 @@ def every_example(
 
 def _check_batch(index: Tensor, potentials: Potentials, weight: Tensor, num_examples: int | None) -> Tensor:
     size = potentials.batch_size
-    if not isinstance(index, Tensor) or index.shape != (size,) or index.dtype != torch.int64:
-        found = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-        raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
+    check_int64(index, "index", (size,), ", one number for each example")
     if not size:
         raise ValueError("a batch is empty: index holds no example")
     if int(index.min()) < 0 or (num_examples is not None and int(index.max()) >= num_examples):

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from torchssvm.arguments import check_number, check_object, check_seed, check_whole
 from torchssvm.dual import DualState
+from torchssvm.dual.state import check_dual
 from torchssvm.dual.storage import require
 
 
@@ -44,8 +46,7 @@ class Proportional:
     needs_gaps = True
 
     def __post_init__(self) -> None:
-        if not (self.power >= 0.0 and math.isfinite(self.power)):
-            raise ValueError(f"power={self.power} must be at least 0 and finite")
+        object.__setattr__(self, "power", check_number(self.power, "power", 0.0))
 
     def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
         """Successive weighted draws, leaving out what the batch has already."""
@@ -123,8 +124,8 @@ class GapBatchSampler(Sampler[list[int]]):
         chunk: Batches of a chunk; None is a twentieth of an epoch, at least 8.
 
     Raises:
-        TypeError: ``dual`` is something else.
-        ValueError: A size is not positive, or ``num_examples`` is not that of the dual.
+        TypeError: ``dual`` or ``order`` is something else, or a size is no number.
+        ValueError: A size is not a positive whole number, or ``num_examples`` is not that of the dual.
     """
 
     def __init__(
@@ -143,16 +144,16 @@ class GapBatchSampler(Sampler[list[int]]):
             if dual is None:
                 raise ValueError("num_examples=None and dual=None: give the dual, or the size of the dataset")
             num_examples = dual.num_examples
-        for name, value in (("batch_size", batch_size), ("num_examples", num_examples), ("chunk", chunk)):
-            if value is not None and value < 1:
-                empty = ": the dataset is empty" if name == "num_examples" else ""
-                raise ValueError(f"{name}={value} must be at least 1{empty}")
+        num_examples = check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
+        batch_size = check_whole(batch_size, "batch_size")
+        if order is not None:
+            check_object(order, "order", "draw", "Permutation()")
         self.num_examples = num_examples
         self.batch_size = min(batch_size, num_examples)
         self.order: Order = order if order is not None else Proportional()
-        self.chunk = chunk if chunk is not None else max(8, math.ceil(len(self) / 20))
+        self.chunk = max(8, math.ceil(len(self) / 20)) if chunk is None else check_whole(chunk, "chunk")
         self.epoch = 0
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(check_seed(seed))
         self._drawn: list[Tensor] = []  # batches of the epoch under way, used or not
         self._first = 0  # position in the epoch of _drawn[0]: 0 unless resumed
         self._snapshots: dict[int, Tensor] = {}  # batches used -> gaps at that moment
@@ -175,7 +176,7 @@ class GapBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: It is of a dataset of another size.
         """
-        if dual.num_examples != self.num_examples:
+        if check_dual(dual).num_examples != self.num_examples:
             raise ValueError(
                 f"the sampler has num_examples={self.num_examples}, and the dual was made for {dual.num_examples}"
             )

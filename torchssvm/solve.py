@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from torchssvm.arguments import as_number, check_number, check_object
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.certificate import Certificate, certify
 from torchssvm.dual import DualState
@@ -50,9 +51,7 @@ class EveryPasses:
     """
 
     def __init__(self, passes: float = 10.0) -> None:
-        if not passes > 0:
-            raise ValueError(f"passes={passes} must be positive")
-        self.passes = passes
+        self.passes = check_number(passes, "passes", above=0.0, finite=False)
         self._last: float | None = None
 
     def due(self, dual: DualState, tolerance: float) -> bool:
@@ -76,10 +75,9 @@ class WhenEstimated(EveryPasses):
 
     def __init__(self, passes: float = 10.0, at_least: float = 1.0) -> None:
         super().__init__(passes)
-        self._wait = at_least
-        if not 0 < at_least <= passes:
+        self.at_least = self._wait = as_number(at_least, "at_least")
+        if not 0.0 < at_least <= passes:
             raise ValueError(f"at_least={at_least} must be positive and at most passes={passes}")
-        self.at_least = at_least
 
     def due(self, dual: DualState, tolerance: float) -> bool:
         """Whether the sum of the gaps as last seen is within the tolerance, or it is time."""
@@ -176,6 +174,7 @@ def run_until(
     """
     _check_limits(tolerance, max_passes)
     schedule = schedule if schedule is not None else WhenEstimated()
+    check_object(schedule, "schedule", "due", "WhenEstimated()")
 
     def check() -> tuple[Certificate, bool]:
         certificate = exact_pass()
@@ -204,10 +203,8 @@ def run_until(
 
 
 def _check_limits(tolerance: float, max_passes: float) -> None:
-    if not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise ValueError(f"tolerance={tolerance} must be at least 0 and finite")
-    if not max_passes > 0:
-        raise ValueError(f"max_passes={max_passes} must be positive")
+    check_number(tolerance, "tolerance", 0.0)
+    check_number(max_passes, "max_passes", above=0.0, finite=False)
     if tolerance == 0 and max_passes == math.inf:
         raise ValueError("tolerance=0 is never reached, because of rounding: give max_passes, or a positive tolerance")
 
@@ -244,6 +241,8 @@ class Steps:
         optimizer: torch.optim.Optimizer | None = None,
         collate_fn: Collate | None = None,
     ) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
         if len(dataset) != loss.dual.num_examples:
             raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
         if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_whole
 from torchssvm.ordered_sums import add_at
 
 
@@ -32,6 +33,7 @@ class SparseFeatures(NamedTuple):
         Raises:
             ValueError: A column is beyond ``num_features``.
         """
+        check_whole(num_features, "num_features")
         if self.columns.numel() and int(self.columns.max()) >= num_features:
             raise ValueError(f"columns hold {int(self.columns.max())}, and num_features={num_features} must be more")
         columns, real = self.columns.clamp(min=0).long(), self.columns >= 0

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_seed
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
 from torchssvm.sampling import Order, Permutation, Proportional, Uniform, check_random_state
@@ -28,7 +29,7 @@ class Draws:
         if type(order) not in (Proportional, Uniform, Permutation) or getattr(order, "power", 1.0) != 1.0:
             raise TypeError(f"order={order} is not compiled; use Proportional(), Uniform() or Permutation()")
         self.order, self.dual = order, dual
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(check_seed(seed))
         self._waiting = torch.zeros(0, dtype=torch.int64)
 
     def next(self, visits: int) -> tuple[Tensor, Tensor]:

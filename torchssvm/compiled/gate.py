@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchssvm.caller import warn
 from torchssvm.compiled.kinds import Kind
 from torchssvm.dual import DualState, Labelings, MeanParts
 from torchssvm.dual.bounds import Box
@@ -50,9 +50,8 @@ class Gate:
     def begin(self) -> None:
         """Set the weights of a new dual to zero, as ``BCFW`` does."""
         if self.dual.begin(Box(self.dual.parameters)):
-            warnings.warn(
+            warn(
                 "the head's weights were not zero, and a new dual stands for zero weights: they are now zero",
-                stacklevel=4,
             )
 
     def check_weights(self, *, begun: bool = True) -> None:

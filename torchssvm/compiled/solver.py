@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_whole
 from torchssvm.batch import Batch
 from torchssvm.caching import CacheOracle, MaxOracle, OracleRule
 from torchssvm.certificate import Certificate, conclude
@@ -101,8 +102,7 @@ class CompiledBCFW:
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
                 ``memory_limit``. The visits before that are made, and count.
         """
-        if isinstance(visits, bool) or not isinstance(visits, int) or visits < 0:
-            raise ValueError(f"visits={visits} must be a whole number, at least 0")
+        visits = check_whole(visits, "visits", 0)
         self._begin()
         done = 0
         try:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import as_number, check_whole
 from torchssvm.directions.base import Blocks
 from torchssvm.oracles.compiled import compiled, numba_available
 
@@ -32,12 +33,10 @@ class Corrective:
     needs_curvature = True
 
     def __init__(self, steps: int = 30, tolerance: float = 0.01) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"steps={steps!r} must be a whole number, at least 1")
-        if not 0.0 <= tolerance < 1.0:
+        self.steps = check_whole(steps, "steps")
+        self.tolerance = as_number(tolerance, "tolerance")
+        if not 0.0 <= self.tolerance < 1.0:
             raise ValueError(f"tolerance={tolerance} must be at least 0 and less than 1")
-        self.steps = steps
-        self.tolerance = tolerance
 
     def __call__(self, blocks: Blocks) -> Tensor:
         """The new distributions less the old ones."""

@@ -153,7 +153,7 @@ class ActiveSets:
         gram = state.get("gram")
         if gram is not None:
             shape = (*made.mass.shape, capacity)
-            good = isinstance(gram, Tensor) and gram.shape == shape and gram.dtype == dtype
+            good = require(state, "gram", Tensor, where).shape == shape and gram.dtype == dtype
             if not good or not bool(torch.isfinite(gram).all()):
                 raise ValueError(f"the checkpoint is damaged: {where}['gram'] should be finite, {list(shape)} {dtype}")
             made.gram = gram.cpu().clone()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_tensor
 from torchssvm.dual.storage import require
 
 Bound = float | Tensor
@@ -161,6 +162,8 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
     """A tensor of the parameter's dtype that broadcasts to it."""
     bound = missing if bound is None else bound
     real = isinstance(bound, Tensor) and not bound.is_complex() and bound.dtype != torch.bool
+    if isinstance(bound, Tensor) and real:
+        check_tensor(bound, name)
     if not real and (isinstance(bound, bool) or not isinstance(bound, int | float)):
         kind = bound.dtype if isinstance(bound, Tensor) else type(bound).__name__
         raise TypeError(f"{name} must be a number or a real tensor, not {kind}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchssvm.dual.state import DualState
 
 FORMAT = 3
+_ROUNDING = 1e-9  # of losses, which are never below 0 otherwise
 
 _SEALED = (
     *("format", "num_examples", "lam", "structure", "weights", "box", "recomputed", "loss", "gap_estimates"),
@@ -82,7 +83,7 @@ def check(dual: DualState, state: dict[str, Any]) -> None:
             values.shape != (dual.num_examples,)
             or values.dtype != torch.float64
             or not bool((values.abs() <= allowed).all())
-            or (name != "loss" and bool((values < 0.0).any()))
+            or bool((values < (-_ROUNDING * values.abs().amax().clamp(min=1.0) if name == "loss" else 0.0)).any())
         ):
             raise ValueError(
                 f"the checkpoint is damaged: dual[{name!r}] does not hold {dual.num_examples} valid float64 numbers"

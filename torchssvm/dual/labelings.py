@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_whole
 from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.mean_parts import MeanParts
@@ -38,9 +39,7 @@ class Labelings(Storage):
     keeps_labelings = True
 
     def __init__(self, capacity: int = 20) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise ValueError(f"capacity={capacity!r} must be a whole number, at least 1")
-        self.capacity = capacity
+        self.capacity = check_whole(capacity, "capacity")
         self.wants_curvature = False
         self._template: Labeling | None = None
 

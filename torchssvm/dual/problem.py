@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from torchssvm.arguments import check_positive, check_tensor, check_whole
 from torchssvm.structures import Structure
 
 
@@ -20,17 +19,19 @@ def check_problem(
 
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
-        TypeError: ``lam`` is no number, a parameter is not float32 or float64, or ``structure`` is not a Structure.
+        TypeError: One of both is no number, a parameter is not float32 or float64, or ``structure`` is not a Structure.
     """
-    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
-        raise ValueError(f"num_examples={num_examples} must be a positive number: is the dataset empty?")
+    check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
     check_lam(lam)
     if not isinstance(structure, Structure):
         raise TypeError(f"structure must be a torchssvm.Structure, not {type(structure).__name__}")
+    if not isinstance(parameters, Iterable) or isinstance(parameters, Tensor):
+        raise TypeError(f"parameters is a {type(parameters).__name__}: pass head.parameters()")
     held = list(parameters)
     if not held:
         raise ValueError("the head has no parameters to train")
     for parameter in held:
+        check_tensor(parameter, "a weight of the head")
         if parameter.dtype not in (torch.float32, torch.float64):
             raise TypeError(
                 f"the head's weights are {parameter.dtype}; keep the head in float32 or float64 "
@@ -65,24 +66,6 @@ def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
             f"lam={lam:g} with num_examples={n} is out of range: 1/(lam n) or lam n cannot be held in {dtype}. Usual "
             "values are 1e-6 to 1e3" + (", and float64 weights reach further" if dtype != torch.float64 else "")
         )
-
-
-def check_positive(value: Any, name: str) -> float:
-    """The number as a plain float, if it is positive and finite.
-
-    Args:
-        value: What was given.
-        name: What messages call it.
-
-    Raises:
-        ValueError: It is not positive, or not finite.
-        TypeError: It is no number.
-    """
-    if isinstance(value, bool) or (isinstance(value, numbers.Real) and not 0.0 < float(value) < math.inf):
-        raise ValueError(f"{name}={value} must be positive and finite")
-    if not isinstance(value, numbers.Real):  # NumPy's are, too
-        raise TypeError(f"{name}={value!r} must be a number, not a {type(value).__name__}")
-    return float(value)
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import as_number, check_int64, check_limit
 from torchssvm.batch import first_occurrences
 from torchssvm.dual import checkpoint
 from torchssvm.dual.bounds import Box
@@ -61,6 +62,7 @@ class DualState(PendingSteps):
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
         recomputed: The v that the next step starts from, if an exact pass has recomputed it.
+        dtype: Dtype of the weights when the dual was made; they must keep it.
         held_norm: Norm of the weights as the last step left them.
         version: Counts changes of blocks or weights: directions computed before one are void after it.
         restarts: Counts changes of the weights that no step made: recomputed after the features moved, another ``lam``,
@@ -83,7 +85,9 @@ class DualState(PendingSteps):
     ) -> None:
         super().__init__()
         self.parameters = check_problem(num_examples, lam, structure, parameters)
-        self.num_examples = num_examples
+        self.dtype = self.parameters[0].dtype
+        memory_limit = check_limit(memory_limit)
+        self.num_examples = num_examples = int(num_examples)
         self.lam = float(lam)
         self.structure = structure
         if storage is not None and not isinstance(storage, Storage):
@@ -189,7 +193,7 @@ class DualState(PendingSteps):
         Raises:
             ValueError: ``factor`` is out of range, or would bring ``lam`` out of that of the weights' dtype.
         """
-        if not (0.0 < factor <= 1.0 and self.lam * factor > 0.0):
+        if not (0.0 < as_number(factor, "factor") <= 1.0 and self.lam * factor > 0.0):
             raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
         check_range(self.lam * factor, self.num_examples, self.parameters[0].dtype)
         products = self.storage.products()
@@ -241,12 +245,10 @@ class DualState(PendingSteps):
 
         Raises:
             ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
-            TypeError: The potentials are not of the weights' dtype.
+            TypeError: The potentials are not of the weights' dtype, or the weights not of the dual's.
         """
         size, weights = potentials.batch_size, self.parameters[0]
-        if not isinstance(index, Tensor) or index.shape != (size,) or index.dtype != torch.int64:
-            found = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-            raise ValueError(f"index must be int64 [{size}], one number for each example, got {found}")
+        check_int64(index, "index", (size,), ", one number for each example")
         if not size:
             raise ValueError("the batch is empty: index holds no example")
         numbers = index.tolist()
@@ -255,7 +257,8 @@ class DualState(PendingSteps):
                 f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={self.num_examples}, so that "
                 f"an index is 0 to {self.num_examples - 1}"
             )
-        if potentials.dtype != weights.dtype:
+        if potentials.dtype is not self.dtype:
+            self.check_dtype()
             raise TypeError(
                 f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
                 "dtype of its weights, with autocast off"
@@ -263,6 +266,16 @@ class DualState(PendingSteps):
         self.to(weights.device)
         index = index.to(weights.device)
         return index, first_occurrences(index, numbers)
+
+    def check_dtype(self) -> None:
+        """Raise TypeError if the weights are not of the dtype that the dual was made for, as after ``head.half()``."""
+        for parameter in self.parameters:
+            if parameter.dtype is not self.dtype:
+                raise TypeError(
+                    f"the head's weights are {parameter.dtype}, and were {self.dtype} when the dual was made: blocks "
+                    f"and weights must agree. Call head.to({self.dtype}) and load the weights again, or convert the "
+                    "head to torch.float32 or torch.float64 first and make a new DualState and BCFW"
+                )
 
     def check_targets(self, targets: Tensor, index: Tensor | None = None) -> None:
         """Compare digests of targets with those that the blocks were trained on; changes nothing.
@@ -436,6 +449,16 @@ class DualState(PendingSteps):
             f"DualState(num_examples={self.num_examples}, lam={self.lam:g}, structure={self.structure}, "
             f"storage={type(self.storage).__name__}, steps={self.steps})"
         )
+
+
+def check_dual(dual: Any) -> DualState:
+    """The dual state, or TypeError if it is something else."""
+    if isinstance(dual, DualState):
+        return dual
+    raise TypeError(
+        f"dual is a {type(dual).__name__}, and must be a DualState: make one by "
+        "DualState.for_head(head, num_examples, lam)"
+    )
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -237,8 +237,17 @@ class Storage(ABC):
 
 
 def require(state: dict[str, Any], name: str, kind: type, where: str) -> Any:
-    """An entry of a checkpoint, or a ValueError that names it."""
+    """An entry of a checkpoint, or a ValueError that names it.
+
+    Counters must fit into 64 bits, and are no truth values; tensors, in lists and dictionaries too, must be dense.
+    """
     if not isinstance(state, dict) or not isinstance(state.get(name), kind):
         found = type(state.get(name)).__name__ if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] should be a {kind.__name__}, it is {found}")
-    return state[name]
+    value = state[name]
+    if kind is int and (isinstance(value, bool) or not -(2**63) <= value < 2**63):
+        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] is {value}, and should be a number of 64 bits")
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    if any(isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_meta) for tensor in held):
+        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] holds a sparse or meta tensor")
+    return value

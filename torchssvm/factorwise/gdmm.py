@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchssvm.arguments import check_number, check_seed, check_whole
 from torchssvm.batch import Batch
+from torchssvm.caller import warn
 from torchssvm.dual import DualState
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import Storage, require
@@ -96,27 +97,25 @@ class GDMM(Optimizer):
                 raise TypeError(f"{name}={value!r} must be {wanted}")
         if type(rule) is BlockRule:
             raise TypeError("rule=BlockRule() says nothing: give FullyCorrective(), AwayStep() or BlockGreedy()")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"seed={seed!r} must be a whole number, not a {type(seed).__name__}")
+        seed = check_seed(seed)
         self.rule = rule if rule is not None else FullyCorrective()
         self.penalty = penalty if penalty is not None else Penalty()
         check_head(head)
         dual = DualState.for_head(head, num_examples, lam)
         self.problem = make_problem(head, dual, with_fixed_features(batches), oracle)
         self.head = head
-        self.num_examples, self.lam = num_examples, float(lam)
+        self.num_examples, self.lam = dual.num_examples, dual.lam
         super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show one
         self.rho = self._first_rho = self.penalty.first(self.problem.usual_rho)
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
         self.best_dual = self.best_relaxed_dual = 0.0  # of all mass on the targets
-        self._visits, self._visited = np.zeros(3), torch.zeros(num_examples, dtype=torch.bool)
+        self._visits, self._visited = np.zeros(3), torch.zeros(dual.num_examples, dtype=torch.bool)
         self._generator = torch.Generator().manual_seed(seed)
         self._handed_over = False
         if any(bool(p.any()) for p in dual.parameters):
-            warnings.warn(
+            warn(
                 "the head's weights were not zero, and GDMM starts from those of its duals: they are now zero",
-                stacklevel=2,
             )
         self._publish()
 
@@ -270,11 +269,9 @@ class GDMM(Optimizer):
         Raises:
             ValueError: An argument is out of range.
         """
-        for name, value in (("tolerance", tolerance), ("violation", violation)):
-            if not (value >= 0.0 and math.isfinite(value)):
-                raise ValueError(f"{name}={value} must be at least 0 and finite")
-        if check_every < 1:
-            raise ValueError(f"check_every={check_every} must be at least 1")
+        tolerance, violation = check_number(tolerance, "tolerance", 0.0), check_number(violation, "violation", 0.0)
+        check_every = check_whole(check_every, "check_every")
+        max_sweeps = None if max_sweeps is None else check_whole(max_sweeps, "max_sweeps", 0)
         if tolerance == 0.0 and max_sweeps is None:
             raise ValueError(
                 "tolerance=0 is never reached, because of rounding: give max_sweeps, or a positive tolerance"
@@ -361,10 +358,9 @@ class GDMM(Optimizer):
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
         same_features = loaded.features == self.problem.features
         if not same_features:
-            warnings.warn(
+            warn(
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
                 "are summed anew from these features, and what was certified for the others is forgotten",
-                stacklevel=3,
             )
         try:
             super().load_state_dict(state)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 import torch
 
 from torchssvm.batch import Batch
+from torchssvm.caller import warn
 from torchssvm.dual import DualState, MeanParts
 from torchssvm.dual.state import squared_norm
 from torchssvm.factorwise.problem import DualPoint, Problem
@@ -44,11 +44,10 @@ def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *,
     factor, value = point.shrinking(dual.lam), point.value(dual.lam)
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
     if value < certified - rounding * (1.0 + certified):
-        warnings.warn(
+        warn(
             f"the dual handed over is {value:.6g}, below the best that GDMM certified for the features it was made "
             f"with, {certified:.6g}: BCFW needs some passes to come back. To go on with GDMM instead, load a "
             "state_dict() that was saved before",
-            stacklevel=4,
         )
     storage.rescale(factor)
     dual.loss *= factor

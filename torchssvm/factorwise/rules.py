@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
+
+from torchssvm.arguments import as_number, check_number, check_whole
 
 
 class BlockRule:
@@ -63,13 +64,6 @@ class Residuals:
     first: float
 
 
-def check_numbers(**given: object) -> None:
-    """Raise TypeError, with its name, for what is no number; NumPy's are."""
-    for name, number in given.items():
-        if isinstance(number, bool) or not isinstance(number, numbers.Real):
-            raise TypeError(f"{name}={number!r} must be a number, not a {type(number).__name__}")
-
-
 class Penalty:
     """rho and eta of the augmented Lagrangian, both times n, so that they are in the units of losses and scores.
 
@@ -84,15 +78,12 @@ class Penalty:
     """
 
     def __init__(self, rho: float | None = None, *, step: float = 1.0) -> None:
-        check_numbers(step=step, **({} if rho is None else {"rho": rho}))
-        if rho is not None and not (rho > 0.0 and math.isfinite(rho)):
-            raise ValueError(f"rho={rho} must be positive and finite")
+        self.rho = None if rho is None else check_number(rho, "rho", above=0.0)
+        self.step = as_number(step, "step")
         if not 0.0 < step < 2.0:
             raise ValueError(
                 f"step={step} must be more than 0 and less than 2: the multipliers' ascent diverges beyond"
             )
-        self.rho = None if rho is None else float(rho)
-        self.step = float(step)
 
     def first(self, usual: float) -> float:
         """The penalty of the first pass.
@@ -138,17 +129,11 @@ class ResidualBalancing(Penalty):
         passes: int = 100,
     ) -> None:
         super().__init__(rho, step=step)
-        check_numbers(low=low, high=high, factor=factor, most=most, passes=passes)
+        self.low, self.high = as_number(low, "low"), as_number(high, "high")
         if not 0.0 < low < high < math.inf:
             raise ValueError(f"low={low} and high={high} must be positive and finite, and low the smaller one")
-        if not (factor > 1.0 and math.isfinite(factor)):
-            raise ValueError(f"factor={factor} must be more than 1 and finite")
-        if not (most >= 1.0 and math.isfinite(most)):
-            raise ValueError(f"most={most} must be at least 1 and finite")
-        if passes < 0:
-            raise ValueError(f"passes={passes} must be at least 0")
-        self.low, self.high, self.factor, self.most = float(low), float(high), float(factor), float(most)
-        self.passes = passes
+        self.factor, self.most = check_number(factor, "factor", above=1.0), check_number(most, "most", 1.0)
+        self.passes = check_whole(passes, "passes", 0)
 
     def next(self, rho: float, residuals: Residuals) -> float:
         """Larger, smaller, or as it was."""

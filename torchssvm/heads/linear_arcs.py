@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_tensor, check_whole
+from torchssvm.heads.checks import check_structure
 from torchssvm.ordered_sums import add_at, adds_in_order
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.row_sparse import per_example_rows
@@ -30,9 +32,8 @@ class LinearArcs(nn.Module):
 
     def __init__(self, in_features: int, *, structure: Arborescence | None = None) -> None:
         super().__init__()
-        if in_features < 1:
-            raise ValueError(f"in_features={in_features} must be at least 1")
-        self.structure = structure if structure is not None else Arborescence()
+        in_features = check_whole(in_features, "in_features")
+        self.structure = check_structure(structure, "Arborescence()") or Arborescence()
         self.weight = nn.Parameter(torch.zeros(in_features))
 
     def forward(self, x: SparseFeatures | Tensor, lengths: Tensor | None = None) -> Potentials:
@@ -48,12 +49,18 @@ class LinearArcs(nn.Module):
             ValueError: A shape, a dtype, a column or a length does not fit.
         """
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
-        if columns.ndim != 4 or columns.shape[1] < 1 or columns.shape[2] != columns.shape[1] + 1:
+        if (
+            check_tensor(columns, "columns").ndim != 4
+            or columns.shape[1] < 1
+            or columns.shape[2] != columns.shape[1] + 1
+        ):
             raise ValueError(f"columns must be [B, N, N+1, P] with at least one token, got {list(columns.shape)}")
         if columns.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"columns must be int64, got {columns.dtype}")
         columns = columns.to(torch.int64)
-        if values is not None and (values.shape != columns.shape or not values.is_floating_point()):
+        if values is not None and (
+            check_tensor(values, "values").shape != columns.shape or not values.is_floating_point()
+        ):
             raise ValueError(
                 f"values must be floating and shaped like the columns {list(columns.shape)}, got {values.dtype} "
                 f"{list(values.shape)}"

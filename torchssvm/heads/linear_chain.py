@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_flags, check_tensor, check_whole
 from torchssvm.heads import linear_chain_cpu
+from torchssvm.heads.checks import check_structure
 from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.oracles.compiled import fits_numba
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
@@ -34,7 +36,9 @@ class LinearChain(nn.Module):
             the length.
 
     Raises:
-        ValueError: ``structure`` has another number of states, or disagrees about shared transitions.
+        ValueError: A size is out of range, or ``structure`` has another number of states, or disagrees about shared
+            transitions.
+        TypeError: A size is no number, or ``structure`` is none of chains.
     """
 
     def __init__(
@@ -48,13 +52,15 @@ class LinearChain(nn.Module):
         structure: Chain | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(in_features, bool) or not isinstance(in_features, int) or in_features < 0:
-            raise ValueError(f"in_features={in_features!r} must be a whole number, at least 0")
-        self.structure = structure or Chain(num_states, shared=positions is None)
+        check_flags(bias=bias, boundary=boundary)
+        in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
+        if positions is not None:
+            positions = check_whole(positions, "positions", 2, advice=", or None for shared transitions")
+        self.structure = check_structure(structure, "Chain(num_states)", "num_states", "shared") or Chain(
+            num_states, shared=positions is None
+        )
         if self.structure.num_states != num_states or self.structure.shared != (positions is None):
             raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")
-        if positions is not None and positions < 2:
-            raise ValueError(f"positions={positions} must be at least 2, or None for shared transitions")
         self.positions = positions
         self.emission = nn.Parameter(torch.zeros(in_features, num_states))
         pairs = (num_states, num_states) if positions is None else (positions - 1, num_states, num_states)
@@ -84,7 +90,7 @@ class LinearChain(nn.Module):
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}, and must be a tensor: SparseLinearChain takes SparseFeatures")
-        if x.ndim != 3 or x.shape[2] != self.emission.shape[0]:
+        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.emission.shape[0]:
             raise ValueError(f"x must be [B, N, {self.emission.shape[0]}], got {list(x.shape)}")
         batch, longest, _ = x.shape
         if longest < 1:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_tensor, check_whole
+from torchssvm.heads.checks import check_structure
 from torchssvm.potentials import Parts, full_precision, own_weights
 from torchssvm.precision import product
 from torchssvm.structures import EdgePotentials, Matching
@@ -32,11 +34,16 @@ class LinearEdges(nn.Module):
     Args:
         in_features: F, numbers per edge.
         structure: How outputs are decoded and what they cost; None is ``Matching()``.
+
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+        TypeError: ``in_features`` is no number, or ``structure`` is none of matchings.
     """
 
     def __init__(self, in_features: int, *, structure: Matching | None = None) -> None:
         super().__init__()
-        self.structure = structure or Matching()
+        in_features = check_whole(in_features, "in_features")
+        self.structure = check_structure(structure, "Matching()") or Matching()
         self.weight = nn.Parameter(torch.zeros(in_features))
 
     def forward(self, x: Tensor | Edges, lengths: Tensor | None = None) -> EdgePotentials:
@@ -50,7 +57,7 @@ class LinearEdges(nn.Module):
             ValueError: A shape or a size does not fit.
         """
         features, widths = x if isinstance(x, Edges) else (x, None)
-        if features.ndim != 4 or features.shape[3] != self.weight.shape[0]:
+        if check_tensor(features, "x").ndim != 4 or features.shape[3] != self.weight.shape[0]:
             raise ValueError(f"x must be [B, S, T, {self.weight.shape[0]}], got {list(features.shape)}")
         with full_precision(features.device):
             features = features.to(self.weight.dtype)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_tensor, check_whole
+from torchssvm.heads.checks import check_structure
 from torchssvm.potentials import Parts, full_precision, own_weights
 from torchssvm.precision import product
 from torchssvm.structures import GraphCut, GraphPotentials
@@ -51,10 +53,9 @@ class LinearGraph(nn.Module):
 
     def __init__(self, node_features: int, edge_features: int, *, structure: GraphCut | None = None) -> None:
         super().__init__()
-        for name, number in (("node_features", node_features), ("edge_features", edge_features)):
-            if number < 1:
-                raise ValueError(f"{name}={number} must be at least 1")
-        self.structure = structure if structure is not None else GraphCut()
+        node_features = check_whole(node_features, "node_features")
+        edge_features = check_whole(edge_features, "edge_features")
+        self.structure = check_structure(structure, "GraphCut()") or GraphCut()
         self.unary = nn.Parameter(torch.zeros(node_features))
         self.pairwise = nn.Parameter(torch.zeros(edge_features))
 
@@ -73,6 +74,7 @@ class LinearGraph(nn.Module):
             raise TypeError(f"x is a {type(x).__name__}, and must be Graphs(nodes, edge_features, edges)")
         nodes, links, edges = x
         for name, features, weight in (("nodes", nodes, self.unary), ("edge_features", links, self.pairwise)):
+            check_tensor(features, f"x.{name}")
             if features.ndim != 3 or features.shape[2] != len(weight) or len(features) != len(nodes):
                 size = "N" if name == "nodes" else "E"
                 raise ValueError(f"x.{name} must be [B, {size}, {len(weight)}], got {list(features.shape)}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_flags, check_tensor, check_whole
+from torchssvm.heads.checks import check_structure
 from torchssvm.heads.in_turn import solve_in_turn
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.precision import product
@@ -21,14 +23,18 @@ class LinearMulticlass(nn.Module):
         structure: How outputs are decoded and what they cost; None is ``Multiclass(num_classes)``, zero-one loss.
 
     Raises:
-        ValueError: ``structure`` has another number of classes.
+        ValueError: A size is out of range, or ``structure`` has another number of classes.
+        TypeError: A size is no number, or ``structure`` is none of multiclass problems.
     """
 
     def __init__(
         self, in_features: int, num_classes: int, *, bias: bool = True, structure: Multiclass | None = None
     ) -> None:
         super().__init__()
-        self.structure = structure or Multiclass(num_classes)
+        check_flags(bias=bias)
+        in_features = check_whole(in_features, "in_features", 0)
+        num_classes = check_whole(num_classes, "num_classes")
+        self.structure = check_structure(structure, "Multiclass(num_classes)", "num_classes") or Multiclass(num_classes)
         if self.structure.num_classes != num_classes:
             raise ValueError(f"structure={self.structure} does not have num_classes={num_classes}")
         self.weight = nn.Parameter(torch.zeros(in_features, num_classes))
@@ -42,7 +48,7 @@ class LinearMulticlass(nn.Module):
         """
         if lengths is not None:
             raise ValueError("lengths must be None: a class has no length. Make the Batch without lengths")
-        if x.ndim != 2 or x.shape[1] != self.weight.shape[0]:
+        if check_tensor(x, "x").ndim != 2 or x.shape[1] != self.weight.shape[0]:
             raise ValueError(f"x must be [B, {self.weight.shape[0]}], got {list(x.shape)}")
         with full_precision(x.device):
             x = x.to(self.weight.dtype)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_flags, check_tensor, check_whole
+from torchssvm.heads.checks import check_structure
 from torchssvm.oracles.multilabel import symmetric
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.precision import product
@@ -44,9 +46,11 @@ class LinearMultilabel(nn.Module):
         structure: Multilabel | None = None,
     ) -> None:
         super().__init__()
-        if in_features < 1:
-            raise ValueError(f"in_features={in_features} must be at least 1")
-        self.structure = structure if structure is not None else Multilabel(num_labels, pairwise=pairwise)
+        check_flags(bias=bias, pairwise=pairwise)
+        in_features, num_labels = check_whole(in_features, "in_features"), check_whole(num_labels, "num_labels")
+        self.structure = check_structure(structure, "Multilabel(num_labels)", "num_labels", "pairwise") or Multilabel(
+            num_labels, pairwise=pairwise
+        )
         if self.structure.num_labels != num_labels or self.structure.pairwise != pairwise:
             raise ValueError(f"structure={self.structure} does not have num_labels={num_labels}, pairwise={pairwise}")
         self.unary = nn.Parameter(torch.zeros(in_features, num_labels))
@@ -79,9 +83,7 @@ class LinearMultilabel(nn.Module):
         check_no_lengths(lengths)
         if isinstance(x, SparseFeatures):
             raise TypeError("x is SparseFeatures: SparseLinearMultilabel takes these, LinearMultilabel a tensor [B, F]")
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x is a {type(x).__name__}, and must be a tensor [B, {len(self.unary)}]")
-        if x.ndim != 2 or x.shape[1] != len(self.unary):
+        if check_tensor(x, "x").ndim != 2 or x.shape[1] != len(self.unary):
             raise ValueError(f"x must be [B, {len(self.unary)}], got {list(x.shape)}")
         with full_precision(x.device):
             x = x.to(self.unary.dtype)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_tensor, describe
 from torchssvm.dual.bounds import Bound
 from torchssvm.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.structures.pose import Pose
@@ -38,6 +39,8 @@ class LinearPose(nn.Module):
 
     def __init__(self, structure: Pose) -> None:
         super().__init__()
+        if not isinstance(structure, Pose):
+            raise TypeError(f"structure={structure!r} must be a Pose(parent, displacements, grid, size=...)")
         self.structure = structure
         edges = structure.num_edges
         self.unary = nn.Parameter(torch.zeros(structure.num_nodes))
@@ -61,6 +64,7 @@ class LinearPose(nn.Module):
             x: Maps; or one tensor ``[B, P + 2 E T, H, W]``, as a convolution gives them: those of the nodes first.
 
         Raises:
+            TypeError: ``x`` holds no dense, real tensors.
             ValueError: A shape does not fit the structure.
         """
         structure, shapes = self.structure, self.structure.shapes
@@ -72,9 +76,16 @@ class LinearPose(nn.Module):
                 )
             own, others = x[:, : structure.num_nodes], x[:, structure.num_nodes :]
             x = PoseMaps(own, others.reshape(len(x), *shapes["types"]))
+        elif not isinstance(x, tuple) or len(x) != 2:
+            raise TypeError(f"x is {describe(x)}, and must be PoseMaps(unary, types) or one tensor of all maps")
         for name, tensor in zip(PoseMaps._fields, x, strict=True):
-            if tensor.ndim < 1 or tensor.shape[1:] != shapes[name] or len(tensor) != len(x.unary):
+            if (
+                check_tensor(tensor, f"x.{name}").ndim < 1
+                or tensor.shape[1:] != shapes[name]
+                or len(tensor) != len(x.unary)
+            ):
                 raise ValueError(f"x.{name} must be [B, {', '.join(map(str, shapes[name]))}], got {list(tensor.shape)}")
+        x = PoseMaps(*x)
         batch = len(x.unary)
         with full_precision(x.unary.device):
             own, others = (tensor.to(self.unary.dtype) for tensor in x)

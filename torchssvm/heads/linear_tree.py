@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_flags, check_tensor, check_whole
+from torchssvm.heads.checks import check_structure
 from torchssvm.potentials import Parts, Potentials, full_precision
 from torchssvm.precision import product
 from torchssvm.structures import Tree
@@ -42,8 +44,10 @@ class LinearTree(nn.Module):
         structure: Tree | None = None,
     ) -> None:
         super().__init__()
+        check_flags(bias=bias, shared=shared)
+        in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
         own = Tree(num_states, parent, shared=shared)
-        self.structure = structure or own
+        self.structure = check_structure(structure, "Tree(num_states, parent)", "num_states", "parent", "shared") or own
         if (
             self.structure.num_states != num_states
             or self.structure.shared != shared
@@ -68,7 +72,7 @@ class LinearTree(nn.Module):
         Raises:
             ValueError: A shape or a length does not fit.
         """
-        if x.ndim != 3 or x.shape[2] != self.node.shape[0] or x.shape[1] > self.structure.num_nodes:
+        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.node.shape[0] or x.shape[1] > self.structure.num_nodes:
             raise ValueError(
                 f"x must be [B, N, {self.node.shape[0]}] with N at most {self.structure.num_nodes}, got {list(x.shape)}"
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchssvm.arguments import check_flags, check_tensor
 from torchssvm.heads.linear_chain import LinearChain, add_biases, everywhere, sums_of
 from torchssvm.potentials import Potentials, full_precision
 from torchssvm.precision import transformed
@@ -50,6 +51,7 @@ class SparseLinearChain(LinearChain):
         sparse_gradient: bool = True,
     ) -> None:
         super().__init__(in_features, num_states, bias=bias, boundary=boundary, structure=structure)
+        check_flags(sparse_gradient=sparse_gradient)
         self.sparse_gradient = sparse_gradient
 
     def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]
@@ -154,8 +156,9 @@ def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
     if not isinstance(columns, Tensor) or columns.dtype not in (torch.int64, torch.int32) or columns.ndim != 3:
         found = f"{columns.dtype} {list(columns.shape)}" if isinstance(columns, Tensor) else type(columns).__name__
         raise ValueError(f"x.columns must be int64 [B, N, P], got {found}")
-    if values is not None and not isinstance(values, Tensor):
-        raise TypeError(f"x.values must be a tensor or None, not a {type(values).__name__}")
+    check_tensor(columns, "x.columns")
+    if values is not None:
+        check_tensor(values, "x.values")
     if values is not None and (not values.is_floating_point() or values.shape != columns.shape):
         raise ValueError(
             f"x.values must be floating-point numbers shaped like x.columns, {list(columns.shape)}, or None where all "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_flags
 from torchssvm.heads.linear_multilabel import LinearMultilabel, check_no_lengths
 from torchssvm.heads.sparse_chain import SparseEmission, as_lists
 from torchssvm.potentials import Potentials, full_precision
@@ -42,6 +43,7 @@ class SparseLinearMultilabel(LinearMultilabel):
         sparse_gradient: bool = True,
     ) -> None:
         super().__init__(in_features, num_labels, bias=bias, pairwise=pairwise, structure=structure)
+        check_flags(sparse_gradient=sparse_gradient)
         self.sparse_gradient = sparse_gradient
 
     def forward(self, x: SparseFeatures, lengths: None = None) -> Potentials:  # type: ignore[override]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_tensor, describe
 from torchssvm.batch import first_occurrences, tree_map
 from torchssvm.kernels.head import KernelHead, check_features
 from torchssvm.potentials import Potentials, full_precision
@@ -40,7 +41,7 @@ class TrainingSet:
         if not x.numel():
             raise ValueError(f"x has shape {list(x.shape)}, so it holds no token: is the dataset empty?")
         if not isinstance(y, Tensor | WeightedLabels):
-            raise TypeError(f"y must be an int64 tensor or WeightedLabels, not {type(y).__name__}")
+            raise TypeError(f"y must be an int64 tensor or WeightedLabels, not {describe(y)}")
         self._head = head
         self._shape = x.shape
         self._lengths = lengths
@@ -82,7 +83,10 @@ class TrainingSet:
         Raises:
             ValueError: ``index`` is empty, or names no examples.
         """
-        found = index if isinstance(index, Tensor) else torch.tensor(list(index))
+        try:
+            found = check_tensor(index, "index") if isinstance(index, Tensor) else torch.tensor(list(index))
+        except (TypeError, ValueError, RuntimeError):  # no numbers, or no list at all
+            found = torch.empty(0)
         if found.ndim != 1 or not len(found) or found.dtype != torch.int64:
             raise ValueError(f"index must hold the numbers of at least one example, got {index}")
         if int(found.min()) < 0 or int(found.max()) >= len(self):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_number, check_whole
 from torchssvm.precision import full_precision
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
@@ -43,12 +43,9 @@ class Polynomial:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
-            raise ValueError(f"degree={self.degree} must be a whole number of at least 1")
-        if not (self.constant >= 0.0 and math.isfinite(self.constant)):
-            raise ValueError(f"constant={self.constant} must be at least 0 and finite")
-        if not (self.scale > 0.0 and math.isfinite(self.scale)):
-            raise ValueError(f"scale={self.scale} must be positive and finite")
+        object.__setattr__(self, "degree", check_whole(self.degree, "degree"))
+        object.__setattr__(self, "constant", check_number(self.constant, "constant", 0.0))
+        object.__setattr__(self, "scale", check_number(self.scale, "scale", above=0.0))
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """``[M, F]`` and ``[N, F]`` -> ``[M, N]``."""
@@ -69,8 +66,7 @@ class RBF:
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.gamma > 0.0 and math.isfinite(self.gamma)):
-            raise ValueError(f"gamma={self.gamma} must be positive and finite")
+        object.__setattr__(self, "gamma", check_number(self.gamma, "gamma", above=0.0))
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """``[M, F]`` and ``[N, F]`` -> ``[M, N]``."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_tensor, check_whole
 from torchssvm.batch import Batch, apply_head
 from torchssvm.heads import LinearChain, LinearMulticlass
 from torchssvm.kernels.functions import Kernel, evaluate, name_of
@@ -51,8 +52,9 @@ class KernelHead(nn.Module):
         structure: Structure,
     ) -> None:
         super().__init__()
-        if in_features < 1:
-            raise ValueError(f"in_features={in_features} must be at least 1")
+        in_features, num_states = check_whole(in_features, "in_features"), check_whole(num_states, "num_states")
+        if isinstance(kernel, type) or not callable(kernel):
+            raise TypeError(f"kernel={kernel!r} must be a function (a [M, F], b [N, F]) -> [M, N], such as RBF(gamma)")
         self.kernel = kernel
         self.in_features = in_features
         self.linear = linear
@@ -171,7 +173,6 @@ class KernelMulticlass(KernelHead):
 
 
 def check_features(x: Tensor, in_features: int) -> None:
-    """Raise ValueError unless ``x`` is ``[B, N, F]`` or ``[B, F]`` with the right F."""
-    if not isinstance(x, Tensor) or x.ndim not in (2, 3) or x.shape[-1] != in_features:
-        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be [B, N, {in_features}] or [B, {in_features}], got {found}")
+    """Raise TypeError or ValueError unless ``x`` is a tensor ``[B, N, F]`` or ``[B, F]`` with the right F."""
+    if check_tensor(x, "x").ndim not in (2, 3) or x.shape[-1] != in_features:
+        raise ValueError(f"x must be [B, N, {in_features}] or [B, {in_features}], got {list(x.shape)}")

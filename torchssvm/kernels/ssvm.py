@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_limit, check_number, check_whole
+from torchssvm.caller import warn
 from torchssvm.certificate import Certificate
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
@@ -75,9 +76,13 @@ class KernelSSVM:
         capacity: int = 64,
         memory_limit: int | None = None,
     ) -> None:
-        if sweeps < 0:
-            raise ValueError(f"sweeps={sweeps} must be at least 0")
-        if direction is not None and (isinstance(direction, type) or hasattr(direction, "needs_labelings")):
+        sweeps, capacity = check_whole(sweeps, "sweeps", 0), check_whole(capacity, "capacity", 2)
+        memory_limit = check_limit(memory_limit)
+        if not isinstance(head, KernelHead):
+            raise TypeError(f"head is a {type(head).__name__}, and must be a KernelHead, such as KernelChain(...)")
+        if direction is not None and (
+            isinstance(direction, type) or not callable(direction) or hasattr(direction, "needs_labelings")
+        ):
             raise TypeError(
                 f"direction={direction!r} must be an object of torchssvm.kernels, such as torchssvm.kernels.Pairwise()"
             )
@@ -155,10 +160,9 @@ class KernelSSVM:
                 raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
         dual.kernel_squared_norm = implicit
         if drift > 100 * rounding:
-            warnings.warn(
+            warn(
                 f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
                 "rounding: they were changed by others, and are now recomputed",
-                stacklevel=2,
             )
         value = min(value, primal)  # beyond it is rounding
         dual.gap_estimates = gaps.clamp(min=0.0)
@@ -193,9 +197,9 @@ class KernelSSVM:
         Raises:
             ValueError: An argument is not positive, or the sampler gives no batch.
         """
-        for name, value in (("tolerance", tolerance), ("max_passes", max_passes), ("epochs", epochs)):
-            if not value > 0:
-                raise ValueError(f"{name}={value} must be positive")
+        tolerance = check_number(tolerance, "tolerance", above=0.0)
+        max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
+        epochs = check_whole(epochs, "epochs")
         while True:
             before = self.dual.steps
             for _ in range(epochs):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_whole
 from torchssvm.dual.storage import require
 from torchssvm.memory import check_memory
 
@@ -62,8 +63,7 @@ class SupportLabelings:
     """
 
     def __init__(self, target: Tensor, num_states: int, capacity: int, memory_limit: int | None = None) -> None:
-        if capacity < 2:
-            raise ValueError(f"capacity={capacity} must be at least 2: the target and one more labeling")
+        capacity = check_whole(capacity, "capacity", 2, advice=": the target and one more labeling")
         n = len(target)
         self.capacity = capacity
         self.num_states = num_states

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.batch import Batch, apply_head
+from torchssvm.caller import warn
 from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import check_batch, errors
 from torchssvm.potentials import Potentials, as_potentials, full_precision
 from torchssvm.structures import Structure
 from torchssvm.structures.base import Labeling, as_decoding
-
-_INNER = ("torchssvm", "lightning", "torch", "contextlib")
 
 
 class Predicting(Loading, Resumable):
@@ -72,10 +70,9 @@ class Predicting(Loading, Resumable):
             yield
         kept = all(torch.equal(p, held.to(p)) for p, held in zip(self.head.parameters(), before, strict=True))
         if not (resumed or kept):
-            warnings.warn(
+            warn(
                 "the head's weights were not zero, and a fit starts anew: they are now those of a new dual. To go on "
                 "with an earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)",
-                stacklevel=_outer_level(),
             )
 
     def _rest(self) -> None:
@@ -112,11 +109,3 @@ class Predicting(Loading, Resumable):
     def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
         with full_precision(self.device):
             return as_potentials(self.head(extracted) if lengths is None else self.head(extracted, lengths))
-
-
-def _outer_level() -> int:
-    """The ``stacklevel`` of the line that called Lightning, such as ``trainer.fit(...)``, for a warning."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
-        frame, level = frame.f_back, level + 1
-    return level

@@ -180,8 +180,7 @@ class StructuredSVM(Predicting):
         except BaseException:
             dual.visits -= 1
             raise
-        for group in find_bcfw(self.trainer).param_groups:
-            group["lr"] = mean_step / dual.lam
+        find_bcfw(self.trainer).show_rate(mean_step / dual.lam)
         dual.settle()
 
     def compiled_loop(self) -> CompiledBCFW | None:

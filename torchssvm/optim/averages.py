@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_parameters
 from torchssvm.batch import Batch
 from torchssvm.certificate import Certificate, check_pass, exact_pass, features_moved
 from torchssvm.dual import DualState
-from torchssvm.dual.state import squared_norm
+from torchssvm.dual.state import check_dual, squared_norm
 from torchssvm.dual.storage import require
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class Average(ABC):
             raise TypeError(
                 f"params is a {type(params).__name__}: pass head.parameters(), or use {name}.following(dual)"
             )
+        check_parameters(params)
+        if dual is not None:
+            check_dual(dual)
         self.parameters = list(params)
         if not self.parameters or not all(isinstance(p, Tensor) and p.is_floating_point() for p in self.parameters):
             raise ValueError("params must be one or more floating-point tensors: pass head.parameters()")
@@ -77,8 +81,7 @@ class Average(ABC):
         tells of the last one; one that does not tell (``ExponentiatedGradient``) needs ``update()``, with ``cls(params,
         dual)``.
         """
-        if not isinstance(dual, DualState):
-            raise TypeError(f"dual is a {type(dual).__name__}, and must be the DualState of the training")
+        check_dual(dual)
         average = cls(dual.parameters, dual)
         average._told = True
         dual.observe(average)
@@ -281,7 +284,7 @@ class Average(ABC):
             if loss is not None:
                 raise ValueError("the checkpoint's average is of a dual, and this one has none: use following(dual)")
         else:
-            if not math.isfinite(require(state, "loss", float, "average")):
+            if not -1e-9 <= require(state, "loss", float, "average") < math.inf:  # at least 0, up to rounding
                 raise ValueError(f"the checkpoint is damaged: average['loss'] is {loss}")
             if require(state, "steps", int, "average") != self.dual.steps:
                 raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchssvm.arguments import check_parameters
+from torchssvm.caller import warn
 from torchssvm.dual import DualState, Proposal
 from torchssvm.dual.bounds import Box
+from torchssvm.dual.state import check_dual
+from torchssvm.dual.storage import require
 from torchssvm.optim.box_qp import solve_batch
 from torchssvm.optim.gradient_check import Seen, check_gradient
 from torchssvm.optim.line_search import ExactSearch, Line, LineSearch
 from torchssvm.ordered_sums import add_rows
 from torchssvm.potentials import full_precision
 from torchssvm.row_sparse import dense, inner_product
+
+_OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
+_ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
 class BCFW(Optimizer):
@@ -45,7 +52,8 @@ class BCFW(Optimizer):
         ValueError: The parameters are not those of the dual, a group has an option that BCFW does not know, bounds are
             empty or fit neither the weights nor what the dual was trained with, or the process group has more than one
             member.
-        TypeError: A bound is neither a number nor a tensor, or ``line_search`` cannot be called.
+        TypeError: ``dual`` is no DualState, ``params`` are no parameters, a bound is neither a number nor a tensor, or
+            ``line_search`` cannot be called.
     """
 
     def __init__(
@@ -58,9 +66,11 @@ class BCFW(Optimizer):
         _refuse_distributed()
         if line_search is not None and (isinstance(line_search, type) or not callable(line_search)):
             raise TypeError(f"line_search={line_search} must be an object such as ExactSearch()")
+        check_dual(dual)
+        check_parameters(params, " or groups of them, and then the dual")
         super().__init__(params, {"lr": 0.0})
         for group in self.param_groups:
-            if unknown := set(group) - {"params", "param_names", "lr", "lower", "upper"}:
+            if unknown := group.keys() - _OPTIONS:
                 raise ValueError(f"params has a group with unknown options {sorted(unknown)}")
             if group["lr"] != 0.0:
                 raise ValueError(
@@ -76,14 +86,14 @@ class BCFW(Optimizer):
                 f"{len(given - owned)} others are given"
             )
         self._bounds = _bounds(self.param_groups)
+        self._rate = 0.0
         overwritten = dual.begin(_box(self.param_groups, dual))
         self.dual = dual
         self.line_search: LineSearch = line_search if line_search is not None else ExactSearch()
         if overwritten:
-            warnings.warn(
+            warn(
                 "the head's weights were not zero, and BCFW starts from those of its dual: they are now "
                 + ("zero" if not dual.box else "those nearest to zero within their bounds"),
-                stacklevel=2,
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -106,9 +116,10 @@ class BCFW(Optimizer):
             What ``closure`` returned, or None.
 
         Raises:
-            RuntimeError: Nothing was proposed since the last step; or the gradient is not the one that the backward
-                pass gave: clipped, rescaled, of low precision, mixed with others. Nothing has changed then but that
-                the proposal is dropped.
+            TypeError: The weights are not of the dtype that the dual was made for.
+            RuntimeError: A parameter group was given options, or a learning rate; nothing was proposed since the last
+                step; or the gradient is not the one that the backward pass gave: clipped, rescaled, of low precision,
+                mixed with others. Nothing has changed then but that the proposal is dropped.
         """
         result = None
         if closure is not None:
@@ -130,7 +141,7 @@ class BCFW(Optimizer):
                 "(zero_grad() after backward() drops it, and a step takes it only once)"
             )
         try:
-            self._check_bounds()
+            self._check_groups()
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)
@@ -175,14 +186,19 @@ class BCFW(Optimizer):
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
         squared = None if seen is None else seen.squared_length
         line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
-        gamma = self.line_search(line)
+        gamma = float(self.line_search(line))
         if not 0.0 <= gamma <= largest:
             raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
         rate = gamma / dual.lam
         dual.move_weights(gradients, -rate, None if seen is None else (seen.inner, seen.squared_length))
+        self.show_rate(rate)
+        return gamma
+
+    def show_rate(self, rate: float) -> None:
+        """Publish ``gamma/lam`` as the ``lr`` of all groups, for callbacks that show one."""
+        self._rate = rate
         for group in self.param_groups:
             group["lr"] = rate
-        return gamma
 
     def _move_blocks(self, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
         """Move the blocks of a batch's ``rows`` by ``move`` ``[B]``, and note what was seen of them."""
@@ -204,9 +220,20 @@ class BCFW(Optimizer):
         dual.cache_hits += size - calls
         dual.moved += rows.shape[0]
 
-    def _check_bounds(self) -> None:
+    def _check_groups(self) -> None:
         """Groups are dictionaries that anybody can write to, and the dual keeps to the bounds that it began with."""
         for group, (lower, upper) in zip(self.param_groups, self._bounds, strict=True):
+            if not group.keys() <= _ALLOWED:
+                raise RuntimeError(
+                    f"a parameter group was given {sorted(group.keys() - _ALLOWED)} after BCFW was made, and BCFW has "
+                    "no such options: the regularisation is the dual's lam, and the step size is found. Delete them "
+                    "from the group"
+                )
+            if group["lr"] != self._rate and "initial_lr" not in group:
+                raise RuntimeError(
+                    f"a parameter group was given lr={group['lr']} after BCFW was made: BCFW has no learning rate, it "
+                    f"finds the step, and lr only shows the last one, {self._rate}. Leave lr as it is"
+                )
             if not (_same(group.get("lower"), lower) and _same(group.get("upper"), upper)):
                 raise RuntimeError(
                     "the bounds of a parameter group were changed after BCFW was made, and the dual value depends on "
@@ -229,6 +256,7 @@ class BCFW(Optimizer):
             "dual": self.dual,
             "line_search": self.line_search,
             "_bounds": self._bounds,
+            "_rate": self._rate,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,13 +269,22 @@ class BCFW(Optimizer):
         Raises:
             ValueError: The state is not one of BCFW, is of another problem, or is damaged.
         """
+        if not isinstance(state_dict, dict):
+            raise ValueError(
+                f"the checkpoint is a {type(state_dict).__name__}: it is not the state of a BCFW optimizer"
+            )
         state = dict(state_dict)
         for name in ("dual", "state", "param_groups"):
             if name not in state:
                 raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a BCFW optimizer")
         dual = state.pop("dual")
+        groups = state["param_groups"]
+        rates = {_rate_of(group) for group in groups} if isinstance(groups, list) else set()
+        if len(rates) != 1:
+            raise ValueError("the checkpoint is damaged: its 'param_groups' do not show one step of BCFW")
         self.dual.check_state(dual)
         super().load_state_dict(state)
+        self._rate = rates.pop()
         self.dual.load_state_dict(dual)
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
             # They are equal, weight by weight; groups may have been given in another order.
@@ -255,6 +292,18 @@ class BCFW(Optimizer):
                 group.pop(name, None)
                 if bound is not None:
                     group[name] = bound
+
+
+def _rate_of(group: Any) -> float:
+    """The step that a group of a checkpoint shows."""
+    if not isinstance(group, dict):
+        raise ValueError(f"the checkpoint is damaged: a parameter group is a {type(group).__name__}")
+    if unknown := group.keys() - _ALLOWED:
+        raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {sorted(unknown)}")
+    rate = require(group, "lr", float, "param_groups")
+    if not 0.0 <= rate < math.inf:
+        raise ValueError(f"the checkpoint is damaged: a parameter group has lr={rate}")
+    return rate
 
 
 def _bounds(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:

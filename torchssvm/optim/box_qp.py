@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_whole
 from torchssvm.optim.box_qp_rows import ascend_rows
 from torchssvm.oracles.compiled import compiled, compiled_sums, fits_numba, numba_available, triton_available
 from torchssvm.potentials import combine
@@ -128,7 +129,13 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
 
     Returns:
         gamma, ``[R]`` float64, on the device of ``values``.
+
+    Raises:
+        ValueError: The shapes do not fit, or ``sweeps`` is negative.
     """
+    if gram.shape != (*values.shape, *values.shape) or values.ndim != 1:
+        raise ValueError(f"gram must be [R, R] and values [R], got {list(gram.shape)} and {list(values.shape)}")
+    sweeps = check_whole(sweeps, "sweeps", 0)
     if gram.is_cuda and triton_available():
         from torchssvm.optim.box_qp_triton import LARGEST, ascend_triton
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_number, check_whole
 from torchssvm.batch import Batch
+from torchssvm.caller import warn
 from torchssvm.certificate import Certificate, every_training_example
 from torchssvm.dual import DualState
 from torchssvm.dual.state import flat, squared_norm
@@ -80,8 +81,8 @@ class CuttingPlane:
         self._next = torch.zeros(slack.size, dtype=torch.float64)  # weights of the restricted problem
         self._best = torch.zeros_like(self._next)  # those that the head holds between calls
         if any(bool(p.detach().any()) for p in self._problem.parameters):
-            warnings.warn(
-                "the head's weights were not zero, and cutting planes start from zero: they are now zero", stacklevel=2
+            warn(
+                "the head's weights were not zero, and cutting planes start from zero: they are now zero",
             )
         self._hold(self._best)
 
@@ -143,11 +144,8 @@ class CuttingPlane:
             ValueError: ``tolerance`` is negative, ``max_iterations`` is less than 1, or as :meth:`step`.
             RuntimeError: As :meth:`step`.
         """
-        if not tolerance >= 0.0:
-            raise ValueError(f"tolerance={tolerance} must be at least 0")
-        if max_iterations < 1:
-            raise ValueError(f"max_iterations={max_iterations} must be at least 1")
-        for _ in range(max_iterations):
+        tolerance = check_number(tolerance, "tolerance", 0.0)
+        for _ in range(check_whole(max_iterations, "max_iterations")):
             certificate = self.step(batches)
             if certificate.gap <= tolerance:
                 break

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_number, check_whole
 from torchssvm.batch import Batch, apply_head, first_occurrences, to_device
 from torchssvm.certificate import Certificate, certify, every_training_example
 from torchssvm.dual import DualState, MeanParts
@@ -74,12 +74,9 @@ class ExponentiatedGradient:
         first_halvings: int = 2,
         memory_limit: int | None = None,
     ) -> None:
-        if not (step_size > 0.0 and math.isfinite(step_size)):
-            raise ValueError(f"step_size={step_size} must be positive and finite")
-        if not (growth >= 1.0 and math.isfinite(growth)):
-            raise ValueError(f"growth={growth} must be at least 1, and finite")
-        if halvings < 0 or first_halvings < 0:
-            raise ValueError(f"halvings={halvings} and first_halvings={first_halvings} must be at least 0")
+        step_size, growth = check_number(step_size, "step_size", above=0.0), check_number(growth, "growth", 1.0)
+        halvings = check_whole(halvings, "halvings", 0)
+        first_halvings = check_whole(first_halvings, "first_halvings", 0)
         self.head = head
         self.dual = DualState.for_head(head, num_examples, lam, structure=structure, memory_limit=memory_limit)
         if type(self.dual.structure).marginals is Structure.marginals:
@@ -88,9 +85,9 @@ class ExponentiatedGradient:
                 "exponentiated gradient is made of: use BCFW or CuttingPlane"
             )
         self.growth, self.halvings, self.first_halvings = growth, halvings, first_halvings
-        self.step_sizes = torch.full((num_examples,), float(step_size), dtype=torch.float64)
+        self.step_sizes = torch.full((self.dual.num_examples,), step_size, dtype=torch.float64)
         self.started = False
-        self._visited = torch.zeros(num_examples, dtype=torch.bool)
+        self._visited = torch.zeros(self.dual.num_examples, dtype=torch.bool)
         self._logs = self._empty()  # u_i, in the shapes of the potentials
 
     def _empty(self) -> MeanParts:

@@ -54,6 +54,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         What was read of them.
 
     Raises:
+        TypeError: The weights are not of the dtype that the dual was made for.
         RuntimeError: They are not; or the weights are not those that the last step left, or not finite.
     """
     for proposal in proposals:
@@ -65,6 +66,8 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         if not (math.isfinite(proposal.scale) and proposal.scale > 0.0):
             raise RuntimeError(f"the loss was multiplied by {proposal.scale}: only positive factors make sense")
     for parameter, gradient in zip(dual.parameters, gradients, strict=True):
+        if parameter.dtype is not dual.dtype:
+            dual.check_dtype()
         if gradient.dtype != parameter.dtype:
             raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_advice(dual)}")
     seen = _look(dual, gradients)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import as_number, check_limit, check_whole
 from torchssvm.dual.storage import require
 from torchssvm.memory import check_memory
 from torchssvm.optim.block_qp import Blocks
@@ -42,13 +43,11 @@ class NSlack(Slack):
         self, keep: int = 10, *, accuracy: float = 0.1, max_sweeps: int = 1000, memory_limit: int | None = None
     ) -> None:
         self.keep = check_keep(keep)
-        if not 0.0 < accuracy < 1.0:
+        self.accuracy = as_number(accuracy, "accuracy")
+        if not 0.0 < self.accuracy < 1.0:
             raise ValueError(f"accuracy={accuracy} must lie between 0 and 1, both excluded")
-        if max_sweeps < 1:
-            raise ValueError(f"max_sweeps={max_sweeps} must be at least 1")
-        self.accuracy = accuracy
-        self.max_sweeps = max_sweeps
-        self.memory_limit = memory_limit
+        self.max_sweeps = check_whole(max_sweeps, "max_sweeps")
+        self.memory_limit = check_limit(memory_limit)
 
     def bind(self, num_examples: int, lam: float, parameters: Sequence[nn.Parameter]) -> None:
         """Tell the slack its problem."""

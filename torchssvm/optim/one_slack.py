@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_limit
 from torchssvm.dual.state import flat
 from torchssvm.dual.storage import require
 from torchssvm.extras import needs
@@ -42,11 +43,11 @@ class OneSlack(Slack):
     def __init__(self, keep: int = 50, *, solver: str = "clarabel", memory_limit: int | None = None) -> None:
         self.keep = check_keep(keep)
         available = _qpsolvers().available_solvers
-        if solver not in available:
+        if not isinstance(solver, str) or solver not in available:
             advice = " (clarabel comes with the extra torchssvm[qp])" if solver == "clarabel" else ""
             raise ValueError(f"solver={solver!r} is not installed{advice}; qpsolvers finds {available}")
         self.solver = solver
-        self.memory_limit = memory_limit
+        self.memory_limit = check_limit(memory_limit)
 
     def bind(self, num_examples: int, lam: float, parameters: Sequence[nn.Parameter]) -> None:
         """Tell the slack its problem."""

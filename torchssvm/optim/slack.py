@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.arguments import check_whole
 from torchssvm.dual.storage import require
 from torchssvm.potentials import Potentials
 from torchssvm.structures import Corner
@@ -91,9 +92,7 @@ def check_keep(keep: int) -> int:
     Raises:
         ValueError: It is less than 1.
     """
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep={keep} must be a whole number of iterations, at least 1")
-    return keep
+    return check_whole(keep, "keep", advice=": a number of iterations")
 
 
 def flat_rows(gradients: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchssvm.dual.problem import check_lam, check_positive
+from torchssvm.arguments import check_parameters, check_positive
+from torchssvm.dual.problem import check_lam
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
 
@@ -42,6 +43,7 @@ class Subgradient(Optimizer):
     ) -> None:
         lam = check_lam(lam)
         bound = None if max_loss is None else check_positive(max_loss, "max_loss")
+        check_parameters(params)
         super().__init__(params, {"lr": 0.0, "lam": lam, "max_loss": bound, "steps": 0})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

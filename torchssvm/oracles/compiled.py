@@ -29,6 +29,7 @@ def on_device(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
+_HALF = frozenset({torch.float16, torch.bfloat16})
 SUMS = frozenset({"contract", "nsz", "reassoc"})
 """What long sums may do of fast-math: products are contracted and terms reordered, NaN and infinities propagate."""
 
@@ -61,9 +62,12 @@ def _lazily(kernel: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def fits_numba(*tensors: Tensor) -> bool:
-    """Whether kernels can take these tensors: on the CPU, with Numba, and contiguous; not under ``torch.compile``."""
+    """Whether kernels can take these tensors: on the CPU, with Numba, contiguous; not under ``torch.compile``.
+
+    Numba has no half precision.
+    """
     for tensor in tensors:
-        if not (tensor.is_cpu and tensor.is_contiguous()):
+        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.dtype in _HALF:
             return False
     return numba_available() and not torch.compiler.is_compiling()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from torchssvm.arguments import as_number, check_number
 from torchssvm.certificate import Certificate
 from torchssvm.dual import DualState
 from torchssvm.losses import BlockGap
@@ -103,9 +105,14 @@ def grid_search(
     Raises:
         ValueError: ``lams`` is empty, holds a number twice or one that is not positive; or as :func:`solve`.
     """
-    ordered = sorted((float(lam) for lam in lams), reverse=True)
-    if not ordered or not all(lam > 0.0 and math.isfinite(lam) for lam in ordered) or len(set(ordered)) < len(ordered):
+    if isinstance(lams, str | numbers.Number):
+        raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
+    ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
+    check_number(max_passes, "max_passes", above=0.0, finite=False)
+    if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
         raise ValueError(f"lams={list(lams)} must hold distinct positive numbers, at least one")
+    if not hasattr(dataset, "__len__"):
+        raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
     points: list[GridPoint] = []
     loss: BlockGap | None = None
     for lam in ordered:

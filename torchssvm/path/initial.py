@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchssvm.arguments import check_positive
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.dual import DualState
-from torchssvm.dual.state import squared_norm
+from torchssvm.dual.state import check_dual, squared_norm
 from torchssvm.losses import BlockGap
 from torchssvm.optim import BCFW
 from torchssvm.potentials import as_potentials, full_precision
@@ -82,6 +83,8 @@ def start_at_largest_lam(
     Raises:
         ValueError: The dual has moved, a bound is neither 0 nor infinite, or the weights have no influence at all.
     """
+    tolerance = check_positive(tolerance, "tolerance")
+    check_dual(dual)
     if dual.steps:
         raise ValueError(f"the dual has taken {dual.steps} steps: the path starts from a new one")
     optimizer = begin(dual, make_optimizer)

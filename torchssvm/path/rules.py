@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+from torchssvm.arguments import as_number
 from torchssvm.certificate import certify
 from torchssvm.dual.state import squared_norm
 from torchssvm.losses import BlockGap
@@ -161,5 +162,5 @@ class Heuristic:
 
 
 def _check_kappa(kappa: float) -> None:
-    if not 0.0 < kappa < 1.0:
+    if not 0.0 < as_number(kappa, "kappa") < 1.0:
         raise ValueError(f"kappa={kappa} must lie between 0 and 1, both excluded")

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from torchssvm.arguments import check_number, check_object, check_seed, check_whole
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
 from torchssvm.losses import BlockGap
@@ -73,14 +74,14 @@ class PathRun:
         seed: int = 0,
         collate_fn: Collate | None = None,
     ) -> None:
-        if not (epsilon > 0.0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon={epsilon} must be positive and finite")
-        if not (lam_min >= 0.0 and math.isfinite(lam_min)):
-            raise ValueError(f"lam_min={lam_min} must be at least 0 and finite")
-        if not max_passes > 0:
-            raise ValueError(f"max_passes={max_passes} must be positive")
-        self.epsilon = float(epsilon)
-        self.lam_min = float(lam_min)
+        self.epsilon = check_number(epsilon, "epsilon", above=0.0)
+        self.lam_min = check_number(lam_min, "lam_min", 0.0)
+        max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
+        batch_size, seed = check_whole(batch_size, "batch_size"), check_seed(seed)
+        if not hasattr(dataset, "__len__"):
+            raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
+        if rule is not None:
+            check_object(rule, "rule", "next", "Certified()")
         self.rule: PathRule = rule if rule is not None else Certified()
         self.dual = make_dual(1.0) if make_dual is not None else DualState.for_head(head, len(dataset), 1.0)
         if self.dual.num_examples != len(dataset):

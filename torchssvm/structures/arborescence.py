@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_flags, check_int64, check_object
 from torchssvm.oracles import eisner, max_arborescence
 from torchssvm.ordered_sums import add_at
 from torchssvm.potentials import Parts, Potentials
@@ -99,7 +100,9 @@ class Arborescence(Structure):
     """
 
     def __init__(self, among: Arborescences | None = None, *, normalize: bool = True) -> None:
+        check_flags(normalize=normalize)
         self.among = NonProjective() if among is None else among
+        check_object(self.among, "among", "argmax", "Projective()")
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
@@ -159,8 +162,7 @@ class Arborescence(Structure):
         if scores.ndim != 3 or scores.shape[1] < 1 or scores.shape[2] != scores.shape[1] + 1:
             raise ValueError(f"potentials of {self} must be [B, N, N+1], got {list(scores.shape)}")
         batch, longest = scores.shape[:2]
-        if target.shape != (batch, longest) or target.dtype != torch.int64:
-            raise ValueError(f"target must be int64 [{batch}, {longest}], got {target.dtype} {list(target.shape)}")
+        check_int64(target, "target", (batch, longest), ", the head of each token")
         real = check_lengths(potentials.lengths, batch, longest, scores.device)
         heads = target.masked_fill(~real, -1)
         wrong = real & ((heads < 0) | (heads > real.sum(1, keepdim=True)))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_tensor, describe
 from torchssvm.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.potentials import Parts, Potentials, conform, full_precision, inner, scale, subtract
 
@@ -262,8 +263,16 @@ class Structure(ABC):
         with its own check, and a loss that is zero at the target by construction, need not look at the loss.
 
         Raises:
+            TypeError: The target holds no tensor, or one that is sparse, complex or on the meta device.
             ValueError: The target does not fit the potentials, or its own loss is not zero.
         """
+        tensors = tree_tensors(target)
+        if not tensors:
+            raise TypeError(
+                f"target must be a tensor, or tensors, with the batch as first axis; it is {describe(target)}"
+            )
+        for tensor in tensors:
+            check_tensor(tensor, "target")
         if isinstance(target, Tensor) and (not target.ndim or target.shape[0] != potentials.batch_size):
             raise ValueError(
                 f"target has shape {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"

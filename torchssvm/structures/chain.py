@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_flags, check_int64, check_tensor, check_whole, describe
 from torchssvm.oracles import chain_parts, chain_scores, sum_product, viterbi
 from torchssvm.oracles.compiled import arrays, fits_numba
 from torchssvm.potentials import Parts, Potentials
@@ -53,14 +54,18 @@ class Chain(Structure):
     def __init__(
         self, num_states: int, *, shared: bool = True, normalize: bool = True, class_weight: Tensor | None = None
     ) -> None:
-        if num_states < 1:
-            raise ValueError(f"num_states={num_states} must be at least 1")
-        if class_weight is not None and (class_weight.shape != (num_states,) or not _non_negative(class_weight)):
-            raise ValueError(f"class_weight must hold {num_states} finite, non-negative numbers, one for each state")
+        num_states = check_whole(num_states, "num_states")
+        check_flags(shared=shared, normalize=normalize)
+        if class_weight is not None:
+            class_weight = check_tensor(class_weight, "class_weight").to(torch.float64)
+            if class_weight.shape != (num_states,) or not _non_negative(class_weight):
+                raise ValueError(
+                    f"class_weight must hold {num_states} finite, non-negative numbers, one for each state"
+                )
         self.num_states = num_states
         self.shared = shared
         self.normalize = normalize
-        self.class_weight = None if class_weight is None else class_weight.to(torch.float64)
+        self.class_weight = class_weight
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Viterbi; ties go to the smallest state, decided from the last position to the first."""
@@ -197,14 +202,14 @@ class Chain(Structure):
                 f"potentials of {self} must be emission [B, N, {self.num_states}] and transition "
                 f"{pair_shape}; got {list(emission.shape)} and {list(transition.shape)}"
             )
-        labels = _labels(target)
-        if labels.shape != (batch, longest) or labels.dtype != torch.int64:
-            raise ValueError(f"target must be int64 [{batch}, {longest}], got {labels.dtype} {list(labels.shape)}")
+        labels = check_int64(_labels(target), "target", (batch, longest), ", a state for each position")
         labels = self._check_labels(labels, potentials)
         if not isinstance(target, WeightedLabels):
             return labels
         real = labels >= 0
-        if target.weights.shape != labels.shape or not _non_negative(target.weights[real]):
+        if check_tensor(target.weights, "target.weights").shape != labels.shape or not _non_negative(
+            target.weights[real]
+        ):
             raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
 
@@ -273,9 +278,8 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
         ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
     """
     if not isinstance(lengths, Tensor):
-        raise TypeError(f"lengths must be an int64 tensor [{batch}], not a {type(lengths).__name__}")
-    if lengths.shape != (batch,) or lengths.dtype != torch.int64:
-        raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
+        raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
+    check_int64(lengths, "lengths", (batch,), ", one for each example")
     numbers = lengths.tolist() or [1]
     low, high = min(numbers), max(numbers)
     if low < 1 or high > longest:

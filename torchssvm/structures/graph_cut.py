@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_flags, check_int64, check_object, check_tensor
 from torchssvm.oracles import min_cut, roof_dual
 from torchssvm.potentials import Parts, Potentials, inner
 from torchssvm.structures.base import Decoding, Structure, as_decoding, fit
@@ -37,12 +38,11 @@ class GraphPotentials(Potentials):
     def __init__(
         self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None, **options: Any
     ) -> None:
-        if node.ndim != 2 or edge.ndim != 2:
+        if check_tensor(node, "node").ndim != 2 or check_tensor(edge, "edge").ndim != 2:
             raise ValueError(f"potentials must be [B, N] of nodes, [B, E] of edges: got {node.shape}, {edge.shape}")
         ragged = None if lengths is None else {"node": 0}
         super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
-        if edges.shape != (*edge.shape, 2) or edges.dtype != torch.int64:
-            raise ValueError(f"edges must be int64 {[*edge.shape, 2]}, got {edges.dtype} {list(edges.shape)}")
+        check_int64(edges, "edges", (*edge.shape, 2), ", the two ends of every edge")
         nodes = node.shape[1] if lengths is None else lengths.view(-1, 1)
         first, second = edges.unbind(2)
         joined = (first >= 0) & (second >= 0) & (first < nodes) & (second < nodes) & (first != second)
@@ -155,7 +155,9 @@ class GraphCut(Structure):
     """
 
     def __init__(self, oracle: CutOracle | None = None, *, balanced: bool = False, normalize: bool = True) -> None:
+        check_flags(balanced=balanced, normalize=normalize)
         self.oracle = MinCut() if oracle is None else oracle
+        check_object(self.oracle, "oracle", "solve", "RoofDual()")
         self.balanced = balanced
         self.normalize = normalize
 
@@ -222,11 +224,7 @@ class GraphCut(Structure):
         potentials = _of_graphs(potentials)
         labels, weights = target if isinstance(target, WeightedLabels) else (target, None)
         shape = potentials["node"].shape
-        if not isinstance(labels, Tensor) or labels.shape != shape or labels.dtype != torch.int64:
-            raise ValueError(
-                f"target must be int64 {list(shape)}, a label for every node, or WeightedLabels with such labels; got "
-                + (f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__)
-            )
+        check_int64(labels, "target", shape, ", a label for every node, or WeightedLabels with such labels")
         real = _real(potentials)
         labels = labels.masked_fill(~real, -1)
         wrong = ((labels < 0) | (labels > 1)) & real
@@ -239,7 +237,7 @@ class GraphCut(Structure):
         if weights is None:
             costs = real.to(torch.float64)
         else:
-            if weights.shape != shape:
+            if check_tensor(weights, "target.weights").shape != shape:
                 raise ValueError(f"target has weights {list(weights.shape)}, and labels {list(shape)}")
             costs = weights.to(torch.float64).masked_fill(~real, 0.0)
             if not bool(((costs >= 0) & torch.isfinite(costs)).all()):

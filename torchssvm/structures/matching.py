@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_flags, check_int64, check_number, check_tensor, check_whole
 from torchssvm.oracles import best_matching
-from torchssvm.potentials import Parts, Potentials
+from torchssvm.potentials import Parts, Potentials, as_parts
 from torchssvm.structures.base import Decoding, Structure
 from torchssvm.structures.chain import check_lengths
 
@@ -41,9 +41,9 @@ class EdgePotentials(Potentials):
         widths: Tensor | None = None,
         **options: Any,
     ) -> None:
-        names = [""] if isinstance(tensors, Tensor) else list(tensors)
-        scores = tensors if isinstance(tensors, Tensor) else next(iter(tensors.values()))
-        if len(names) != 1 or scores.ndim != 3:
+        named = as_parts(tensors, "tensors")
+        scores = next(iter(named.values()))
+        if len(named) != 1 or scores.ndim != 3:
             raise ValueError(f"potentials of edges must be one tensor [B, S, T], got {list(scores.shape)}")
         batch, left, right = scores.shape
         if lengths is None and widths is not None:
@@ -54,8 +54,7 @@ class EdgePotentials(Potentials):
         if lengths is not None:
             self.ragged = dict.fromkeys(self.tensors, 0)
         if widths is not None:
-            if widths.shape != (batch,) or widths.dtype != torch.int64:
-                raise ValueError(f"widths must be int64 [{batch}], got {widths.dtype} {list(widths.shape)}")
+            check_int64(widths, "widths", (batch,), ", the right nodes of each example")
             if bool(((widths < 1) | (widths > right)).any()):
                 raise ValueError(f"widths must lie between 1 and the padded width {right}, got {widths.tolist()}")
         self.widths = widths
@@ -87,13 +86,11 @@ class Matching(Structure):
     """
 
     def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
-        for name, cost in (("precision_cost", precision_cost), ("recall_cost", recall_cost)):
-            if not (cost >= 0.0 and math.isfinite(cost)):
-                raise ValueError(f"{name}={cost} must be finite and at least 0")
-        if precision_cost == recall_cost == 0.0:
+        check_flags(normalize=normalize)
+        self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
+        self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
+        if self.precision_cost == self.recall_cost == 0.0:
             raise ValueError("precision_cost and recall_cost are both 0: then nothing is ever wrong")
-        self.precision_cost = float(precision_cost)
-        self.recall_cost = float(recall_cost)
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
@@ -140,10 +137,7 @@ class Matching(Structure):
         if len(potentials.tensors) != 1 or potentials.single.ndim != 3:
             raise ValueError(f"a matching takes potentials [B, S, T], got {potentials}")
         shape = potentials.single.shape
-        if target.shape != shape or target.dtype != torch.int64:
-            raise ValueError(
-                f"target must be int64 {list(shape)}, as the potentials are; got {target.dtype} {list(target.shape)}"
-            )
+        check_int64(target, "target", shape, ", as the potentials are")
         real = _real(potentials)
         wrong = ((target < 0) | (target > POSSIBLE)) & real
         if bool(wrong.any()):
@@ -186,6 +180,9 @@ class Matching(Structure):
         Raises:
             ValueError: A partner is out of range.
         """
+        if check_tensor(partners, "partners").dtype != torch.int64:
+            raise ValueError(f"partners must be int64, got {partners.dtype}")
+        num_right = check_whole(num_right, "num_right", 0)
         if bool(((partners < -1) | (partners >= num_right)).any()):
             raise ValueError(f"partners must lie between -1 and {num_right - 1}, got {partners.tolist()}")
         return (partners.unsqueeze(-1) == torch.arange(num_right, device=partners.device)).to(torch.int64)

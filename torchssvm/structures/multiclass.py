@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_int64, check_tensor, check_whole
 from torchssvm.ordered_sums import add_at
 from torchssvm.potentials import Parts, Potentials
 from torchssvm.structures.base import Decoding, Marginals, Structure, digest
@@ -24,11 +25,10 @@ class Multiclass(Structure):
     """
 
     def __init__(self, num_classes: int, cost: Tensor | None = None) -> None:
-        if num_classes < 1:
-            raise ValueError(f"num_classes={num_classes} must be at least 1")
+        num_classes = check_whole(num_classes, "num_classes")
         if cost is None:
             cost = 1.0 - torch.eye(num_classes)
-        if cost.shape != (num_classes, num_classes):
+        if check_tensor(cost, "cost").shape != (num_classes, num_classes):
             raise ValueError(f"cost must have shape [{num_classes}, {num_classes}], got {list(cost.shape)}")
         if not bool(torch.isfinite(cost).all()) or bool((cost < 0).any()) or bool(cost.diagonal().any()):
             raise ValueError("cost must be finite and non-negative, with zeros on its diagonal")
@@ -76,8 +76,7 @@ class Multiclass(Structure):
         scores = potentials.single
         if scores.ndim != 2 or scores.shape[1] != self.num_classes:
             raise ValueError(f"potentials must be [B, {self.num_classes}], got {list(scores.shape)}")
-        if target.shape != scores.shape[:1] or target.dtype != torch.int64:
-            raise ValueError(f"target must be int64 [{len(scores)}], got {target.dtype} {list(target.shape)}")
+        check_int64(target, "target", scores.shape[:1], ", a class for each example")
         check_labels(target, self.num_classes)
         return target
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
 from torchssvm.oracles import best_label_sets
 from torchssvm.oracles.compiled import arrays, fits_numba
 from torchssvm.oracles.multilabel import shared, symmetric
@@ -44,8 +45,7 @@ class MessagePassing:
     sweeps: int = 100
 
     def __post_init__(self) -> None:
-        if self.sweeps < 1:
-            raise ValueError(f"sweeps={self.sweeps} must be at least 1")
+        object.__setattr__(self, "sweeps", check_whole(self.sweeps, "sweeps"))
 
     def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Labels, scores and bounds."""
@@ -68,9 +68,8 @@ class BranchAndBound:
     effort: int = 200_000
 
     def __post_init__(self) -> None:
-        for name, number in (("sweeps", self.sweeps), ("effort", self.effort)):
-            if number < 1:
-                raise ValueError(f"{name}={number} must be at least 1")
+        for name in ("sweeps", "effort"):
+            object.__setattr__(self, name, check_whole(getattr(self, name), name))
 
     def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Labels, scores and bounds."""
@@ -109,10 +108,10 @@ class Multilabel(Structure):
         weights: Tensor | None = None,
         decoder: LabelSetOracle | None = None,
     ) -> None:
-        if num_labels < 1:
-            raise ValueError(f"num_labels={num_labels} must be at least 1")
+        num_labels = check_whole(num_labels, "num_labels")
+        check_flags(pairwise=pairwise, normalize=normalize)
         if weights is not None:
-            weights = weights.to(torch.float64)
+            weights = check_tensor(weights, "weights").to(torch.float64)
             good = torch.isfinite(weights) & (weights >= 0.0)
             if weights.shape != (num_labels,) or not bool(good.all()) or not bool(weights.any()):
                 raise ValueError(
@@ -124,6 +123,7 @@ class Multilabel(Structure):
         self.normalize = normalize
         self.weights = weights
         self.decoder = BranchAndBound() if decoder is None else decoder
+        check_object(self.decoder, "decoder", "solve", "MessagePassing()")
         costs = torch.ones(num_labels, dtype=torch.float64) if weights is None else weights
         self._costs = costs / costs.sum() if normalize else costs
 
@@ -204,10 +204,7 @@ class Multilabel(Structure):
             shapes["pairwise"] = (batch, self.num_pairs)
         if {name: tuple(tensor.shape) for name, tensor in potentials.tensors.items()} != shapes:
             raise ValueError(f"{self} takes potentials of shapes {shapes}, got {potentials}")
-        shape = shapes["unary"]
-        if not isinstance(target, Tensor) or target.shape != shape or target.dtype != torch.int64:
-            found = f"{target.dtype} {list(target.shape)}" if isinstance(target, Tensor) else type(target).__name__
-            raise ValueError(f"target must be int64 {list(shape)}, 1 where a label is on, else 0; got {found}")
+        check_int64(target, "target", shapes["unary"], ", 1 where a label is on, else 0")
         wrong = (target != 0) & (target != 1)
         if bool(wrong.any()):
             row, label = wrong.nonzero()[0].tolist()

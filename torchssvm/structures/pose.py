@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import as_parents, check_int64, check_number, check_tensor, is_whole
 from torchssvm.oracles import max_sum_grid
 from torchssvm.oracles.max_sum_tree import node_depths
 from torchssvm.ordered_sums import add_at
@@ -71,27 +71,30 @@ class Pose(Structure):
         self.upper = self.parent[self.lower]
         """Of every edge, the parent."""
         edges = len(self.lower)
+        check_tensor(displacements, "displacements")
         if displacements.ndim != 4 or displacements.shape[2] < 1 or displacements.shape != (
             edges, 2, displacements.shape[2], 2
         ):  # fmt: skip
             raise ValueError(f"displacements must be [{edges}, 2, T, 2], got {list(displacements.shape)}")
-        if len(grid) != 2 or min(grid) < 1:
-            raise ValueError(f"grid={grid} must be (H, W), at least one place each")
+        if not isinstance(grid, Sequence) or len(grid) != 2 or not all(is_whole(side) and side > 0 for side in grid):
+            raise ValueError(f"grid={grid!r} must be (H, W), at least one place each")
+        self.height, self.width = (int(side) for side in grid)
         self.displacements = displacements.detach().cpu().to(torch.float64)
+        if spreads is not None:
+            check_tensor(spreads, "spreads")
         spreads = torch.ones_like(self.displacements) if spreads is None else spreads.detach().cpu().to(torch.float64)
         if spreads.shape != displacements.shape or not bool((torch.isfinite(spreads) & (spreads > 0)).all()):
             raise ValueError(f"spreads must be positive and shaped like displacements, {list(displacements.shape)}")
         if not bool(torch.isfinite(self.displacements).all()):
             raise ValueError("displacements must be finite")
         self.spreads = spreads
-        self.height, self.width = (int(places) for places in grid)
         self.num_types = displacements.shape[2]
         if isinstance(size, tuple):
-            if len(size) != 2 or not all(0 <= v < self.num_nodes for v in size) or size[0] == size[1]:
+            if len(size) != 2 or not all(is_whole(v) and 0 <= v < self.num_nodes for v in size) or size[0] == size[1]:
                 raise ValueError(f"size={size} must be two of the nodes 0 to {self.num_nodes - 1}")
-        elif not (size > 0 and math.isfinite(size)):
-            raise ValueError(f"size={size} must be positive, or a pair of nodes")
-        self.size = size
+            self.size: tuple[int, int] | float = (int(size[0]), int(size[1]))
+        else:
+            self.size = check_number(size, "size", above=0.0, advice=", or a pair of nodes")
 
     @property
     def num_edges(self) -> int:
@@ -171,11 +174,8 @@ class Pose(Structure):
         found = {name: tuple(tensor.shape[1:]) for name, tensor in potentials.tensors.items()}
         if found != self.shapes:
             raise ValueError(f"potentials must be [B, ...] of {self.shapes}, got {potentials}")
-        if target.shape != (potentials.batch_size, self.num_nodes, 4) or target.dtype != torch.int64:
-            raise ValueError(
-                f"target must be int64 [{potentials.batch_size}, {self.num_nodes}, 4], x, y and two types of every "
-                f"node; got {target.dtype} {list(target.shape)}. Pose.labeling makes it from places"
-            )
+        form = ", x, y and two types of every node (Pose.labeling makes it from places)"
+        check_int64(target, "target", (potentials.batch_size, self.num_nodes, 4), form)
         self._to(target.device)
         for column, name, size in ((0, "x", self.width), (1, "y", self.height), (2, "type", self.num_types)):
             values = target[..., column : 4 if column == 2 else column + 1]
@@ -299,10 +299,7 @@ class Pose(Structure):
 
 
 def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
-    tree = torch.as_tensor(parent).detach().cpu()
-    if tree.ndim != 1 or not len(tree) or tree.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"parent must be a list of whole numbers, one for each node, got {parent!r}")
-    tree = tree.to(torch.int64)
+    tree = as_parents(parent)
     node_depths(torch.empty(1, len(tree), 1), tree, None)  # raises where it is no tree
     return tree
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_whole
 from torchssvm.oracles import viterbi_by_level
 from torchssvm.potentials import Potentials, conform, inner
 from torchssvm.structures.base import Decoding, Labeling, Structure
@@ -74,9 +75,7 @@ class EveryLossLevel(SlackOracle):
     """
 
     def __init__(self, most: int = 1000) -> None:
-        if most < 1:
-            raise ValueError(f"most={most} must be at least 1")
-        self.most = most
+        self.most = check_whole(most, "most")
 
     def check(self, structure: Structure) -> None:
         """Chains only."""
@@ -131,9 +130,7 @@ class EveryOutput(SlackOracle):
     """
 
     def __init__(self, most: int = 20_000) -> None:
-        if most < 1:
-            raise ValueError(f"most={most} must be at least 1")
-        self.most = most
+        self.most = check_whole(most, "most")
 
     def check(self, structure: Structure) -> None:
         """Structures that define ``enumerate``."""

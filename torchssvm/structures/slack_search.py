@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_whole
 from torchssvm.potentials import Potentials, conform, inner
 from torchssvm.structures.base import Decoding, Labeling, Structure, as_decoding
 from torchssvm.structures.slack_oracles import SlackOracle, better_of, choose, loss_and_factor
@@ -32,9 +33,7 @@ class LossScaleSearch(SlackOracle):
     """
 
     def __init__(self, calls: int = 10) -> None:
-        if calls < 3:
-            raise ValueError(f"calls={calls} must be at least 3: scores alone, loss alone, and a scale between them")
-        self.calls = calls
+        self.calls = check_whole(calls, "calls", 3, advice=": scores alone, loss alone, and a scale between them")
 
     def check(self, structure: Structure) -> None:
         """All structures."""

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import check_flags, check_number, check_tensor
 from torchssvm.potentials import Potentials
 from torchssvm.structures.base import Decoding, Marginals, Structure
 
@@ -135,8 +136,8 @@ class TorchStruct(Structure):
             raise TypeError(f"distribution must be a class with argmax, as torch_struct.LinearChainCRF is; got {got}")
         if name := _known_as(distribution, UNSUPPORTED):
             raise ValueError(f"distribution={distribution.__name__}: {UNSUPPORTED[name]}")
-        if not (weight >= 0 and weight < float("inf")):
-            raise ValueError(f"weight={weight} must be finite and non-negative")
+        weight = check_number(weight, "weight", 0.0)
+        check_flags(normalize=normalize, verify_targets=verify_targets)
         if loss_potentials is not None and (weight != 1.0 or normalize):
             raise ValueError("loss_potentials replaces the loss: weight and normalize would have no effect")
         if reserved := arguments.keys() & {"log_potentials", "lengths"}:
@@ -248,8 +249,7 @@ class TorchStruct(Structure):
                 that is not known); a part lies in the padding; an example has no part; a length is out of
                 range; or, with ``verify_targets``, a target is not an output.
         """
-        if not isinstance(target, Tensor):
-            raise TypeError(f"target must be a tensor of events, not {type(target).__name__}")
+        check_tensor(target, "target", " (it should hold events, shaped like the potentials)")
         scores = potentials.single
         extents = self._extents(scores, potentials.lengths)
         if target.shape != scores.shape:

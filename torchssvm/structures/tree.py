@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from torchssvm.arguments import as_parents, check_flags, check_int64, check_whole
 from torchssvm.oracles import max_sum_tree
 from torchssvm.ordered_sums import add_at
 from torchssvm.potentials import Parts, Potentials
@@ -39,9 +40,8 @@ class Tree(Structure):
     def __init__(
         self, num_states: int, parent: Sequence[int] | Tensor, *, shared: bool = True, normalize: bool = True
     ) -> None:
-        if num_states < 1:
-            raise ValueError(f"num_states={num_states} must be at least 1")
-        self.num_states = num_states
+        self.num_states = check_whole(num_states, "num_states")
+        check_flags(shared=shared, normalize=normalize)
         self.parent = _check_parent(parent)
         self.shared = shared
         self.normalize = normalize
@@ -121,8 +121,7 @@ class Tree(Structure):
                 f"potentials of {self} must be node [B, N, {self.num_states}], N at most {self.num_nodes}, and edge "
                 f"{pairs}; got {list(node.shape)} and {list(edge.shape)}"
             )
-        if target.shape != (batch, longest) or target.dtype != torch.int64:
-            raise ValueError(f"target must be int64 [{batch}, {longest}], got {target.dtype} {list(target.shape)}")
+        check_int64(target, "target", (batch, longest), ", a state for each node")
         real = check_lengths(potentials.lengths, batch, longest, node.device)
         for length in {longest} if potentials.lengths is None else set(potentials.lengths.tolist()):
             if not bool(self._closed[length - 1]):
@@ -179,10 +178,7 @@ class Tree(Structure):
 
 
 def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
-    tree = torch.as_tensor(parent).detach().cpu()
-    if tree.ndim != 1 or not len(tree) or tree.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"parent must be a list of whole numbers, one for each node, got {parent!r}")
-    tree = tree.to(torch.int64)
+    tree = as_parents(parent)
     max_sum_tree(torch.zeros(1, len(tree), 1), torch.zeros(1, 1), tree)  # raises where it is no tree
     return tree
 
