@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import warnings
 from typing import Any
 
 import lightning as L
@@ -14,6 +13,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
+from torchssvm.caller import warn
 from torchssvm.certificate import Certificate
 from torchssvm.factorwise import FactorwiseCertificate
 from torchssvm.lightning.exact_pass import certify_run, find_bcfw, find_gdmm, passes_so_far
@@ -107,11 +107,10 @@ class DualityGap(Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             patience = callback.patience if isinstance(callback, EarlyStopping) else self.every_n_epochs
             if patience < self.every_n_epochs and callback.monitor in ("gap", "primal"):
-                warnings.warn(
+                warn(
                     f"EarlyStopping(monitor={callback.monitor!r}, patience={patience}) stops before the second "
                     f"certificate that could improve it: its patience counts epochs, and DualityGap certifies every "
-                    f"{self.every_n_epochs}. Give it patience={2 * self.every_n_epochs}, or every_n_epochs=1 here",
-                    stacklevel=2,
+                    f"{self.every_n_epochs}. Give it patience={2 * self.every_n_epochs}, or every_n_epochs=1 here"
                 )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
