@@ -276,11 +276,28 @@ def test_examples_that_change_are_noticed():
     problem = multiclass(0, lam=0.01)
     cutting = method(problem)
     cutting.run(problem.everything(), 1e-4)
-    easier = [batch._replace(x=100 * batch.x) for batch in problem.everything()]
-    cutting._next *= 0.5
     problem.head.structure.cost *= 0.01
     with pytest.raises(RuntimeError, match="below the lower bound"):
-        cutting.run(easier, 0.0, 50)
+        cutting.run(problem.everything(), 0.0, 50)
+
+
+@both
+def test_other_features_and_targets_are_refused(slack):
+    problem = chain(7, n=5, lam=0.1)
+    cutting = method(problem, slack())
+    cutting.step(problem.everything())
+    moved = [batch._replace(x=batch.x + 0.01) for batch in problem.everything()]
+    others = [batch._replace(y=torch.where(batch.y > 0, batch.y - 1, batch.y)) for batch in problem.everything()]
+    again = method(problem.copy(), slack())
+    again.load_state_dict(cutting.state_dict())
+    for batches, words in ((moved, "features have moved"), (others, "other targets")):
+        for one in (cutting, again):
+            with pytest.raises(RuntimeError, match=words):
+                one.step(batches)
+    assert cutting.step(problem.everything(2)).gap > 0.0  # in other batches
+    state = cutting.state_dict()
+    with pytest.raises(ValueError, match="numbers are not those that were saved"):
+        again.load_state_dict({**state, "dual": state["dual"] + 0.1})
 
 
 def test_bad_arguments_are_refused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,35 @@ from torchssvm.batch import Batch
 from torchssvm.caller import warn
 from torchssvm.certificate import Certificate, every_training_example
 from torchssvm.dual import DualState
+from torchssvm.dual.digest import digest_targets
+from torchssvm.dual.probe import TOLERANCE, probe
+from torchssvm.dual.seal import seal
 from torchssvm.dual.state import flat, squared_norm
 from torchssvm.dual.storage import require
 from torchssvm.optim.one_slack import OneSlack
 from torchssvm.optim.slack import Slack
-from torchssvm.potentials import full_precision
+from torchssvm.potentials import adjoint, full_precision
 from torchssvm.structures import Structure, find_corner
 
-_FORMAT = 1
+_FORMAT = 2
+
+
+class _Pass(NamedTuple):
+    """What a pass finds.
+
+    Attributes:
+        primal: Of the head's weights; with an approximate oracle, an upper bound.
+        exact: Whether the oracle was exact for every example.
+        relaxed: Whether an output may lie outside of the hull of outputs.
+        targets: ``[n]`` int64, digests of the targets.
+        features: ``[d]`` float64, ``sum_i Phi_i^T r_i`` for fixed r_i: whether the features are those of other passes.
+    """
+
+    primal: float
+    exact: bool
+    relaxed: bool
+    targets: Tensor
+    features: Tensor
 
 
 class CuttingPlane:
@@ -78,6 +99,7 @@ class CuttingPlane:
         self.dual = 0.0
         self.exact = False
         self.iterations = 0
+        self._features = torch.zeros(0, dtype=torch.float64)  # the linear maps of all examples, probed; see _pass
         self._next = torch.zeros(slack.size, dtype=torch.float64)  # weights of the restricted problem
         self._best = torch.zeros_like(self._next)  # those that the head holds between calls
         if any(bool(p.detach().any()) for p in self._problem.parameters):
@@ -114,7 +136,8 @@ class CuttingPlane:
         start = time.perf_counter()
         self._hold(self._next)
         try:
-            primal, exact = self._pass(batches)
+            seen = self._pass(batches)
+            primal, exact = seen.primal, seen.exact
             restricted = self.slack.solve(min(self.primal, primal) - self.dual)
         except BaseException:
             self.slack.discard()
@@ -125,6 +148,8 @@ class CuttingPlane:
         self._next = restricted.weights
         self.dual = max(self.dual, restricted.dual)
         self.iterations += 1
+        self._features, self._problem.targets = seen.features, seen.targets
+        self._problem.relaxed |= seen.relaxed
         self._problem.oracle_calls += self._problem.num_examples
         self._hold(self._best)
         return self._certificate(time.perf_counter() - start)
@@ -151,17 +176,30 @@ class CuttingPlane:
                 break
         return certificate
 
-    def _pass(self, batches: Iterable[Batch]) -> tuple[float, bool]:
+    def _pass(self, batches: Iterable[Batch]) -> _Pass:
         """Primal at the head's weights, and whether it is exact; the slack collects the corners."""
         problem = self._problem
-        hinges, exact = 0.0, True
+        hinges, exact, relaxed = 0.0, True, False
+        targets = torch.zeros(problem.num_examples, dtype=torch.int64)
+        features = torch.zeros(self.slack.size, dtype=torch.float64)
         for batch, potentials, index in every_training_example(self.head, problem, batches):
             target = problem.structure.check_target(batch.y, potentials)
+            targets[index.cpu()] = digest_targets(target, potentials.lengths).cpu()
             corner = find_corner(problem.structure, potentials, target)
             with full_precision(potentials.device):
+                features += flat(adjoint(potentials, probe(potentials, problem.structure), problem.parameters)).cpu()
                 self.slack.collect(index, potentials, corner)
             hinges += float(corner.bound.sum())
             exact &= corner.exact
+            relaxed |= corner.relaxed
+        problem.check_targets(targets)
+        known = self._features if len(self._features) else features
+        if float((features - known).norm()) > TOLERANCE * float(known.norm()):
+            raise RuntimeError(
+                "the features have moved since the pass before, and the planes are of the old ones, so that the lower "
+                "bound would bound nothing: make a new CuttingPlane, and take dropout and augmentation out of the "
+                "features"
+            )
         regulariser = problem.lam / 2 * squared_norm(problem.parameters)
         primal = regulariser + hinges / problem.num_examples
         rounding = 1e3 * torch.finfo(problem.parameters[0].dtype).eps
@@ -170,7 +208,7 @@ class CuttingPlane:
                 f"the primal, {primal:.6g}, is below the lower bound, {self.dual:.6g}: did examples, targets, lengths "
                 "or the features below the head change between the passes?"
             )
-        return primal, exact
+        return _Pass(primal, exact, relaxed, targets, features)
 
     @torch.no_grad()
     def _hold(self, weights: Tensor) -> None:
@@ -186,19 +224,20 @@ class CuttingPlane:
             primal=self.primal,
             dual=self.dual,
             gap=self.gap,
-            exact=self.exact,
+            exact=self.exact and not problem.relaxed,
             drift=drift / norm if norm > 0.0 else drift,
             oracle_calls=problem.oracle_calls,
             passes=problem.passes,
             seconds=seconds,
             num_examples=problem.num_examples,
             lam=problem.lam,
+            relaxed=problem.relaxed,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, exactly; tensors, numbers and strings only."""
         problem = self._problem
-        return {
+        state = {
             "format": _FORMAT,
             "num_examples": problem.num_examples,
             "lam": problem.lam,
@@ -210,8 +249,12 @@ class CuttingPlane:
             "oracle_calls": problem.oracle_calls,
             "next": self._next.clone(),
             "best": self._best.clone(),
+            "targets": problem.targets.clone(),
+            "features": self._features.clone(),
+            "relaxed": problem.relaxed,
             "slack": self.slack.state_dict(),
         }
+        return {**state, "seal": seal(state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue to the bit; nothing changes if the state does not fit.
@@ -237,9 +280,23 @@ class CuttingPlane:
         for name in ("iterations", "oracle_calls"):
             if require(state, name, int, where) < 0:
                 raise ValueError(f"the checkpoint is damaged: {name} is {state[name]}")
-        exact = require(state, "exact", bool, where)
+        for name, dtype, sizes in (
+            ("targets", torch.int64, (problem.num_examples,)),
+            ("features", torch.float64, (0, self.slack.size)),
+        ):
+            values = require(state, name, Tensor, where)
+            if values.dtype != dtype or values.ndim != 1 or len(values) not in sizes:
+                raise ValueError(f"the checkpoint is damaged: {name!r} does not hold {sizes[-1]} {dtype} numbers")
+        exact, relaxed = require(state, "exact", bool, where), require(state, "relaxed", bool, where)
         self.slack.check_state(require(state, "slack", dict, where))
+        if require(state, "seal", int, where) != seal({name: state[name] for name in state if name != "seal"}):
+            raise ValueError(
+                "the checkpoint is damaged: its numbers are not those that were saved, and bounds that were edited "
+                "prove nothing. Load an earlier checkpoint"
+            )
         self.slack.load_state_dict(state["slack"])
+        self._features = state["features"].to("cpu", copy=True)
+        problem.targets, problem.relaxed = state["targets"].to("cpu", copy=True), relaxed
         self.primal, self.dual, self.exact = state["primal"], state["dual"], exact
         self.iterations, problem.oracle_calls = state["iterations"], state["oracle_calls"]
         self._next, self._best = state["next"].to("cpu", copy=True), state["best"].to("cpu", copy=True)
