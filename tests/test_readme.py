@@ -10,6 +10,7 @@ README = Path(__file__).parents[1] / "README.md"
 SOLVERS = README.parent / "docs/solvers.md"
 TEXT = README.parent / "docs/text.md"
 IMAGES = README.parent / "docs/images.md"
+CERTIFICATES = README.parent / "docs/certificates.md"
 
 
 def code(page: Path) -> list[str]:
@@ -72,6 +73,14 @@ def test_the_page_on_solvers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names["path"].gap(0.08) <= 0.3
     assert names["certificate"].gap >= 0.0
     assert names["decoded"].shape == names["words"].y.shape
+
+
+def test_the_page_on_certificates_runs(capsys: pytest.CaptureFixture) -> None:
+    names: dict = {}
+    for block in code(CERTIFICATES):
+        exec(compile(block, str(CERTIFICATES), "exec"), names)
+    assert names["certificate"].exact
+    assert "60 of 60 examples have other targets" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", range(4))
