@@ -34,6 +34,11 @@ class PendingSteps:
         """Whether a backward pass has proposed a step that is not taken yet."""
         return bool(self._pending)
 
+    @property
+    def settled_visits(self) -> int:
+        """Visits without those whose step is pending, which a checkpoint does not hold."""
+        return self.visits - len(self._pending)
+
     def propose(self, proposal: Proposal) -> None:
         """Keep a step until the optimizer takes it; called by the backward pass of ``BlockGap``."""
         self._pending.append(proposal)

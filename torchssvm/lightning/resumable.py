@@ -13,7 +13,8 @@ from torchssvm.compiled import CompiledBCFW
 from torchssvm.dual import DualState
 from torchssvm.lightning.exact_pass import find_bcfw
 from torchssvm.lightning.loaders import count_examples, gap_sampler
-from torchssvm.lightning.resume import RandomState, ResumePoint
+from torchssvm.lightning.resume import ResumePoint
+from torchssvm.random_state import RandomState
 from torchssvm.sampling import GapBatchSampler
 
 _KEY = "torchssvm"

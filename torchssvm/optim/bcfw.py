@@ -231,18 +231,22 @@ class BCFW(Optimizer):
         """The optimizer's state with the dual state, in tensors and numbers only."""
         return {**super().state_dict(), "dual": self.dual.state_dict()}
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is not one of BCFW, of another problem, or damaged; changes nothing."""
+        for name in ("dual", "state", "param_groups"):
+            if name not in state:
+                raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a BCFW optimizer")
+        self.dual.check_state(state["dual"])
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the dual and the weights to the bit; nothing changes if the state does not fit.
 
         Raises:
             ValueError: The state is not one of BCFW, is of another problem, or is damaged.
         """
+        self.check_state(state_dict)
         state = dict(state_dict)
-        for name in ("dual", "state", "param_groups"):
-            if name not in state:
-                raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a BCFW optimizer")
         dual = state.pop("dual")
-        self.dual.check_state(dual)
         super().load_state_dict(state)
         self.dual.load_state_dict(dual)
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
