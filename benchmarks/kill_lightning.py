@@ -65,7 +65,7 @@ def choose(choices: random.Random, **fixed: Any) -> Options:
         "workers": choices.choice([0, 0, 2]),
         "validate": choices.choice([False, True]),
         "safe": choices.choice([False, True]),
-        "save_every": choices.choice([2, 3, 3, 7]),
+        "save_every": choices.choice([2, 3, 3, 7, "epoch", "validation"]),
         **fixed,
     }
 
@@ -101,7 +101,10 @@ def train(options: Options, folder: Path, report: Report, saves: bool) -> dict[s
     if saves:
         one = {"filename": "one", "save_top_k": 1, "enable_version_counter": False}
         each = {"filename": "{step:04d}", "save_top_k": -1}
-        when: dict[str, Any] = {"every_n_train_steps": options["save_every"]} if kind != "gdmm" else {"every_n_epochs": 1}
+        every = options["save_every"]
+        when: dict[str, Any] = {"every_n_train_steps": every}
+        if kind == "gdmm" or isinstance(every, str):
+            when = {"every_n_epochs": 1, "save_on_train_epoch_end": every != "validation" or not options["validate"]}
         callbacks += [ModelCheckpoint(folder, **when, **(one if options["safe"] else each)), _Tell(report, folder)]
     trainer = L.Trainer(
         max_epochs=4,

@@ -7,14 +7,13 @@ import io
 import os
 import pickle
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchssvm.dual import DualState
-from torchssvm.files import previous, whole_file
+from torchssvm.files import damage, previous, whole_file
 from torchssvm.random_state import RandomState
 from torchssvm.sampling import GapBatchSampler, check_random_state
 
@@ -214,15 +213,8 @@ def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no checkpoint {path}")
     if not path.is_file():
         raise ValueError(f"{path} is no file: give the path that was given to save_checkpoint")
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch itself does not look at the checksums of the archive
-            wrong = archive.testzip()
-    except PermissionError:
-        raise
-    except Exception as error:  # whatever the reader meets in a damaged file
-        raise _DamagedError(f"{path} is damaged, or no checkpoint: {error}") from error
-    if wrong is not None:
-        raise _DamagedError(f"{path} is damaged: the checksum of {wrong} is another")
+    if (wrong := damage(path)) is not None:
+        raise _DamagedError(wrong)
     try:
         content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:

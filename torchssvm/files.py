@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import uuid
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +72,24 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def previous(path: Path) -> Path:
     """Where the file before ``path`` is kept."""
     return path.with_name(path.name + ".previous")
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a file that ``torch.save`` has written; None if its checksums are right.
+
+    ``torch.load`` does not look at them.
+
+    Raises:
+        PermissionError: It cannot be opened.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()
+    except PermissionError:
+        raise
+    except Exception as error:  # whatever the reader meets in a damaged file
+        return f"{path} is damaged, or no checkpoint: {error}"
+    return None if wrong is None else f"{path} is damaged: the checksum of {wrong} is another"
 
 
 def _beside(path: Path) -> Path:

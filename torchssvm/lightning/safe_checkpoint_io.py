@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from torchssvm.files import previous, whole_file
+from torchssvm.files import damage, previous, whole_file
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -59,17 +58,12 @@ class SafeCheckpointIO(TorchCheckpointIO):
 def _whole(path: Path) -> Path:
     """The file, or the one before it if that is whole and the file is not."""
     before = previous(path)
-    if path.is_dir() or is_whole(path) or not is_whole(before):
+    if path.is_dir() or _is_whole(path) or not _is_whole(before):
         return path
     state = "damaged" if path.exists() else "missing"
     warnings.warn(f"{path} is {state}: loaded the checkpoint before it, {before}", stacklevel=3)
     return before
 
 
-def is_whole(path: Path) -> bool:
-    """Whether this is a file of ``torch.save`` with the right checksums."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except Exception:  # whatever the reader meets in a damaged file
-        return False
+def _is_whole(path: Path) -> bool:
+    return path.is_file() and damage(path) is None
