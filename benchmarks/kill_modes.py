@@ -126,13 +126,9 @@ def train_loop(options: Options, folder: Path, report: Report, saves: bool) -> d
     average = WeightedAverage.following(dual)
     network = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.4), nn.Linear(6, 1))
     adam = torch.optim.Adam(network.parameters())
-    loader = DataLoader(
-        train, batch_sampler=sampler, collate_fn=train.collate, num_workers=options["workers"]
-    )
+    loader = DataLoader(train, batch_sampler=sampler, collate_fn=train.collate, num_workers=options["workers"])
     everything = DataLoader(train, batch_size=8, collate_fn=train.collate, generator=torch.Generator())
-    kept = {
-        "average": average, "optim": optim, "sampler": sampler, "network": network, "adam": adam
-    }
+    kept = {"average": average, "optim": optim, "sampler": sampler, "network": network, "adam": adam}
     certificates: list[list[float]] = []
     start = step = 0
     if path.exists():

@@ -12,6 +12,7 @@ returned, or a later one. Needs a system with ``fork``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -106,8 +107,6 @@ def attack(mode: Mode, kills: int, seed: int, *, most_runs: int | None = None) -
             if where:
                 tally.differing.append((options, where))
             tally.runs += 1
-            if os.environ.get("KILLS_VERBOSE"):
-                print(f"{seconds:.2f} s alone, {tally}, {options}", flush=True)
             shutil.rmtree(folder)
     return tally
 
@@ -179,10 +178,8 @@ def finish(running: Running, after: float | None = None) -> tuple[bool, dict[str
     else:
         os.kill(running.process, signal.SIGKILL)
         _, status = os.waitpid(running.process, 0)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(running.process, signal.SIGKILL)  # what is left: worker processes of the loader
-    except ProcessLookupError:
-        pass
     told: dict[str, int] = {}
     with open(running.pipe, encoding="ascii") as lines:
         for line in lines:

@@ -82,8 +82,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
     Args:
         path: The file.
         random_state: Whether torch's random state is restored, if the file holds it.
-        **objects: The objects that were saved, under the same names; None leaves one out. Averages are loaded last,
-            the others in the order given.
+        **objects: The objects that were saved, under the same names; None leaves one out.
 
     Returns:
         The values that are no objects, tensors on the CPU.
@@ -104,20 +103,20 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
     random = RandomState(content["random"]) if random_state and content["random"] is not None else None
     if random is not None:
         check_random_state(random.cpu, "the random state")
-    # An average belongs to a step of its dual, which must be there before.
-    names = sorted(objects, key=lambda name: _is_average(objects[name]))
-    for name in names:
-        if callable(check := getattr(objects[name], "check_state", None)):
+    for name, value in objects.items():
+        if hasattr(value, "check_state"):
             try:
-                check(states[name])
+                value.check_state(states[name])
             except (ValueError, TypeError) as error:
                 raise _refused(found, name, error) from error
+    # First what may still refuse. An average comes last: it belongs to a step of its dual, which must be there.
+    names = sorted(objects, key=lambda name: (_is_average(objects[name]), hasattr(objects[name], "check_state")))
     before = {name: copy.deepcopy(objects[name].state_dict()) for name in names}
-    for done, name in enumerate(names, 1):
+    for name in names:
         try:
             objects[name].load_state_dict(states[name])
         except BaseException as error:
-            for again in names[:done]:
+            for again in names:
                 objects[again].load_state_dict(before[again])
             if isinstance(error, ValueError | TypeError | KeyError | RuntimeError):
                 raise _refused(found, name, error) from error

@@ -14,4 +14,13 @@ from torchssvm.lightning.safe_checkpoint_io import SafeCheckpointIO
 from torchssvm.lightning.structured_svm import StructuredSVM
 from torchssvm.lightning.write_predictions import WritePredictions
 
-__all__ = ["Alternate", "AveragedWeights", "DualityGap", "FactorwiseSVM", "Report", "SafeCheckpointIO", "StructuredSVM", "WritePredictions"]
+__all__ = [
+    "Alternate",
+    "AveragedWeights",
+    "DualityGap",
+    "FactorwiseSVM",
+    "Report",
+    "SafeCheckpointIO",
+    "StructuredSVM",
+    "WritePredictions",
+]
