@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import warnings
@@ -135,6 +136,6 @@ def train(options: Options, folder: Path, report: Report, saves: bool) -> dict[s
 
 
 MODES: dict[str, Mode] = {
-    name: Mode(lambda choices, kind=name.split()[1]: choose(choices, kind=kind), train)  # type: ignore[misc]
-    for name in ("lightning compiled", "lightning torch", "lightning joint", "lightning gdmm")
+    f"lightning {kind}": Mode(functools.partial(choose, kind=kind), train)
+    for kind in ("compiled", "torch", "joint", "gdmm")
 }
