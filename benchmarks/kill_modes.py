@@ -243,7 +243,7 @@ def train_gdmm(options: Options, folder: Path, report: Report, saves: bool) -> d
     if path.exists():
         step = load_checkpoint(path, optim=optim)["step"]
     report("loaded", step)
-    while step < 24:
+    while step < 25:  # the last step completes a pass: only then does the head hold the weights of the duals
         if options["portions"] and step % 3:
             optim.visit(torch.arange(len(train))[step % 3 :: 3])
         else:
