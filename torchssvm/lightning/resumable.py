@@ -171,6 +171,6 @@ def _begin_next_epoch(trainer: L.Trainer) -> None:
     checkpoints of this run be misread.
     """
     loop = trainer.fit_loop
-    begun = loop.epoch_progress.total
+    begun: Any = loop.epoch_progress.total
     if loop.restarted_mid_epoch and begun.started == begun.processed:
         loop.reset_restart_stage()

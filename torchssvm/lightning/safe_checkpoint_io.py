@@ -24,9 +24,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
     such as ``s3://``, are left to Lightning.
     """
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write the checkpoint.
 
         Raises:
@@ -39,7 +37,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
         with whole_file(path, keep_previous=True) as file:
             torch.save(checkpoint, file)
 
-    def load_checkpoint(self, path: str | os.PathLike[str], *args: Any, **options: Any) -> dict[str, Any]:
+    def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Read the checkpoint, or the one before it where it is missing or damaged.
 
         Raises:
@@ -48,7 +46,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
         found = path if "://" in str(path) else _whole(Path(os.path.realpath(path)))
         return super().load_checkpoint(found, *args, **options)
 
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+    def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the checkpoint, and the one kept before it."""
         super().remove_checkpoint(path)
         if "://" not in str(path):

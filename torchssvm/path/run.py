@@ -198,7 +198,8 @@ class PathRun:
 
     def _read(self, state: dict[str, Any]) -> tuple[RegularizationPath | None, float]:
         """The path so far and the dual's lambda; raises ValueError, changes nothing."""
-        path, here = None, {"rule": (repr(self.rule), require(state, "rule", str, "run"))}
+        path: RegularizationPath | None = None
+        here: dict[str, tuple[Any, Any]] = {"rule": (repr(self.rule), require(state, "rule", str, "run"))}
         if "path" not in state or state["path"] is not None:
             path = RegularizationPath.from_state_dict(require(state, "path", dict, "run"))
             here["epsilon"] = (self.epsilon, path.epsilon)
