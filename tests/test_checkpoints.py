@@ -209,6 +209,28 @@ def test_what_can_be_checked_is_checked_before_anything_is_loaded(tmp_path):
     assert len(average.weights) > 1
 
 
+@pytest.mark.parametrize("make", [loop_of_torch, compiled, gdmm, kernel, exponentiated_gradient, cutting_plane])
+def test_a_head_that_is_saved_too_does_not_stop_its_training(make, tmp_path):
+    """Its weights are loaded before the duals that they belong to, whatever the order of the names."""
+
+    def head_of(objects: dict[str, Any]) -> nn.Module:
+        trained = next(iter(v for n, v in objects.items() if n in ("optim", "svm", "solver", "dual")))
+        if hasattr(trained, "head"):
+            return trained.head
+        dual = getattr(trained, "dual", trained)
+        return nn.ParameterList(dual.parameters)
+
+    objects, go_on = make()
+    go_on()
+    save_checkpoint(tmp_path / "run.pt", **objects, zz=head_of(objects))
+    go_on()
+    others, others_go_on = make()
+    others_go_on()
+    load_checkpoint(tmp_path / "run.pt", **others, zz=head_of(others))
+    others_go_on()
+    assert_same(states(others), states(objects))
+
+
 # -- Random state -------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchssvm.dual import DualState
 from torchssvm.files import damage, previous, whole_file
@@ -109,8 +110,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
                 value.check_state(states[name])
             except (ValueError, TypeError) as error:
                 raise _refused(found, name, error) from error
-    # First what may still refuse. An average comes last: it belongs to a step of its dual, which must be there.
-    names = sorted(objects, key=lambda name: (_is_average(objects[name]), hasattr(objects[name], "check_state")))
+    names = sorted(objects, key=lambda name: _turn(objects[name]))
     before = {name: copy.deepcopy(objects[name].state_dict()) for name in names}
     for name in names:
         try:
@@ -143,10 +143,17 @@ def _is_object(name: str, value: Any, required: bool = False) -> bool:
     return has
 
 
-def _is_average(value: Any) -> bool:
+def _turn(value: Any) -> int:
+    """When an object is loaded.
+
+    A head comes before what trains it, which would take later changes of the weights for somebody else's; what may
+    still refuse its state before what has been checked; and an average last, because it belongs to a step of its dual.
+    """
     from torchssvm.optim import Average  # the optimizers import much of the package
 
-    return isinstance(value, Average)
+    if isinstance(value, Average):
+        return 3
+    return 0 if isinstance(value, nn.Module) else 1 + hasattr(value, "check_state")
 
 
 def _check_duals(objects: dict[str, Any], states: dict[str, Any]) -> None:
