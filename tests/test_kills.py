@@ -28,7 +28,7 @@ finally:
 def test_killed_runs_end_as_runs_left_alone(name):
     torch.set_num_threads(1)
     with torch.random.fork_rng():
-        tally = kills.attack(kills.MODES[name], 8, seed=len(name), most_runs=1)
+        tally = kills.attack(kills.MODES[name], 10, seed=len(name), most_runs=3)
     assert tally.differing == []
     assert tally.lost == 0
     assert tally.runs > 0
