@@ -26,6 +26,7 @@ from torch import nn
 
 from torchssvm import CompiledBCFW, DualState, WeightedAverage
 from torchssvm.datasets import ChunkingDataset, CoNLL2000, chunk_scores
+from torchssvm.files import write_text
 from torchssvm.models import chunking_chain
 from torchssvm.solve import in_order
 
@@ -162,10 +163,10 @@ def main(arguments: list[str] | None = None) -> None:
         note = "python-crfsuite is not installed: pip install -e '.[bench]'\n"
         print(note, flush=True)
         text += f"\n{note}"
-    (args.out / "table.md").write_text(text, encoding="utf-8")
+    write_text(args.out / "table.md", text)
     settings = {name: value for name, value in vars(args).items() if name != "out"}
     content = {"settings": settings, "machine": describe_machine(), "found": found}
-    (args.out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(args.out / "results.json", json.dumps(content, indent=1) + "\n")
     draw(found, args.out / "conll.png")
 
 

@@ -38,6 +38,7 @@ from torchssvm import (
 )
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.datasets import OCR
+from torchssvm.files import write_text
 from torchssvm.solve import run_until
 
 GAPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
@@ -159,7 +160,7 @@ def main() -> None:
         )
         text = medians(results, [gap for gap in GAPS if gap >= args.gap], "sampling_passes")
         print(f"\nOCR-{args.size}, lam = {lam:g}: passes (sampling passes) CPU seconds\n\n{text}\n", flush=True)
-        (args.out / f"{task}.md").write_text(text + "\n")
+        write_text(args.out / f"{task}.md", text + "\n")
 
 
 if __name__ == "__main__":

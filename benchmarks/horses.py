@@ -40,6 +40,7 @@ from torchssvm import (
 )
 from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
 from torchssvm.figures import new_figure
+from torchssvm.files import write_text
 from torchssvm.solve import in_order, solve
 
 GAPS = (0.1, 0.05, 0.02, 0.01)
@@ -183,7 +184,7 @@ def main() -> None:
         text = medians(results, gaps, "oracle_calls", measure="share", digits=1)
         title = f"horses, n = {len(graphs)}, λ = {lam:g}"
         print(f"\n{title}: passes (oracle calls) CPU seconds\n\n{text}\n", flush=True)
-        (args.out / f"table {lam:.6g}.md").write_text(text + "\n", encoding="utf-8")
+        write_text(args.out / f"table {lam:.6g}.md", text + "\n")
         draw(results, title, args.out / f"horses {lam:.6g}.png")
 
 

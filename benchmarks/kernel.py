@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from torchssvm import BCFW, BlockGap, Certificate, DualState, GapBatchSampler, LinearChain, certify
 from torchssvm.datasets import OCR
+from torchssvm.files import write_text
 from torchssvm.kernels import RBF, FrankWolfe, KernelChain, KernelDirection, KernelSSVM, Pairwise, Polynomial
 from torchssvm.report import evaluate
 
@@ -115,7 +116,7 @@ def main() -> None:
         )
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"runs": figures, "machine": describe_machine()}, indent=2) + "\n")
+        write_text(args.json, json.dumps({"runs": figures, "machine": describe_machine()}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from suite.figures import grid
 from suite.large_outputs import RULES, mean_pass
 from suite.measuring import Ask, Kept, Limit, Table, asker
 
+from torchssvm.files import write_text
+
 LAM = 0.01
 
 
@@ -178,9 +180,9 @@ def main(arguments: list[str] | None = None) -> None:
             f"\n- {Limit(f'K = {largest}, the fastest pass of BCFW over one of GDMM', times, 50.0, at_least=True)}\n"
         )
     print(f"\n{text}", flush=True)
-    (args.out / "table.md").write_text(text, encoding="utf-8")
+    write_text(args.out / "table.md", text)
     content = {"quick": args.quick, "machine": describe_machine(), "found": found}
-    (args.out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(args.out / "results.json", json.dumps(content, indent=1) + "\n")
     draw(found, args.out / "large_outputs.png")
 
 

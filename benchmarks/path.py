@@ -21,6 +21,7 @@ from torch import nn
 
 from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Labelings, LinearChain, certify
 from torchssvm.datasets import OCR
+from torchssvm.files import write_text
 from torchssvm.path import (
     Certified,
     GridPoint,
@@ -206,7 +207,7 @@ def main() -> None:
         elif part in args.only:
             found = (search if part.startswith(("warm", "cold")) else follow)(part, words, args)
             results[part] = {"settings": settings, "machine": describe_machine(), **found}
-            file.write_text(json.dumps(results[part], indent=1) + "\n", encoding="utf-8")
+            write_text(file, json.dumps(results[part], indent=1) + "\n")
 
     print(f"\n{'':10} {'lambdas':>8} {'passes':>8} {'seconds':>8} {'CPU s':>8}   largest gap")
     for part, result in results.items():

@@ -41,6 +41,7 @@ from torchssvm import (
     Weights,
 )
 from torchssvm.datasets import PrecomputedFeatures
+from torchssvm.files import write_text
 from torchssvm.lightning import StructuredSVM
 from torchssvm.models import PoseNetwork, body_bounds
 from torchssvm.solve import WhenEstimated, solve
@@ -191,8 +192,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name}: gap {last['gap']:.4f} after {last['passes']:.0f} passes, {last['seconds']:.0f} s", flush=True)
     text = "\n".join(table.markdown() for table in tables(found))
     print(text)
-    (args.out / "table.md").write_text(text, encoding="utf-8")
-    (args.out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_text(args.out / "table.md", text)
+    write_text(args.out / "results.json", json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

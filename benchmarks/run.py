@@ -21,6 +21,8 @@ from typing import Any
 from machine import describe_machine
 from suite.measuring import Kept, Settings, Summary, asker
 
+from torchssvm.files import write_text
+
 PARTS = ("solvers", "oracles", "exact", "roofline", "baselines", "growth", "memory")
 SCHEMA = 1
 
@@ -76,14 +78,14 @@ def text(summary: Summary) -> str:
 def write(out: Path, parts: dict[str, Any]) -> None:
     """results.json and table.md."""
     content = {"schema": SCHEMA, "parts": parts}
-    (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(out / "results.json", json.dumps(content, indent=1) + "\n")
     pages = []
     for result in parts.values():
         machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
         kind = "quick, for a look only" if result["settings"]["quick"] else f"{result['settings']['repeats']} repeats"
         figures = "".join(f"\n![]({name})\n" for name in result["figures"])
         pages.append(f"## {result['title']}\n\n{result['text']}{figures}\n{result['date']}, {kind}; {machine}\n")
-    (out / "table.md").write_text("\n".join(pages), encoding="utf-8")
+    write_text(out / "table.md", "\n".join(pages))
 
 
 def read(out: Path) -> dict[str, Any]:

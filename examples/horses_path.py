@@ -21,6 +21,7 @@ from horses_common import flags, labelings, read
 
 from torchssvm import BCFW, BlockGap, DualState, LinearGraph
 from torchssvm.datasets import PrecomputedGraphs
+from torchssvm.files import write_text
 from torchssvm.path import Certified, PathRun, plot
 from torchssvm.report import versions
 
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "test_iou": [{"lam": lam, "iou": score} for lam, score in scores.items()],
         "versions": versions(),
     }
-    (args.report / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_text(args.report / "report.json", json.dumps(report, indent=2) + "\n")
     plot(path, scores=scores, score_name="test IoU").savefig(args.report / "path.png", dpi=90)
 
 

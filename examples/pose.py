@@ -31,6 +31,7 @@ from torchssvm import GapBatchSampler, LinearPose, certify
 from torchssvm.batch import to_device
 from torchssvm.datasets import LSPET, PoseScores, PoseTargets, PrecomputedFeatures
 from torchssvm.datasets.pose_drawing import draw_poses
+from torchssvm.files import whole_file
 from torchssvm.lightning import Alternate, DualityGap, StructuredSVM
 from torchssvm.models import JOINTS, PoseNetwork, body_bounds, body_nodes, body_pose
 from torchssvm.models.pose_network import STRIDE
@@ -263,7 +264,8 @@ def main() -> None:
         longer = trained_longer(args, network, its.train, rows, args.rounds * ALTERNATE.features, slowly)
         extra["longer_seconds"] = time.perf_counter() - start
         extra["joint_seconds"] = train_jointly(args, its, network, lam, rows)
-        torch.save(network.state_dict(), args.report / "network-joint.pt")
+        with whole_file(args.report / "network-joint.pt") as file:
+            torch.save(network.state_dict(), file)
         for name, trained in {"longer": longer, "joint": network}.items():
             data, test = (features_of(trained, t) for t in (its.targets(its.train, rows), its.targets(its.test)))
             run = train_head(args, its, trained, lam, data)
@@ -319,7 +321,8 @@ def finish(
     print(f"\n{report}\n\n{table(scores, len(test))}\nwritten to {args.report}")
     shown = range(0, len(its.test), max(1, len(its.test) // SHOWN))[:SHOWN]
     poses = {name: found[name][list(shown)] for name in ("network", [*found][-1])}
-    torch.save(model.head.state_dict(), args.report / "head.pt")
+    with whole_file(args.report / "head.pt") as file:
+        torch.save(model.head.state_dict(), file)
     report.write(args.report, draw_examples=lambda figure: draw_poses(figure, its.test, shown, poses))
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Subset
 
 from torchssvm import Pose
 from torchssvm.datasets import LSPET, RandomViews
+from torchssvm.files import whole_file
 from torchssvm.models import PoseNetwork, body_nodes
 from torchssvm.models.pose_network import STRIDE
 from torchssvm.structures.base import digest
@@ -99,7 +100,8 @@ def pretrained(args: argparse.Namespace, structure: Pose, images: LSPET, rows: r
     )
     _fit(args, Pretraining(network, RandomViews()), loader, args.pretraining)
     seconds = time.perf_counter() - start
-    torch.save({"settings": settings, "network": network.state_dict(), "seconds": seconds}, file)
+    with whole_file(file) as opened:
+        torch.save({"settings": settings, "network": network.state_dict(), "seconds": seconds}, opened)
     return network.eval().to(args.device), seconds
 
 

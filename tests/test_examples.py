@@ -108,6 +108,17 @@ def test_the_loop_is_repeatable_and_says_that_passes_ran_out(tmp_path, run_here)
     assert [first[k] for k in ("primal", "dual", "test_loss")] == [second[k] for k in ("primal", "dual", "test_loss")]
 
 
+def test_the_loop_goes_on_from_its_checkpoint(tmp_path, run_here):
+    flags = ("--lam", "0.01", "--gap")
+    whole = run_here("ocr_loop", tmp_path / "whole", *flags, "0.15")
+    first = run_here("ocr_loop", tmp_path / "parts", *flags, "0.3")
+    second = run_here("ocr_loop", tmp_path / "parts", *flags, "0.15", "--resume")
+    assert len(first["history"]) < len(second["history"]) == len(whole["history"])
+    for a, b in zip(second["history"], whole["history"], strict=True):
+        assert [a[name] for name in ("primal", "dual", "passes")] == [b[name] for name in ("primal", "dual", "passes")]
+    assert second["test_loss"] == whole["test_loss"]
+
+
 @pytest.mark.parametrize("script", ["ocr_loop", "ocr"])
 def test_direction_cache_and_order_are_flags(script, tmp_path, run_here, loop):
     flags = ("--direction", "corrective", "--cache", "--order", "permutation")

@@ -247,6 +247,18 @@ def test_a_resumed_run_ends_as_the_run_left_alone(case, tmp_path):
         same(run(tmp_path / str(number), resume=checkpoint, **case), alone, checkpoint.name)
 
 
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_run_may_be_resumed(workers, joint, validate, tmp_path):
+    """From the last batch of an epoch, and again from the last batch of a later one, which the resumed run saved."""
+    case = {"checkpoint": {"every_n_train_steps": 10}, "joint": joint, "validate": validate, "every": 3}
+    alone = run(tmp_path / "0", **case)
+    for step in (10, 20, 30, 40):
+        last = tmp_path / str(step // 10 - 1) / f"step={step:03d}.ckpt"
+        same(run(tmp_path / str(step // 10), resume=last, workers=workers, **case), alone, last.name)
+
+
 @pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
 @pytest.mark.parametrize("direction", [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()], ids=repr)
 def test_every_direction_resumes_with_its_labelings(direction, oracle, tmp_path):

@@ -3,6 +3,7 @@
 from torchssvm.batch import Batch
 from torchssvm.caching import CacheOracle, MaxOracle
 from torchssvm.certificate import Certificate, certify, recompute_weights
+from torchssvm.checkpoints import load_checkpoint, save_checkpoint
 from torchssvm.checks import CheckReport, check
 from torchssvm.compiled import CompiledBCFW
 from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
@@ -182,7 +183,9 @@ __all__ = [
     "certify",
     "check",
     "grid_search",
+    "load_checkpoint",
     "primal",
     "recompute_weights",
     "regularization_path",
+    "save_checkpoint",
 ]

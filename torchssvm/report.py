@@ -18,6 +18,7 @@ from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.certificate import Certificate
 from torchssvm.factorwise.certificate import FactorwiseCertificate
 from torchssvm.figures import new_figure
+from torchssvm.files import write_text
 from torchssvm.potentials import as_potentials
 from torchssvm.structures import Structure
 from torchssvm.structures.base import as_decoding
@@ -310,9 +311,7 @@ class RunReport:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False, default=str) + "\n"
-        partial = folder / f".{REPORT}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / REPORT)  # a run killed here leaves the old report or the new one, never half of one
+        write_text(folder / REPORT, text)
         self.figure(draw_examples).savefig(folder / PICTURE, dpi=120)
 
     def figure(self, draw_examples: DrawExamples | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -160,6 +161,8 @@ class GapBatchSampler(Sampler[list[int]]):
         self._visits = 0  # the dual's visits at position _first
         self._started = False  # whether an epoch has begun here
         self._continues = False  # whether the next iteration goes on with an epoch that was loaded
+        self._iterator: weakref.ref[Iterator[list[int]]] | None = None  # of the epoch under way
+        self._at_continuing: Callable[[], None] | None = None
         self._by_permutation: Callable[[], bool] | None = None
         self._dual: DualState | None = None
         if dual is not None:
@@ -194,8 +197,20 @@ class GapBatchSampler(Sampler[list[int]]):
         return math.ceil(self.num_examples / self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of one epoch, or the rest of the one that a loaded state was in."""
+        """The batches of one epoch, or the rest of the one that a loaded state was in.
+
+        That rest is empty if the state was saved by the loop's body on the last batch: what a training loop does at
+        the end of an epoch is then still to be done.
+        """
+        batches = self._batches()
+        self._iterator = weakref.ref(batches)
+        return batches
+
+    def _batches(self) -> Iterator[list[int]]:
         dual = self._bound()
+        if self._continues and self._at_continuing is not None:
+            self._at_continuing()
+        self._at_continuing = None
         if not self._continues:
             self.epoch += self._started
             self._first = 0
@@ -213,22 +228,35 @@ class GapBatchSampler(Sampler[list[int]]):
 
     @property
     def used(self) -> int:
-        """Batches of this epoch that training has used, as the dual counted them."""
+        """Batches of this epoch that training has used, as the dual counted them; not one whose step is pending."""
         if not self._started:
             return self._first
         visits = max(self._bound().visits - self._visits, 0)
         return self._first + min(visits, len(self._drawn))
 
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch is under way: its loop still holds the iterator, though all its batches may be used."""
+        return self._continues or (self._iterator is not None and self._iterator() is not None)
+
+    def before_continuing(self, action: Callable[[], None]) -> None:
+        """Call ``action`` when the next iteration goes on with an epoch that was loaded, before its first batch."""
+        self._at_continuing = action
+
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
         """Everything that the next draws depend on, drawn but unused batches included.
 
+        Where all batches of the epoch are used, the state is of the end of that epoch if the loop over it still holds
+        its iterator (as ``for batch in loader`` does until it is left), else of the beginning of the next one.
+
         Args:
             used: Batches of this epoch that training has used; None is as the dual counted them. Training that skips
-                steps says it here.
+                steps says it here; all of them say that the epoch is over.
         """
+        over = used is not None or not self.in_epoch
         used = self.used if used is None else used
         epoch, under_way = self.epoch, self._started or self._continues
-        if used >= len(self):
+        if used >= len(self) and over:
             epoch, used, under_way = epoch + 1, 0, False
         return {
             "num_examples": self.num_examples,
@@ -243,12 +271,8 @@ class GapBatchSampler(Sampler[list[int]]):
             "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if under_way else {},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken; the next iteration yields the rest of that epoch.
-
-        Raises:
-            ValueError: The state is of another sampler, or damaged; nothing has changed then.
-        """
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is of another sampler or damaged; changes nothing."""
         for name in ("num_examples", "batch_size", "chunk", "order"):
             here: int | str = repr(self.order) if name == "order" else getattr(self, name)
             if require(state, name, type(here), "sampler") != here:
@@ -257,7 +281,7 @@ class GapBatchSampler(Sampler[list[int]]):
         under_way = require(state, "under_way", bool, "sampler")
         generator = require(state, "generator", Tensor, "sampler")
         drawn, snapshots = require(state, "drawn", list, "sampler"), require(state, "snapshots", dict, "sampler")
-        if epoch < 0 or not 0 <= used < len(self):
+        if epoch < 0 or not 0 <= used < len(self) + under_way:
             raise ValueError(f"the checkpoint is damaged: the sampler was in epoch {epoch}, after {used} batches")
         check_random_state(generator, "sampler['generator']")
         if not all(self._is_batch(batch) for batch in drawn):
@@ -272,11 +296,24 @@ class GapBatchSampler(Sampler[list[int]]):
                 and bool((gaps >= 0.0).all())
             ):
                 raise ValueError("the checkpoint is damaged: sampler['snapshots'] does not hold gaps by batch number")
-        self._generator.set_state(generator.cpu())
-        self.epoch, self._first = epoch, used
-        self._drawn = [batch.cpu() for batch in drawn]
-        self._snapshots = {int(at): gaps.cpu() for at, gaps in snapshots.items()}
-        self._started, self._continues = False, under_way
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken; the next iteration yields the rest of that epoch.
+
+        Raises:
+            ValueError: The state is of another sampler, or damaged; nothing has changed then.
+        """
+        self.check_state(state)
+        self._generator.set_state(state["generator"].cpu())
+        self.epoch, self._first = state["epoch"], state["used"]
+        self._drawn = [batch.cpu() for batch in state["drawn"]]
+        self._snapshots = {int(at): gaps.cpu() for at, gaps in state["snapshots"].items()}
+        self._started, self._continues = False, state["under_way"]
+        self._iterator = self._at_continuing = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are in no epoch's loop."""
+        return {**vars(self), "_iterator": None, "_at_continuing": None}
 
     def _is_batch(self, batch: Any) -> bool:
         return (
@@ -286,6 +323,11 @@ class GapBatchSampler(Sampler[list[int]]):
             and 0 < len(batch) <= self.batch_size
             and bool(((batch >= 0) & (batch < self.num_examples)).all())
         )
+
+    @property
+    def bound_dual(self) -> DualState | None:
+        """The dual whose gaps are used; None where there is none yet."""
+        return self._dual
 
     def _bound(self) -> DualState:
         if self._dual is None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchssvm.files import write_text
+
 Runs = dict[str, list[dict[str, Any]]]
 """By the solver's name, what a run gave for every seed; its ``checks`` are certificates in the order of the run."""
 
@@ -38,7 +40,7 @@ def run_missing(
         for name in solvers:
             file = folder / f"{task} {name} {seed}.json"
             if not file.exists():
-                file.write_text(json.dumps(run(name, seed), indent=1), encoding="utf-8")
+                write_text(file, json.dumps(run(name, seed), indent=1))
             results.setdefault(name, []).append(json.loads(file.read_text(encoding="utf-8")))
             last = results[name][-1]["checks"][-1]
             print(

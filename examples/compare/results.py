@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import statistics
 import typing
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compare.race import Row
+from torchssvm.files import write_text
 
 Key = tuple[str, float, str, int]
 """Of a run: task, lam, solver, seed."""
@@ -54,7 +56,7 @@ class Results:
             rows = _read(self.file)
             over = {key(row) for row in rows if row.stopped}
             self.rows = [row for row in rows if key(row) in over]
-        self._settings.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        write_text(self._settings, json.dumps(settings, indent=1) + "\n")
         self.write()
 
     def has(self, run: Key) -> bool:
@@ -79,12 +81,11 @@ class Results:
 
     def write(self) -> None:
         """All rows, in one piece or not at all."""
-        partial = self.file.with_suffix(".partial")
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, _COLUMNS)
-            writer.writeheader()
-            writer.writerows(dataclasses.asdict(row) for row in self.rows)
-        partial.replace(self.file)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, _COLUMNS)
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(row) for row in self.rows)
+        write_text(self.file, text.getvalue())
 
 
 def _read(file: Path) -> list[Row]:

@@ -61,12 +61,8 @@ class Draws:
             "waiting": self._waiting.clone(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the draws.
-
-        Raises:
-            ValueError: The state is damaged, or of another order.
-        """
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is damaged or of another order; changes nothing."""
         if (order := require(state, "order", str, "state")) != type(self.order).__name__:
             raise ValueError(f"the checkpoint's draws are by {order}(), and this loop was made with order={self.order}")
         waiting, generator = (require(state, name, Tensor, "state") for name in ("waiting", "generator"))
@@ -77,5 +73,13 @@ class Draws:
         ):
             raise ValueError("the checkpoint is damaged: state['waiting'] does not hold examples")
         check_random_state(generator, "state['generator']")
-        self.generator.set_state(generator)
-        self._waiting = waiting.clone()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the draws.
+
+        Raises:
+            ValueError: The state is damaged, or of another order; nothing has changed then.
+        """
+        self.check_state(state)
+        self.generator.set_state(state["generator"])
+        self._waiting = state["waiting"].clone()

@@ -208,6 +208,10 @@ class CompiledBCFW:
         """What the next draws depend on; the dual has a state of its own."""
         return self.draws.state_dict()
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is damaged or of other draws; changes nothing."""
+        self.draws.check_state(state)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the draws.
 

@@ -259,18 +259,23 @@ class KernelSSVM:
             "support": self.support.state_dict(),
         }
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is of another kernel, of other data, or damaged; changes nothing."""
+        expected = {"format": _FORMAT, "kernel": name_of(self.head.kernel), "tokens": digest(self.data.tokens)}
+        for name, here in expected.items():
+            if require(state, name, type(here), "state") != here:
+                raise ValueError(f"the checkpoint is of another problem: {name} is {state[name]} there and {here} here")
+        self.support.check_state(require(state, "support", dict, "state"))
+        self.dual.check_state(require(state, "dual", dict, "state"))
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue to the same bits; nothing changes if the state does not fit.
 
         Raises:
             ValueError: The state is of another kernel, of other data, or damaged.
         """
-        expected = {"format": _FORMAT, "kernel": name_of(self.head.kernel), "tokens": digest(self.data.tokens)}
-        for name, here in expected.items():
-            if require(state, name, type(here), "state") != here:
-                raise ValueError(f"the checkpoint is of another problem: {name} is {state[name]} there and {here} here")
-        self.support.check_state(require(state, "support", dict, "state"))
-        self.dual.load_state_dict(require(state, "dual", dict, "state"))
+        self.check_state(state)
+        self.dual.load_state_dict(state["dual"])
         self.support.load_state_dict(state["support"])
 
     def __repr__(self) -> str:

@@ -10,7 +10,17 @@ from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.factorwise import FactorwiseSVM
 from torchssvm.lightning.report import Report
+from torchssvm.lightning.safe_checkpoint_io import SafeCheckpointIO
 from torchssvm.lightning.structured_svm import StructuredSVM
 from torchssvm.lightning.write_predictions import WritePredictions
 
-__all__ = ["Alternate", "AveragedWeights", "DualityGap", "FactorwiseSVM", "Report", "StructuredSVM", "WritePredictions"]
+__all__ = [
+    "Alternate",
+    "AveragedWeights",
+    "DualityGap",
+    "FactorwiseSVM",
+    "Report",
+    "SafeCheckpointIO",
+    "StructuredSVM",
+    "WritePredictions",
+]

@@ -13,7 +13,8 @@ from torchssvm.compiled import CompiledBCFW
 from torchssvm.dual import DualState
 from torchssvm.lightning.exact_pass import find_bcfw
 from torchssvm.lightning.loaders import count_examples, gap_sampler
-from torchssvm.lightning.resume import RandomState, ResumePoint
+from torchssvm.lightning.resume import ResumePoint
+from torchssvm.random_state import RandomState
 from torchssvm.sampling import GapBatchSampler
 
 _KEY = "torchssvm"
@@ -110,6 +111,7 @@ class Resumable(L.LightningModule):
         resume, run = self._run.resume, self._run
         if resume is None:
             return
+        _begin_next_epoch(self.trainer)
         resume.rewind(run.sampler)
         if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
             iter(fetcher)
@@ -160,3 +162,15 @@ class Resumable(L.LightningModule):
     def __getstate__(self) -> dict[str, Any]:
         """Copies are of the model, not of the run: the loader's sampler knows the dual."""
         return {**super().__getstate__(), "_run": Run()}
+
+
+def _begin_next_epoch(trainer: L.Trainer) -> None:
+    """Where the checkpoint is of the last batch of an epoch, have Lightning begin the next one as any other.
+
+    It takes that epoch as over, and the next one as begun: the counters of begun epochs would stay one behind, and the
+    checkpoints of this run be misread.
+    """
+    loop = trainer.fit_loop
+    begun: Any = loop.epoch_progress.total
+    if loop.restarted_mid_epoch and begun.started == begun.processed:
+        loop.reset_restart_stage()

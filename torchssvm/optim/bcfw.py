@@ -263,28 +263,29 @@ class BCFW(Optimizer):
         """The optimizer's state with the dual state, in tensors and numbers only."""
         return {**super().state_dict(), "dual": self.dual.state_dict()}
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is not one of BCFW, of another problem, or damaged; changes nothing."""
+        if not isinstance(state, dict):
+            raise ValueError(f"the checkpoint is a {type(state).__name__}: it is not the state of a BCFW optimizer")
+        for name in ("dual", "state", "param_groups"):
+            if name not in state:
+                raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a BCFW optimizer")
+        groups = state["param_groups"]
+        if not isinstance(groups, list) or len({_rate_of(group) for group in groups}) != 1:
+            raise ValueError("the checkpoint is damaged: its 'param_groups' do not show one step of BCFW")
+        self.dual.check_state(state["dual"])
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the dual and the weights to the bit; nothing changes if the state does not fit.
 
         Raises:
             ValueError: The state is not one of BCFW, is of another problem, or is damaged.
         """
-        if not isinstance(state_dict, dict):
-            raise ValueError(
-                f"the checkpoint is a {type(state_dict).__name__}: it is not the state of a BCFW optimizer"
-            )
+        self.check_state(state_dict)
         state = dict(state_dict)
-        for name in ("dual", "state", "param_groups"):
-            if name not in state:
-                raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a BCFW optimizer")
         dual = state.pop("dual")
-        groups = state["param_groups"]
-        rates = {_rate_of(group) for group in groups} if isinstance(groups, list) else set()
-        if len(rates) != 1:
-            raise ValueError("the checkpoint is damaged: its 'param_groups' do not show one step of BCFW")
-        self.dual.check_state(dual)
         super().load_state_dict(state)
-        self._rate = rates.pop()
+        self._rate = _rate_of(state["param_groups"][0])
         self.dual.load_state_dict(dual)
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
             # They are equal, weight by weight; groups may have been given in another order.

@@ -7,7 +7,6 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from torchssvm.dual.problem import check_lam
 from torchssvm.dual.storage import require
+from torchssvm.files import whole_file
 
 _FORMAT = 1
 
@@ -215,10 +215,8 @@ class RegularizationPath:
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the path to ``file``, in one piece or not at all."""
-        target = Path(file)
-        partial = target.with_name(target.name + ".partial")
-        torch.save(self.state_dict(), partial)
-        partial.replace(target)
+        with whole_file(file) as opened:
+            torch.save(self.state_dict(), opened)
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> RegularizationPath:

@@ -176,7 +176,12 @@ class PathRun:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on, as tensors, numbers and strings."""
-        return {"path": self.path.state_dict(), "dual": self.dual.state_dict(), "rule": repr(self.rule)}
+        path = self.path.state_dict() if self._points else None
+        return {"path": path, "dual": self.dual.state_dict(), "rule": repr(self.rule)}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is of another run or damaged; changes nothing."""
+        self._read(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, to the same bits.
@@ -184,26 +189,36 @@ class PathRun:
         Raises:
             ValueError: The state is of another run, or damaged; nothing has changed then.
         """
-        path = RegularizationPath.from_state_dict(require(state, "path", dict, "run"))
-        dual = require(state, "dual", dict, "run")
-        for name, here, there in (
-            ("epsilon", self.epsilon, path.epsilon),
-            ("rule", repr(self.rule), require(state, "rule", str, "run")),
-            ("weights", self._names, list(path.points[0].weights)),
-        ):
-            if here != there:
-                raise ValueError(f"the checkpoint is of another run: {name} is {there} there and {here} here")
-        lam, held = require(dual, "lam", float, "dual"), self.dual.lam
-        if not any(math.isclose(lam, at, rel_tol=1e-9) for at in (path.points[-1].lam, path.lowest)):
-            raise ValueError(f"the checkpoint is damaged: its dual is at lambda {lam}, beside the path")
+        path, lam = self._read(state)
         self.dual.lam = self.dual.storage.lam = lam
-        try:
-            self.dual.load_state_dict(dual)
-        except ValueError:
-            self.dual.lam = self.dual.storage.lam = held
-            raise
-        self._points, self._lowest, self._seconds = list(path.points), path.lowest, path.points[-1].seconds
+        self.dual.load_state_dict(state["dual"])
+        self._points = [] if path is None else list(path.points)
+        self._lowest = math.inf if path is None else path.lowest
+        self._seconds = self._points[-1].seconds if self._points else 0.0
         self._stopped = self.dual.passes >= self._training.max_passes
+
+    def _read(self, state: dict[str, Any]) -> tuple[RegularizationPath | None, float]:
+        """The path so far and the dual's lambda; raises ValueError, changes nothing."""
+        path: RegularizationPath | None = None
+        here: dict[str, tuple[Any, Any]] = {"rule": (repr(self.rule), require(state, "rule", str, "run"))}
+        if "path" not in state or state["path"] is not None:
+            path = RegularizationPath.from_state_dict(require(state, "path", dict, "run"))
+            here["epsilon"] = (self.epsilon, path.epsilon)
+            here["weights"] = (self._names, list(path.points[0].weights))
+        for name, (mine, there) in here.items():
+            if mine != there:
+                raise ValueError(f"the checkpoint is of another run: {name} is {there} there and {mine} here")
+        dual = require(state, "dual", dict, "run")
+        lam, held = require(dual, "lam", float, "dual"), self.dual.lam
+        ends = () if path is None else (path.points[-1].lam, path.lowest)
+        if path is not None and not any(math.isclose(lam, at, rel_tol=1e-9) for at in ends):
+            raise ValueError(f"the checkpoint is damaged: its dual is at lambda {lam}, beside the path")
+        self.dual.lam = lam  # the lambda of a dual belongs to its problem; here it is part of the state
+        try:
+            self.dual.check_state(dual)
+        finally:
+            self.dual.lam = held
+        return path, lam
 
 
 def regularization_path(
