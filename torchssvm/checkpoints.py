@@ -6,13 +6,13 @@ import copy
 import io
 import os
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from torchssvm.caller import warn
 from torchssvm.dual import DualState
 from torchssvm.files import damage, previous, whole_file
 from torchssvm.random_state import RandomState
@@ -112,12 +112,16 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
                 raise _refused(found, name, error) from error
     names = sorted(objects, key=lambda name: _turn(objects[name]))
     before = {name: copy.deepcopy(objects[name].state_dict()) for name in names}
+    duals = [dual for name in names if isinstance(dual := getattr(objects[name], "dual", None), DualState)]
+    restarts = [dual.restarts for dual in duals]
     for name in names:
         try:
             objects[name].load_state_dict(states[name])
         except BaseException as error:
             for again in names:
                 objects[again].load_state_dict(before[again])
+                for dual, count in zip(duals, restarts, strict=True):
+                    dual.restarts = count  # the weights are those of before: averages go on
             if isinstance(error, ValueError | TypeError | KeyError | RuntimeError):
                 raise _refused(found, name, error) from error
             raise
@@ -203,7 +207,7 @@ def _read_or_previous(path: Path) -> tuple[Path, dict[str, Any]]:
             raise error from None
         except _DamagedError as second:
             raise ValueError(f"{error}; and {second}") from second
-        warnings.warn(f"{error}: loaded the checkpoint before it, {before}", stacklevel=3)
+        warn(f"{error}: loaded the checkpoint before it, {before}")
         return before, content
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from torchssvm.caller import warn
 from torchssvm.files import damage, previous, whole_file
 
 
@@ -59,7 +59,7 @@ def _whole(path: Path) -> Path:
     if path.is_dir() or _is_whole(path) or not _is_whole(before):
         return path
     state = "damaged" if path.exists() else "missing"
-    warnings.warn(f"{path} is {state}: loaded the checkpoint before it, {before}", stacklevel=3)
+    warn(f"{path} is {state}: loaded the checkpoint before it, {before}")
     return before
 
 
