@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import chain, examples
+from problems import chain, examples, rng
 
 from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, WeightedAverage, certify
 from torchssvm.dual.digest import UNKNOWN, digest_targets
@@ -45,6 +45,21 @@ def test_other_axes_than_that_of_the_lengths_count_whole():
         assert torch.equal(digest_targets((padded, edges), lengths, 5), digest_targets((labels, edges), lengths, 2))
     other = torch.tensor([[False, True, True, False]])
     assert not torch.equal(digest_targets((labels, edges), lengths), digest_targets((labels, other), lengths))
+
+
+@examples(30)
+@given(st.integers(0, 2**16), st.sampled_from([torch.int64, torch.int8, torch.bool, torch.float64, torch.float32]))
+def test_compiled_digests_are_those_of_torch(seed, dtype):
+    random = rng(seed)
+    shape = torch.randint(0, 4, (2,), generator=random).tolist()
+    leaves = [torch.randint(-2, 4, (3, *shape[:k]), generator=random).to(dtype) for k in range(3)]
+    lengths = torch.randint(1, 5, (3,), generator=random)
+    for target in (*leaves, tuple(leaves)):
+        for own in (None, lengths):
+            found = digest_targets(target, own)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("torchssvm.dual.digest.fits_numba", lambda *_: False)
+                assert torch.equal(digest_targets(target, own), found)
 
 
 def test_no_target_has_the_digest_of_one_that_was_not_seen():

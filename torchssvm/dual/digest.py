@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from torchssvm.batch import tree_tensors
+from torchssvm.oracles.compiled import compiled, fits_numba
 
 _ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
 
+_SIZE = 2**63 - 1  # all bits but the sign: the real number -0.0 is 0
+
 UNKNOWN = 0
 """The digest of a target that was not seen yet; no target has it."""
+
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 def digest_targets(target: Any, lengths: Tensor | None = None, longest: int | None = None) -> Tensor:
@@ -29,25 +34,67 @@ def digest_targets(target: Any, lengths: Tensor | None = None, longest: int | No
         lengths: ``[B]`` int64; None where nothing is padded.
         longest: The largest length, if it is known already: reading it from another device waits for it.
     """
-    leaves = tree_tensors(target)
-    total = torch.zeros(len(leaves[0]), dtype=torch.int64, device=leaves[0].device)
-    if lengths is not None:
-        lengths = lengths.to(total.device)
-        total += _mix(lengths * _ODD[0])
-        longest = int(lengths.max()) if longest is None else longest
-    for place, leaf in enumerate(leaves):
-        if leaf.is_complex():
-            continue
+    total: Tensor | None = None
+    if lengths is not None and longest is None:
+        longest = int(lengths.max())
+    for place, leaf in enumerate(tree_tensors(target)):
         floating = leaf.is_floating_point()
+        cut = longest is not None and (floating or place == 0) and leaf.ndim > 1 and leaf.shape[1] >= longest
         numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
-        counts = leaf != 0 if floating or leaf.dtype == torch.bool else leaf > 0
-        if lengths is not None and longest is not None and (floating or place == 0) and leaf.ndim > 1:
-            inside = torch.arange(leaf.shape[1], device=leaf.device) < lengths.unsqueeze(1)
-            counts = counts & inside.view(*inside.shape, *[1] * (leaf.ndim - 2)) if leaf.shape[1] >= longest else counts
-        mixed = _mix(numbers * _ODD[1] + _places(place, tuple(leaf.shape[1:]), leaf.device))
-        found = torch.where(counts, mixed, 0)
-        total += found.flatten(1).sum(1) if leaf.ndim > 1 else found
+        where = _places(place, tuple(leaf.shape[1:]), leaf.device)
+        signed = not floating and leaf.dtype != torch.bool
+        own = None if lengths is None else lengths.to(leaf.device)
+        found = _sum(numbers.contiguous(), where, own, cut, signed)
+        total = found if total is None else total + found
+    assert total is not None, "a target holds tensors"
+    return total
+
+
+def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, cut: bool, signed: bool) -> Tensor:
+    """The sum over each example's numbers, mixed with their places, and its length: ``[B]`` int64, never ``UNKNOWN``.
+
+    Args:
+        numbers: ``[B, ...]`` int64; of real numbers their bits.
+        where: ``[1, ...]`` int64.
+        lengths: ``[B]`` int64, or None.
+        cut: Whether numbers beyond the length, on the first axis, do not count.
+        signed: Whether numbers below 0 are padding.
+    """
+    if fits_numba(numbers):
+        total = torch.empty(len(numbers), dtype=torch.int64)
+        wide = numbers.stride(1) if numbers.ndim > 1 else 1
+        flat = numbers.view(len(numbers), -1)
+        sizes = _NONE if lengths is None else lengths
+        _sum_each(flat.numpy(), where.view(-1).numpy(), sizes.numpy(), wide, cut, signed, total.numpy())
+        return total
+    counts = numbers > 0 if signed else numbers & _SIZE != 0
+    if cut and lengths is not None:
+        inside = torch.arange(numbers.shape[1], device=numbers.device) < lengths.unsqueeze(1)
+        counts = counts & inside.view(*inside.shape, *[1] * (numbers.ndim - 2))
+    found = torch.where(counts, _mix(numbers * _ODD[1] + where), 0)
+    total = found.flatten(1).sum(1) if found.ndim > 1 else found
+    if lengths is not None:
+        total = total + _mix(lengths * _ODD[0])
     return torch.where(total == UNKNOWN, 1, total)
+
+
+@compiled
+def _sum_each(numbers: Any, where: Any, lengths: Any, wide: int, cut: bool, signed: bool, total: Any) -> None:
+    for b in range(numbers.shape[0]):
+        end, found = numbers.shape[1], 0
+        if len(lengths):
+            found = lengths[b] * _ODD[0]
+            found = (found ^ (found >> 29)) * _ODD[2]
+            found = found ^ (found >> 32)
+            if cut:
+                end = min(end, lengths[b] * wide)
+        for m in range(end):
+            number = numbers[b, m]
+            if (number > 0) if signed else (number & _SIZE != 0):
+                mixed = number * _ODD[1] + where[m]
+                mixed = (mixed ^ (mixed >> 29)) * _ODD[2]
+                found += mixed ^ (mixed >> 32)
+        total[b] = found if found != UNKNOWN else 1
 
 
 @lru_cache(maxsize=64)
