@@ -17,19 +17,26 @@ from torchssvm import (
     Batch,
     BlockGap,
     CompiledBCFW,
+    CuttingPlane,
     Decoding,
     DualState,
     ExponentiatedGradient,
+    GraphCut,
     Labelings,
     LinearMulticlass,
     MeanParts,
     Pairwise,
     Structure,
+    WeightedAverage,
+    WeightedLabels,
     Weights,
     certify,
+    check,
     recompute_weights,
 )
 from torchssvm.dual.checkpoint import sealed
+from torchssvm.dual.digest import digest_targets
+from torchssvm.kernels import RBF, KernelChain, KernelSSVM
 
 STORAGES = [MeanParts, Weights, Labelings]
 ROWS = [[0, 1], [2, 3], [4, 0]]
@@ -375,3 +382,117 @@ def test_a_relaxation_is_remembered():
     _, again, other, _ = train_one_of_three(True, 0)
     other.load_state_dict(optim.state_dict())
     assert again.relaxed
+
+
+def test_check_finds_a_relaxation_that_does_not_say_so():
+    class Unmarked(OneOfThree):
+        def argmax(self, potentials):
+            return super().argmax(potentials)._replace(relaxed=False)
+
+        def enumerate(self, potentials):
+            for point in torch.eye(3, dtype=torch.float64):
+                yield point.expand(potentials.batch_size, 3)
+
+    _, _, _, batch = train_one_of_three(True, 0)
+    head = LinearMulticlass(2, 3, bias=False).double()
+    assert "it is no output" in str(check(head, Unmarked(True), batch))
+    assert "it is no output" not in str(check(head, Unmarked(False), batch))
+
+
+# -- What once went unseen, or was refused without a reason ------------------------------------------------------
+
+
+def test_planes_of_paired_examples_and_of_zero_mean_noise_are_refused():
+    problem = multiclass(3, n=30)
+    batch = problem.batch(range(30))
+    cutting = CuttingPlane(problem.head, 30, 0.1)
+    cutting.step([batch])
+    noise = torch.randn_like(batch.x)
+    for x in (batch.x.flip(0), batch.x + 0.02 * (noise - noise.mean(0))):
+        with pytest.raises(RuntimeError, match="features have moved"):
+            cutting.step([batch._replace(x=x)])
+
+
+def test_an_average_of_features_that_have_moved_a_little_is_refused():
+    problem = multiclass(3, n=12, dtype=torch.float32)
+    training = problem.train()
+    average = WeightedAverage.following(training.dual)
+    training.run([[k % 12] for k in range(60)])
+    certify(training.head, training.dual, problem.everything())
+    training.step([0])
+    moved = [batch._replace(x=1.005 * batch.x) for batch in problem.everything()]
+    with pytest.raises(RuntimeError, match="not those of the dual for these examples"):
+        average.certify(training.head, training.dual, moved)
+    average.certify(training.head, training.dual, problem.everything())
+
+
+def test_an_average_of_another_run_is_refused():
+    runs = [multiclass(seed, n=6).train() for seed in (3, 4)]
+    averages = [WeightedAverage.following(run.dual) for run in runs]
+    for run in runs:
+        run.run(ROWS)
+    with pytest.raises(ValueError, match="of another dual"):
+        averages[0].load_state_dict(averages[1].state_dict())
+    averages[0].load_state_dict(averages[0].state_dict())
+
+
+def test_a_kernel_model_refuses_the_state_of_other_costs():
+    x, y = torch.randn(5, 3, 2), torch.randint(0, 2, (5, 3))
+    made = [
+        KernelSSVM(KernelChain(RBF(1.0), 2, 2), x, WeightedLabels(y, torch.full((5, 3), cost)), lam=0.1)
+        for cost in (1.0, 3.0)
+    ]
+    made[0].step([0, 1])
+    with pytest.raises(ValueError, match="other targets"):
+        made[1].load_state_dict(made[0].state_dict())
+
+
+def test_lam_is_changed_by_what_changes_all_of_it():
+    dual = multiclass(3, n=6).train().dual
+    with pytest.raises(AttributeError):
+        dual.lam = 0.3
+
+
+def test_the_costs_of_graphs_do_not_depend_on_the_padding():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (1, 7), generator=generator)
+    weights = torch.rand(1, 7, generator=generator, dtype=torch.float64)
+    for balanced in (True, False):
+        structure = GraphCut(balanced=balanced)
+        alone = structure._costs(labels, weights)
+        for more in range(1, 40):
+            wide = structure._costs(
+                torch.nn.functional.pad(labels, (0, more), value=-1), torch.nn.functional.pad(weights, (0, more))
+            )
+            assert torch.equal(wide[:, :7], alone)
+
+
+def test_targets_of_another_width_than_the_tokens_are_the_same_in_every_batch():
+    costs, labels = torch.tensor([[0.5, 1.0, 0.0, 2.0]]), torch.tensor([[1, 2, 1]])
+    lengths = torch.tensor([3])
+    found = digest_targets((labels, costs), lengths)
+    for more in range(4):
+        wide = torch.nn.functional.pad(labels, (0, more), value=-1)
+        assert torch.equal(digest_targets((wide, costs), lengths), found)
+
+
+def test_blocks_that_were_moved_very_often_are_certified():
+    problem = multiclass(3, n=6, dtype=torch.float32)
+    dual = DualState.for_head(problem.head, 6, 0.1)
+    loop = CompiledBCFW(problem.head, dual, problem.everything())
+    loop.run(6 * 200_000)
+    loop.certify()  # it takes the drift of so many steps away
+    loop.run(6000)
+    assert loop.certify().gap < 1e-2
+
+
+def test_a_refused_step_of_exponentiated_gradient_keeps_the_recomputed_weights():
+    problem = chain(3, n=6)
+    gradient = ExponentiatedGradient(copy.deepcopy(problem.head), num_examples=6, lam=0.1)
+    gradient.start(problem.everything(3))
+    gradient.step(problem.batch([1]))
+    gradient.certify(problem.everything(3))
+    batch = problem.batch([2])
+    with pytest.raises(ValueError, match="not finite"):
+        gradient.step(batch._replace(x=batch.x * torch.nan))
+    assert gradient.dual.recomputed is not None

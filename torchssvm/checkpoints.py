@@ -204,7 +204,9 @@ def _read_or_previous(path: Path) -> tuple[Path, dict[str, Any]]:
         except FileNotFoundError:
             if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f"there is no checkpoint {path}, and no {before}") from None
-            raise error from None
+            raise ValueError(
+                f"{error}, and there is no {before} to go back to: start anew, or load another file"
+            ) from None
         except _DamagedError as second:
             raise ValueError(f"{error}; and {second}") from second
         warn(f"{error}: loaded the checkpoint before it, {before}")

@@ -347,6 +347,15 @@ def _compare(structure: Structure, potentials: Potentials, target: Any, samples:
             if len(listed) > _MOST_LABELINGS:
                 break
         others = [*samples, *listed]
+        if len(listed) <= _MOST_LABELINGS and not found.relaxed:
+            most = torch.stack([value(labeling) for labeling in listed]).amax(0)
+            if bool((best > most + slack).any()):
+                row = int((best > most + slack).nonzero()[0])
+                return (
+                    f"row {row}: its output has {float(best[row]):.6g}, and no output that enumerate() lists has more "
+                    f"than {float(most[row]):.6g}: it is no output. An oracle of a relaxation says Decoding(..., "
+                    "relaxed=True)"
+                )
     for labeling in others:
         better = value(labeling) > ceiling + slack
         if bool(better.any()):

@@ -113,7 +113,7 @@ class BlockGap(nn.Module):
         target = dual.structure.check_target(target, potentials)
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
-        digests = digest_targets(target, potentials.lengths, (potentials.extremes or (0, None))[1])
+        digests = digest_targets(target, potentials.lengths)
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
             dual.check_targets(digests, index)

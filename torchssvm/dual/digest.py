@@ -22,55 +22,44 @@ UNKNOWN = 0
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
-def digest_targets(target: Any, lengths: Tensor | None = None, longest: int | None = None) -> Tensor:
-    """A digest of every example's target, ``[B]`` int64, whatever it is padded to.
+def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
+    """A digest of every example's target, ``[B]`` int64, whatever it is padded to; never ``UNKNOWN``.
 
     The length of an example counts, and numbers count with their places, other than those that padding is made of: 0,
-    and negative whole numbers. What lies beyond the length does not count in the first tensor, and in those of real
-    numbers; others may have axes of another size, such as a graph's edges.
+    and negative whole numbers.
 
     Args:
-        target: Tensors ``[B, ...]``, in tuples, lists or dicts.
+        target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` gives them.
         lengths: ``[B]`` int64; None where nothing is padded.
-        longest: The largest length, if it is known already: reading it from another device waits for it.
     """
     total: Tensor | None = None
-    if lengths is not None and longest is None:
-        longest = int(lengths.max())
     for place, leaf in enumerate(tree_tensors(target)):
         floating = leaf.is_floating_point()
-        cut = longest is not None and (floating or place == 0) and leaf.ndim > 1 and leaf.shape[1] >= longest
         numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
         where = _places(place, tuple(leaf.shape[1:]), leaf.device)
-        signed = not floating and leaf.dtype != torch.bool
         own = None if lengths is None else lengths.to(leaf.device)
-        found = _sum(numbers.contiguous(), where, own, cut, signed)
+        found = _sum(numbers.contiguous(), where, own, not floating and leaf.dtype != torch.bool)
         total = found if total is None else total + found
     assert total is not None, "a target holds tensors"
     return total
 
 
-def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, cut: bool, signed: bool) -> Tensor:
-    """The sum over each example's numbers, mixed with their places, and its length: ``[B]`` int64, never ``UNKNOWN``.
+def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -> Tensor:
+    """The sum over each example's numbers, mixed with their places, and its length: ``[B]`` int64.
 
     Args:
         numbers: ``[B, ...]`` int64; of real numbers their bits.
         where: ``[1, ...]`` int64.
         lengths: ``[B]`` int64, or None.
-        cut: Whether numbers beyond the length, on the first axis, do not count.
         signed: Whether numbers below 0 are padding.
     """
     if fits_numba(numbers):
         total = torch.empty(len(numbers), dtype=torch.int64)
-        wide = numbers.stride(1) if numbers.ndim > 1 else 1
         flat = numbers.view(len(numbers), -1)
         sizes = _NONE if lengths is None else lengths
-        _sum_each(flat.numpy(), where.view(-1).numpy(), sizes.numpy(), wide, cut, signed, total.numpy())
+        _sum_each(flat.numpy(), where.view(-1).numpy(), sizes.numpy(), signed, total.numpy())
         return total
     counts = numbers > 0 if signed else numbers & _SIZE != 0
-    if cut and lengths is not None:
-        inside = torch.arange(numbers.shape[1], device=numbers.device) < lengths.unsqueeze(1)
-        counts = counts & inside.view(*inside.shape, *[1] * (numbers.ndim - 2))
     found = torch.where(counts, _mix(numbers * _ODD[1] + where), 0)
     total = found.flatten(1).sum(1) if found.ndim > 1 else found
     if lengths is not None:
@@ -79,16 +68,14 @@ def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, cut: bool, sign
 
 
 @compiled
-def _sum_each(numbers: Any, where: Any, lengths: Any, wide: int, cut: bool, signed: bool, total: Any) -> None:
+def _sum_each(numbers: Any, where: Any, lengths: Any, signed: bool, total: Any) -> None:
     for b in range(numbers.shape[0]):
-        end, found = numbers.shape[1], 0
+        found = 0
         if len(lengths):
             found = lengths[b] * _ODD[0]
             found = (found ^ (found >> 29)) * _ODD[2]
             found = found ^ (found >> 32)
-            if cut:
-                end = min(end, lengths[b] * wide)
-        for m in range(end):
+        for m in range(numbers.shape[1]):
             number = numbers[b, m]
             if (number > 0) if signed else (number & _SIZE != 0):
                 mixed = number * _ODD[1] + where[m]

@@ -88,7 +88,7 @@ class DualState(PendingSteps):
         self.dtype = self.parameters[0].dtype
         memory_limit = check_limit(memory_limit)
         self.num_examples = num_examples = int(num_examples)
-        self.lam = float(lam)
+        self._lam = float(lam)
         self.structure = structure
         if storage is not None and not isinstance(storage, Storage):
             raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
@@ -148,6 +148,11 @@ class DualState(PendingSteps):
         dual = cls(num_examples, lam, structure, head.parameters(), storage=storage, memory_limit=memory_limit)
         check_at_first_call(head)
         return dual
+
+    @property
+    def lam(self) -> float:
+        """The regularisation; :meth:`change_lam` and :meth:`rescale` change it with all that depends on it."""
+        return self._lam
 
     @property
     def passes(self) -> float:
@@ -232,7 +237,7 @@ class DualState(PendingSteps):
         self._set_lam(lam)
 
     def _set_lam(self, lam: float) -> None:
-        self.lam = self.storage.lam = lam
+        self._lam = self.storage.lam = lam
         self.restarts += 1
         self.remember_weights()
 

@@ -16,7 +16,8 @@ from torchssvm.structures.base import Labeling
 _MOVED = (
     "examples {examples} came with other features than at their first visit, and storage=Weights() keeps weights of "
     "the old ones, so that the dual would bound nothing: use MeanParts() or Labelings(), which follow features that "
-    "move, or take dropout and augmentation out of the features"
+    "move, or take dropout and augmentation out of the features. Structures that are padded on several axes say by "
+    "places() where their potentials matter"
 )
 
 

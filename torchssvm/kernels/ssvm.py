@@ -12,6 +12,7 @@ from torch import Tensor
 from torchssvm.arguments import check_limit, check_number, check_whole
 from torchssvm.caller import warn
 from torchssvm.certificate import Certificate
+from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
 from torchssvm.kernels.blocks import KernelBlocks, psi_of
@@ -95,6 +96,7 @@ class KernelSSVM:
         )
         check_at_first_call(head.linear)
         self.dual.to(x.device)
+        self.dual.targets = digest_targets(self.data.target, lengths)
         self.gram = GramRows(head.kernel, self.data.tokens, self.data.counts, memory_limit)
         self.support = SupportLabelings(self.data.labels, head.num_states, capacity, memory_limit)
         self._blocks = KernelBlocks(head, self.data, self.dual, self.gram, self.support)
@@ -266,7 +268,10 @@ class KernelSSVM:
             if require(state, name, type(here), "state") != here:
                 raise ValueError(f"the checkpoint is of another problem: {name} is {state[name]} there and {here} here")
         self.support.check_state(require(state, "support", dict, "state"))
-        self.dual.check_state(require(state, "dual", dict, "state"))
+        dual = require(state, "dual", dict, "state")
+        self.dual.check_state(dual)
+        if not torch.equal(dual["targets"].to(self.dual.targets.device), self.dual.targets):
+            raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue to the same bits; nothing changes if the state does not fit.

@@ -16,6 +16,7 @@ from torchssvm.arguments import check_parameters
 from torchssvm.batch import Batch
 from torchssvm.certificate import Certificate, check_pass, exact_pass, features_moved
 from torchssvm.dual import DualState
+from torchssvm.dual.seal import seal
 from torchssvm.dual.state import check_dual, squared_norm
 from torchssvm.dual.storage import require
 
@@ -256,6 +257,7 @@ class Average(ABC):
             "weights": [mean.clone() for mean in self._means],  # under bounds, v
             "loss": self.loss,
             "steps": None if self.dual is None else self.dual.steps,
+            "dual": None if self.dual is None else _name(self.dual),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -290,6 +292,11 @@ class Average(ABC):
                 raise ValueError(
                     f"the checkpoint's average is of step {state['steps']}, and the dual is at step {self.dual.steps}: "
                     "load the optimizer's state of the same checkpoint first"
+                )
+            if require(state, "dual", int, "average") != _name(self.dual):
+                raise ValueError(
+                    "the checkpoint's average is of another dual: load the optimizer's state of the same checkpoint "
+                    "first"
                 )
         self.count, self.loss = count, loss
         self._means = [mean.to(p.device, copy=True) for mean, p in zip(means, self.parameters, strict=False)]
@@ -334,6 +341,11 @@ class UniformAverage(Average):
 def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
+
+
+def _name(dual: DualState) -> int:
+    """A checksum that tells one dual from another, and one moment of it from another."""
+    return seal([dual.loss, *(p.detach() for p in dual.parameters)])
 
 
 def _stamp(dual: DualState | None) -> tuple[int, float] | None:

@@ -22,7 +22,7 @@ from torchssvm.dual.state import flat, squared_norm
 from torchssvm.dual.storage import require
 from torchssvm.optim.one_slack import OneSlack
 from torchssvm.optim.slack import Slack
-from torchssvm.potentials import adjoint, full_precision
+from torchssvm.potentials import adjoint, full_precision, scale
 from torchssvm.structures import Structure, find_corner
 
 _FORMAT = 2
@@ -36,7 +36,8 @@ class _Pass(NamedTuple):
         exact: Whether the oracle was exact for every example.
         relaxed: Whether an output may lie outside of the hull of outputs.
         targets: ``[n]`` int64, digests of the targets.
-        features: ``[d]`` float64, ``sum_i Phi_i^T r_i`` for fixed r_i: whether the features are those of other passes.
+        features: ``[d]`` float64, ``sum_i c_i Phi_i^T r_i`` for fixed r_i and c_i: whether the features are those of
+            other passes, of the same examples.
     """
 
     primal: float
@@ -143,10 +144,17 @@ class CuttingPlane:
             self.slack.discard()
             self._hold(self._best)
             raise
+        best = min(self.primal, primal)
+        if best - restricted.dual < -1e3 * torch.finfo(self._problem.parameters[0].dtype).eps * (1.0 + abs(best)):
+            self._hold(self._best)
+            raise RuntimeError(
+                f"the lower bound, {restricted.dual:.6g}, is above the best primal, {best:.6g}: costs or features have "
+                "changed between the passes. Make a new CuttingPlane"
+            )
         if primal < self.primal:
             self.primal, self.exact, self._best = primal, exact, self._next
         self._next = restricted.weights
-        self.dual = max(self.dual, restricted.dual)
+        self.dual = min(max(self.dual, restricted.dual), self.primal)  # beyond it is rounding
         self.iterations += 1
         self._features, self._problem.targets = seen.features, seen.targets
         self._problem.relaxed |= seen.relaxed
@@ -187,7 +195,8 @@ class CuttingPlane:
             targets[index.cpu()] = digest_targets(target, potentials.lengths).cpu()
             corner = find_corner(problem.structure, potentials, target)
             with full_precision(potentials.device):
-                features += flat(adjoint(potentials, probe(potentials, problem.structure), problem.parameters)).cpu()
+                parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
+                features += flat(adjoint(potentials, parts, problem.parameters)).cpu()
                 self.slack.collect(index, potentials, corner)
             hinges += float(corner.bound.sum())
             exact &= corner.exact

@@ -153,6 +153,10 @@ class ExponentiatedGradient:
         index = dual.check_batch(batch.index, potentials)
         target = dual.structure.check_target(batch.y, potentials)
         dual.check_targets(digest_targets(target, potentials.lengths), index)
+        finite = torch.stack([tensor.detach().isfinite().flatten(1).all(1) for tensor in potentials.tensors.values()])
+        if not bool(finite.all()):
+            rows = (~finite.all(0)).nonzero().flatten().tolist()
+            raise ValueError(f"the potentials of rows {rows} are not finite: check features and weights")
         if dual.recomputed is not None:  # an exact pass has removed the drift of rounding
             dual.set_weights(dual.recomputed)
             with torch.enable_grad():

@@ -190,7 +190,7 @@ class PathRun:
             ValueError: The state is of another run, or damaged; nothing has changed then.
         """
         path, lam = self._read(state)
-        self.dual.lam = self.dual.storage.lam = lam
+        self.dual._lam = self.dual.storage.lam = lam
         self.dual.load_state_dict(state["dual"])
         self._points = [] if path is None else list(path.points)
         self._lowest = math.inf if path is None else path.lowest
@@ -213,11 +213,11 @@ class PathRun:
         ends = () if path is None else (path.points[-1].lam, path.lowest)
         if path is not None and not any(math.isclose(lam, at, rel_tol=1e-9) for at in ends):
             raise ValueError(f"the checkpoint is damaged: its dual is at lambda {lam}, beside the path")
-        self.dual.lam = lam  # the lambda of a dual belongs to its problem; here it is part of the state
+        self.dual._lam = lam  # the lambda of a dual belongs to its problem; here it is part of the state
         try:
             self.dual.check_state(dual)
         finally:
-            self.dual.lam = held
+            self.dual._lam = held
         return path, lam
 
 

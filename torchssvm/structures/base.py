@@ -85,7 +85,8 @@ class Structure(ABC):
     def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
         """The loss as potentials: ``(delta, constant)`` with ``loss(y, target) = <parts(y), delta> + constant``.
 
-        ``delta`` is shaped like the potentials (names left out are zero); ``constant`` is ``[B]``.
+        ``delta`` is shaped like the potentials (names left out are zero); ``constant`` is ``[B]``. A structure whose
+        own ``augmented_argmax`` does without raises NotImplementedError: the losses of its blocks are not compared.
         """
 
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding | Labeling:
@@ -418,7 +419,8 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         _reject(
             hinge < -_tolerance(potentials) * (1 + loss + largest),
             "the oracle returned outputs that score worse than the target in rows {rows}: augmented_argmax must "
-            "return one whose score + loss is at least the target's score",
+            "return one whose score + loss is at least the target's score; an approximate one returns the target where "
+            "it finds nothing better",
         )
     if bound is not hinge:
         _reject(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")

@@ -265,9 +265,10 @@ class GraphCut(Structure):
         return each()
 
     def _costs(self, labels: Tensor, weights: Tensor) -> Tensor:
-        total = weights.sum(1, keepdim=True)
+        # Running sums: their last bits, and so the digest of the target, do not depend on how far it is padded.
+        total = weights.cumsum(1)[:, -1:]
         if self.balanced:
-            of_class = torch.stack([(weights * (labels == label)).sum(1) for label in (0, 1)], 1)
+            of_class = torch.cat([(weights * (labels == label)).cumsum(1)[:, -1:] for label in (0, 1)], 1)
             present = (of_class > 0).sum(1, keepdim=True)
             own = of_class.gather(1, labels.clamp(min=0))
             weights = torch.where(own > 0, weights * total / (own * present), 0.0)
