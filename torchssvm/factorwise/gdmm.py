@@ -341,7 +341,8 @@ class GDMM(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on to the same bits; nothing changes if the state does not fit.
 
-        A state of the same targets and other features is taken, with a warning.
+        A state of the same targets and other features is taken, with a warning. The head gets the weights as they are:
+        within a pass, the head of a run that was left alone has those of the pass's start until its end.
 
         Raises:
             TypeError: It is no dict.
