@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchssvm import (
     BCFW,
+    GDMM,
     Batch,
     BlockGap,
     CompiledBCFW,
@@ -24,6 +25,7 @@ from torchssvm import (
     GraphCut,
     Labelings,
     LinearMulticlass,
+    LinearMultilabel,
     MeanParts,
     Pairwise,
     Structure,
@@ -36,7 +38,7 @@ from torchssvm import (
 )
 from torchssvm.dual.checkpoint import sealed
 from torchssvm.dual.digest import digest_targets
-from torchssvm.kernels import RBF, KernelChain, KernelSSVM
+from torchssvm.kernels import RBF, KernelChain, KernelMulticlass, KernelSSVM
 
 STORAGES = [MeanParts, Weights, Labelings]
 ROWS = [[0, 1], [2, 3], [4, 0]]
@@ -496,3 +498,32 @@ def test_a_refused_step_of_exponentiated_gradient_keeps_the_recomputed_weights()
     with pytest.raises(ValueError, match="not finite"):
         gradient.step(batch._replace(x=batch.x * torch.nan))
     assert gradient.dual.recomputed is not None
+
+
+def test_states_whose_bounds_were_edited_are_refused():
+    problem = chain(3, n=6)
+    training = problem.train().run(ROWS)
+    average = WeightedAverage.following(training.dual)
+    training.step([1])
+    state = average.state_dict()
+    with pytest.raises(ValueError, match="not those that were saved"):
+        average.load_state_dict({**state, "loss": state["loss"] + 0.1})
+    factors = GDMM(LinearMultilabel(2, 3).double(), label_sets(), num_examples=4, lam=0.1)
+    factors.step()
+    factors.certify()
+    state = factors.state_dict()
+    state["gdmm"]["best_dual"] += 0.02
+    with pytest.raises(ValueError, match="not those that were saved"):
+        factors.load_state_dict(state)
+    model = KernelSSVM(KernelMulticlass(RBF(1.0), 2, 3), torch.randn(5, 2), torch.arange(5) % 3, lam=0.1)
+    model.step([0, 1, 2])
+    state = model.state_dict()
+    state["dual"]["kernel_squared_norm"] *= 0.5
+    with pytest.raises(ValueError, match="not those that were saved"):
+        model.load_state_dict(state)
+
+
+def label_sets():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    return [Batch(x, torch.randint(0, 2, (4, 3), generator=generator), torch.arange(4))]

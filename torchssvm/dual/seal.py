@@ -14,6 +14,20 @@ def seal(state: Any) -> int:
     return _add(state, 0)
 
 
+def with_seal(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with a checksum of its entries: one that was edited is refused, unless it is sealed again."""
+    return {**state, "seal": seal({name: value for name, value in state.items() if name != "seal"})}
+
+
+def check_seal(state: dict[str, Any]) -> None:
+    """Raise ValueError unless the state holds the numbers that were saved."""
+    if state.get("seal") != with_seal(state)["seal"]:
+        raise ValueError(
+            "the checkpoint is damaged: its numbers are not those that were saved, and what was edited proves nothing. "
+            "Load an earlier checkpoint"
+        )
+
+
 def _add(value: Any, crc: int) -> int:
     if isinstance(value, Tensor):
         array = value.detach().cpu().contiguous()
@@ -23,7 +37,7 @@ def _add(value: Any, crc: int) -> int:
         for name in sorted(value):
             crc = _add(value[name], _add(name, crc))
         return crc
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         for item in value:
             crc = _add(item, crc)
         return _add(len(value), crc)

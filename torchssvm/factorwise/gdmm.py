@@ -16,6 +16,7 @@ from torchssvm.arguments import check_number, check_seed, check_whole
 from torchssvm.batch import Batch
 from torchssvm.caller import warn
 from torchssvm.dual import DualState
+from torchssvm.dual.seal import check_seal, with_seal
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import Storage, require
 from torchssvm.factorwise.certificate import FactorwiseCertificate, PassReport
@@ -325,16 +326,18 @@ class GDMM(Optimizer):
         """Duals, multipliers, weights, penalty and the order of the visits, as tensors and numbers."""
         return {
             **super().state_dict(),
-            "gdmm": {
-                **{name: getattr(self, name) for name in NUMBERS},
-                "lam": self.lam,
-                "num_examples": self.num_examples,
-                "features": self.problem.features,
-                "visits": torch.from_numpy(self._visits.copy()),
-                "visited": self._visited.clone(),
-                "generator": self._generator.get_state(),
-                "problem": self.problem.state_dict(),
-            },
+            "gdmm": with_seal(
+                {
+                    **{name: getattr(self, name) for name in NUMBERS},
+                    "lam": self.lam,
+                    "num_examples": self.num_examples,
+                    "features": self.problem.features,
+                    "visits": torch.from_numpy(self._visits.copy()),
+                    "visited": self._visited.clone(),
+                    "generator": self._generator.get_state(),
+                    "problem": self.problem.state_dict(),
+                }
+            ),
         }
 
     @torch.no_grad()
@@ -357,6 +360,7 @@ class GDMM(Optimizer):
         own = state.pop("gdmm")
         loaded = read_state(own, self.lam, self.num_examples)
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
+        check_seal(own)
         same_features = loaded.features == self.problem.features
         if not same_features:
             warn(

@@ -13,6 +13,7 @@ from torchssvm.arguments import check_limit, check_number, check_whole
 from torchssvm.caller import warn
 from torchssvm.certificate import Certificate
 from torchssvm.dual.digest import digest_targets
+from torchssvm.dual.seal import check_seal, with_seal
 from torchssvm.dual.state import squared_norm
 from torchssvm.dual.storage import require
 from torchssvm.kernels.blocks import KernelBlocks, psi_of
@@ -253,13 +254,15 @@ class KernelSSVM:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the training data and the sampler: tensors, numbers and strings only."""
-        return {
-            "format": _FORMAT,
-            "kernel": name_of(self.head.kernel),
-            "tokens": digest(self.data.tokens),
-            "dual": self.dual.state_dict(),
-            "support": self.support.state_dict(),
-        }
+        return with_seal(
+            {
+                "format": _FORMAT,
+                "kernel": name_of(self.head.kernel),
+                "tokens": digest(self.data.tokens),
+                "dual": self.dual.state_dict(),
+                "support": self.support.state_dict(),
+            }
+        )
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError if ``state`` is of another kernel, of other data, or damaged; changes nothing."""
@@ -272,6 +275,7 @@ class KernelSSVM:
         self.dual.check_state(dual)
         if not torch.equal(dual["targets"].to(self.dual.targets.device), self.dual.targets):
             raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
+        check_seal(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue to the same bits; nothing changes if the state does not fit.

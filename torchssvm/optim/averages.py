@@ -16,7 +16,7 @@ from torchssvm.arguments import check_parameters
 from torchssvm.batch import Batch
 from torchssvm.certificate import Certificate, check_pass, exact_pass, features_moved
 from torchssvm.dual import DualState
-from torchssvm.dual.seal import seal
+from torchssvm.dual.seal import check_seal, seal, with_seal
 from torchssvm.dual.state import check_dual, squared_norm
 from torchssvm.dual.storage import require
 
@@ -251,14 +251,16 @@ class Average(ABC):
     def state_dict(self) -> dict[str, Any]:
         """The average in tensors, numbers and strings, so that ``weights_only=True`` can load it."""
         self._check_followed()
-        return {
-            "kind": type(self).__name__,
-            "count": self.count,
-            "weights": [mean.clone() for mean in self._means],  # under bounds, v
-            "loss": self.loss,
-            "steps": None if self.dual is None else self.dual.steps,
-            "dual": None if self.dual is None else _name(self.dual),
-        }
+        return with_seal(
+            {
+                "kind": type(self).__name__,
+                "count": self.count,
+                "weights": [mean.clone() for mean in self._means],  # under bounds, v
+                "loss": self.loss,
+                "steps": None if self.dual is None else self.dual.steps,
+                "dual": None if self.dual is None else _name(self.dual),
+            }
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on to the same bits; an average with a dual is loaded after the optimizer's state.
@@ -298,6 +300,7 @@ class Average(ABC):
                     "the checkpoint's average is of another dual: load the optimizer's state of the same checkpoint "
                     "first"
                 )
+        check_seal(state)
         self.count, self.loss = count, loss
         self._means = [mean.to(p.device, copy=True) for mean, p in zip(means, self.parameters, strict=False)]
         self._remember()

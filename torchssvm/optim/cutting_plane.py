@@ -17,7 +17,7 @@ from torchssvm.certificate import Certificate, every_training_example
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.probe import TOLERANCE, probe
-from torchssvm.dual.seal import seal
+from torchssvm.dual.seal import check_seal, with_seal
 from torchssvm.dual.state import flat, squared_norm
 from torchssvm.dual.storage import require
 from torchssvm.optim.one_slack import OneSlack
@@ -263,7 +263,7 @@ class CuttingPlane:
             "relaxed": problem.relaxed,
             "slack": self.slack.state_dict(),
         }
-        return {**state, "seal": seal(state)}
+        return with_seal(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue to the bit; nothing changes if the state does not fit.
@@ -298,11 +298,7 @@ class CuttingPlane:
                 raise ValueError(f"the checkpoint is damaged: {name!r} does not hold {sizes[-1]} {dtype} numbers")
         exact, relaxed = require(state, "exact", bool, where), require(state, "relaxed", bool, where)
         self.slack.check_state(require(state, "slack", dict, where))
-        if require(state, "seal", int, where) != seal({name: state[name] for name in state if name != "seal"}):
-            raise ValueError(
-                "the checkpoint is damaged: its numbers are not those that were saved, and bounds that were edited "
-                "prove nothing. Load an earlier checkpoint"
-            )
+        check_seal(state)
         self.slack.load_state_dict(state["slack"])
         self._features = state["features"].to("cpu", copy=True)
         problem.targets, problem.relaxed = state["targets"].to("cpu", copy=True), relaxed
