@@ -24,7 +24,7 @@ from torchssvm import (
     primal,
     recompute_weights,
 )
-from torchssvm.dual.checkpoint import sealed
+from torchssvm.dual.seal import with_seal
 
 SEEDS = st.integers(0, 2**31 - 1)
 SOLVED = st.integers(0, 59)  # problems that the QP solver of the reference solves to the last digits
@@ -190,7 +190,7 @@ class AverageTestCase(ABC):
         else:
             for name, buffer in state["storage"]["buffers"].items():
                 buffer["values"] = mean(shares, [s["storage"]["buffers"][name]["values"] for s in states])
-        twin.optim.load_state_dict({**twin.optim.state_dict(), "dual": sealed(state)})
+        twin.optim.load_state_dict({**twin.optim.state_dict(), "dual": with_seal(state)})
         if storage is MeanParts:
             recompute_weights(twin.head, twin.dual, problem.everything())
         expected = certify(twin.head, twin.dual, problem.everything())

@@ -9,7 +9,7 @@ from refusals import changes_state
 
 from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearChain, LinearMulticlass, MeanParts
 from torchssvm.batch import Batch
-from torchssvm.dual.checkpoint import sealed
+from torchssvm.dual.seal import with_seal
 
 pytest.importorskip("numba")
 
@@ -93,7 +93,7 @@ def test_blocks_without_rows_are_refused():
     state["storage"]["buffers"]["potentials"]["rows"][5] = 0
     other, fresh, _ = many_states()
     again = CompiledBCFW(other, fresh, [batch])
-    fresh.load_state_dict(sealed(state))
+    fresh.load_state_dict(with_seal(state))
     with pytest.raises(ValueError, match="not of this problem"):
         again.run(10)
 

@@ -8,7 +8,7 @@ from problems import assert_same
 
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, Labelings, LinearChain, SlackRescaling
 from torchssvm.batch import Batch
-from torchssvm.dual.checkpoint import sealed
+from torchssvm.dual.seal import with_seal
 
 pytest.importorskip("numba")
 
@@ -110,7 +110,7 @@ def test_labels_that_the_head_does_not_have_are_refused(labels):
     state["storage"]["sets"]["labelings"][0].fill_(labels)
     head, dual, batch = small()
     loop = CompiledBCFW(head, dual, [batch])
-    dual.load_state_dict(sealed(state))
+    dual.load_state_dict(with_seal(state))
     with pytest.raises(ValueError, match="labels beyond 0 to 2"):
         loop.run(6)
 

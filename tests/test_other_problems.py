@@ -36,8 +36,8 @@ from torchssvm import (
     check,
     recompute_weights,
 )
-from torchssvm.dual.checkpoint import sealed
 from torchssvm.dual.digest import digest_targets
+from torchssvm.dual.seal import with_seal
 from torchssvm.kernels import RBF, KernelChain, KernelMulticlass, KernelSSVM
 
 STORAGES = [MeanParts, Weights, Labelings]
@@ -120,7 +120,7 @@ def test_losses_that_are_not_those_of_the_blocks_are_found(kind, storage, compil
     again = problem.copy().train(storage=storage(), direction=Pairwise() if storage is Labelings else None)
     with pytest.raises(ValueError, match="numbers are not those that were saved"):
         again.optim.load_state_dict(state)
-    again.optim.load_state_dict({**state, "dual": sealed(state["dual"])})
+    again.optim.load_state_dict({**state, "dual": with_seal(state["dual"])})
     loop = CompiledBCFW(again.head, again.dual, problem.everything(2)) if compiled else None
     before = again.snapshot()
     room = changes_state("every block gets its room") if compiled and storage is MeanParts else nullcontext()
@@ -233,11 +233,7 @@ def test_only_the_weights_of_the_dual_are_certified(storage):
     training = problem.train(storage=storage()).run(ROWS)
     head, everything = training.head, problem.everything(2)
     found = certify(head, training.dual, everything, refresh=False)
-    for same in (copy.deepcopy(head), nn.Sequential(copy.deepcopy(head)), nn.Sequential(head), head.forward):
-        bare = isinstance(same, nn.Sequential)
-        alike = (lambda x, lengths, same=same: same[0](x, lengths)) if bare and same[0] is head else same
-        if bare and same[0] is not head:
-            alike = same[0]
+    for alike in (copy.deepcopy(head), head.forward, lambda x, lengths: head(x, lengths)):
         again = certify(alike, training.dual, everything, refresh=False)
         assert (again.primal, again.dual) == (found.primal, found.dual)
     other = copy.deepcopy(head)

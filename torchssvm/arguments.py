@@ -138,6 +138,12 @@ def check_object(value: Any, name: str, method: str, such: str) -> None:
         raise TypeError(f"{name}={value!r} must be an object such as {such}")
 
 
+def check_dataset(dataset: Any) -> None:
+    """Raise TypeError unless the dataset is a map-style one, which has a length."""
+    if not hasattr(dataset, "__len__"):
+        raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
+
+
 def check_parameters(params: Any, dual: str = "") -> None:
     """Raise TypeError where a whole module, or something else, stands in the place of its parameters."""
     if not isinstance(params, Iterable) or isinstance(params, Tensor | str):

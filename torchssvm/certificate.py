@@ -126,12 +126,12 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     if dual.box:
         difference = max(difference, _squared_distance(dual.parameters, dual.box.clip(weights)))
     drift = (difference / length) ** 0.5 if length > 0.0 else difference**0.5
-    rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    if not primal - value >= -rounding * (1.0 + abs(primal) + dual.lam * length):
+    if crosses(primal, value, dual.parameters[0].dtype, dual.lam * length):
         raise RuntimeError(
             f"the gap is negative, {primal - value:.6g}: the dual is not one of these examples. Was an index used for "
             "several examples, or did targets or lengths change?"
         )
+    rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
     scale = (2.0 * float(dual.loss.sum()) / dual.lam) ** 0.5  # of weights that are not almost nothing
     if drift > 100 * rounding and difference**0.5 > 0.1 * rounding * scale:
         warn(
@@ -167,6 +167,18 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         lam=dual.lam,
         relaxed=dual.relaxed,
     )
+
+
+def crosses(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -> bool:
+    """Whether a dual is above the primal by more than rounding, so that one of them is wrong; NaN is.
+
+    Args:
+        primal: The primal, or an upper bound of it.
+        dual: The dual.
+        dtype: The weights'.
+        size: What is subtracted in the dual, beside what the primal is made of: its rounding is relative to it.
+    """
+    return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (1.0 + abs(primal) + size)
 
 
 def check_pass(dual: DualState, found: ExactPass) -> None:

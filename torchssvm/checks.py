@@ -24,7 +24,7 @@ from torchssvm.potentials import (
     response,
 )
 from torchssvm.structures import Structure, find_corner
-from torchssvm.structures.base import as_decoding
+from torchssvm.structures.base import as_decoding, loss_by_name
 
 _MOST_LABELINGS = 2_000
 _RANDOM_ROUNDS = 8
@@ -285,16 +285,9 @@ def _loss(structure: Structure, target: Any, samples: list[Any]) -> str | None:
     return None
 
 
-def _delta(structure: Structure, potentials: Potentials, target: Any) -> tuple[Parts, Tensor]:
-    delta, constant = structure.loss_potentials(target)
-    if isinstance(delta, Tensor):
-        return {next(iter(potentials.tensors)): delta}, constant
-    return dict(delta), constant
-
-
 def _loss_potentials(structure: Structure, potentials: Potentials, target: Any, samples: list[Any]) -> Any:
     try:
-        delta, constant = _delta(structure, potentials, target)
+        delta, constant = loss_by_name(structure, target, potentials)
     except NotImplementedError:
         if type(structure).augmented_argmax is Structure.augmented_argmax:
             raise

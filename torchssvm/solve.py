@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from torchssvm.arguments import as_number, check_number, check_object
+from torchssvm.arguments import as_number, check_dataset, check_number, check_object
 from torchssvm.batch import Batch, apply_head, to_device
 from torchssvm.certificate import Certificate, certify
 from torchssvm.dual import DualState
@@ -241,8 +241,7 @@ class Steps:
         optimizer: torch.optim.Optimizer | None = None,
         collate_fn: Collate | None = None,
     ) -> None:
-        if not hasattr(dataset, "__len__"):
-            raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
+        check_dataset(dataset)
         if len(dataset) != loss.dual.num_examples:
             raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
         if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:

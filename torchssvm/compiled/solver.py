@@ -77,7 +77,6 @@ class CompiledBCFW:
         check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
         self._examples, self._targets = pack(kind, dual, batches)
-        self._kept: Tensor | None = None  # the digests as the dual keeps them from the first visit on
         self._lengths = torch.from_numpy(self._examples.start).diff()
         self._gate.check_blocks(self._lengths, self._targets)
         self._memory = BlockMemory(kind, dual, self._lengths, curvature=self.direction.needs_curvature)
@@ -233,8 +232,7 @@ class CompiledBCFW:
         dual = self.dual
         self._gate.check_weights()
         self._gate.check_blocks(self._lengths, self._targets)
-        if dual.targets is not self._kept:
-            dual.targets = self._kept = self._targets.clone()
+        dual.targets = self._targets
         if dual.recomputed is not None:
             dual.set_weights(dual.recomputed)
         dual.discard()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchssvm.dual.seal import seal
 from torchssvm.dual.storage import require
 
 if TYPE_CHECKING:
@@ -17,17 +16,10 @@ if TYPE_CHECKING:
 FORMAT = 3
 _ROUNDING = 1e-9  # of losses, which are never below 0 otherwise
 
-_SEALED = (
-    *("format", "num_examples", "lam", "structure", "weights", "box", "recomputed", "loss", "gap_estimates"),
-    *("oracle_gaps", "certified_gap", "cache_hits", "steps", "oracle_calls", "visits", "moved", "targets", "relaxed"),
-    "storage",
-)
-"""What the seal is over; subclasses of the dual add entries of their own."""
-
 
 def state_of(dual: DualState) -> dict[str, Any]:
-    """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
-    state = {
+    """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it; not sealed."""
+    return {
         "format": FORMAT,
         "num_examples": dual.num_examples,
         "lam": dual.lam,
@@ -48,16 +40,10 @@ def state_of(dual: DualState) -> dict[str, Any]:
         "relaxed": dual.relaxed,
         "storage": dual.storage.state_dict(),
     }
-    return sealed(state)
-
-
-def sealed(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with a checksum of its entries: one that was edited is refused, unless it is sealed again."""
-    return {**state, "seal": seal({name: state[name] for name in _SEALED})}
 
 
 def check(dual: DualState, state: dict[str, Any]) -> None:
-    """Raise ValueError if ``state`` is another problem's or damaged; changes nothing."""
+    """Raise ValueError if ``state`` is another problem's or damaged, its seal apart; changes nothing."""
     if require(state, "format", int, "dual") != FORMAT:
         raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {FORMAT}")
     weights = require(state, "weights", list, "dual")
@@ -109,11 +95,6 @@ def check(dual: DualState, state: dict[str, Any]) -> None:
         storage.get("buffers") or storage.get("blocks") or storage.get("sets", {}).get("labelings")
     ):
         raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
-    if require(state, "seal", int, "dual") != sealed(state)["seal"]:
-        raise ValueError(
-            "the checkpoint is damaged: its numbers are not those that were saved, and a dual that was edited proves "
-            "nothing. Load an earlier checkpoint"
-        )
 
 
 def restore(dual: DualState, state: dict[str, Any]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.dual.storage import require
+
 
 def seal(state: Any) -> int:
     """CRC-32 of everything in nested dicts, lists and tensors, whatever the device."""
@@ -19,9 +21,9 @@ def with_seal(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "seal": seal({name: value for name, value in state.items() if name != "seal"})}
 
 
-def check_seal(state: dict[str, Any]) -> None:
-    """Raise ValueError unless the state holds the numbers that were saved."""
-    if state.get("seal") != with_seal(state)["seal"]:
+def check_seal(state: dict[str, Any], where: str) -> None:
+    """Raise ValueError unless the state, which messages call ``where``, holds the numbers that were saved."""
+    if require(state, "seal", int, where) != with_seal(state)["seal"]:
         raise ValueError(
             "the checkpoint is damaged: its numbers are not those that were saved, and what was edited proves nothing. "
             "Load an earlier checkpoint"

@@ -17,6 +17,7 @@ from torchssvm.dual.digest import UNKNOWN
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.pending import PendingSteps
 from torchssvm.dual.problem import check_lam, check_problem, check_range, find_structure
+from torchssvm.dual.seal import check_seal, with_seal
 from torchssvm.dual.storage import Storage
 from torchssvm.linearity import check_at_first_call
 from torchssvm.potentials import Potentials
@@ -430,13 +431,13 @@ class DualState(PendingSteps):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
-        return checkpoint.state_of(self)
+        return with_seal(checkpoint.state_of(self))
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError if ``state`` is another problem's or damaged; changes nothing."""
         checkpoint.check(self, state)
+        check_seal(state, "dual")
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore blocks, counters and weights to the bit; nothing changes if the state does not fit.
 
@@ -444,6 +445,11 @@ class DualState(PendingSteps):
             ValueError: The state is of another problem, or damaged.
         """
         self.check_state(state)
+        self.restore(state)
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state that :meth:`check_state` has let pass."""
         checkpoint.restore(self, state)
         self._pending = []
         self.restarts += 1

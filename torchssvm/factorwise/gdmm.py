@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torchssvm.arguments import check_number, check_seed, check_whole
 from torchssvm.batch import Batch
 from torchssvm.caller import warn
+from torchssvm.certificate import crosses
 from torchssvm.dual import DualState
 from torchssvm.dual.seal import check_seal, with_seal
 from torchssvm.dual.state import squared_norm
@@ -217,10 +218,9 @@ class GDMM(Optimizer):
         mean, relaxed = (point.value(lam) for point in self.problem.rounded())
         dual = max(self.best_dual, mean)
         relaxed_dual = max(self.best_relaxed_dual, relaxed, dual)  # a mean of outputs is in the local polytope
-        rounding = 1e3 * torch.finfo(parameters[0].dtype).eps
-        for gap in (primal - dual, relaxed_primal - relaxed_dual):
-            if gap < -rounding * (1.0 + abs(primal)):
-                raise RuntimeError(f"the gap is negative, {gap:.6g}: this is a defect, please report it")
+        for above, below in ((primal, dual), (relaxed_primal, relaxed_dual)):
+            if crosses(above, below, parameters[0].dtype):
+                raise RuntimeError(f"the gap is negative, {above - below:.6g}: this is a defect, please report it")
         self.best_dual, self.best_relaxed_dual = dual, relaxed_dual
         self.oracle_calls += n
         return FactorwiseCertificate(
@@ -360,7 +360,7 @@ class GDMM(Optimizer):
         own = state.pop("gdmm")
         loaded = read_state(own, self.lam, self.num_examples)
         prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
-        check_seal(own)
+        check_seal(own, "gdmm")
         same_features = loaded.features == self.problem.features
         if not same_features:
             warn(

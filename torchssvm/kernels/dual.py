@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.dual import DualState, MeanParts
+from torchssvm.dual.seal import with_seal
 from torchssvm.dual.storage import require
 from torchssvm.potentials import Potentials
 
@@ -52,7 +53,7 @@ class KernelDual(DualState):
 
     def state_dict(self) -> dict[str, Any]:
         """That of every dual state, with ``kernel_squared_norm``."""
-        return {**super().state_dict(), "kernel_squared_norm": self.kernel_squared_norm}
+        return with_seal({**super().state_dict(), "kernel_squared_norm": self.kernel_squared_norm})
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError if ``state`` is another problem's or damaged; changes nothing."""
@@ -61,7 +62,7 @@ class KernelDual(DualState):
         if not 0.0 <= norm < math.inf:
             raise ValueError(f"the checkpoint is damaged: dual['kernel_squared_norm'] is {norm}")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore everything to the bit; nothing changes if the state does not fit."""
-        super().load_state_dict(state)
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore everything to the bit, from a state that :meth:`check_state` has let pass."""
+        super().restore(state)
         self.kernel_squared_norm = state["kernel_squared_norm"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchssvm.arguments import check_limit, check_number, check_whole
 from torchssvm.caller import warn
-from torchssvm.certificate import Certificate
+from torchssvm.certificate import Certificate, crosses
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.seal import check_seal, with_seal
 from torchssvm.dual.state import squared_norm
@@ -144,7 +144,6 @@ class KernelSSVM:
         gaps = torch.zeros_like(dual.gap_estimates)
         hinges = norm = 0.0
         exact = True
-        rounding = 1e3 * torch.finfo(self.head.dtype).eps
         with self._blocks.recomputed() as drift:
             table = self._blocks.table()
             for index in self.gram.chunks():
@@ -159,10 +158,10 @@ class KernelSSVM:
             norm = implicit + explicit
             primal = dual.lam / 2 * norm + hinges / n
             value = float(dual.loss.sum()) - dual.lam / 2 * explicit - dual.lam / 2 * implicit
-            if primal - value < -rounding * (1.0 + abs(primal) + dual.lam * norm):
+            if crosses(primal, value, self.head.dtype, dual.lam * norm):
                 raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
         dual.kernel_squared_norm = implicit
-        if drift > 100 * rounding:
+        if drift > 1e5 * torch.finfo(self.head.dtype).eps:
             warn(
                 f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
                 "rounding: they were changed by others, and are now recomputed",
@@ -275,7 +274,7 @@ class KernelSSVM:
         self.dual.check_state(dual)
         if not torch.equal(dual["targets"].to(self.dual.targets.device), self.dual.targets):
             raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
-        check_seal(state)
+        check_seal(state, "state")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue to the same bits; nothing changes if the state does not fit.
@@ -284,7 +283,7 @@ class KernelSSVM:
             ValueError: The state is of another kernel, of other data, or damaged.
         """
         self.check_state(state)
-        self.dual.load_state_dict(state["dual"])
+        self.dual.restore(state["dual"])
         self.support.load_state_dict(state["support"])
 
     def __repr__(self) -> str:

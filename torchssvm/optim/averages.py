@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchssvm.arguments import check_parameters
 from torchssvm.batch import Batch
-from torchssvm.certificate import Certificate, check_pass, exact_pass, features_moved
+from torchssvm.certificate import Certificate, check_pass, crosses, exact_pass, features_moved
 from torchssvm.dual import DualState
 from torchssvm.dual.seal import check_seal, seal, with_seal
 from torchssvm.dual.state import check_dual, squared_norm
@@ -217,8 +217,8 @@ class Average(ABC):
         assert self.loss is not None
         length = squared_norm(means)
         value = dual.objective(self.loss, self._means)
-        allowed = 1e3 * torch.finfo(self.parameters[0].dtype).eps * (1.0 + abs(primal) + dual.lam * length)
-        if features_moved(dual, found.weights) or primal - value < -allowed:
+        wrong = crosses(primal, value, self.parameters[0].dtype, dual.lam * length)
+        if wrong or features_moved(dual, found.weights):
             raise RuntimeError(
                 "the weights that were averaged are not those of the dual for these examples: if the features have "
                 "moved, call recompute_weights and train on; the average begins anew"
@@ -300,7 +300,7 @@ class Average(ABC):
                     "the checkpoint's average is of another dual: load the optimizer's state of the same checkpoint "
                     "first"
                 )
-        check_seal(state)
+        check_seal(state, "average")
         self.count, self.loss = count, loss
         self._means = [mean.to(p.device, copy=True) for mean, p in zip(means, self.parameters, strict=False)]
         self._remember()

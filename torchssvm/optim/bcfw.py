@@ -286,7 +286,7 @@ class BCFW(Optimizer):
         dual = state.pop("dual")
         super().load_state_dict(state)
         self._rate = _rate_of(state["param_groups"][0])
-        self.dual.load_state_dict(dual)
+        self.dual.restore(dual)
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
             # They are equal, weight by weight; groups may have been given in another order.
             for name, bound in zip(("lower", "upper"), bounds, strict=True):

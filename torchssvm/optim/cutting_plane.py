@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchssvm.arguments import check_number, check_whole
 from torchssvm.batch import Batch
 from torchssvm.caller import warn
-from torchssvm.certificate import Certificate, every_training_example
+from torchssvm.certificate import Certificate, crosses, every_training_example
 from torchssvm.dual import DualState
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.probe import TOLERANCE, probe
@@ -145,7 +145,7 @@ class CuttingPlane:
             self._hold(self._best)
             raise
         best = min(self.primal, primal)
-        if best - restricted.dual < -1e3 * torch.finfo(self._problem.parameters[0].dtype).eps * (1.0 + abs(best)):
+        if crosses(best, restricted.dual, self._problem.parameters[0].dtype):
             self._hold(self._best)
             raise RuntimeError(
                 f"the lower bound, {restricted.dual:.6g}, is above the best primal, {best:.6g}: costs or features have "
@@ -211,8 +211,7 @@ class CuttingPlane:
             )
         regulariser = problem.lam / 2 * squared_norm(problem.parameters)
         primal = regulariser + hinges / problem.num_examples
-        rounding = 1e3 * torch.finfo(problem.parameters[0].dtype).eps
-        if primal - self.dual < -rounding * (1.0 + abs(primal) + 2 * regulariser):
+        if crosses(primal, self.dual, problem.parameters[0].dtype, 2 * regulariser):
             raise RuntimeError(
                 f"the primal, {primal:.6g}, is below the lower bound, {self.dual:.6g}: did examples, targets, lengths "
                 "or the features below the head change between the passes?"
@@ -298,7 +297,7 @@ class CuttingPlane:
                 raise ValueError(f"the checkpoint is damaged: {name!r} does not hold {sizes[-1]} {dtype} numbers")
         exact, relaxed = require(state, "exact", bool, where), require(state, "relaxed", bool, where)
         self.slack.check_state(require(state, "slack", dict, where))
-        check_seal(state)
+        check_seal(state, where)
         self.slack.load_state_dict(state["slack"])
         self._features = state["features"].to("cpu", copy=True)
         problem.targets, problem.relaxed = state["targets"].to("cpu", copy=True), relaxed

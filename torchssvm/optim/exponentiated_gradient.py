@@ -15,7 +15,7 @@ from torchssvm.dual import DualState, MeanParts
 from torchssvm.dual.digest import digest_targets
 from torchssvm.dual.storage import require
 from torchssvm.optim.exponentiated_search import Search, loss_potentials, mean_parts
-from torchssvm.potentials import Potentials, as_potentials, conform, full_precision, inner, subtract
+from torchssvm.potentials import as_potentials, conform, full_precision, inner, subtract
 from torchssvm.structures import Structure
 
 _FORMAT = 1
@@ -153,16 +153,16 @@ class ExponentiatedGradient:
         index = dual.check_batch(batch.index, potentials)
         target = dual.structure.check_target(batch.y, potentials)
         dual.check_targets(digest_targets(target, potentials.lengths), index)
-        finite = torch.stack([tensor.detach().isfinite().flatten(1).all(1) for tensor in potentials.tensors.values()])
-        if not bool(finite.all()):
-            rows = (~finite.all(0)).nonzero().flatten().tolist()
-            raise ValueError(f"the potentials of rows {rows} are not finite: check features and weights")
+        with full_precision(potentials.device):
+            search = Search(dual, self._logs, potentials, target, index)  # it refuses what cannot be stepped on
         if dual.recomputed is not None:  # an exact pass has removed the drift of rounding
             dual.set_weights(dual.recomputed)
             with torch.enable_grad():
                 potentials = as_potentials(apply_head(self.head, batch))
+            with full_precision(potentials.device):
+                search = Search(dual, self._logs, potentials, target, index)
         with full_precision(potentials.device):
-            return self._search(potentials, target, index)
+            return self._search(search, index)
 
     def certify(self, batches: Iterable[Batch]) -> Certificate:
         """Exact primal, dual and gap of the weights that the head holds: one pass of the max oracle.
@@ -175,10 +175,9 @@ class ExponentiatedGradient:
             raise RuntimeError("there is nothing to certify before start(batches)")
         return certify(self.head, self.dual, batches)
 
-    def _search(self, potentials: Potentials, target: Any, index: Tensor) -> float:
+    def _search(self, search: Search, index: Tensor) -> float:
         """Try, halve, accept; then store what was accepted."""
         dual = self.dual
-        search = Search(dual, self._logs, potentials, target, index)
         open_rows = first_occurrences(index)
         first = ~self._visited[index.cpu()].to(index.device)
         etas = self.step_sizes[index.cpu()].to(index.device)

@@ -13,6 +13,7 @@ from torchssvm.dual.state import flat
 from torchssvm.optim.box_qp import gram
 from torchssvm.potentials import Parts, Potentials, combine, conform, inner, per_example_adjoint, scale
 from torchssvm.structures import Structure
+from torchssvm.structures.base import loss_by_name
 
 
 class Search:
@@ -118,9 +119,7 @@ def _products(gradients: list[Tensor], change: list[Tensor]) -> Tensor:
 
 def loss_potentials(structure: Structure, target: Any, potentials: Potentials) -> tuple[Parts, Tensor]:
     """The loss as potentials of every name, in their dtype, and its constant, ``[B]`` float64."""
-    delta, constant = structure.loss_potentials(target)
-    if isinstance(delta, Tensor):
-        delta = {next(iter(potentials.tensors)): delta}
+    delta, constant = loss_by_name(structure, target, potentials)
     full = {name: delta.get(name, torch.zeros_like(tensor)) for name, tensor in potentials.tensors.items()}
     return conform(full, potentials, "loss_potentials(target)"), constant.to(torch.float64)
 

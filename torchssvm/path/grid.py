@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from torchssvm.arguments import as_number, check_number
+from torchssvm.arguments import as_number, check_dataset, check_number
 from torchssvm.certificate import Certificate
 from torchssvm.dual import DualState
 from torchssvm.losses import BlockGap
@@ -111,8 +111,7 @@ def grid_search(
     check_number(max_passes, "max_passes", above=0.0, finite=False)
     if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
         raise ValueError(f"lams={list(lams)} must hold distinct positive numbers, at least one")
-    if not hasattr(dataset, "__len__"):
-        raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
+    check_dataset(dataset)
     points: list[GridPoint] = []
     loss: BlockGap | None = None
     for lam in ordered:

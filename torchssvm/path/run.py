@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from torchssvm.arguments import check_number, check_object, check_seed, check_whole
+from torchssvm.arguments import check_dataset, check_number, check_object, check_seed, check_whole
 from torchssvm.dual import DualState
 from torchssvm.dual.storage import require
 from torchssvm.losses import BlockGap
@@ -78,8 +78,7 @@ class PathRun:
         self.lam_min = check_number(lam_min, "lam_min", 0.0)
         max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
         batch_size, seed = check_whole(batch_size, "batch_size"), check_seed(seed)
-        if not hasattr(dataset, "__len__"):
-            raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
+        check_dataset(dataset)
         if rule is not None:
             check_object(rule, "rule", "next", "Certified()")
         self.rule: PathRule = rule if rule is not None else Certified()
@@ -191,7 +190,7 @@ class PathRun:
         """
         path, lam = self._read(state)
         self.dual._lam = self.dual.storage.lam = lam
-        self.dual.load_state_dict(state["dual"])
+        self.dual.restore(state["dual"])
         self._points = [] if path is None else list(path.points)
         self._lowest = math.inf if path is None else path.lowest
         self._seconds = self._points[-1].seconds if self._points else 0.0

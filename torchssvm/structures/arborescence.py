@@ -191,11 +191,11 @@ class Arborescence(Structure):
         """The arcs between different tokens of an example, and from the root."""
         scores = potentials.single
         batch, longest, _ = scores.shape
-        lengths = potentials.lengths if potentials.lengths is not None else scores.new_full((batch,), longest).long()
-        token = torch.arange(1, longest + 1, device=scores.device).unsqueeze(1)
-        head = torch.arange(longest + 1, device=scores.device)
-        inside = lengths.view(-1, 1, 1)
-        return {next(iter(potentials.tensors)): (token <= inside) & (head <= inside) & (token != head)}
+        real = check_lengths(potentials.lengths, batch, longest, scores.device)
+        heads = torch.nn.functional.pad(real, (1, 0), value=True)  # and the root
+        token, head = (torch.arange(size, device=scores.device) for size in scores.shape[1:])
+        other = token.unsqueeze(1) + 1 != head
+        return {next(iter(potentials.tensors)): real.unsqueeze(2) & heads.unsqueeze(1) & other}
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
         """All outputs of up to 5 tokens; None for longer sentences."""

@@ -94,9 +94,7 @@ class Structure(ABC):
 
         A :class:`Decoding`'s value and bound include the loss. The default decodes ``potentials + loss_potentials``.
         """
-        delta, constant = self.loss_potentials(target)
-        if isinstance(delta, Tensor):
-            delta = {next(iter(potentials.tensors)): delta}
+        delta, constant = loss_by_name(self, target, potentials)
         augmented = {
             name: tensor + delta[name].to(tensor.dtype) if name in delta else tensor
             for name, tensor in potentials.tensors.items()
@@ -124,11 +122,9 @@ class Structure(ABC):
             where they do not follow from psi.
         """
         try:
-            delta, _ = self.loss_potentials(target)
+            delta, _ = loss_by_name(self, target, potentials)
         except NotImplementedError:  # an oracle of its own may do without
             return None
-        if isinstance(delta, Tensor):
-            delta = {next(iter(potentials.tensors)): delta}
         known = {name: tensor for name, tensor in psi.items() if name in delta}
         costs = {name: delta[name].to(tensor.dtype).expand_as(tensor) for name, tensor in known.items()}
         if not known:
@@ -298,6 +294,12 @@ class Structure(ABC):
             elif value is None or isinstance(value, bool | int | float | str):
                 shown.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def loss_by_name(structure: Structure, target: Labeling, potentials: Potentials) -> tuple[Parts, Tensor]:
+    """The structure's ``loss_potentials``, by name; a bare tensor is that of the first potentials."""
+    delta, constant = structure.loss_potentials(target)
+    return {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta), constant
 
 
 def check_padding(parts: Parts, potentials: Potentials) -> None:
