@@ -25,10 +25,10 @@ from suite.measuring import Clock, Table
 from torch import nn
 
 from torchssvm import CompiledBCFW, DualState, WeightedAverage
+from torchssvm.core.files import write_text
 from torchssvm.datasets import ChunkingDataset, CoNLL2000, chunk_scores
-from torchssvm.files import write_text
 from torchssvm.models import chunking_chain
-from torchssvm.solve import in_order
+from torchssvm.solvers.solve import in_order
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from chunking_crfsuite import train_crf

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from torchssvm import (
     CacheOracle,
     Certificate,
+    CompiledBCFW,
     Corrective,
     DualState,
     FrankWolfe,
@@ -36,10 +37,9 @@ from torchssvm import (
     Proportional,
     Uniform,
 )
-from torchssvm.compiled import CompiledBCFW
+from torchssvm.core.files import write_text
 from torchssvm.datasets import OCR
-from torchssvm.files import write_text
-from torchssvm.solve import run_until
+from torchssvm.solvers.solve import run_until
 
 GAPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 

@@ -38,10 +38,10 @@ from torchssvm import (
     Uniform,
     certify,
 )
+from torchssvm.core.figures import new_figure
+from torchssvm.core.files import write_text
 from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
-from torchssvm.figures import new_figure
-from torchssvm.files import write_text
-from torchssvm.solve import in_order, solve
+from torchssvm.solvers.solve import in_order, solve
 
 GAPS = (0.1, 0.05, 0.02, 0.01)
 EPOCHS = 10  # of visits between exact passes

@@ -21,11 +21,19 @@ import torch
 from machine import describe_machine
 from torch.utils.data import DataLoader
 
-from torchssvm import BCFW, BlockGap, Certificate, DualState, GapBatchSampler, LinearChain, certify
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    Certificate,
+    DualState,
+    GapBatchSampler,
+    LinearChain,
+    certify,
+)
+from torchssvm.core.files import write_text
 from torchssvm.datasets import OCR
-from torchssvm.files import write_text
-from torchssvm.kernels import RBF, FrankWolfe, KernelChain, KernelDirection, KernelSSVM, Pairwise, Polynomial
-from torchssvm.report import evaluate
+from torchssvm.solvers.kernel import RBF, FrankWolfe, KernelChain, KernelDirection, KernelSSVM, Pairwise, Polynomial
+from torchssvm.solvers.report import evaluate
 
 BATCH_SIZE = 16
 EPOCHS = 10  # between exact passes

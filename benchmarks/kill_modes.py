@@ -44,9 +44,9 @@ from torchssvm import (
     save_checkpoint,
 )
 from torchssvm.datasets import OCR, PaddedDataset
-from torchssvm.kernels import RBF, KernelChain, KernelSSVM
-from torchssvm.kernels import Pairwise as KernelPairwise
 from torchssvm.path import Certified, Heuristic, PathRun
+from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
+from torchssvm.solvers.kernel import Pairwise as KernelPairwise
 
 Options = dict[str, Any]
 

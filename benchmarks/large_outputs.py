@@ -20,7 +20,7 @@ from suite.figures import grid
 from suite.large_outputs import RULES, mean_pass
 from suite.measuring import Ask, Kept, Limit, Table, asker
 
-from torchssvm.files import write_text
+from torchssvm.core.files import write_text
 
 LAM = 0.01
 

@@ -20,8 +20,8 @@ from machine import describe_machine
 from torch import nn
 
 from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Labelings, LinearChain, certify
+from torchssvm.core.files import write_text
 from torchssvm.datasets import OCR
-from torchssvm.files import write_text
 from torchssvm.path import (
     Certified,
     GridPoint,
@@ -33,8 +33,8 @@ from torchssvm.path import (
     plot,
     regularization_path,
 )
-from torchssvm.report import evaluate
-from torchssvm.solve import in_order
+from torchssvm.solvers.report import evaluate
+from torchssvm.solvers.solve import in_order
 
 GRID = [2.0**power for power in range(15, -16, -1)]
 PARTS = ("path", "path-cache", "heuristic", "warm", "warm-cache", "cold")

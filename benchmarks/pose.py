@@ -40,11 +40,11 @@ from torchssvm import (
     Uniform,
     Weights,
 )
+from torchssvm.core.files import write_text
 from torchssvm.datasets import PrecomputedFeatures
-from torchssvm.files import write_text
 from torchssvm.lightning import StructuredSVM
 from torchssvm.models import PoseNetwork, body_bounds
-from torchssvm.solve import WhenEstimated, solve
+from torchssvm.solvers.solve import WhenEstimated, solve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import pose

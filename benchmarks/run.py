@@ -21,7 +21,7 @@ from typing import Any
 from machine import describe_machine
 from suite.measuring import Kept, Settings, Summary, asker
 
-from torchssvm.files import write_text
+from torchssvm.core.files import write_text
 
 PARTS = ("solvers", "oracles", "exact", "roofline", "baselines", "growth", "memory")
 SCHEMA = 1

@@ -8,51 +8,51 @@ LightningDataModules, are here too; they are imported when they are first asked 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
-from .chunking import ChunkingDataset
-from .chunking_features import Vocabulary
-from .columns import TaggedSentences, read_columns
-from .conll2000 import CoNLL2000
-from .conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from .features import PrecomputedFeatures
-from .graph_cache import GraphCache, StaleCache
-from .horses import HorseSegmentation
-from .large_chains import ChainTruth, LargeChains
-from .lspet import LSPET
-from .multilabel import Multilabel
-from .multilabel_scores import MultilabelScores, multilabel_scores
-from .ocr import OCR
+from .images.graph_cache import GraphCache, StaleCache
+from .images.horses import HorseSegmentation
+from .images.lspet import LSPET
+from .images.pixel_segmentation import PixelSegmentation, SegmentationPixels
+from .images.pose_augmentation import RandomViews
+from .images.pose_scores import PoseScores, detected_joints, pose_scores
+from .images.pose_targets import PoseTargets
+from .images.precomputed_graphs import PrecomputedGraphs
+from .images.region_features import GraphSettings
+from .images.region_pooling import pool_regions
+from .images.segmentation_scores import SegmentationScores, segmentation_scores
+from .images.superpixel_graphs import SuperpixelGraphs
+from .multilabel.dataset import Multilabel
+from .multilabel.scores import MultilabelScores, multilabel_scores
+from .multilabel.sparse_rows import SparseRows
+from .ocr.dataset import OCR
 from .padded import Example, PaddedDataset
-from .pixel_segmentation import PixelSegmentation, SegmentationPixels
-from .pose_augmentation import RandomViews
-from .pose_scores import PoseScores, detected_joints, pose_scores
-from .pose_targets import PoseTargets
-from .precomputed_graphs import PrecomputedGraphs
-from .region_features import GraphSettings
-from .region_pooling import pool_regions
-from .segmentation_scores import SegmentationScores, segmentation_scores
-from .sparse_chains import SparseChains
-from .sparse_rows import SparseRows
-from .superpixel_graphs import SuperpixelGraphs
-from .word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
-from .word_chains import WordChains
+from .synthetic.large_chains import ChainTruth, LargeChains
+from .text.chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
+from .text.chunking import ChunkingDataset
+from .text.chunking_features import Vocabulary
+from .text.columns import TaggedSentences, read_columns
+from .text.conll2000 import CoNLL2000
+from .text.conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
+from .text.sparse_chains import SparseChains
+from .text.word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
+from .text.word_chains import WordChains
 
 if TYPE_CHECKING:
-    from .conll2000_lightning import CoNLL2000Data as CoNLL2000Data
-    from .horses_lightning import HorseData as HorseData
-    from .lspet_lightning import LSPETData as LSPETData
-    from .multilabel_lightning import MultilabelData as MultilabelData
-    from .ocr_lightning import OCRData as OCRData
-    from .word_alignment_lightning import WordAlignmentData as WordAlignmentData
+    from .images.horses_lightning import HorseData as HorseData
+    from .images.lspet_lightning import LSPETData as LSPETData
+    from .multilabel.lightning import MultilabelData as MultilabelData
+    from .ocr.lightning import OCRData as OCRData
+    from .text.conll2000_lightning import CoNLL2000Data as CoNLL2000Data
+    from .text.word_alignment_lightning import WordAlignmentData as WordAlignmentData
 
 # `import *` must not need Lightning: these are not among the names that it takes.
 _DATA_MODULES = {
-    "CoNLL2000Data": "conll2000_lightning",
-    "HorseData": "horses_lightning",
-    "LSPETData": "lspet_lightning",
-    "MultilabelData": "multilabel_lightning",
-    "OCRData": "ocr_lightning",
-    "WordAlignmentData": "word_alignment_lightning",
+    "CoNLL2000Data": "text.conll2000_lightning",
+    "HorseData": "images.horses_lightning",
+    "LSPETData": "images.lspet_lightning",
+    "MultilabelData": "multilabel.lightning",
+    "OCRData": "ocr.lightning",
+    "WordAlignmentData": "text.word_alignment_lightning",
 }
 
 __all__ = [

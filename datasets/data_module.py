@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from torchssvm.arguments import check_object, check_seed, check_whole
-from torchssvm.extras import needs
-from torchssvm.sampling import GapBatchSampler, Order
+from torchssvm.core.arguments import check_object, check_seed, check_whole
+from torchssvm.core.extras import needs
+from torchssvm.steps.orders import GapBatchSampler, Order
 
 with needs("data modules need Lightning: pip install 'torchssvm[lightning]'", "lightning"):
     import lightning as L

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm.arguments import check_whole
-from torchssvm.batch import to_device
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.batch import to_device
 
 from .padded import PADDING, PaddedDataset
 
@@ -23,7 +23,7 @@ class PrecomputedFeatures(PaddedDataset):
     sequence, say) sees each example padded to the longest of its batch: its own business.
 
     Args:
-        dataset: any map-style dataset with a ``collate`` that makes a :class:`torchssvm.batch.Batch`.
+        dataset: any map-style dataset with a ``collate`` that makes a :class:`torchssvm.core.batch.Batch`.
         features: maps [B, N, ...] to [B, N, D], or [B, ...] to [B, D] where batches have no lengths.
         batch_size: examples per call of ``features``.
         device: where the results are held; default: on the CPU.

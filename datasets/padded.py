@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from torchssvm.arguments import check_int64, check_tensor
-from torchssvm.batch import Batch
+from torchssvm.core.arguments import check_int64, check_tensor
+from torchssvm.core.batch import Batch
 
 PADDING = -1
 """The label at the padded positions of ``y``."""

@@ -14,10 +14,10 @@ from common import DIRECTIONS, ORDERS, count, device, folder, positive, rules, s
 
 from torchssvm import BlockGap, DualState, certify
 from torchssvm.datasets import WordAlignment, alignment_errors
-from torchssvm.datasets.alignment_drawing import draw_alignments
+from torchssvm.datasets.text.alignment_drawing import draw_alignments
 from torchssvm.models import align, alignment_matching, best_threshold, matching_links, threshold_links
-from torchssvm.report import Entry, RunReport, evaluate
-from torchssvm.solve import WhenEstimated, in_order, solve
+from torchssvm.solvers.report import Entry, RunReport, evaluate
+from torchssvm.solvers.solve import WhenEstimated, in_order, solve
 
 LAM = 1.0  # the best alignment error rate on the 37 trial sentences, of 0.1, 0.3, 1, 3 and 10
 MOST_WORDS = 14  # of a sentence that is drawn

@@ -31,13 +31,13 @@ from torchssvm import (
     Uniform,
     certify,
 )
-from torchssvm.batch import apply_head, to_device
-from torchssvm.caching import OracleRule
+from torchssvm.core.batch import apply_head, to_device
 from torchssvm.datasets import OCR, PaddedDataset
-from torchssvm.datasets.ocr_drawing import draw_words
-from torchssvm.directions import DirectionRule
+from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.dual import Storage
-from torchssvm.report import Entry, RunReport, evaluate
+from torchssvm.solvers.report import Entry, RunReport, evaluate
+from torchssvm.steps.cache import OracleRule
+from torchssvm.steps.direction import DirectionRule
 
 WORDS = {"small": 626, "large": 6251}  # of the training split
 BATCH_SIZE = {"small": 32, "large": 64}  # the quickest to a small gap on a CPU

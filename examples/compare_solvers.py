@@ -36,7 +36,7 @@ from compare.runs import Settings
 from compare.solvers import GROUPS, SOLVERS, Solver, choose
 from compare.tasks import ABOUT, DEFAULT, TASKS, Task
 
-from torchssvm.report import versions
+from torchssvm.solvers.report import versions
 
 
 def parser() -> argparse.ArgumentParser:

@@ -25,10 +25,10 @@ from torchssvm import (
     Projective,
     certify,
 )
-from torchssvm.batch import to_device
+from torchssvm.core.batch import to_device
 from torchssvm.datasets import Attachment, CoNLLU, attachment
-from torchssvm.datasets.arc_drawing import draw_arcs
-from torchssvm.report import Entry, Evaluation, RunReport
+from torchssvm.datasets.text.arc_drawing import draw_arcs
+from torchssvm.solvers.report import Entry, Evaluation, RunReport
 
 EPOCHS = 2  # between exact passes
 DRAWN = 4

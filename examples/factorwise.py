@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from common import count, folder, positive, seed
 
 from torchssvm import GDMM, FactorwiseCertificate, PassReport, Penalty
-from torchssvm.report import Entry, RunReport
+from torchssvm.solvers.report import Entry, RunReport
 
 try:
     from tqdm import tqdm

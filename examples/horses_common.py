@@ -12,8 +12,9 @@ from common import ORDERS, add_rules, count, rules, run_flags, show_progress
 from torch import Tensor
 from torch.utils.data import Subset
 
-from torchssvm import BCFW, BlockGap, Certificate, DualState, LinearGraph, certify
-from torchssvm.batch import apply_head, to_device
+from torchssvm import BCFW, BlockGap, Certificate, DualState, Graphs, LinearGraph, certify
+from torchssvm.core.batch import apply_head, to_device
+from torchssvm.core.figures import new_figure
 from torchssvm.datasets import (
     GraphSettings,
     HorseSegmentation,
@@ -22,11 +23,9 @@ from torchssvm.datasets import (
     SuperpixelGraphs,
     segmentation_scores,
 )
-from torchssvm.datasets.horse_drawing import draw_foregrounds
-from torchssvm.figures import new_figure
-from torchssvm.heads import Graphs
-from torchssvm.report import Entry, RunReport, evaluate
-from torchssvm.solve import in_order, solve
+from torchssvm.datasets.images.horse_drawing import draw_foregrounds
+from torchssvm.solvers.report import Entry, RunReport, evaluate
+from torchssvm.solvers.solve import in_order, solve
 
 PICTURE = "foregrounds.png"
 SHOWN = 6  # test images of it

@@ -20,10 +20,10 @@ from common import ORDERS, positive, rules
 from horses_common import flags, labelings, read
 
 from torchssvm import BCFW, BlockGap, DualState, LinearGraph
+from torchssvm.core.files import write_text
 from torchssvm.datasets import PrecomputedGraphs
-from torchssvm.files import write_text
 from torchssvm.path import Certified, PathRun, plot
-from torchssvm.report import versions
+from torchssvm.solvers.report import versions
 
 SCORED = 25  # lams whose weights are tested
 

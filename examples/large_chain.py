@@ -22,8 +22,8 @@ from factorwise import Run, factorwise_flags, finish, penalty_of, train
 
 from torchssvm import GDMM, SparseLinearChain
 from torchssvm.datasets import LargeChains, SparseChains, WordChains
-from torchssvm.report import RunReport, evaluate
-from torchssvm.solve import in_order
+from torchssvm.solvers.report import RunReport, evaluate
+from torchssvm.solvers.solve import in_order
 
 DECODING = 1e10  # additions that decoding the test chains may take: K^2 for each token
 CHAINS = {"synthetic": 1000, "words": 1500}

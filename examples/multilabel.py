@@ -22,12 +22,12 @@ from factorwise import Run, factorwise_flags, finish, penalty_of, train
 from torch import Tensor, nn
 
 from torchssvm import GDMM, BlockGap, Certificate, DualState, SparseLinearMultilabel
-from torchssvm.batch import apply_head
+from torchssvm.core.batch import apply_head
+from torchssvm.core.figures import new_figure
 from torchssvm.datasets import Multilabel, MultilabelScores, SparseRows, multilabel_scores
-from torchssvm.datasets.multilabel_drawing import draw_interactions, strongest_pairs
-from torchssvm.figures import new_figure
-from torchssvm.report import Evaluation, RunReport, evaluate
-from torchssvm.solve import in_order, solve
+from torchssvm.datasets.multilabel.drawing import draw_interactions, strongest_pairs
+from torchssvm.solvers.report import Evaluation, RunReport, evaluate
+from torchssvm.solvers.solve import in_order, solve
 
 LAMS = (0.03, 0.01, 0.003, 0.001)
 RHO = 0.1  # penalty, in mean costs of a wrong label

@@ -14,10 +14,10 @@ from common import ORDERS, add_rules, finish, in_order, parse, parser, rules, sh
 from torch.utils.data import DataLoader
 
 from torchssvm import BCFW, BlockGap, Certificate, DualState, GapBatchSampler, certify, load_checkpoint, save_checkpoint
-from torchssvm.batch import to_device
+from torchssvm.core.batch import to_device
 from torchssvm.datasets import OCR
 from torchssvm.models import ocr_chain
-from torchssvm.report import Entry
+from torchssvm.solvers.report import Entry
 
 EPOCHS = 10  # between exact passes
 

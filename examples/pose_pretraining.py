@@ -17,11 +17,11 @@ from common import trainer_flags
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm import Pose
+from torchssvm.core.files import whole_file
+from torchssvm.core.structure import digest
 from torchssvm.datasets import LSPET, RandomViews
-from torchssvm.files import whole_file
 from torchssvm.models import PoseNetwork, body_nodes
 from torchssvm.models.pose_network import STRIDE
-from torchssvm.structures.base import digest
 
 LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 0.02, 16
 

@@ -39,7 +39,7 @@ from torch import nn
 
 from torchssvm import DualState, RegularizationPath, certify, grid_search
 from torchssvm.path import Certified, GridPoint, Heuristic, KeepWeights, PathRule, PathRun, WarmStart
-from torchssvm.solve import in_order
+from torchssvm.solvers.solve import in_order
 
 COLUMNS = ("task", "method", "seed", "kind", "lam", "passes", "seconds", "gap", "recomputed_gap", "test_error")
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_whole
-from torchssvm.batch import apply_head, to_device
-from torchssvm.heads import LinearEdges
-from torchssvm.oracles import best_matching
-from torchssvm.structures import Matching, as_decoding
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.batch import apply_head, to_device
+from torchssvm.core.structure import as_decoding
+from torchssvm.structures.matching.head import LinearEdges
+from torchssvm.structures.matching.oracle import best_matching
+from torchssvm.structures.matching.structure import Matching
 
 Links = frozenset[tuple[int, int]]
 """(left, right) places of the nodes that an alignment connects."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchssvm.heads import SparseLinearChain
+from torchssvm.structures.chain.sparse_head import SparseLinearChain
 
 CHUNK_TAGS = 22
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchssvm.arguments import check_whole
-from torchssvm.datasets.pixel_segmentation import SegmentationPixels
-from torchssvm.datasets.region_pooling import pool_regions
-from torchssvm.heads import Graphs
+from torchssvm.core.arguments import check_whole
+from torchssvm.datasets.images.pixel_segmentation import SegmentationPixels
+from torchssvm.datasets.images.region_pooling import pool_regions
+from torchssvm.structures.graph_cut.head import Graphs
 
 _WIDTHS = (16, 32, 64, 96)
 _SCALES = (1.0, 4.0, 16.0)  # of the contrasts across a border

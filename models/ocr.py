@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from torchssvm.arguments import check_whole
-from torchssvm.heads import LinearChain
+from torchssvm.core.arguments import check_whole
+from torchssvm.structures.chain.head import LinearChain
 
 LETTERS = 26
 ROWS, COLUMNS = 16, 8

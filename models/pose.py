@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_number, check_whole
-from torchssvm.dual.bounds import Bound
-from torchssvm.heads import LinearPose
-from torchssvm.structures import Pose
+from torchssvm.core.arguments import check_number, check_whole
+from torchssvm.core.bounds import Bound
+from torchssvm.structures.pose.head import LinearPose
+from torchssvm.structures.pose.structure import Pose
 
 JOINTS = (
     "right ankle", "right knee", "right hip", "left hip", "left knee", "left ankle", "right wrist", "right elbow",

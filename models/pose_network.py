@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchssvm.heads.linear_pose import PoseMaps
-from torchssvm.structures import Pose
+from torchssvm.structures.pose.head import PoseMaps
+from torchssvm.structures.pose.structure import Pose
 
 STRIDE = 4
 """Pixels of a place of the grid, a side."""

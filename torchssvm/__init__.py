@@ -1,14 +1,28 @@
 """torchssvm: max-margin structured training for PyTorch, with a certified duality gap."""
 
-from torchssvm.batch import Batch
-from torchssvm.caching import CacheOracle, MaxOracle
-from torchssvm.certificate import Certificate, certify, recompute_weights
-from torchssvm.checkpoints import load_checkpoint, save_checkpoint
-from torchssvm.checks import CheckReport, check
-from torchssvm.compiled import CompiledBCFW
-from torchssvm.directions import Away, Corrective, FrankWolfe, Hybrid, Pairwise
+from torchssvm.core.batch import Batch
+from torchssvm.core.check import CheckReport, check
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.factorwise import (
+from torchssvm.path import RegularizationPath, grid_search, regularization_path
+from torchssvm.solvers import (
+    BCFW,
+    Average,
+    CuttingPlane,
+    ExponentiatedGradient,
+    NSlack,
+    OneSlack,
+    Subgradient,
+    SuffixAverage,
+    UniformAverage,
+    WeightedAverage,
+)
+from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
+from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
+from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
+from torchssvm.solvers.compiled import CompiledBCFW
+from torchssvm.solvers.gdmm import (
     GDMM,
     AwayStep,
     BlockGreedy,
@@ -20,8 +34,22 @@ from torchssvm.factorwise import (
     ResidualBalancing,
     SortedOracle,
 )
-from torchssvm.heads import (
+from torchssvm.solvers.primal import Objective, primal
+from torchssvm.steps import Away, Corrective, ExactSearch, FrankWolfe, Hybrid, Pairwise, PredefinedStep, ShortStep
+from torchssvm.steps.cache import CacheOracle, MaxOracle
+from torchssvm.steps.orders import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
+from torchssvm.structures import (
+    Arborescence,
+    BranchAndBound,
+    Chain,
+    Decoding,
+    EdgePotentials,
     Edges,
+    EveryClass,
+    EveryLossLevel,
+    EveryOutput,
+    GraphCut,
+    GraphPotentials,
     Graphs,
     LinearArcs,
     LinearChain,
@@ -31,42 +59,6 @@ from torchssvm.heads import (
     LinearMultilabel,
     LinearPose,
     LinearTree,
-    PoseMaps,
-    SparseLinearChain,
-    SparseLinearMultilabel,
-)
-from torchssvm.losses import BlockGap, StructuredHinge
-from torchssvm.optim import (
-    BCFW,
-    Average,
-    CuttingPlane,
-    ExactSearch,
-    ExponentiatedGradient,
-    NSlack,
-    OneSlack,
-    PredefinedStep,
-    ShortStep,
-    Subgradient,
-    SuffixAverage,
-    UniformAverage,
-    WeightedAverage,
-)
-from torchssvm.path import RegularizationPath, grid_search, regularization_path
-from torchssvm.potentials import Potentials
-from torchssvm.primal import Objective, primal
-from torchssvm.sampling import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
-from torchssvm.sparse import SparseFeatures
-from torchssvm.structures import (
-    Arborescence,
-    BranchAndBound,
-    Chain,
-    Decoding,
-    EdgePotentials,
-    EveryClass,
-    EveryLossLevel,
-    EveryOutput,
-    GraphCut,
-    GraphPotentials,
     LossScaleSearch,
     Marginals,
     Matching,
@@ -76,11 +68,14 @@ from torchssvm.structures import (
     Multilabel,
     NonProjective,
     Pose,
+    PoseMaps,
     Projective,
     RoofDual,
     Segmentation,
     SlackOracle,
     SlackRescaling,
+    SparseLinearChain,
+    SparseLinearMultilabel,
     Structure,
     TorchStruct,
     Tree,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchssvm.extras import needs
+from torchssvm.core.extras import needs
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -23,7 +23,7 @@ def main(args: Sequence[str] | None = None) -> None:
         import jsonargparse  # noqa: F401
         import lightning as L
         from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-    from torchssvm.lightning import StructuredSVM
+    from torchssvm.lightning.structured_svm import StructuredSVM
 
     class CLI(LightningCLI):
         """Lightning's command line with a default dataset."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchssvm.datasets import OCR
-from torchssvm.solve import in_order
+from torchssvm.solvers.solve import in_order
 
 from .descent import shuffled
 from .measuring import Clock

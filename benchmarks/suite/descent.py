@@ -10,8 +10,8 @@ import torch
 
 from torchssvm import LinearChain, StructuredHinge, WeightedAverage, primal
 from torchssvm.datasets import OCR
-from torchssvm.report import evaluate
-from torchssvm.solve import in_order
+from torchssvm.solvers.report import evaluate
+from torchssvm.solvers.solve import in_order
 
 from .measuring import Clock
 from .training import compiled_loop, ocr_problem

@@ -25,7 +25,7 @@ from torchssvm import (
     SparseLinearMultilabel,
 )
 from torchssvm.datasets import LargeChains, Multilabel
-from torchssvm.solve import Steps, in_order
+from torchssvm.solvers.solve import Steps, in_order
 
 from .measuring import Clock
 from .memory import MIB, resident, set_back

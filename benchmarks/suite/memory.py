@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from torchssvm import Batch
+from torchssvm.core.memory import available_memory
 from torchssvm.datasets import OCR, PaddedDataset
-from torchssvm.memory import available_memory
-from torchssvm.solve import in_order
+from torchssvm.solvers.solve import in_order
 
 from .measuring import Ask, Clock, Limit, Settings, Summary, Table, exponent
 from .synthetic import Chains

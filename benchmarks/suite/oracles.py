@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.oracles import viterbi as oracle
-from torchssvm.oracles.viterbi import viterbi_torch
+from torchssvm.structures.chain.oracle import viterbi as oracle
+from torchssvm.structures.chain.oracle import viterbi_torch
 
 from .measuring import Ask, Limit, Settings, Summary, Table, best_of, ratio
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchssvm.files import write_text
+from torchssvm.core.files import write_text
 
 Runs = dict[str, list[dict[str, Any]]]
 """By the solver's name, what a run gave for every seed; its ``checks`` are certificates in the order of the run."""

@@ -14,6 +14,7 @@ from torchssvm import (
     BlockGap,
     CacheOracle,
     Certificate,
+    CompiledBCFW,
     Corrective,
     DualState,
     FrankWolfe,
@@ -25,7 +26,6 @@ from torchssvm import (
     Pairwise,
     certify,
 )
-from torchssvm.compiled import CompiledBCFW
 from torchssvm.datasets import PaddedDataset
 
 from .measuring import Clock

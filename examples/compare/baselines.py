@@ -12,8 +12,8 @@ from torch import nn
 from compare.runs import Bounds, DualRun, Run, Settings
 from compare.tasks import Task
 from torchssvm import Average, Batch, CuttingPlane, ExponentiatedGradient, StructuredHinge, Uniform
-from torchssvm.batch import apply_head
-from torchssvm.solve import fetcher, in_order
+from torchssvm.core.batch import apply_head
+from torchssvm.solvers.solve import fetcher, in_order
 
 
 class HingeRun(Run):

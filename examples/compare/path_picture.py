@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchssvm import RegularizationPath
-from torchssvm.figures import new_figure
+from torchssvm.core.figures import new_figure
 from torchssvm.path import plot
 
 _PANELS = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from compare.race import Row
-from torchssvm.figures import new_figure
+from torchssvm.core.figures import new_figure
 
 _CLOCKS = {"passes": "effective passes", "seconds": "seconds of training"}
 _FIGURES = {"suboptimality": "primal suboptimality", "gap": "own duality gap", "test_error": "test error"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compare.race import Row
-from torchssvm.files import write_text
+from torchssvm.core.files import write_text
 
 Key = tuple[str, float, str, int]
 """Of a run: task, lam, solver, seed."""

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from compare.tasks import Task
-from torchssvm import Average, DualState, certify, primal
-from torchssvm.certificate import Certificate
-from torchssvm.compiled import CompiledBCFW
-from torchssvm.solve import EveryPasses, Steps, in_order
+from torchssvm import Average, CompiledBCFW, DualState, certify, primal
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.solve import EveryPasses, Steps, in_order
 
 _EPOCHS = 100  # of blocks visited, after which an exact pass is due even if the cache has answered all the time
 

@@ -36,11 +36,11 @@ from torchssvm import (
     Uniform,
     WeightedAverage,
 )
-from torchssvm.caching import OracleRule
-from torchssvm.directions import DirectionRule
-from torchssvm.optim import LineSearch
-from torchssvm.sampling import Order
-from torchssvm.solve import Steps
+from torchssvm.solvers.solve import Steps
+from torchssvm.steps.cache import OracleRule
+from torchssvm.steps.direction import DirectionRule
+from torchssvm.steps.line_search import LineSearch
+from torchssvm.steps.orders import Order
 
 
 @dataclass(frozen=True)

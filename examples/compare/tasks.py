@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torchssvm import LinearChain, LinearMulticlass
 from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.models import ocr_chain
-from torchssvm.report import evaluate
-from torchssvm.solve import in_order
+from torchssvm.solvers.report import evaluate
+from torchssvm.solvers.solve import in_order
 
 DEFAULT = "ocr-small"
 

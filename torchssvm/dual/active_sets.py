@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.batch import tree_replace, tree_tensors
-from torchssvm.dual.storage import require
-from torchssvm.structures.base import Labeling, fit
+from torchssvm.core.batch import tree_replace, tree_tensors
+from torchssvm.core.schema import require
+from torchssvm.core.structure import Labeling, fit
 
 _FIELDS = ("count", "length", "mass", "loss", "used", "known")
 

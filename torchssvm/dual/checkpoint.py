@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchssvm.dual.storage import require
+from torchssvm.core.schema import require
 
 if TYPE_CHECKING:
     from torchssvm.dual.state import DualState

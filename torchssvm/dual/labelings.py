@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_whole
-from torchssvm.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.potentials import Parts, Potentials, adjoint, inner, scale
+from torchssvm.core.schema import require
+from torchssvm.core.structure import Corner, Labeling, Structure, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.storage import Found, Storage, Stored, require
-from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
-from torchssvm.structures import Corner, Structure, as_decoding
-from torchssvm.structures.base import Labeling, check_padding
+from torchssvm.dual.storage import Found, Storage, Stored
 
 
 class Labelings(Storage):

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.potentials import Parts, Potentials, adjoint, inner, scale
+from torchssvm.core.schema import require
+from torchssvm.core.structure import Labeling, check_padding
 from torchssvm.dual.rows import RowBuffer
-from torchssvm.dual.storage import Found, Storage, Stored, require
-from torchssvm.potentials import Parts, Potentials, adjoint, inner, scale
-from torchssvm.structures.base import Labeling, check_padding
+from torchssvm.dual.storage import Found, Storage, Stored
 
 
 class MeanParts(Storage):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.dual.storage import Stored
-from torchssvm.potentials import Parts, Potentials
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.dual.storage import require
-from torchssvm.oracles.compiled import compiled, fits_numba
+from torchssvm.core.jit import compiled, fits_numba
+from torchssvm.core.schema import require
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.arguments import as_number, check_int64, check_limit
-from torchssvm.batch import first_occurrences
+from torchssvm.core.arguments import as_number, check_int64, check_limit
+from torchssvm.core.batch import first_occurrences
+from torchssvm.core.bounds import Box
+from torchssvm.core.digest import UNKNOWN
+from torchssvm.core.linearity import check_at_first_call
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.problem import check_lam, check_problem, check_range, find_structure
+from torchssvm.core.row_sparse import add_to, products
+from torchssvm.core.schema import check_seal, with_seal
+from torchssvm.core.structure import Structure
 from torchssvm.dual import checkpoint
-from torchssvm.dual.bounds import Box
-from torchssvm.dual.digest import UNKNOWN
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.pending import PendingSteps
-from torchssvm.dual.problem import check_lam, check_problem, check_range, find_structure
-from torchssvm.dual.seal import check_seal, with_seal
 from torchssvm.dual.storage import Storage
-from torchssvm.linearity import check_at_first_call
-from torchssvm.potentials import Potentials
-from torchssvm.row_sparse import add_to, products
-from torchssvm.structures import Structure
 
 _LARGE = 1 << 17  # weights
 _PER_BLOCK = 1000  # weights that may be read for every block that moves

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.batch import tree_tensors
-from torchssvm.memory import check_memory
-from torchssvm.potentials import Parts, Potentials
-from torchssvm.structures.base import Labeling, Structure
+from torchssvm.core.batch import tree_tensors
+from torchssvm.core.memory import check_memory
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Labeling, Structure
 
 if TYPE_CHECKING:
-    from torchssvm.structures import Corner
+    from torchssvm.core.structure import Corner
 
 
 class Found(NamedTuple):
@@ -234,20 +234,3 @@ class Storage(ABC):
         check_memory(
             self.estimate(potentials), potentials.device, self.memory_limit, f"storage={type(self).__name__}()", advice
         )
-
-
-def require(state: dict[str, Any], name: str, kind: type, where: str) -> Any:
-    """An entry of a checkpoint, or a ValueError that names it.
-
-    Counters must fit into 64 bits, and are no truth values; tensors, in lists and dictionaries too, must be dense.
-    """
-    if not isinstance(state, dict) or not isinstance(state.get(name), kind):
-        found = type(state.get(name)).__name__ if isinstance(state, dict) else type(state).__name__
-        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] should be a {kind.__name__}, it is {found}")
-    value = state[name]
-    if kind is int and (isinstance(value, bool) or not -(2**63) <= value < 2**63):
-        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] is {value}, and should be a number of 64 bits")
-    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    if any(isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_meta) for tensor in held):
-        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] holds a sparse or meta tensor")
-    return value

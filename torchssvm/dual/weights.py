@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.dual.probe import TOLERANCE, fingerprints
-from torchssvm.dual.storage import Found, Storage, Stored, require
-from torchssvm.potentials import Parts, Potentials, scale
-from torchssvm.structures.base import Labeling
+from torchssvm.core.potentials import Parts, Potentials, scale
+from torchssvm.core.probe import TOLERANCE, fingerprints
+from torchssvm.core.schema import require
+from torchssvm.core.structure import Labeling
+from torchssvm.dual.storage import Found, Storage, Stored
 
 _MOVED = (
     "examples {examples} came with other features than at their first visit, and storage=Weights() keeps weights of "

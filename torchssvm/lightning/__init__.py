@@ -1,6 +1,6 @@
 """Training under a Lightning ``Trainer``. Needs the extra ``torchssvm[lightning]``."""
 
-from torchssvm.extras import needs
+from torchssvm.core.extras import needs
 
 with needs("torchssvm.lightning needs Lightning: pip install 'torchssvm[lightning]'", "lightning"):
     import lightning  # noqa: F401

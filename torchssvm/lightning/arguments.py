@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from torchssvm.caching import MaxOracle, OracleRule
-from torchssvm.directions import DirectionRule, FrankWolfe
-from torchssvm.dual import Labelings, MeanParts
-from torchssvm.dual.bounds import Bound, Box
+from torchssvm.core.bounds import Bound, Box
+from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
-from torchssvm.losses import check_rules
+from torchssvm.solvers.block_gap import check_rules
+from torchssvm.steps.cache import MaxOracle, OracleRule
+from torchssvm.steps.direction import DirectionRule
+from torchssvm.steps.frank_wolfe import FrankWolfe
 
 Direction = DirectionRule | Callable[..., Any]
 """A direction rule. The second half is for configuration files: jsonargparse takes a protocol whose ``__call__``

@@ -10,11 +10,11 @@ import lightning as L
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
-from torchssvm.certificate import Certificate
 from torchssvm.lightning.duality_gap import DualityGap, _training_loader
 from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader
-from torchssvm.optim.averages import Average, WeightedAverage
+from torchssvm.solvers.averages import Average, WeightedAverage
+from torchssvm.solvers.certificate import Certificate
 
 
 class AveragedWeights(WeightAveraging):
@@ -146,7 +146,7 @@ class AveragedWeights(WeightAveraging):
             yield
 
     def certify(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Certificate:
-        """Primal, dual and gap of the average, by one exact pass; see :meth:`torchssvm.optim.Average.certify`.
+        """Primal, dual and gap of the average, by one exact pass; see :meth:`torchssvm.Average.certify`.
 
         Raises:
             RuntimeError: Nothing has been averaged, or the features have moved.

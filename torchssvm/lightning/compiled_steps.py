@@ -9,15 +9,15 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
-from torchssvm.batch import Batch, tree_tensors
-from torchssvm.compiled import CompiledBCFW
-from torchssvm.compiled.kinds import kind_of
-from torchssvm.compiled.solver import check_compiled
-from torchssvm.dual import Labelings, MeanParts
+from torchssvm.core.batch import Batch, tree_tensors
+from torchssvm.core.memory import available_memory
+from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader
 from torchssvm.lightning.steps import check_batch
-from torchssvm.memory import available_memory
-from torchssvm.optim import ExactSearch
+from torchssvm.solvers.compiled.kinds import kind_of
+from torchssvm.solvers.compiled.solver import CompiledBCFW, check_compiled
+from torchssvm.steps.line_search import ExactSearch
 
 if TYPE_CHECKING:
     from torchssvm.lightning.structured_svm import StructuredSVM

@@ -13,13 +13,13 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
-from torchssvm.caller import warn
-from torchssvm.certificate import Certificate
-from torchssvm.factorwise import FactorwiseCertificate
+from torchssvm.core.caller import warn
 from torchssvm.lightning.exact_pass import certify_run, find_bcfw, find_gdmm, passes_so_far
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.refusals import refuse_averages
-from torchssvm.report import Entry, History
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
+from torchssvm.solvers.report import Entry, History
 
 
 class DualityGap(Callback):

@@ -10,10 +10,10 @@ import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from torch import nn
 
-from torchssvm.certificate import Certificate, certify
-from torchssvm.dual import DualState
-from torchssvm.factorwise import GDMM
-from torchssvm.optim import BCFW
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.bcfw import BCFW
+from torchssvm.solvers.certificate import Certificate, certify
+from torchssvm.solvers.gdmm.solver import GDMM
 
 
 def find_bcfw(trainer: L.Trainer) -> BCFW:

@@ -9,17 +9,17 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchssvm.batch import Batch
-from torchssvm.dual import DualState
-from torchssvm.dual.problem import check_lam, find_structure
-from torchssvm.factorwise import GDMM, BruteForce, SortedOracle
-from torchssvm.factorwise.kinds import check_kind
-from torchssvm.factorwise.rules import BlockRule, Penalty
+from torchssvm.core.batch import Batch
+from torchssvm.core.problem import check_lam, find_structure
+from torchssvm.dual.state import DualState
 from torchssvm.lightning.exact_pass import find_gdmm
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.steps import check_batch
+from torchssvm.solvers.gdmm.kinds import check_kind
+from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, Penalty, SortedOracle
+from torchssvm.solvers.gdmm.solver import GDMM
 
 
 class FactorwiseSVM(Predicting):

@@ -11,8 +11,8 @@ from lightning.fabric.utilities.cloud_io import _load
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import nn
 
+from torchssvm.core.structure import Structure
 from torchssvm.lightning.rebuilding import describe, rebuild
-from torchssvm.structures import Structure
 
 _KEY = "torchssvm_model"
 

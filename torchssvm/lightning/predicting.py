@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.batch import Batch, apply_head
-from torchssvm.caller import warn
+from torchssvm.core.batch import Batch, apply_head
+from torchssvm.core.caller import warn
+from torchssvm.core.potentials import Potentials, as_potentials, full_precision
+from torchssvm.core.structure import Labeling, Structure, as_decoding
 from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import check_batch, errors
-from torchssvm.potentials import Potentials, as_potentials, full_precision
-from torchssvm.structures import Structure
-from torchssvm.structures.base import Labeling, as_decoding
 
 
 class Predicting(Loading, Resumable):

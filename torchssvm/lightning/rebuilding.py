@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm import heads, structures
-from torchssvm.structures import Structure
+from torchssvm import structures
+from torchssvm import structures as heads
+from torchssvm.core.structure import Structure
 
 Recipe = dict[str, Any]
 """``{"class": name, "arguments": {...}}``; arguments are numbers, strings, tensors, lists of these, or recipes."""

@@ -12,12 +12,12 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from torchssvm.batch import Batch, apply_head, to_device
+from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap, _training_loader
 from torchssvm.lightning.exact_pass import evaluating, find_problem, in_precision
 from torchssvm.lightning.loaders import exact_pass_loader
-from torchssvm.report import RunReport, evaluate
-from torchssvm.structures.base import as_decoding
+from torchssvm.solvers.report import RunReport, evaluate
 
 
 class Report(Callback):
@@ -31,7 +31,7 @@ class Report(Callback):
         folder: Where to.
         task: What was trained, in a few words; None describes the training dataset.
         draw_examples: ``(figure, batch, labelings) -> None`` draws a few test examples with their predictions below the
-            curves, such as ``torchssvm.datasets.ocr_drawing.draw_words``.
+            curves, such as ``torchssvm.datasets.ocr.drawing.draw_words``.
 
     Attributes:
         report: What was written; None before that.

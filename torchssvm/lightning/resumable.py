@@ -9,13 +9,13 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
-from torchssvm.compiled import CompiledBCFW
-from torchssvm.dual import DualState
+from torchssvm.core.random_state import RandomState
+from torchssvm.dual.state import DualState
 from torchssvm.lightning.exact_pass import find_bcfw
 from torchssvm.lightning.loaders import count_examples, gap_sampler
 from torchssvm.lightning.resume import ResumePoint
-from torchssvm.random_state import RandomState
-from torchssvm.sampling import GapBatchSampler
+from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.steps.orders import GapBatchSampler
 
 _KEY = "torchssvm"
 

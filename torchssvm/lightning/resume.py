@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchssvm.dual.storage import require
-from torchssvm.random_state import RandomState
-from torchssvm.sampling import GapBatchSampler
+from torchssvm.core.random_state import RandomState
+from torchssvm.core.schema import require
+from torchssvm.steps.orders import GapBatchSampler
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from torchssvm.caller import warn
-from torchssvm.files import damage, previous, whole_file
+from torchssvm.core.caller import warn
+from torchssvm.core.files import damage, previous, whole_file
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -28,7 +28,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
         """Write the checkpoint.
 
         Raises:
-            OSError: See :func:`torchssvm.files.whole_file`.
+            OSError: See :func:`torchssvm.core.files.whole_file`.
             TypeError: ``storage_options`` are given.
         """
         if storage_options is not None or "://" in str(path):

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.batch import Batch
-from torchssvm.potentials import Potentials
-from torchssvm.report import count_errors
-from torchssvm.structures import Structure
-from torchssvm.structures.base import as_decoding
+from torchssvm.core.batch import Batch
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Structure, as_decoding
+from torchssvm.solvers.report import count_errors
 
 
 class Mean(NamedTuple):

@@ -11,13 +11,12 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import nn
 from torch.optim import Optimizer
 
-from torchssvm.batch import Batch
-from torchssvm.caching import OracleRule
-from torchssvm.certificate import recompute_weights
-from torchssvm.compiled import CompiledBCFW
-from torchssvm.dual import DualState
-from torchssvm.dual.bounds import Bound
-from torchssvm.dual.problem import check_lam, find_structure
+from torchssvm.core.batch import Batch
+from torchssvm.core.bounds import Bound
+from torchssvm.core.potentials import full_precision
+from torchssvm.core.problem import check_lam, find_structure
+from torchssvm.core.structure import Structure
+from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.arguments import Direction, check_bounds, choose_rules
@@ -27,10 +26,12 @@ from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.steps import check_batch
-from torchssvm.losses import BlockGap, StructuredHinge
-from torchssvm.optim import BCFW, LineSearch
-from torchssvm.potentials import full_precision
-from torchssvm.structures import Structure
+from torchssvm.solvers.bcfw import BCFW
+from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
+from torchssvm.solvers.certificate import recompute_weights
+from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.steps.cache import OracleRule
+from torchssvm.steps.line_search import LineSearch
 
 _BAR_EVERY = 10
 

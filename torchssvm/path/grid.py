@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from torchssvm.arguments import as_number, check_dataset, check_number
-from torchssvm.certificate import Certificate
-from torchssvm.dual import DualState
-from torchssvm.losses import BlockGap
+from torchssvm.core.arguments import as_number, check_dataset, check_number
+from torchssvm.dual.state import DualState
 from torchssvm.path.initial import MakeOptimizer, plain_optimizer
 from torchssvm.path.run import MakeDual, MakeLoss
-from torchssvm.sampling import Order
-from torchssvm.solve import Collate, Schedule, WhenEstimated, solve
+from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.solve import Collate, Schedule, WhenEstimated, solve
+from torchssvm.steps.orders import Order
 
 
 class GridPoint(NamedTuple):

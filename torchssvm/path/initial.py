@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.arguments import check_positive
-from torchssvm.batch import Batch, apply_head, to_device
-from torchssvm.dual import DualState
-from torchssvm.dual.state import check_dual, squared_norm
-from torchssvm.losses import BlockGap
-from torchssvm.optim import BCFW
-from torchssvm.potentials import as_potentials, full_precision
-from torchssvm.solve import Collate, in_order
+from torchssvm.core.arguments import check_positive
+from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.potentials import as_potentials, full_precision
+from torchssvm.dual.state import DualState, check_dual, squared_norm
+from torchssvm.solvers.bcfw import BCFW
+from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.solvers.solve import Collate, in_order
 
 MakeOptimizer = Callable[[DualState], BCFW]
 """The optimizer of a dual: here bounds on the weights and the line search are chosen."""

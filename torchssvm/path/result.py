@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.dual.problem import check_lam
-from torchssvm.dual.storage import require
-from torchssvm.files import whole_file
+from torchssvm.core.files import whole_file
+from torchssvm.core.problem import check_lam
+from torchssvm.core.schema import require
 
 _FORMAT = 1
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
-from torchssvm.arguments import as_number
-from torchssvm.certificate import certify
+from torchssvm.core.arguments import as_number
 from torchssvm.dual.state import squared_norm
-from torchssvm.losses import BlockGap
 from torchssvm.path.initial import MakeOptimizer
-from torchssvm.sampling import Order
-from torchssvm.solve import Collate, Schedule, Steps, in_order, solve
+from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.solvers.certificate import certify
+from torchssvm.solvers.solve import Collate, Schedule, Steps, in_order, solve
+from torchssvm.steps.orders import Order
 
 
 class Training(NamedTuple):

@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import nn
 
-from torchssvm.arguments import check_dataset, check_number, check_object, check_seed, check_whole
-from torchssvm.dual import DualState
-from torchssvm.dual.storage import require
-from torchssvm.losses import BlockGap
+from torchssvm.core.arguments import check_dataset, check_number, check_object, check_seed, check_whole
+from torchssvm.core.schema import require
+from torchssvm.dual.state import DualState
 from torchssvm.path.initial import MakeOptimizer, begin, plain_optimizer, start_at_largest_lam
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, PathRule, Training
-from torchssvm.sampling import Order
-from torchssvm.solve import Collate, Schedule, WhenEstimated
+from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.solvers.solve import Collate, Schedule, WhenEstimated
+from torchssvm.steps.orders import Order
 
 MakeDual = Callable[[float], DualState]
 """A new dual of the head, at a given lambda."""

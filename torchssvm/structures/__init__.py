@@ -1,18 +1,29 @@
-"""What an output is: parts, loss and decoding, one structure a file."""
+"""What an output is: a folder for each kind, with its structure, its head, its oracle and the oracle's kernels."""
 
-from torchssvm.structures.arborescence import Arborescence, NonProjective, Projective
-from torchssvm.structures.base import Corner, Decoding, Marginals, Structure, as_decoding, find_corner
-from torchssvm.structures.chain import Chain, WeightedLabels
-from torchssvm.structures.graph_cut import GraphCut, GraphPotentials, MinCut, RoofDual, Segmentation
-from torchssvm.structures.matching import POSSIBLE, EdgePotentials, Matching
-from torchssvm.structures.multiclass import Multiclass
-from torchssvm.structures.multilabel import BranchAndBound, LabelSetOracle, MessagePassing, Multilabel
-from torchssvm.structures.pose import Pose
-from torchssvm.structures.slack_oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
-from torchssvm.structures.slack_rescaling import SlackRescaling
-from torchssvm.structures.slack_search import LossScaleSearch
+from torchssvm.core.structure import Corner, Decoding, Marginals, Structure, as_decoding, find_corner
+from torchssvm.structures.arborescence.head import LinearArcs
+from torchssvm.structures.arborescence.structure import Arborescence, NonProjective, Projective
+from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.structures.chain.head import LinearChain
+from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
+from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials, MinCut, RoofDual, Segmentation
+from torchssvm.structures.matching.head import Edges, LinearEdges
+from torchssvm.structures.matching.structure import POSSIBLE, EdgePotentials, Matching
+from torchssvm.structures.multiclass.head import LinearMulticlass
+from torchssvm.structures.multiclass.structure import Multiclass
+from torchssvm.structures.multilabel.head import LinearMultilabel
+from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+from torchssvm.structures.multilabel.structure import BranchAndBound, LabelSetOracle, MessagePassing, Multilabel
+from torchssvm.structures.pose.head import LinearPose, PoseMaps
+from torchssvm.structures.pose.structure import Pose
+from torchssvm.structures.slack_rescaling.oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
+from torchssvm.structures.slack_rescaling.search import LossScaleSearch
+from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 from torchssvm.structures.torch_struct import TorchStruct
-from torchssvm.structures.tree import Tree
+from torchssvm.structures.tree.head import LinearTree
+from torchssvm.structures.tree.structure import Tree
 
 __all__ = [
     "POSSIBLE",
@@ -22,12 +33,22 @@ __all__ = [
     "Corner",
     "Decoding",
     "EdgePotentials",
+    "Edges",
     "EveryClass",
     "EveryLossLevel",
     "EveryOutput",
     "GraphCut",
     "GraphPotentials",
+    "Graphs",
     "LabelSetOracle",
+    "LinearArcs",
+    "LinearChain",
+    "LinearEdges",
+    "LinearGraph",
+    "LinearMulticlass",
+    "LinearMultilabel",
+    "LinearPose",
+    "LinearTree",
     "LossScaleSearch",
     "Marginals",
     "Matching",
@@ -37,11 +58,14 @@ __all__ = [
     "Multilabel",
     "NonProjective",
     "Pose",
+    "PoseMaps",
     "Projective",
     "RoofDual",
     "Segmentation",
     "SlackOracle",
     "SlackRescaling",
+    "SparseLinearChain",
+    "SparseLinearMultilabel",
     "Structure",
     "TorchStruct",
     "Tree",

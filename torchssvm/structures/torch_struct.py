@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.arguments import check_flags, check_number, check_tensor
-from torchssvm.potentials import Potentials
-from torchssvm.structures.base import Decoding, Marginals, Structure
+from torchssvm.core.arguments import check_flags, check_number, check_tensor
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Decoding, Marginals, Structure
 
 LossPotentials = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Maps a target ``[B, *event]`` to ``(delta, constant)``, ``[B, *event]`` and ``[B]``."""

@@ -1,0 +1,1 @@
+"""Images: horses and their background, poses of people, graphs of superpixels."""

@@ -1,0 +1,226 @@
+"""Building a cache of superpixel graphs: in worker processes if asked, and from where it was left after a break."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..progress import progress
+from .graph_cache import MANIFEST, PLACE_COLUMNS, PLACES, GraphCache, StaleCache, is_changed, key_of, layout, write_json
+from .graph_cache_words import drop_words, make_words, read_words, words_are_of
+from .growing import GrowingArray, rows_in
+from .region_features import GraphSettings, RegionGraph, region_graph
+from .segmentation_files import Pair, read_pair, stamps
+from .superpixels import scikit_image
+from .visual_words import Vocabulary
+
+_BUILDING = "building.json"
+_COMMIT = 16  # images between two commits
+_AHEAD = 4  # images that wait for each worker
+
+
+def open_cache(
+    folder: Path,
+    pairs: Sequence[Pair],
+    settings: GraphSettings,
+    *,
+    empty_masks: bool = False,
+    skip: bool = False,
+    rebuild: bool = False,
+    workers: int = 0,
+    show: bool = True,
+) -> GraphCache:
+    """The cache of these images: opened, or built first, or built to its end where that was broken off.
+
+    Args:
+        folder: Where it lies, or will lie. A second process that asks for it waits.
+        pairs: The images, training set first.
+        settings: How graphs are made.
+        empty_masks: Whether masks may be without foreground.
+        skip: Whether unusable images are left out, instead of ending the run.
+        rebuild: Whether a finished cache of anything else, or a damaged one, is replaced.
+        workers: Processes that build.
+        show: Whether progress is shown.
+
+    Raises:
+        StaleCache: What lies there is damaged, or made of other images or with other settings.
+        ValueError: An image is unusable.
+    """
+    key = key_of(pairs, settings, empty_masks)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        if (folder / MANIFEST).exists():
+            try:
+                cache = GraphCache(folder)
+                cache.check(pairs, key)
+                return _usable(cache, skip)
+            except StaleCache as error:
+                if not rebuild:
+                    raise StaleCache(f"{error}. Give rebuild=True to make it anew, or name another folder") from error
+                (folder / MANIFEST).unlink()
+        _build(folder, pairs, settings, key, skip, workers, show)
+        return _usable(GraphCache(folder), skip)
+
+
+def _usable(cache: GraphCache, skip: bool) -> GraphCache:
+    if cache.skipped and not skip:
+        name, reason = next(iter(cache.skipped.items()))
+        raise ValueError(
+            f"{len(cache.skipped)} images were left out of the cache {cache.folder}, the first of them {name}: {reason}"
+        )
+    return cache
+
+
+def _build(
+    folder: Path,
+    pairs: Sequence[Pair],
+    settings: GraphSettings,
+    key: dict[str, Any],
+    skip: bool,
+    workers: int,
+    show: bool,
+) -> None:
+    scikit_image()  # before hours of work on vocabularies, not after
+    files = {**layout(settings), PLACES: ("<i8", (PLACE_COLUMNS,), -1)}
+    done, skipped = _resumed(folder, pairs, key, files)
+    empty = bool(key["empty_masks"])
+    with _mapping(workers) as mapping:
+        vocabulary = read_words(folder)
+        if vocabulary is None:
+            vocabulary = make_words(folder, pairs, settings, empty, skip, mapping, show)
+        write_json(folder / _BUILDING, {"key": key, "skipped": skipped})
+        ends = np.zeros(3, np.int64) if not len(done) else done[-1, :3].copy()
+        arrays = {
+            name: GrowingArray(folder / f"{name}.npy", dtype, row, len(done) if end < 0 else int(ends[end]))
+            for name, (dtype, row, end) in files.items()
+        }
+
+        def commit() -> None:
+            # The places come last: an image that has one has all its numbers on the disk.
+            for array in arrays.values():
+                array.commit()
+
+        try:
+            work = partial(_graph, settings=settings, vocabulary=vocabulary, empty_masks=empty)
+            results = mapping(work, pairs[len(done) :])
+            for number, made in enumerate(
+                progress(results, len(pairs) - len(done), "superpixel graphs", show), len(done)
+            ):
+                if made.reason:
+                    if not skip:
+                        raise ValueError(f"{made.reason} (on_bad='skip' goes on without such images)")
+                    skipped[pairs[number].name] = made.reason
+                    write_json(folder / _BUILDING, {"key": key, "skipped": skipped})
+                shape = (0, 0)
+                if made.graph is not None and made.image is not None and made.mask is not None:
+                    shape = made.mask.shape
+                    rows = made.graph._asdict() | {"images": made.image.reshape(-1, 3), "masks": made.mask.ravel()}
+                    rows["regions"] = made.graph.regions.ravel()
+                    for name in layout(settings):
+                        arrays[name].append(rows[name])
+                    ends += len(made.graph.nodes), len(made.graph.edges), made.mask.size
+                arrays[PLACES].append(np.array([[*ends, *shape, *made.stamps]]))
+                if number % _COMMIT == 0:
+                    commit()
+        finally:
+            commit()
+            for array in arrays.values():
+                array.close()
+    write_json(folder / MANIFEST, {"key": key, "skipped": skipped})
+    (folder / _BUILDING).unlink()
+
+
+def _resumed(
+    folder: Path, pairs: Sequence[Pair], key: dict[str, Any], files: dict[str, Any]
+) -> tuple[np.ndarray, dict]:
+    """What an earlier build left: the places of the images done, and the reasons why some of them were left out."""
+    nothing: tuple[np.ndarray, dict] = (np.zeros((0, PLACE_COLUMNS), np.int64), {})
+    try:
+        began = json.loads((folder / _BUILDING).read_text(encoding="utf-8"))
+        fresh = began["key"] == key and words_are_of(folder, pairs)
+    except (OSError, ValueError, KeyError):
+        fresh = False
+    if not fresh:
+        (folder / _BUILDING).unlink(missing_ok=True)
+        drop_words(folder)
+        return nothing
+    rows = rows_in(folder / f"{PLACES}.npy", "<i8", (PLACE_COLUMNS,))
+    if not rows:
+        return nothing
+    places = np.fromfile(folder / f"{PLACES}.npy", "<i8", offset=128)[: rows * PLACE_COLUMNS].reshape(rows, -1)
+    there = {
+        end: [rows_in(folder / f"{n}.npy", d, r) for n, (d, r, e) in files.items() if e == end] for end in range(3)
+    }
+    whole = np.logical_and.reduce([places[:, end] <= min(counts) for end, counts in there.items()])
+    same = [bool(ok) and not is_changed(pair, row) for ok, pair, row in zip(whole, pairs, places, strict=False)]
+    count = same.index(False) if False in same else len(same)
+    kept = {pair.name for pair in pairs[:count]}
+    return places[:count], {name: reason for name, reason in began["skipped"].items() if name in kept}
+
+
+class _Made(NamedTuple):
+    """What a worker sends back: a graph, or the reason why there is none."""
+
+    stamps: tuple[int, ...]
+    reason: str = ""
+    graph: RegionGraph | None = None
+    image: np.ndarray | None = None
+    mask: np.ndarray | None = None
+
+
+def _graph(pair: Pair, settings: GraphSettings, vocabulary: Vocabulary, empty_masks: bool) -> _Made:
+    now = stamps(pair)
+    try:
+        image, mask = read_pair(pair, empty_masks)
+        return _Made(now, "", region_graph(image, mask, settings, vocabulary), image, mask)
+    except ValueError as error:
+        return _Made(now, f"{pair.name}: {error}")
+
+
+@contextmanager
+def _mapping(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A ``map`` in order: in this process, or in ``workers`` others, a few images ahead of what has been taken."""
+    if workers == 0:
+        yield map
+        return
+    # Spawned: a forked process would inherit locks of torch's threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+
+        def mapping(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+            waiting: deque[Future[Any]] = deque()
+            for item in items:
+                if len(waiting) == _AHEAD * workers:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(function, item))
+            while waiting:
+                yield waiting.popleft().result()
+
+        try:
+            yield mapping
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time into the folder, where the system has such locks; a killed one frees its lock."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # not on Windows
+        yield
+        return
+    with open(folder / "lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,129 @@
+"""Horses and their background: binary segmentation on graphs of superpixels, a task of [G16]."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from torchssvm.core.caller import warn
+
+from ..files import cache_folder, find
+from .graph_cache import key_of, listed
+from .graph_cache_build import open_cache
+from .region_features import GraphSettings
+from .segmentation_files import QUALITIES, Pair, find_pairs
+from .superpixel_graphs import SuperpixelGraphs
+
+PAGE = "https://www.msri.org/people/members/eranb/ (the Weizmann horse database)"
+FOLDER = "weizmann_horse"
+_SIZES = {"small": 1, "medium": 2, "large": 3}  # qualities of HorseSeg that each size trains on
+_UNUSABLE = ("raise", "skip")
+
+
+class HorseSegmentation(SuperpixelGraphs):
+    """Images of horses as graphs of superpixels with the features of [G16] appendix I.3: 1969, and 100 of an edge.
+
+    The images are those of the Weizmann horse database (Borenstein and Ullman 2002) or of HorseSeg (Kolesnikov et al.
+    2014), or others in the same folders. [G16] has HorseSeg with the superpixels and features that its authors
+    published; those are not read here. Superpixels and features are made from the images: by SLIC, with gradient
+    histograms in the place of SIFT's. HorseSeg itself was not at hand when this was written: its folders are known
+    from what the authors of [G16] published, and the code has been tried on files made up in this layout only.
+
+    ``root`` has, below it or below its folder ``weizmann_horse``, one of these pairs of folders:
+
+    * ``rgb`` and ``figure_ground``: Weizmann. The first ``num_train`` images by name are for training.
+    * ``images/HorseSeg`` and ``annotations/HorseSeg``: HorseSeg's ``HDSeg`` folder. The images in ``test`` are the test
+      set; annotations end in ``.gt.png`` (by hand), ``.bb.png`` (made from boxes) or ``.no.png`` (automatic).
+    * ``images`` and ``masks``, or those that ``images`` and ``masks`` name. A subfolder ``test`` is the test set, or
+      else the first ``num_train`` are for training.
+
+    Every image is resized to its mask: Weizmann's are larger, all but one. The graphs are made once, with
+    vocabularies from the training images of this split, and kept in a folder, from where they are read memory-mapped.
+    A build that was broken off goes on where it was; a cache of files that have changed since is refused.
+
+    Args:
+        split: ``"train"`` or ``"test"``. Both are in one cache.
+        root: The folder; None is what ``TORCHSSVM_DATA`` names, or the cache folder, with ``weizmann_horse`` in it.
+        images: Subfolder of the images, and ``masks`` that of the masks; None is one of the pairs above.
+        masks: See ``images``.
+        num_train: Images to train on, where there is no folder ``test``.
+        size: For HorseSeg, the training set: ``"small"`` is annotated by hand, ``"medium"`` has those made from boxes
+            besides, ``"large"`` all; None is all.
+        settings: How graphs are made.
+        balanced: Whether both classes cost the same in the loss, see :class:`SuperpixelGraphs`.
+        cache: Folder of the graphs; None is one of its own for these folders and settings, in torchssvm's cache folder.
+        rebuild: Whether a cache that is stale or damaged is replaced.
+        on_bad: What to do with an image that is missing, unreadable, too small, of another shape than its mask, or has
+            an empty mask: ``"raise"`` an error that names it, or ``"skip"`` it, with a warning that lists them all.
+        empty_masks: Whether masks without foreground are usable.
+        workers: Processes that make graphs, if there are any to be made; with more than 0, a script needs
+            ``if __name__ == "__main__":``.
+        progress: Whether progress is shown while graphs are made.
+
+    Raises:
+        FileNotFoundError: The folders are not there; the message says where to put them.
+        ValueError: An argument or an image is wrong, or the cache (``StaleCache``).
+        ImportError: Graphs have to be made and scikit-image is not installed.
+    """
+
+    def __init__(
+        self,
+        split: Literal["train", "test"] = "train",
+        root: str | os.PathLike[str] | None = None,
+        *,
+        images: str | None = None,
+        masks: str | None = None,
+        num_train: int = 200,
+        size: Literal["small", "medium", "large"] | None = None,
+        settings: GraphSettings | None = None,
+        balanced: bool = True,
+        cache: str | os.PathLike[str] | None = None,
+        rebuild: bool = False,
+        on_bad: Literal["raise", "skip"] = "raise",
+        empty_masks: bool = False,
+        workers: int = 0,
+        progress: bool = True,
+    ) -> None:
+        if split not in ("train", "test"):
+            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        if on_bad not in _UNUSABLE:
+            raise ValueError(f"on_bad must be 'raise' or 'skip', not {on_bad!r}")
+        if size is not None and size not in _SIZES:
+            raise ValueError(f"size must be 'small', 'medium', 'large' or None, not {size!r}")
+        if workers < 0:
+            raise ValueError(f"workers={workers} must be at least 0")
+        place = _place(root)
+        qualities = None if size is None else QUALITIES[: _SIZES[size]]
+        pairs = find_pairs(place, images, masks, num_train, qualities)
+        settings = settings or GraphSettings()
+        folder = Path(cache) if cache is not None else _default_cache(place, pairs, settings, empty_masks)
+        opened = open_cache(
+            folder,
+            pairs,
+            settings,
+            empty_masks=empty_masks,
+            skip=on_bad == "skip",
+            rebuild=rebuild,
+            workers=workers,
+            show=progress,
+        )
+        super().__init__(opened, split, balanced=balanced)
+        if opened.skipped:
+            warn(f"{len(opened.skipped)} of {len(opened)} images are left out: {listed(list(opened.skipped.values()))}")
+
+
+def _place(root: str | os.PathLike[str] | None) -> Path:
+    if root is None:
+        return find(FOLDER, PAGE)
+    place = Path(root)
+    return place / FOLDER if (place / FOLDER).is_dir() else place
+
+
+def _default_cache(place: Path, pairs: Sequence[Pair], settings: GraphSettings, empty_masks: bool) -> Path:
+    """A folder for these files and settings; not for their contents, so that changed files are found out."""
+    paths = [str(path and path.resolve()) for pair in pairs for path in (pair.image, pair.mask)]
+    number = zlib.crc32(repr((key_of(pairs, settings, empty_masks), paths)).encode())
+    return cache_folder() / "superpixels" / f"{place.name}-{number:08x}"

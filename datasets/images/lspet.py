@@ -1,0 +1,191 @@
+"""People in sports (Johnson and Everingham 2011, Leeds Sports Pose Extended Training): images with 14 joints each."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from torchssvm.core.batch import Batch
+from torchssvm.core.extras import needs
+
+from ..files import find
+from ..padded import collating
+from .pose_scores import PoseScores, pose_scores
+
+MIRRORED = (5, 4, 3, 2, 1, 0, 11, 10, 9, 8, 7, 6, 12, 13)
+"""What each joint is in a mirror image: left and right change places."""
+
+LEFT_SHOULDER, RIGHT_HIP = 9, 2
+
+_PAGE = "https://sam.johnson.io/research/lspet.html"
+_FOLDER = "lspet"
+_TRAIN, _SMALL, _COUNT = 800, 100, 1000
+_GREY = 128
+
+
+class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
+    """The first 1000 images of LSPET in which all 14 joints are seen: 800 to train on, 200 to test on.
+
+    It needs ``lspet/joints_1000.npz`` (``image`` ``[1000]``, the numbers of the images, and ``joints``
+    ``[1000, 14, 2]``, (x, y) in pixels) and ``lspet/images/imNNNNN.jpg``, under ``TORCHSSVM_DATA``. The annotations of
+    this set are noisy: they were made by many people.
+
+    An item is ``(x, y, index)``: the image, float32 ``[3, H, W]`` in 0..1, scaled to fit the canvas with its sides in
+    proportion, grey beside it; its joints in pixels of the canvas, float32 ``[14, 2]``; and its number in this split.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        size: ``"large"`` trains on 800 images, ``"small"`` on the first 100 of them, as [G16] did with theirs.
+        canvas: (H, W) in pixels.
+        root: The folder that holds ``lspet``; None is ``TORCHSSVM_DATA`` or the cache.
+        keep: Whether images stay in memory once they were read, a byte for a pixel and channel: 110 kB each of the
+            default canvas.
+
+    Attributes:
+        joints: ``[n, 14, 2]`` float32, in pixels of the canvas.
+        scales: ``[n]`` float64, pixels of the canvas for each of the image.
+        numbers: The images' numbers in LSPET.
+
+    Raises:
+        FileNotFoundError: A file is missing; the message says where it comes from.
+        RuntimeError: A file is corrupt, or a joint lies outside of its image.
+        ImportError: Pillow is not installed.
+    """
+
+    def __init__(
+        self,
+        split: Literal["train", "test"] = "train",
+        size: Literal["small", "large"] = "large",
+        *,
+        canvas: tuple[int, int] = (192, 192),
+        root: str | os.PathLike[str] | None = None,
+        keep: bool = False,
+    ) -> None:
+        if split not in ("train", "test"):
+            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        if size not in ("small", "large"):
+            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
+        if len(canvas) != 2 or min(canvas) < 1:
+            raise ValueError(f"canvas={canvas} must be (H, W), at least one pixel each")
+        self.split, self.size, self.canvas = split, size, canvas
+        self._kept: dict[int, np.ndarray] | None = {} if keep else None
+        numbers, joints = _read(find(f"{_FOLDER}/joints_1000.npz", _PAGE, root))
+        chosen = slice(_TRAIN, None) if split == "test" else slice(0, _SMALL if size == "small" else _TRAIN)
+        self.numbers = numbers[chosen].tolist()
+        self._files = [find(f"{_FOLDER}/images/im{number:05d}.jpg", _PAGE, root) for number in self.numbers]
+        sizes = np.array([_size(file) for file in self._files], np.float64)  # width, height
+        inside = ((joints[chosen] >= 0) & (joints[chosen] < sizes[:, None])).all((1, 2))
+        if not inside.all():
+            row = int(np.flatnonzero(~inside)[0])
+            raise RuntimeError(
+                f"a joint lies outside of {self._files[row]}, which has {int(sizes[row, 0])} x {int(sizes[row, 1])} "
+                f"pixels: the image is another than that of joints_1000.npz, or has been resized; fetch {_PAGE} again"
+            )
+        scales = np.minimum(canvas[1] / sizes[:, 0], canvas[0] / sizes[:, 1])
+        self.scales = torch.from_numpy(scales)
+        self.joints = torch.from_numpy((joints[chosen] * scales[:, None, None]).astype(np.float32))
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        index = range(len(self))[index]
+        pixels = None if self._kept is None else self._kept.get(index)
+        if pixels is None:
+            pixels = self._read(index)
+            if self._kept is not None:
+                self._kept[index] = pixels
+        return torch.from_numpy(pixels).permute(2, 0, 1).to(torch.float32) / 255, self.joints[index], index
+
+    def _read(self, index: int) -> np.ndarray:
+        """An image on the canvas, uint8 ``[H, W, 3]``."""
+        image_module = _pillow()
+        file = self._files[index]
+        try:
+            with image_module.open(file) as opened:
+                image = opened.convert("RGB")
+        except OSError as error:
+            raise RuntimeError(f"{file} is no image, or is corrupt: {error}; fetch it again from {_PAGE}") from error
+        height, width = self.canvas
+        scale = float(self.scales[index])
+        size = min(width, max(1, round(image.width * scale))), min(height, max(1, round(image.height * scale)))
+        pixels = np.full((height, width, 3), _GREY, np.uint8)
+        pixels[: size[1], : size[0]] = np.asarray(image.resize(size, image_module.Resampling.BILINEAR))
+        return pixels
+
+    @staticmethod
+    @collating
+    def collate(examples: Sequence[tuple[Tensor, Tensor, int]]) -> Batch:
+        """Images ``[B, 3, H, W]`` and joints ``[B, 14, 2]``."""
+        images, joints, index = zip(*examples, strict=True)
+        return Batch(torch.stack(images), torch.stack(joints), torch.tensor(index))
+
+    def places(self, stride: int) -> Tensor:
+        """The joints on a grid with a place for every ``stride`` x ``stride`` pixels, ``[n, 14, 2]``, not rounded.
+
+        The grid has ``H // stride`` x ``W // stride`` places, the first for the pixels 0 to ``stride - 1``.
+        """
+        last = torch.tensor([self.canvas[1] // stride - 1, self.canvas[0] // stride - 1], dtype=self.joints.dtype)
+        return (self.joints / stride - 0.5).clamp(min=0.0).minimum(last)
+
+    def pixels(self, places: Tensor, stride: int) -> Tensor:
+        """The middles of places of that grid in pixels of the canvas, float32 ``[..., 2]``."""
+        return stride * (places.to(torch.float32) + 0.5)
+
+    def scores(self, found: Tensor) -> PoseScores:
+        """How good poses of all images are; the error is in pixels of the images as they were taken.
+
+        The torso reaches from the left shoulder to the right hip.
+
+        Args:
+            found: ``[n, 14, 2]``, (x, y) of the joints in pixels of the canvas.
+
+        Raises:
+            ValueError: The shape is another.
+        """
+        if found.shape != self.joints.shape:
+            raise ValueError(f"found must be {list(self.joints.shape)}, got {list(found.shape)}")
+        scales = self.scales.view(-1, 1, 1)
+        return pose_scores(found.cpu() / scales, self.joints / scales, torso=(LEFT_SHOULDER, RIGHT_HIP))
+
+    def __repr__(self) -> str:
+        return f"LSPET(split={self.split!r}, size={self.size!r}, canvas={self.canvas}): {len(self)} images"
+
+
+def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers and joints."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            numbers, joints = arrays["image"], arrays["joints"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise RuntimeError(f"{file} is corrupt, or not the joints of LSPET: {error}") from error
+    if numbers.shape != (_COUNT,) or joints.shape != (_COUNT, 14, 2) or not np.isfinite(joints).all():
+        raise RuntimeError(
+            f"{file} is not the joints of LSPET: image is {list(numbers.shape)} and joints {list(joints.shape)}, they "
+            f"should be [{_COUNT}] and finite [{_COUNT}, 14, 2]"
+        )
+    return numbers.astype(np.int64), joints.astype(np.float64)
+
+
+def _size(file: Path) -> tuple[int, int]:
+    """Width and height, from the header."""
+    try:
+        with _pillow().open(file) as image:
+            width, height = image.size
+    except OSError as error:
+        raise RuntimeError(f"{file} is no image, or is corrupt: {error}; fetch it again from {_PAGE}") from error
+    return width, height
+
+
+def _pillow() -> Any:
+    with needs("reading images needs Pillow: pip install 'torchssvm[scikit-image]' brings it", "PIL"):
+        from PIL import Image
+    return Image

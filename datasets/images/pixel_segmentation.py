@@ -1,0 +1,65 @@
+"""Images with their superpixels, for networks on pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from torchssvm.core.batch import Batch
+from torchssvm.structures.graph_cut.head import Graphs
+
+from ..padded import PADDING, collating, padded
+from .superpixel_graphs import GraphExample, SuperpixelGraphs
+
+
+class SegmentationPixels(NamedTuple):
+    """Images with their graphs; one without its batch axis, in an item.
+
+    Attributes:
+        image: float32 ``[B, 3, H, W]`` from 0 to 1; zero in the padding, right and below.
+        regions: The superpixel of every pixel, int64 ``[B, H, W]``; -1 in the padding.
+        graph: The graphs of the superpixels.
+    """
+
+    image: Tensor
+    regions: Tensor
+    graph: Graphs
+
+
+class PixelSegmentation(Dataset[GraphExample]):
+    """The images of :class:`SuperpixelGraphs` with their pixels: x is :class:`SegmentationPixels`, all else the same.
+
+    A network's features of the pixels become those of the superpixels by :func:`torchssvm.datasets.pool_regions`.
+
+    Args:
+        graphs: The images, for example ``HorseSegmentation("train")``.
+    """
+
+    def __init__(self, graphs: SuperpixelGraphs) -> None:
+        self.graphs = graphs
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def __getitem__(self, i: int) -> GraphExample:
+        graph, y, index = self.graphs[i]
+        return GraphExample(SegmentationPixels(self.graphs.image(i), self.graphs.regions(i), graph), y, index)
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The images at ``indices`` as one batch; a ``DataLoader`` calls this."""
+        return self.collate([self[int(i)] for i in indices])
+
+    @staticmethod
+    @collating
+    def collate(examples: Sequence[GraphExample]) -> Batch:
+        """Images and graphs, padded to the largest."""
+        batch = SuperpixelGraphs.collate([example._replace(x=example.x.graph) for example in examples])
+        image = padded([example.x.image for example in examples], 0)
+        regions = padded([example.x.regions for example in examples], PADDING)
+        return batch._replace(x=SegmentationPixels(image, regions, batch.x))
+
+    def __repr__(self) -> str:
+        return f"PixelSegmentation({self.graphs!r})"

@@ -1,0 +1,81 @@
+"""Graphs in memory: read once, or what a frozen network makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from torchssvm.core.batch import Batch, to_device
+from torchssvm.structures.graph_cut.head import Graphs
+
+from .superpixel_graphs import GraphExample, SuperpixelGraphs
+
+
+class PrecomputedGraphs(Dataset[GraphExample]):
+    """Images as graphs that are held in memory; targets and indices stay as they were.
+
+    ``features`` is called with one image at a time, so that no image sees the padding of another; a module is called
+    in evaluation mode, on the device of its parameters, and each of its submodules is then in the mode it was in.
+
+    Args:
+        dataset: :class:`SuperpixelGraphs`, :class:`PixelSegmentation`, or one of these graphs; an item's index is its
+            place.
+        features: A batch's x -> :class:`torchssvm.Graphs`; None takes the graphs as they are.
+
+    Raises:
+        ValueError: The dataset is empty.
+    """
+
+    def __init__(self, dataset: Dataset[Any], features: Callable[[Any], Graphs] | None = None) -> None:
+        modules = list(features.modules()) if isinstance(features, nn.Module) else []
+        modes = [(module, module.training) for module in modules]
+        parameter = next(features.parameters(), None) if isinstance(features, nn.Module) else None
+        for module in modules:
+            module.training = False
+        try:
+            with torch.no_grad():
+                self._examples = [
+                    self._apply(dataset, i, features, parameter)
+                    for i in range(len(dataset))  # type: ignore[arg-type]  # map-style
+                ]
+        finally:
+            for module, training in modes:
+                module.training = training
+        if not self._examples:
+            raise ValueError("dataset is empty")
+
+    @staticmethod
+    def _apply(
+        dataset: Any, i: int, features: Callable[[Any], Graphs] | None, parameter: nn.Parameter | None
+    ) -> GraphExample:
+        example = dataset[i]
+        if features is None:
+            return example
+        batch: Batch = dataset.collate([example])
+        x = features(batch.x if parameter is None else to_device(batch.x, parameter.device))
+        return example._replace(x=Graphs(*(tensor[0].to(example.y.labels.device) for tensor in x)))
+
+    @property
+    def in_features(self) -> int:
+        """F, features of a node."""
+        return self._examples[0].x.nodes.shape[1]
+
+    @property
+    def edge_features(self) -> int:
+        """P, features of an edge."""
+        return self._examples[0].x.edge_features.shape[1]
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, i: int) -> GraphExample:
+        return self._examples[i]
+
+    collate = staticmethod(SuperpixelGraphs.collate)
+
+    def __repr__(self) -> str:
+        return f"PrecomputedGraphs({len(self)} images, {self.in_features} features)"

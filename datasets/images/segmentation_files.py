@@ -1,0 +1,239 @@
+"""Images and their masks, as they lie in folders."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from torchssvm.core.extras import needs
+
+from .superpixels import NEEDS
+
+LAYOUTS = (("rgb", "figure_ground"), ("images/HorseSeg", "annotations/HorseSeg"), ("images", "masks"))
+"""Folders of images and of masks, in the order in which they are looked for: Weizmann, HorseSeg, and plain ones."""
+
+QUALITIES = ("gt", "bb", "no")
+"""Endings of HorseSeg's annotations: by hand, made from boxes, made from the image alone."""
+
+_ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".gif"}
+_LOSSY = {".jpg", ".jpeg"}
+_THRESHOLD = 127
+_SAME_SHAPE = 0.1  # how much height : width of image and mask may differ
+_TEST = "test"
+
+
+class Pair(NamedTuple):
+    """An image and its mask; None for one that there is not."""
+
+    name: str
+    image: Path | None
+    mask: Path | None
+    train: bool
+
+
+class Stamp(NamedTuple):
+    """By what a changed file is told: its size, time of change, and checksum; all 0 for no file."""
+
+    size: int
+    time: int  # nanoseconds
+    crc32: int
+
+
+def find_pairs(
+    root: Path,
+    images: str | None = None,
+    masks: str | None = None,
+    num_train: int = 200,
+    qualities: Sequence[str] | None = None,
+) -> list[Pair]:
+    """The images and masks below a folder, the training set first, each set sorted by name.
+
+    An image and its mask have the same name and lie in the same subfolder, whatever their endings; a mask's name may
+    have one of HorseSeg's ``.gt``, ``.bb`` or ``.no`` besides. Files in a subfolder ``test`` are the test set; where
+    there is none, all but the first ``num_train`` are. HorseSeg's training set is sorted by quality first.
+
+    Args:
+        root: The folder.
+        images: Subfolder of the images; None, with ``masks``, takes the first of ``LAYOUTS`` that is there.
+        masks: Subfolder of the masks.
+        num_train: Images to train on.
+        qualities: The HorseSeg qualities to be used; None is all.
+
+    Raises:
+        FileNotFoundError: A folder is not there, or has no files.
+        ValueError: Only one folder is named, or one of the two sets would be empty.
+    """
+    if (images is None) != (masks is None):
+        raise ValueError(f"images={images!r} and masks={masks!r}: name both folders, or neither")
+    if images is None or masks is None:
+        layout = next((each for each in LAYOUTS if all((root / folder).is_dir() for folder in each)), None)
+        if layout is None:
+            known = ", ".join(f"{a} and {b}" for a, b in LAYOUTS)
+            raise FileNotFoundError(f"{root} has none of the known pairs of folders ({known}): give images and masks")
+        images, masks = layout
+    pictures = _by_name(root / images, [""])
+    endings = ["", *(f".{quality}" for quality in QUALITIES)]
+    annotations = _by_name(root / masks, endings)
+    if qualities is not None:
+        if not any(_quality(path) for path in annotations.values()):
+            raise ValueError(
+                f"{root / masks} has no masks named as HorseSeg's are (*.gt.png): its sizes are not to be had"
+            )
+        wanted = {f".{quality}" for quality in qualities}
+        other = {name for name, path in annotations.items() if _quality(path) not in wanted and not _tests(name)}
+        pictures = {name: path for name, path in pictures.items() if name not in other}
+        annotations = {name: path for name, path in annotations.items() if name not in other}
+
+    def order(name: str) -> tuple[int, str]:
+        return endings.index(_quality(annotations.get(name))), name
+
+    names = sorted(pictures.keys() | annotations.keys(), key=order)
+    apart = {name for name in names if _tests(name)}
+    train = [name for name in names if name not in apart]
+    if not apart:
+        train, apart = train[:num_train], set(train[num_train:])
+    if not train or not apart:
+        raise ValueError(
+            f"{root / images} has {len(train)} images to train on and {len(apart)} to test on (num_train={num_train})"
+        )
+    in_order = [*train, *(name for name in names if name in apart)]
+    return [Pair(name, pictures.get(name), annotations.get(name), name not in apart) for name in in_order]
+
+
+def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """An image and its mask, the image resized to the mask (bilinear, antialiased) where they differ.
+
+    Foreground is what is above 127 in the mask (in the largest channel of a coloured one), or above half of what the
+    file's numbers can be; in masks of zeros and ones, JPEGs excepted, it is the ones.
+
+    Args:
+        pair: The files.
+        empty_masks: Whether a mask may be without foreground.
+
+    Returns:
+        uint8 ``[H, W, 3]``, RGB, and bool ``[H, W]``.
+
+    Raises:
+        ValueError: A file is missing, cannot be read, or does not fit the other; the message names it.
+    """
+    for what, path in (("image", pair.image), ("mask", pair.mask)):
+        if path is None:
+            raise ValueError(f"{pair.name} has no {what}: its {'mask' if what == 'image' else 'image'} stands alone")
+    assert pair.image is not None
+    assert pair.mask is not None
+    image = _colours(_read(pair.image))
+    mask = _foreground(_read(pair.mask), pair.mask.suffix.lower() not in _LOSSY)
+    if not empty_masks and not mask.any():
+        raise ValueError(f"{pair.mask} has no foreground; empty_masks=True takes such masks for what they are")
+    (height, width), (rows, columns) = image.shape[:2], mask.shape
+    if abs(np.log(height * columns / (width * rows))) > np.log1p(_SAME_SHAPE):
+        raise ValueError(
+            f"{pair.image} has {width} x {height} pixels, and {pair.mask} {columns} x {rows}: of another shape, so "
+            "that resizing would not make them fit"
+        )
+    return _resized(image, rows, columns), mask
+
+
+def stamp(path: Path | None, known: Sequence[int] | None = None) -> Stamp:
+    """The stamp of a file as it is now; its checksum is not made again if size and time are those of ``known``."""
+    try:
+        if path is None:
+            return Stamp(0, 0, 0)
+        state = path.stat()
+        if known is not None and tuple(known[:2]) == (state.st_size, state.st_mtime_ns):
+            return Stamp(*known)
+        return Stamp(state.st_size, state.st_mtime_ns, zlib.crc32(path.read_bytes()))
+    except FileNotFoundError:
+        return Stamp(0, 0, 0)
+
+
+def stamps(pair: Pair) -> tuple[int, ...]:
+    """The stamps of an image and its mask, one after the other."""
+    return (*stamp(pair.image), *stamp(pair.mask))
+
+
+def changed(path: Path | None, known: Sequence[int]) -> bool:
+    """Whether a file's contents are others than those that the stamp ``known`` was taken of."""
+    now = stamp(path, known)
+    return (now.size, now.crc32) != (known[0], known[2])
+
+
+def _by_name(folder: Path, endings: Iterable[str]) -> dict[str, Path]:
+    """The pictures below a folder by their relative path, without ending; of several, the first ending's."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    found: dict[str, Path] = {}
+    files = sorted(Path(top) / name for top, _, names in os.walk(folder, followlinks=True) for name in names)
+    pictures = [path for path in files if path.suffix.lower() in _ENDINGS]
+    for ending in endings:
+        for path in pictures:
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            if _quality(path) == ending or (ending == "" and _quality(path) not in endings):
+                found.setdefault(name.removesuffix(ending), path)
+    if not found:
+        raise FileNotFoundError(f"{folder} has no images ({', '.join(sorted(_ENDINGS))})")
+    return found
+
+
+def _quality(path: Path | None) -> str:
+    """``.gt``, ``.bb`` or ``.no`` if a file's name has it before its ending; else nothing."""
+    last = "" if path is None else Path(path.stem).suffix
+    return last if last.removeprefix(".") in QUALITIES else ""
+
+
+def _tests(name: str) -> bool:
+    return name.startswith(f"{_TEST}/")
+
+
+def _read(path: Path) -> np.ndarray:
+    with needs(NEEDS, "PIL"):
+        from PIL import Image
+    try:
+        with Image.open(path) as picture:
+            # Palettes, CMYK and the like become colours; grey, bits, opacity and 16 bits stay.
+            plain = picture.mode in ("1", "L", "LA", "I", "F", "RGB", "RGBA") or picture.mode.startswith("I;16")
+            found = np.array(picture if plain else picture.convert("RGB"))
+    except Exception as error:  # decoders raise what they like
+        raise ValueError(f"cannot read {path}, it may be cut off or no image: {error}") from error
+    if found.ndim not in (2, 3) or found.size == 0 or found.dtype == object:
+        raise ValueError(f"{path} is no picture: it holds an array of shape {list(found.shape)}")
+    return found
+
+
+def _colours(found: np.ndarray) -> np.ndarray:
+    """RGB bytes of what a decoder gives: grey or coloured, with or without opacity, of one or two bytes."""
+    if found.ndim == 2:
+        found = found[:, :, None]
+    found = found[:, :, :3] if found.shape[2] >= 3 else np.repeat(found[:, :, :1], 3, axis=2)
+    if found.dtype == np.uint8:
+        return np.ascontiguousarray(found)
+    return np.ascontiguousarray((found.astype(np.float64) * (255.0 / _largest(found))).round().astype(np.uint8))
+
+
+def _foreground(found: np.ndarray, exact: bool) -> np.ndarray:
+    if found.ndim == 3:
+        found = found[:, :, :3].max(2) if found.shape[2] >= 3 else found[:, :, 0]
+    # Ones are foreground in a mask of zeros and ones, but noise in a black JPEG.
+    if found.dtype == bool or (exact and found.max() <= 1):
+        return found > 0
+    return found > (_THRESHOLD if found.dtype == np.uint8 else _largest(found) / 2)
+
+
+def _largest(found: np.ndarray) -> float:
+    if found.dtype == bool:
+        return 1.0
+    return float(np.iinfo(found.dtype).max) if np.issubdtype(found.dtype, np.integer) else max(float(found.max()), 1.0)
+
+
+def _resized(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    if image.shape[:2] == (rows, columns):
+        return image
+    found = torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
+    found = torch.nn.functional.interpolate(found, (rows, columns), mode="bilinear", antialias=True)
+    return found[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).contiguous().numpy()

@@ -1,0 +1,163 @@
+"""Images as graphs of superpixels, read from a cache on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from torchssvm.core.batch import Batch
+from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.structures.graph_cut.head import Graphs
+
+from ..padded import PADDING, collating, padded, place_of
+from .graph_cache import CachedGraph, GraphCache
+from .segmentation_scores import SegmentationScores, scores_of_counts
+
+
+class GraphExample(NamedTuple):
+    """One image: its graph, its target, and its number in this split."""
+
+    x: Any  # Graphs, or SegmentationPixels
+    y: WeightedLabels
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks an example for
+
+
+class SuperpixelGraphs(Dataset[GraphExample]):
+    """The training or the test images of a cache: ``SuperpixelGraphs(GraphCache(folder), "test")``.
+
+    An item is ``(x, y, index)``: x are :class:`torchssvm.Graphs` of N superpixels, without a batch axis; y are
+    :class:`torchssvm.WeightedLabels`, int64 ``[N]``, 1 for superpixels of which more than half is foreground, and what
+    a wrong label costs, float32 ``[N]``; index is the image's number in the split. Batches are padded, with labels
+    -1, weights 0 and edges -1, and have the numbers of superpixels as lengths.
+
+    The loss is that of [G16] appendix I.3: a superpixel costs its share of the pixels of all superpixels with its
+    label, times 1/2, so that an image's weights add up to 1, and each class's to 1/2. Where there is one class only,
+    its weights add up to 1.
+
+    Args:
+        cache: The graphs.
+        split: ``"train"`` or ``"test"``.
+        balanced: False makes a superpixel cost its share of all pixels, whatever its label.
+
+    Raises:
+        ValueError: There is no such split, or no image in it.
+    """
+
+    def __init__(self, cache: GraphCache, split: Literal["train", "test"] = "train", *, balanced: bool = True) -> None:
+        if split not in ("train", "test"):
+            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        self.cache = cache
+        self.split = split
+        self.balanced = balanced
+        span = range(cache.num_train) if split == "train" else range(cache.num_train, len(cache))
+        self._numbers = [number for number in span if cache.names[number] not in cache.skipped]
+        if not self._numbers:
+            raise ValueError(f"the cache {cache.folder} has no image in split={split!r}")
+
+    @property
+    def in_features(self) -> int:
+        """F, features of a superpixel."""
+        return self.cache.settings.in_features
+
+    @property
+    def edge_features(self) -> int:
+        """P, features of an edge."""
+        return self.cache.settings.edge_features
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the images, without ending."""
+        return [self.cache.names[number] for number in self._numbers]
+
+    def graph(self, i: int) -> CachedGraph:
+        """All that the cache has of image i: arrays that are views of its files, and cannot be written to."""
+        return self.cache[self._numbers[place_of(i, len(self))]]
+
+    def image(self, i: int) -> Tensor:
+        """Image i, float32 ``[3, H, W]`` from 0 to 1, as large as its mask."""
+        return torch.from_numpy(self.graph(i).images.astype(np.float32)).permute(2, 0, 1) / 255.0
+
+    def regions(self, i: int) -> Tensor:
+        """The superpixel of every pixel of image i, int64 ``[H, W]``."""
+        return torch.from_numpy(self.graph(i).regions.astype(np.int64))
+
+    def mask(self, i: int) -> Tensor:
+        """The foreground of image i, bool ``[H, W]``."""
+        return torch.from_numpy(np.array(self.graph(i).masks))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, i: int) -> GraphExample:
+        held = self.graph(i)
+        x = Graphs(
+            torch.from_numpy(np.array(held.nodes)),
+            torch.from_numpy(np.array(held.edge_features)),
+            torch.from_numpy(held.edges.astype(np.int64)),
+        )
+        return GraphExample(x, self._target(held), place_of(i, len(self)))
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The images at ``indices`` as one batch; a ``DataLoader`` calls this."""
+        return self.collate([self[int(i)] for i in indices])
+
+    @staticmethod
+    @collating
+    def collate(examples: Sequence[GraphExample]) -> Batch:
+        """Graphs, padded to the largest."""
+        x = Graphs(
+            *(
+                padded(each, fill)
+                for each, fill in zip(zip(*(e.x for e in examples), strict=True), (0, 0, PADDING), strict=True)
+            )
+        )
+        y = WeightedLabels(padded([e.y.labels for e in examples], PADDING), padded([e.y.weights for e in examples], 0))
+        lengths = torch.tensor([len(e.y.labels) for e in examples])
+        return Batch(x, y, torch.tensor([e.index for e in examples]), lengths)
+
+    def scores(self, labelings: Sequence[Tensor] | Tensor) -> SegmentationScores:
+        """How good labelings of all images are, in pixels of the masks.
+
+        Args:
+            labelings: For every image of the split, in order, int64 ``[N]``, or longer: the padding is not looked at.
+
+        Raises:
+            ValueError: There are not as many labelings as images, or one is too short, or has other labels than 0, 1.
+        """
+        if len(labelings) != len(self):
+            raise ValueError(f"labelings are {len(labelings)}, and the dataset has {len(self)} images")
+        counts = np.zeros((len(self), 4), np.int64)
+        for i, labeling in enumerate(labelings):
+            held = self.graph(i)
+            sizes, foreground = held.sizes.astype(np.int64), held.foreground.astype(np.int64)
+            labels = labeling.detach().cpu().numpy()[: len(sizes)]
+            if len(labels) < len(sizes) or not np.isin(labels, (0, 1)).all():
+                raise ValueError(f"labelings[{i}] must have {len(sizes)} labels 0 or 1, one for each superpixel")
+            found = labels == 1
+            counts[i] = foreground[found].sum(), sizes[found].sum(), foreground.sum(), sizes.sum()
+        return scores_of_counts(counts)
+
+    def foreground(self, labelings: Sequence[Tensor] | Tensor) -> list[Tensor]:
+        """The foreground that labelings of all images stand for: for each image bool ``[H, W]``, as its mask.
+
+        Args:
+            labelings: As in :meth:`scores`.
+        """
+        return [labeling.detach().cpu()[self.regions(i)] == 1 for i, labeling in enumerate(labelings)]
+
+    def _target(self, held: CachedGraph) -> WeightedLabels:
+        sizes = held.sizes.astype(np.float64)
+        labels = (2 * held.foreground > held.sizes).astype(np.int64)
+        weights = sizes / sizes.sum()
+        if self.balanced:
+            of_class = np.bincount(labels, weights, minlength=2)
+            weights = weights / of_class[labels] / np.count_nonzero(of_class)
+        return WeightedLabels(torch.from_numpy(labels), torch.from_numpy(weights.astype(np.float32)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(split={self.split!r}): {len(self)} images, {self.in_features} features"

@@ -1,0 +1,1 @@
+"""Multilabel data, and the formats it comes in."""

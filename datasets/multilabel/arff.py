@@ -1,0 +1,260 @@
+"""ARFF, the format of Weka: a header that declares attributes, then an example a line, dense or sparse.
+
+Parsed by hand: ``scipy.io.arff`` does not read sparse rows, and ``liac-arff`` has had no release since 2020.
+The format: https://waikato.github.io/weka-wiki/formats_and_processing/arff_stable/
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..text.columns import UNPACKED_LIMIT, read_text
+from .sparse_rows import SparseRows
+
+_QUOTED = r"'(?:[^'\\]|\\.)*'|" + r'"(?:[^"\\]|\\.)*"'
+_ATTRIBUTE = re.compile(rf"@attribute\s+({_QUOTED}|[^\s{{}}'\"][^\s{{}}]*)\s*(.*)", re.IGNORECASE)
+_BEFORE_COMMENT = re.compile(rf"(?:[^%'\"]|{_QUOTED})*")
+_ENTRY = re.compile(rf"((?:[^,'\"]|{_QUOTED})*)(,|$)")
+_ESCAPE = re.compile(r"\\(.)")
+_NUMERIC = ("numeric", "real", "integer")
+_LARGEST = 3.4028234663852886e38  # of float32
+
+
+class Attribute(NamedTuple):
+    """A column of the file.
+
+    Attributes:
+        name: Without quotes.
+        values: The numbers that a nominal attribute may take, by their spelling, the first declared first; None for a
+            numeric attribute.
+        line: Where it is declared.
+    """
+
+    name: str
+    values: dict[str, float] | None
+    line: int
+
+    @property
+    def omitted(self) -> float:
+        """What a sparse row that does not name the attribute means: 0, or the first of its nominal values."""
+        return next(iter(self.values.values())) if self.values else 0.0
+
+
+@dataclass(frozen=True)
+class Arff:
+    """A file.
+
+    Attributes:
+        source: Its name, for messages.
+        attributes: In their order.
+        rows: ``[n, attributes]``.
+        lines: Of every row, from 1.
+    """
+
+    source: str
+    attributes: list[Attribute]
+    rows: SparseRows
+    lines: list[int]
+
+
+def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> Arff:
+    """Read a file whose attributes are numbers: numeric, real, integer, or nominal with numbers such as ``{0,1}``.
+
+    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). What a sparse row leaves out
+    is 0, or the first value of a nominal attribute, as Weka has it. UTF-8, plain or gzipped.
+
+    Args:
+        path: The file.
+        limit: Bytes that a gzip file may unpack to.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is no such file; the message begins with its name and, where there is one, the line.
+    """
+    reading = _Reading(str(path))
+    for place, line in enumerate(read_text(path, limit).split("\n"), start=1):
+        text = (_before_comment(line) if "%" in line else line).strip()
+        if text:
+            reading.take(text, place)
+    return reading.result()
+
+
+@dataclass
+class _Reading:
+    """What has been read so far."""
+
+    source: str
+    attributes: list[Attribute] = field(default_factory=list)
+    omitted: dict[int, float] = field(default_factory=dict)  # where it is not 0
+    in_data: bool = False
+    counts: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+    def take(self, text: str, line: int) -> None:
+        where = f"{self.source}, line {line}"
+        if not self.in_data:
+            self._header(text, line, where)
+            return
+        row = self._sparse(text, where) if text.startswith("{") else self._dense(text, where)
+        before = len(self.indices)
+        for index, value in row:
+            if value:
+                self.indices.append(index)
+                self.values.append(value)
+        self.counts.append(len(self.indices) - before)
+        self.lines.append(line)
+
+    def result(self) -> Arff:
+        if not self.in_data:
+            raise ValueError(f"{self.source} has no @data line: the file is cut off, or is no ARFF file")
+        if not self.lines:
+            raise ValueError(f"{self.source} has no example: nothing follows its @data line")
+        rows = SparseRows.of(self.counts, self.indices, self.values, len(self.attributes))
+        return Arff(self.source, self.attributes, rows, self.lines)
+
+    def _header(self, text: str, line: int, where: str) -> None:
+        keyword = text.split(maxsplit=1)[0].lower()
+        if keyword == "@attribute":
+            self.attributes.append(attribute := _attribute(text, line, where))
+            if attribute.omitted:
+                self.omitted[len(self.attributes) - 1] = attribute.omitted
+        elif keyword == "@data":
+            self._check_attributes(where)
+            self.in_data = True
+        elif keyword != "@relation":
+            raise ValueError(
+                f"{where}: {text[:60]!r} stands before @data; only @relation, @attribute, and comments after a % may"
+            )
+
+    def _check_attributes(self, where: str) -> None:
+        if not self.attributes:
+            raise ValueError(f"{where}: @data comes before any @attribute")
+        first: dict[str, int] = {}
+        for attribute in self.attributes:
+            if (before := first.setdefault(attribute.name, attribute.line)) != attribute.line:
+                raise ValueError(
+                    f"{self.source}, line {attribute.line}: attribute {attribute.name!r} is declared on line {before} "
+                    "already; rename one of them"
+                )
+
+    def _sparse(self, text: str, where: str) -> Iterator[tuple[int, float]]:
+        body, brace, rest = text[1:].rpartition("}")
+        if not brace or rest.strip() or "}" in body:
+            raise ValueError(
+                f"{where}: a sparse row must end with its }}, got {text[-30:]!r}"
+                + ("; weights of examples are not read, remove them" if "}" in body else "")
+            )
+        seen = set()
+        for entry in _split(body, where) if body.strip() else ():
+            digits, _, token = entry.partition(" " if " " in entry else "\t")
+            if digits.isascii() and digits.startswith("-") and digits[1:].strip("0").isdigit():  # -0 is just misspelt
+                raise ValueError(f"{where}: attribute {digits} must not be negative: they are counted from 0")
+            if not (digits.isascii() and digits.isdigit()) or not token.strip():
+                raise ValueError(f"{where}: {entry!r} must be the number of an attribute, a blank, and its value")
+            index = int(digits)
+            if index >= len(self.attributes):
+                raise ValueError(
+                    f"{where}: attribute {index} is out of range: there are {len(self.attributes)}, counted from 0"
+                )
+            if index in seen:
+                raise ValueError(f"{where}: attribute {index} comes twice; leave one out")
+            seen.add(index)
+            yield index, self._value(index, token.strip(), where)
+        for index, value in self.omitted.items():
+            if index not in seen:
+                yield index, value
+
+    def _dense(self, text: str, where: str) -> Iterator[tuple[int, float]]:
+        tokens = _split(text, where)
+        if len(tokens) != len(self.attributes):
+            raise ValueError(
+                f"{where}: {len(tokens)} values separated by commas, must be {len(self.attributes)}, one per attribute"
+            )
+        for index, token in enumerate(tokens):
+            yield index, self._value(index, token, where)
+
+    def _value(self, index: int, token: str, where: str) -> float:
+        attribute = self.attributes[index]
+        spelt = _unquoted(token)
+        if attribute.values is not None:
+            if spelt in attribute.values:
+                return attribute.values[spelt]
+            if token != "?":
+                raise ValueError(
+                    f"{where}: {spelt!r} is not among the values of attribute {attribute.name!r}, "
+                    f"{{{','.join(attribute.values)}}} by line {attribute.line}"
+                )
+        value = number(spelt)
+        if value is None:
+            what = "a missing value" if token == "?" else f"{spelt!r}"
+            raise ValueError(
+                f"{where}: attribute {attribute.name!r} is {what}, must be a finite float32 number; "
+                "fill it in or leave the example out"
+            )
+        return value
+
+
+def _attribute(text: str, line: int, where: str) -> Attribute:
+    found = _ATTRIBUTE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{where}: {text[:60]!r} must be @attribute, a name (in quotes if it has blanks) and a type")
+    name, kind = _unquoted(found[1]), found[2].strip()
+    if kind.lower() in _NUMERIC:
+        return Attribute(name, None, line)
+    if kind.startswith("{") and kind.endswith("}"):
+        spelt = [_unquoted(token) for token in _split(kind[1:-1], where)]
+        numbers = [number(token) for token in spelt]
+        if any(value is None for value in numbers):
+            raise ValueError(
+                f"{where}: the values {kind[:60]} of attribute {name!r} must be numbers, such as {{0,1}}; make "
+                "a 0/1 attribute of each value"
+            )
+        return Attribute(name, {t: v for t, v in zip(spelt, numbers, strict=True) if v is not None}, line)
+    what = f"the type {kind[:60]!r}" if kind else "no type"
+    raise ValueError(
+        f"{where}: attribute {name!r} has {what}, must be numeric, real, integer or nominal like {{0,1}}; "
+        "convert or remove the attribute"
+    )
+
+
+def _split(text: str, where: str) -> list[str]:
+    """What stands between commas, quotes left on."""
+    if "'" not in text and '"' not in text:
+        return [token.strip() for token in text.split(",")]
+    tokens, at = [], 0
+    while True:
+        found = _ENTRY.match(text, at)
+        if found is None:
+            raise ValueError(f"{where}: a quote is not closed, or stands within a word, in {text[at : at + 40]!r}")
+        tokens.append(found[1].strip())
+        at = found.end()
+        if not found[2]:
+            return tokens
+
+
+def _unquoted(token: str) -> str:
+    if len(token) >= 2 and token[0] in "'\"" and token[-1] == token[0]:
+        return _ESCAPE.sub(r"\1", token[1:-1])
+    return token
+
+
+def number(token: str) -> float | None:
+    """A finite float32, or None. Python's own floats may have underscores."""
+    try:
+        value = float(token)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and abs(value) <= _LARGEST and "_" not in token else None
+
+
+def _before_comment(line: str) -> str:
+    found = _BEFORE_COMMENT.match(line)
+    end = found.end() if found else 0
+    return line[:end] if line[end : end + 1] == "%" else line

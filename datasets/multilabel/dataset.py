@@ -1,0 +1,237 @@
+"""Multilabel classification: an example has any number of K labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from torchssvm.core.arguments import check_flags
+from torchssvm.core.batch import Batch
+from torchssvm.core.sparse_features import SparseFeatures
+
+from ..files import find
+from ..padded import PADDING, Example, collating, padded, place_of, places_of
+from .libsvm import read_libsvm
+from .mulan import LabelledRows, read_mulan
+from .sparse_rows import SparseRows
+
+PAGE = "https://mulan.sourceforge.net/datasets-mlc.html"
+NAMES = ("bibtex", "medical", "scene")
+
+
+class Multilabel(Dataset[Example]):
+    """A map-style dataset of examples with sets of labels; :meth:`collate` and ``__getitems__`` make its batches.
+
+    ``Multilabel("bibtex", "train")`` reads a dataset of Mulan's page, ``from_mulan`` and ``from_libsvm`` any file.
+
+    ========  =========  ======  ========  ======
+    name      train      test    features  labels
+    ========  =========  ======  ========  ======
+    bibtex         4880    2515      1836     159
+    medical         333     645      1449      45
+    scene          1211    1196       294       6
+    ========  =========  ======  ========  ======
+
+    An item is ``(x, y, index)``: ``SparseFeatures`` with columns int64 ``[P]`` and values float32 ``[P]``, or, if
+    ``dense``, float32 ``[F]``; int64 ``[K]``, 1 for its labels and 0 for the others; and its number. A batch has the
+    features of its examples in one, columns -1 where padded (``[B, P]``, or ``[B, F]``), and y ``[B, K]``.
+
+    The files are found under ``TORCHSSVM_DATA`` as ``multilabel/bibtex/bibtex-train.arff`` and ``.xml``. They are not
+    downloaded: the page has them as RAR archives, which Python cannot unpack.
+
+    Args:
+        name: ``"bibtex"``, ``"medical"`` or ``"scene"``.
+        split: ``"train"`` or ``"test"``.
+        unit_rows: Whether the features of every example are divided by their Euclidean norm.
+        bias: Whether there is one more feature, the last, that is always 1 (after ``unit_rows``).
+        dense: Whether ``x`` is a dense tensor.
+        root: The folder that has ``multilabel``; None is ``TORCHSSVM_DATA`` and the cache.
+
+    Attributes:
+        features: ``[n, F]`` by rows; ``indptr``, ``indices`` and ``values`` are theirs, for compiled loops.
+        labels: ``[n, K]``, likewise; all values are 1.
+        label_names: Of every label.
+        feature_names: Of every feature.
+        source: The file.
+
+    Raises:
+        FileNotFoundError: A file is not there; the message says where to put it.
+        ValueError: There is no such name or split, or a file is malformed; the message has the line.
+    """
+
+    features: SparseRows
+    labels: SparseRows
+    label_names: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    source: str
+
+    def __init__(
+        self,
+        name: Literal["bibtex", "medical", "scene"],
+        split: Literal["train", "test"] = "train",
+        *,
+        unit_rows: bool = False,
+        bias: bool = False,
+        dense: bool = False,
+        root: str | os.PathLike[str] | None = None,
+    ) -> None:
+        arff, xml = locate(name, split, root)
+        check_flags(unit_rows=unit_rows, bias=bias, dense=dense)
+        self._hold(read_mulan(arff, xml, page=PAGE), unit_rows, bias, dense)
+
+    @classmethod
+    def from_mulan(
+        cls,
+        arff: str | os.PathLike[str],
+        xml: str | os.PathLike[str],
+        *,
+        unit_rows: bool = False,
+        bias: bool = False,
+        dense: bool = False,
+    ) -> Multilabel:
+        """A pair of files of Mulan's format: labels are what the XML file names, in its order.
+
+        Raises:
+            OSError: A file cannot be opened.
+            ValueError: One is malformed, or they do not fit together; the message begins with file and line.
+        """
+        return cls._of(read_mulan(arff, xml), unit_rows, bias, dense)
+
+    @classmethod
+    def from_libsvm(
+        cls,
+        path: str | os.PathLike[str],
+        num_features: int | None = None,
+        num_labels: int | None = None,
+        *,
+        first_feature: int = 1,
+        first_label: int = 0,
+        unit_rows: bool = False,
+        bias: bool = False,
+        dense: bool = False,
+    ) -> Multilabel:
+        """A file of LIBSVM's format, ``1,5,7 12:0.5 90:1``.
+
+        Args:
+            path: The file.
+            num_features: The same for the training and the test set, however many occur there; without the bias. None:
+                the first line of the file says examples, features and labels.
+            num_labels: Likewise.
+            first_feature: The number of the first feature in the file, 0 or 1.
+            first_label: The number of the first label in the file, 0 or 1.
+            unit_rows: As above.
+            bias: As above.
+            dense: As above.
+
+        Raises:
+            OSError: The file cannot be opened.
+            ValueError: It is malformed, and the message begins with file and line; or an argument is.
+        """
+        found = read_libsvm(path, num_features, num_labels, first_feature=first_feature, first_label=first_label)
+        return cls._of(found, unit_rows, bias, dense)
+
+    @classmethod
+    def _of(cls, found: LabelledRows, unit_rows: bool, bias: bool, dense: bool) -> Multilabel:
+        made = cls.__new__(cls)
+        made._hold(found, unit_rows, bias, dense)
+        return made
+
+    def _hold(self, found: LabelledRows, unit_rows: bool, bias: bool, dense: bool) -> None:
+        features, names = found.features, found.feature_names
+        if unit_rows:
+            features = features.unit_rows()
+        if bias:
+            features, names = features.with_ones(), (*names, "bias")
+        self.features, self.feature_names = features, names
+        self.labels, self.label_names = found.labels, found.label_names
+        self.source = found.source
+        self.dense = dense
+
+    @property
+    def num_features(self) -> int:
+        """F, with the bias if there is one."""
+        return self.features.num_columns
+
+    @property
+    def num_labels(self) -> int:
+        """K."""
+        return self.labels.num_columns
+
+    @property
+    def indptr(self) -> Tensor:
+        """int64 ``[n + 1]``: example i has the entries ``indptr[i]`` to ``indptr[i + 1] - 1``."""
+        return self.features.indptr
+
+    @property
+    def indices(self) -> Tensor:
+        """int32 ``[M]``, the features that are not zero, rising within an example."""
+        return self.features.indices
+
+    @property
+    def values(self) -> Tensor:
+        """float32 ``[M]``, of these features."""
+        return self.features.values
+
+    @property
+    def label_counts(self) -> Tensor:
+        """int64 ``[K]``, examples of each label."""
+        return self.labels.counts()
+
+    @property
+    def labels_per_example(self) -> Tensor:
+        """int64 ``[n]``."""
+        return self.labels.indptr.diff()
+
+    def names(self, i: int) -> list[str]:
+        """The names of the labels of an example."""
+        at = place_of(i, len(self))
+        start, stop = self.labels.indptr[at : at + 2].tolist()
+        return [self.label_names[label] for label in self.labels.indices[start:stop].tolist()]
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, i: int) -> Example:
+        batch = self.__getitems__([place_of(i, len(self))])
+        x = batch.x[0] if self.dense else SparseFeatures(batch.x.columns[0], batch.x.values[0])
+        return Example(x, batch.y[0], int(batch.index[0]))
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The examples at ``indices`` as one batch; a ``DataLoader`` calls this."""
+        index = torch.tensor(places_of(indices, len(self)), dtype=torch.int64)
+        x = self.features.dense(index) if self.dense else SparseFeatures(*self.features.lists(index))
+        return Batch(x=x, y=self.labels.dense(index).long(), index=index)
+
+    @staticmethod
+    @collating
+    def collate(examples: Sequence[Example]) -> Batch:
+        """Examples; lists of features are padded to the longest."""
+        xs, ys, numbers = zip(*examples, strict=True)
+        x = torch.stack(xs) if isinstance(xs[0], Tensor) else _stacked(xs)
+        return Batch(x=x, y=torch.stack(ys), index=torch.tensor(numbers))
+
+    def __repr__(self) -> str:
+        sizes = f"{self.num_features} features, {self.num_labels} labels"
+        return f"{type(self).__name__}: {len(self)} examples, {sizes}, {Path(self.source).name}"
+
+
+def _stacked(lists: Sequence[SparseFeatures]) -> SparseFeatures:
+    columns, values = zip(*lists, strict=True)
+    return SparseFeatures(padded(columns, PADDING), padded(values, 0))
+
+
+def locate(name: str, split: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
+    """The ARFF and the XML file of a dataset; arguments and errors as in :class:`Multilabel`."""
+    if name not in NAMES:
+        raise ValueError(f"name must be one of {', '.join(NAMES)}, not {name!r}; Multilabel.from_mulan reads any files")
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+    page = f"{PAGE} (unpack {name}.rar)"
+    folder = f"multilabel/{name}/{name}"
+    return find(f"{folder}-{split}.arff", page, root), find(f"{folder}.xml", page, root)

@@ -1,0 +1,159 @@
+"""Mulan's format of multilabel data: an ARFF file, and an XML file that names those of its attributes that are labels.
+
+The format: http://mulan.sourceforge.net/format.html
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+from xml.parsers import expat
+
+from ..text.columns import UNPACKED_LIMIT
+from .arff import Arff, read_arff
+from .sparse_rows import SparseRows
+
+
+class LabelledRows(NamedTuple):
+    """Multilabel examples as they stand in a file.
+
+    Attributes:
+        features: ``[n, F]``.
+        labels: ``[n, K]``, of ones.
+        feature_names: Of every feature.
+        label_names: Of every label.
+        source: The file, for messages.
+    """
+
+    features: SparseRows
+    labels: SparseRows
+    feature_names: tuple[str, ...]
+    label_names: tuple[str, ...]
+    source: str
+
+
+class Label(NamedTuple):
+    """A label that an XML file names, and its line."""
+
+    name: str
+    line: int
+
+
+def read_mulan(
+    arff: str | os.PathLike[str],
+    xml: str | os.PathLike[str],
+    *,
+    page: str | None = None,
+    limit: int = UNPACKED_LIMIT,
+) -> LabelledRows:
+    """Features in the order of the ARFF file, labels in that of the XML file.
+
+    Args:
+        arff: The examples.
+        xml: The labels.
+        page: Where the files are published, for messages; None for files of one's own.
+        limit: Bytes that a gzip file may unpack to.
+
+    Raises:
+        OSError: A file cannot be opened.
+        ValueError: One is malformed, or they do not fit together; the message begins with file and line.
+    """
+    wanted = read_labels(xml, page=page)
+    table = read_arff(arff, limit=limit)
+    places = {attribute.name: place for place, attribute in enumerate(table.attributes)}
+    for name, line in wanted:
+        if name not in places:
+            raise ValueError(
+                f"{xml}, line {line}: label {name!r} is not an attribute of {arff}; do the files belong together?"
+            )
+    labels = [places[name] for name, _ in wanted]
+    rest = sorted(set(range(len(places))) - set(labels))
+    if not rest:
+        raise ValueError(f"{xml} names every attribute of {arff} a label: no feature is left")
+    found = table.rows.columns(labels)
+    _check_labels(table, labels)
+    return LabelledRows(
+        table.rows.columns(rest),
+        found,
+        tuple(table.attributes[place].name for place in rest),
+        tuple(name for name, _ in wanted),
+        str(arff),
+    )
+
+
+def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> list[Label]:
+    """The labels that an XML file names, in its order; those of a hierarchy one after another, parents first.
+
+    Args:
+        path: The file.
+        page: As in :func:`read_mulan`.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is no such file; the message begins with its name and the line.
+    """
+    lines: dict[str, int] = {}
+    depth = 0
+    parser = expat.ParserCreate(namespace_separator=" ")
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        where, tag = f"{path}, line {parser.CurrentLineNumber}", tag.rpartition(" ")[2]
+        if tag != ("label" if depth else "labels"):
+            wanted = "<label name=...>" if depth else "<labels>"
+            raise ValueError(f"{where}: <{tag}> must be {wanted}; labels stand in <labels>, and may hold labels")
+        depth += 1
+        if tag == "labels":
+            return
+        name = attributes.get("name", "")
+        if not name:
+            raise ValueError(f"{where}: a label has no name; write <label name=...>")
+        if name in lines:
+            raise ValueError(f"{where}: label {name!r} is named on line {lines[name]} already; remove one")
+        lines[name] = parser.CurrentLineNumber
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    try:
+        text = Path(path).read_bytes()
+    except FileNotFoundError as error:
+        where = "" if page is None else f"; fetch it from {page}"
+        raise FileNotFoundError(
+            f"{path} is not there: Mulan's data are two files, an ARFF file, and this XML file, which names the labels"
+            f"{where}"
+        ) from error
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        reason = expat.ErrorString(error.code)
+        if text.lstrip()[:1] in (b"@", b"%"):
+            advice = "; it looks like an ARFF file, so the arguments seem swapped: the ARFF file is the first"
+        else:
+            advice = "" if page is None else f"; fetch it again from {page}"
+        raise ValueError(f"{path}, line {error.lineno}: not well-formed XML ({reason}){advice}") from error
+    if not lines:
+        raise ValueError(f"{path} names no label: write <labels><label name=...></label></labels>")
+    return [Label(name, line) for name, line in lines.items()]
+
+
+def _check_labels(table: Arff, labels: list[int]) -> None:
+    """Labels are 0 or 1."""
+    for place in labels:
+        attribute = table.attributes[place]
+        if attribute.values is not None and not set(attribute.values.values()) <= {0.0, 1.0}:
+            raise ValueError(
+                f"{table.source}, line {attribute.line}: label {attribute.name!r} has the values "
+                f"{{{','.join(attribute.values)}}}, must be {{0,1}}"
+            )
+    rows = table.rows.columns(labels)
+    wrong = (rows.values != 1.0).nonzero()
+    if len(wrong):
+        entry = int(wrong[0])
+        line, name = table.lines[int(rows.row[entry])], table.attributes[labels[int(rows.indices[entry])]].name
+        raise ValueError(
+            f"{table.source}, line {line}: label {name!r} is {float(rows.values[entry]):g}, must be 0 or 1"
+        )

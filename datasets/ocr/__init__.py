@@ -1,0 +1,1 @@
+"""Handwritten words."""

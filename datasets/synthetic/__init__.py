@@ -1,0 +1,1 @@
+"""Data that was made up."""

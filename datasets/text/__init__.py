@@ -1,0 +1,1 @@
+"""Text: chunking, dependency trees, word alignment, spelling."""

@@ -1,0 +1,103 @@
+"""First-order features of dependency arcs, after McDonald et al. (2005), hashed to columns."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_whole
+
+# Of their table 1; h is the head, t the token, w a word, g a tag, -1 and +1 the neighbours. The prefixes of long words
+# are left out.
+_ALONE = (("hw", "hg"), ("hw",), ("hg",))
+_PAIRS = (
+    ("hw", "hg", "tw", "tg"),
+    ("hg", "tw", "tg"),
+    ("hw", "tw", "tg"),
+    ("hw", "hg", "tg"),
+    ("hw", "hg", "tw"),
+    ("hw", "tw"),
+    ("hg", "tg"),
+    ("hg", "hg+1", "tg-1", "tg"),
+    ("hg-1", "hg", "tg-1", "tg"),
+    ("hg", "hg+1", "tg", "tg+1"),
+    ("hg-1", "hg", "tg", "tg+1"),
+)
+# All of a token's arcs have these, whatever its head: they tell heads apart only together with the distance.
+_TOKEN = (("tw", "tg"), ("tw",), ("tg",))
+_BETWEEN = len(_ALONE) + len(_PAIRS) + len(_TOKEN)
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
+_HALF = np.uint64(32)
+
+
+def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) -> Tensor:
+    """The features of every arc of a sentence: columns as ``LinearArcs`` takes them.
+
+    The templates of McDonald, Crammer and Pereira (2005), "Online large-margin training of dependency parsers", table
+    1: words and tags of head and token, the tags of their neighbours, each with and without the direction and the
+    distance of the arc (1 to 5, up to 10, more), and with the direction the tags that stand between. A feature's column
+    is a hash of its text, so that training and test sentences agree without a list of words; two may share a column.
+
+    Args:
+        words: The T words.
+        tags: Their T parts of speech.
+        num_features: Columns are 0 to ``num_features - 1``.
+
+    Returns:
+        ``[T, T+1, P]`` int64: at ``[t-1, h]`` the arc from head h (0 is the root) to token t; -1 where it has fewer
+        features, and at arcs of a token to itself, which have none.
+
+    Raises:
+        ValueError: There are not as many words as tags, or ``num_features`` is out of range.
+    """
+    num_features = check_whole(num_features, "num_features", most=2**31 - 1)
+    length = len(words)
+    if len(tags) != length:
+        raise ValueError(f"words are {length} and tags {len(tags)}: give a tag for every word")
+    word, tag = _codes(["<root>", *words]), _codes(["<left>", "<root>", *tags, "<right>"])
+    by_position = {"w": word, "g": tag[1:-1], "g-1": tag[:-2], "g+1": tag[2:]}
+    of = {f"h{name}": codes[None, :] for name, codes in by_position.items()}
+    of |= {f"t{name}": codes[1:, None] for name, codes in by_position.items()}
+    heads, tokens = np.arange(length + 1)[None, :], np.arange(1, length + 1)[:, None]
+    distance = np.abs(heads - tokens)
+    to_right = (heads < tokens).astype(np.uint64)
+    near = np.minimum(distance, 5) + (distance > 5) + (distance > 10)
+    apart = near.astype(np.uint64) * np.uint64(2) + to_right + np.uint64(1)
+
+    shape = (length, length + 1)
+    columns = []
+    for number, template in enumerate((*_ALONE, *_PAIRS, *_TOKEN)):
+        code = np.full((1, 1), number + 1, np.uint64)
+        for name in template:
+            code = _mix(code, of[name])
+        if template not in _TOKEN:
+            columns.append(np.broadcast_to(code, shape))
+        columns.append(_mix(code, apart))
+    hashed = np.stack(columns, 2) % np.uint64(num_features)
+
+    # Each tag that stands between head and token, once: where its count so far differs.
+    kinds, kind = np.unique(tag[2:-1], return_inverse=True)
+    count = np.zeros((length + 2, len(kinds)), np.int64)
+    count[np.arange(2, length + 2), kind] = 1
+    count = count.cumsum(0)  # [i]: among the tokens before i
+    low, high = np.minimum(heads, tokens), np.maximum(heads, tokens)
+    between = count[high] > count[np.minimum(low + 1, high)]  # [T, T+1, kinds]
+    ends = _mix(_mix(_mix(np.full((1, 1), _BETWEEN + 1, np.uint64), of["hg"]), of["tg"]), to_right)
+    inside = _mix(ends[:, :, None], kinds) % np.uint64(num_features)
+    found = np.concatenate([hashed.astype(np.int64), np.where(between, inside.astype(np.int64), -1)], 2)
+    found[distance == 0] = -1
+    return torch.from_numpy(found)
+
+
+def _codes(texts: Sequence[str]) -> np.ndarray:
+    return np.array([zlib.crc32(text.encode()) + 1 for text in texts], np.uint64)
+
+
+def _mix(code: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """A hash of both; sums and products are those of 64 bits."""
+    mixed = (code ^ more) * _ODD
+    return mixed ^ (mixed >> _HALF)

@@ -1,0 +1,165 @@
+"""Sentences with tags as sparse chains: a list of columns for every token, and never a dense matrix."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..padded import PADDING
+from .chunking_features import Attributes, Vocabulary, attributes
+from .columns import TaggedSentences, read_columns
+from .sparse_chains import SparseChains
+
+
+class ChunkingDataset(SparseChains):
+    """A map-style dataset of sentences; :meth:`collate` and ``__getitems__`` make its batches.
+
+    Items and batches are those of :class:`torchssvm.datasets.SparseChains`, with columns only: states of the tags of
+    sentences.
+
+    Attributes of the sentences that the vocabulary does not have are left out. Where the sentences have no tags, y is
+    -1 throughout: enough to predict, and nothing else.
+
+    Args:
+        sentences: What :func:`torchssvm.datasets.text.columns.read_columns` read.
+        vocabulary: Columns and states.
+        stand_in: The tag that ``y`` shows in place of tags that the vocabulary does not have; None: they are an error.
+            :meth:`tags` are those of the file in any case, so that chunk scores are not touched.
+        found: The attributes of these sentences, where they have been made already.
+
+    Attributes:
+        sentences: As given.
+        vocabulary: As given.
+        offsets, rows, columns, states, lengths: As in :class:`torchssvm.datasets.SparseChains`.
+        in_features: Columns of the vocabulary.
+        num_states: Tags of the vocabulary.
+
+    Raises:
+        ValueError: A tag is not in the vocabulary; the message names file and line. Or ``found`` is of other sentences.
+    """
+
+    what = "sentences"
+
+    def __init__(
+        self,
+        sentences: TaggedSentences,
+        vocabulary: Vocabulary,
+        *,
+        stand_in: str | None = None,
+        found: Attributes | None = None,
+    ) -> None:
+        if not isinstance(sentences, TaggedSentences) or not isinstance(vocabulary, Vocabulary):
+            raise TypeError(
+                "sentences must be TaggedSentences, as read_columns gives them, and vocabulary a Vocabulary: got a "
+                f"{type(sentences).__name__} and a {type(vocabulary).__name__}"
+            )
+        states = _states(sentences, vocabulary, stand_in)
+        if found is None:
+            found = attributes(sentences)
+        else:
+            found.check(sentences)
+        rows, columns = vocabulary.columns(found)
+        super().__init__(
+            offsets=torch.from_numpy(sentences.offsets),
+            rows=torch.from_numpy(rows),
+            columns=torch.from_numpy(columns),
+            states=torch.from_numpy(states),
+            in_features=len(vocabulary),
+            num_states=vocabulary.num_states,
+        )
+        self.sentences = sentences
+        self.vocabulary = vocabulary
+        self.stand_in = stand_in
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], vocabulary: Vocabulary, *, stand_in: str | None = None
+    ) -> ChunkingDataset:
+        """The sentences of any column file, with the vocabulary of a training set; the tag column may be missing."""
+        return ChunkingDataset(read_columns(path, tags_optional=True), vocabulary, stand_in=stand_in)
+
+    def words(self, i: int) -> list[str]:
+        """The words of a sentence."""
+        return self.sentences.words[self.tokens(i)]
+
+    def tags(self, i: int) -> list[str]:
+        """The tags of a sentence as they stand in the file."""
+        if self.sentences.tags is None:
+            raise ValueError(f"{self.sentences.source} has no tags")
+        return self.sentences.tags[self.tokens(i)]
+
+    def features(self, i: int) -> list[list[str]]:
+        """The attributes of the tokens of a sentence, without those that the vocabulary does not have."""
+        tokens, names = self.tokens(i), self.vocabulary.attributes
+        rows = self.rows[tokens.start : tokens.stop + 1].tolist()
+        return [[names[c] for c in self.columns[a:b].tolist()] for a, b in itertools.pairwise(rows)]
+
+    def tags_of(self, labelings: Tensor, lengths: Tensor) -> list[list[str]]:
+        """The tags that a batch of predicted states stands for.
+
+        Args:
+            labelings: ``[B, N]`` int64, states; what lies beyond each length is not read.
+            lengths: ``[B]`` int64.
+
+        Raises:
+            ValueError: A state is not one of the vocabulary.
+        """
+        names = self.vocabulary.tags
+        inside = torch.arange(labelings.shape[1], device=labelings.device) < lengths.unsqueeze(1)
+        if bool(((labelings < 0) | (labelings >= len(names)))[inside].any()):
+            raise ValueError(
+                f"labelings must hold 0 to {len(names) - 1}, the states of the vocabulary, within the lengths"
+            )
+        return [
+            [names[state] for state in row[:length]]
+            for row, length in zip(labelings.tolist(), lengths.tolist(), strict=True)
+        ]
+
+    def hold_out(self, share: float = 0.1) -> tuple[ChunkingDataset, ChunkingDataset]:
+        """The first sentences to train on, and the last to choose by: both numbered from 0.
+
+        The vocabulary is made anew, of the first part alone and with the same ``min_count``; the tags stay.
+
+        Args:
+            share: Of the sentences, to be held out; the number is rounded.
+
+        Raises:
+            ValueError: ``share`` leaves one of the parts empty.
+        """
+        n = len(self)
+        last = round(n * share) if 0 < share < 1 else 0
+        if not 0 < last < n:
+            raise ValueError(
+                f"share={share} of {n} sentences leaves one of the parts empty: it must lie between 0 and 1"
+            )
+        first, rest = self.sentences.part(0, n - last), self.sentences.part(n - last, n)
+        found = attributes(first)
+        vocabulary = Vocabulary.from_attributes(found, self.vocabulary.min_count, self.vocabulary.tags)
+        return (
+            ChunkingDataset(first, vocabulary, stand_in=self.stand_in, found=found),
+            ChunkingDataset(rest, vocabulary, stand_in=self.stand_in),
+        )
+
+
+def _states(sentences: TaggedSentences, vocabulary: Vocabulary, stand_in: str | None) -> np.ndarray:
+    """The state of every token; -1 where there are no tags."""
+    other = None if stand_in is None else vocabulary.state(stand_in)
+    if stand_in is not None and other is None:
+        raise ValueError(f"stand_in={stand_in!r} is not one of the vocabulary's tags: {', '.join(vocabulary.tags)}")
+    if sentences.tags is None:
+        return np.full(len(sentences.words), PADDING, np.int64)
+    state: dict[str, int] = {}
+    for tag in set(sentences.tags):
+        found = vocabulary.state(tag)
+        found = other if found is None else found
+        if found is None:
+            raise ValueError(
+                f"{sentences.where(sentences.tags.index(tag))}: tag {tag!r} is not one of the vocabulary's: "
+                f"{', '.join(vocabulary.tags)}; stand_in= names the tag to show in its place"
+            )
+        state[tag] = found
+    return np.array([state[tag] for tag in sentences.tags], np.int64)

@@ -1,0 +1,269 @@
+"""Dependency treebanks in CoNLL-U, the format of Universal Dependencies (universaldependencies.org/format.html)."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.batch import Batch
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.structures.arborescence.structure import is_projective
+
+from ..padded import PADDING, Example, collating, padded, place_of
+from .arc_features import arc_columns
+from .columns import UNPACKED_LIMIT, nul_byte, read_content
+
+_COLUMNS = 10
+_ABSENT = "_"
+
+
+class Sentence(NamedTuple):
+    """One sentence of a treebank.
+
+    Attributes:
+        words: The T words (FORM).
+        tags: Their parts of speech (UPOS, or XPOS where that is ``_``).
+        heads: Their heads, 1 to T, and 0 at the root's only child.
+        line: Where its first token stands in the file.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    heads: tuple[int, ...]
+    line: int
+
+    @property
+    def projective(self) -> bool:
+        """Whether no arcs cross."""
+        return bool(is_projective(torch.tensor([self.heads])))
+
+    @property
+    def punctuation(self) -> tuple[bool, ...]:
+        """Which tokens are punctuation: tag PUNCT, or no character but punctuation where there is no tag."""
+        return tuple(
+            tag == "PUNCT" or (tag == _ABSENT and all(unicodedata.category(c).startswith("P") for c in word))
+            for word, tag in zip(self.words, self.tags, strict=True)
+        )
+
+
+class _Token(NamedTuple):
+    word: str
+    tag: str
+    head: int
+    line: int
+
+
+def read_conllu(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> list[Sentence]:
+    """Read a treebank: UTF-8, plain or gzip, ten columns separated by tabs, an empty line after every sentence.
+
+    Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are passed over: the basic dependencies hold between
+    the words.
+
+    Args:
+        path: The file.
+        limit: Bytes that a gzip file may unpack to.
+
+    Raises:
+        ValueError: The file is none, or a sentence has no tree; the message begins with the file and the line.
+    """
+    path = Path(path)
+    sentences = []
+    tokens: list[_Token] = []
+    begun = 0  # the line where a sentence begins that has not ended
+    lines = read_content(path, limit).split(b"\n")
+    for number, raw in enumerate([*lines, b""], start=1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            _refuse(path, number, f"this is not UTF-8: {error.reason} at byte {error.start + 1} of the line")
+        if "\0" in line:
+            raise ValueError(nul_byte(f"{path}, line {number}"))
+        if line:
+            begun = begun or number
+            if not line.startswith("#"):
+                tokens += _read_token(line, len(tokens) + 1, path, number)
+        elif begun:
+            if not tokens:
+                _refuse(path, begun, "the sentence that begins here has no words")
+            _check_tree(tokens, path)
+            words, tags, heads, places = zip(*tokens, strict=True)
+            sentences.append(Sentence(words, tags, heads, places[0]))
+            tokens, begun = [], 0
+    if not sentences:
+        _refuse(path, 1, "the file has no sentences")
+    return sentences
+
+
+def _read_token(line: str, expected: int, path: Path, number: int) -> Iterator[_Token]:
+    """The token of a line, or nothing for what is passed over."""
+    fields = line.split("\t")
+    if not line.strip():
+        _refuse(path, number, "the line is blank but for spaces; sentences end with an empty line")
+    if len(fields) != _COLUMNS:
+        _refuse(path, number, f"{len(fields)} columns, and CoNLL-U has {_COLUMNS}, separated by single tabs")
+    name, word, tag, other, head = fields[0], fields[1], fields[3], fields[4], fields[6]
+    if span := re.fullmatch(r"([0-9]{1,9})([-.])([0-9]{1,9})", name):
+        first, kind, last = int(span[1]), span[2], int(span[3])
+        if (kind == "-" and not expected == first <= last) or (kind == "." and first != expected - 1):
+            _refuse(path, number, f"ID is {name!r}, which does not belong before word {expected}")
+        return
+    if name != str(expected):
+        _refuse(path, number, f"ID is {name!r}, and the next word of the sentence is {expected}")
+    if not (word and tag):
+        _refuse(path, number, f"{'UPOS' if word else 'FORM'} is empty; write {_ABSENT!r} for what is not there")
+    if not re.fullmatch(r"[0-9]{1,9}", head):
+        _refuse(path, number, f"HEAD is {head!r}, and must be a whole number: the ID of a word, or 0")
+    yield _Token(word, tag if tag != _ABSENT else other, int(head), number)
+
+
+def _check_tree(tokens: Sequence[_Token], path: Path) -> None:
+    """Refuse heads that are not those of a tree with one root."""
+    length = len(tokens)
+    for token in tokens:
+        if token.head > length:
+            _refuse(path, token.line, f"HEAD is {token.head}, and the sentence has {length} words")
+    roots = [token.line for token in tokens if token.head == 0]
+    if len(roots) != 1:
+        where = f", in lines {', '.join(map(str, roots))}" if roots else ""
+        _refuse(
+            path, tokens[0].line, f"the sentence that begins here has {len(roots)} words with HEAD 0{where}; it needs 1"
+        )
+    reached = {0}
+    for start in range(1, length + 1):
+        path_up = []
+        at = start
+        while at not in reached:
+            if at in path_up:
+                _refuse(path, tokens[start - 1].line, f"the heads of word {start} lead in a circle, back to word {at}")
+            path_up.append(at)
+            at = tokens[at - 1].head
+        reached.update(path_up)
+
+
+def _refuse(path: Path, line: int, what: str) -> NoReturn:
+    raise ValueError(f"{path}, line {line}: {what}")
+
+
+class CoNLLU(Dataset[Example]):
+    """The sentences of a CoNLL-U file, with hashed features of all their arcs.
+
+    An item is ``(x, y, index)``: columns ``[T, T+1, P]`` int64 as :func:`arc_columns` makes them, when they are asked
+    for; the heads, int64 ``[T]``; and its number in this dataset. :meth:`collate` pads items to a batch, whose x is
+    ``SparseFeatures`` for the head ``LinearArcs(num_features)``.
+
+    Args:
+        path: The file.
+        num_features: Columns of the features.
+        keep_features: Keep the features of a sentence once they are made, in ``4 T (T+1) P`` bytes (P is about 40), and
+            do not make them again in every pass.
+        skip_nonprojective: Leave sentences out whose arcs cross, which ``Projective()`` cannot have for targets:
+            training sentences. ``num_skipped`` says how many these were.
+
+    Raises:
+        ValueError: The file is not CoNLL-U (see :func:`read_conllu`), ``num_features`` is out of range, or no sentence
+            is left.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        num_features: int = 2**16,
+        keep_features: bool = False,
+        skip_nonprojective: bool = False,
+    ) -> None:
+        self.num_features = check_whole(num_features, "num_features", most=2**31 - 1)
+        self.path = Path(path)
+        self._kept: dict[int, Tensor] | None = {} if keep_features else None
+        every = read_conllu(path)
+        self.sentences = [s for s in every if s.projective] if skip_nonprojective else every
+        self.num_skipped = len(every) - len(self.sentences)
+        if not self.sentences:
+            raise ValueError(f"{self.path}: arcs cross in all {len(every)} sentences, and none is left")
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    def __getitem__(self, i: int) -> Example:
+        at = place_of(i, len(self))
+        return Example(self._columns(at), torch.tensor(self.sentences[at].heads), at)
+
+    def _columns(self, at: int) -> Tensor:
+        if self._kept is not None and at in self._kept:
+            return self._kept[at].to(torch.int64)
+        columns = arc_columns(self.sentences[at].words, self.sentences[at].tags, self.num_features)
+        if self._kept is not None:
+            self._kept[at] = columns.to(torch.int32)
+        return columns
+
+    @staticmethod
+    @collating
+    def collate(examples: Sequence[Example]) -> Batch:
+        """Pad both axes of the arcs, and the lists of columns, with -1."""
+        lengths = torch.tensor([len(example.y) for example in examples])
+        columns = padded([example.x for example in examples], PADDING)
+        heads = padded([example.y for example in examples], PADDING)
+        index = torch.tensor([example.index for example in examples])
+        return Batch(SparseFeatures(columns), heads, index, lengths)
+
+    def __repr__(self) -> str:
+        left_out = f", {self.num_skipped} non-projective left out" if self.num_skipped else ""
+        return f"CoNLLU({str(self.path)!r}, num_features={self.num_features}): {len(self)} sentences{left_out}"
+
+
+class Attachment(NamedTuple):
+    """Unlabelled attachment scores: shares of tokens with the right head; None where there are no such tokens.
+
+    Attributes:
+        uas: Of all tokens.
+        uas_without_punctuation: Of those that are not punctuation themselves.
+        tokens: How many there are.
+        punctuation: How many of them are punctuation.
+    """
+
+    uas: float | None
+    uas_without_punctuation: float | None
+    tokens: int
+    punctuation: int
+
+
+def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sentence]) -> Attachment:
+    """Compare the heads of sentences with those of the treebank.
+
+    Args:
+        found: The heads that were found for each sentence; what stands beyond its length is not looked at.
+        sentences: The sentences, in the same order.
+
+    Raises:
+        ValueError: There are not as many on both sides, or a sentence has too few heads.
+    """
+    found, sentences = list(found), list(sentences)
+    if len(found) != len(sentences):
+        raise ValueError(f"found has the heads of {len(found)} sentences, and there are {len(sentences)}")
+    right = right_words = tokens = punctuation = 0
+    for number, (heads, sentence) in enumerate(zip(found, sentences, strict=True)):
+        length = len(sentence.heads)
+        own = [int(head) for head in heads[:length]]
+        if len(own) < length:
+            raise ValueError(f"found has {len(own)} heads for sentence {number}, which has {length} words")
+        for mine, true, mark in zip(own, sentence.heads, sentence.punctuation, strict=True):
+            tokens += 1
+            punctuation += mark
+            right += mine == true
+            right_words += mine == true and not mark
+    words = tokens - punctuation
+    return Attachment(
+        uas=right / tokens if tokens else None,
+        uas_without_punctuation=right_words / words if words else None,
+        tokens=tokens,
+        punctuation=punctuation,
+    )

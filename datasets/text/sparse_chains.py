@@ -1,0 +1,114 @@
+"""Chains of tokens whose features are lists: what all datasets for ``SparseLinearChain`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from torchssvm.core.batch import Batch
+from torchssvm.core.sparse_features import SparseFeatures
+
+from ..padded import PADDING, Example, collating, place_of, places_of
+
+
+class SparseChains(Dataset[Example]):
+    """A map-style dataset of n chains; :meth:`collate` and ``__getitems__`` make its batches.
+
+    An item is ``(x, y, index)``: ``SparseFeatures`` with columns int64 [T, P], -1 where a token has fewer than P, and
+    values float32 [T, P], 0 there (or None); states int64 [T]; and the number of the chain. A batch has columns and
+    values [B, N, P] and y [B, N], -1 where padded.
+
+    Args:
+        offsets: int64 ``[n + 1]``: chain i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``, at least one.
+        rows: int64 ``[tokens + 1]``, and
+        columns: int32: token t has the features ``columns[rows[t] : rows[t + 1]]``.
+        states: int64 ``[tokens]``, 0 to K - 1; -1 throughout where they are not known.
+        in_features: F; columns are 0 to F - 1.
+        num_states: K.
+        values: float32, as many as columns; None: all are 1.
+
+    Attributes:
+        lengths: int64 ``[n]``, tokens of each chain; all arguments are attributes too.
+    """
+
+    what = "chains"
+
+    def __init__(
+        self,
+        offsets: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        states: Tensor,
+        in_features: int,
+        num_states: int,
+        values: Tensor | None = None,
+    ) -> None:
+        self.offsets = offsets
+        self.rows, self.columns, self.values = rows, columns, values
+        self.states = states
+        self.in_features = in_features
+        self.num_states = num_states
+        self.lengths = offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: int) -> Example:
+        batch = self.__getitems__([i])
+        columns, values = batch.x
+        return Example(
+            SparseFeatures(columns[0], None if values is None else values[0]), batch.y[0], int(batch.index[0])
+        )
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The chains at ``indices`` as one batch, cropped to its longest; a ``DataLoader`` calls this."""
+        index = torch.tensor(places_of(indices, len(self), self.what))
+        lengths = self.lengths[index]
+        place = torch.arange(int(lengths.max()))
+        real = place < lengths[:, None]
+        token = torch.where(real, self.offsets[index][:, None] + place, 0)  # [B, N]
+        y = torch.where(real, self.states[token], PADDING)
+        row, count = self.rows[token], torch.where(real, self.rows[token + 1] - self.rows[token], 0)
+        within = torch.arange(max(int(count.max()), 1))
+        there = within < count[..., None]
+        at = torch.where(there, row[..., None] + within, 0)  # [B, N, P]
+        none = len(self.columns) == 0  # no feature may be known at all
+        columns = torch.where(there, at if none else self.columns[at].long(), PADDING)
+        values = None
+        if self.values is not None:
+            values = torch.where(there, at.float() if none else self.values[at], 0.0)
+        return Batch(x=SparseFeatures(columns, values), y=y, index=index, lengths=lengths)
+
+    @staticmethod
+    @collating
+    def collate(examples: Sequence[Example]) -> Batch:
+        """Examples, padded to the longest."""
+        columns = _stacked([x.columns for x, _, _ in examples], PADDING)
+        values = None if examples[0].x.values is None else _stacked([x.values for x, _, _ in examples], 0)
+        return Batch(
+            x=SparseFeatures(columns, values),
+            y=pad_sequence([y for _, y, _ in examples], batch_first=True, padding_value=PADDING),
+            index=torch.tensor([index for _, _, index in examples]),
+            lengths=torch.tensor([len(y) for _, y, _ in examples]),
+        )
+
+    def tokens(self, i: int) -> slice:
+        """The tokens of a chain, among those of all."""
+        at = place_of(i, len(self), self.what)
+        return slice(int(self.offsets[at]), int(self.offsets[at + 1]))
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.states)} tokens, {self.in_features} columns"
+        return f"{type(self).__name__}: {len(self)} {self.what}, {sizes}"
+
+
+def _stacked(tensors: Sequence[Tensor], fill: int) -> Tensor:
+    """``[T, P]`` tensors in one, ``[B, N, M]``."""
+    most = max(tensor.shape[1] for tensor in tensors)
+    wide = [pad(tensor, (0, most - tensor.shape[1]), value=fill) for tensor in tensors]
+    return pad_sequence(wide, batch_first=True, padding_value=fill)

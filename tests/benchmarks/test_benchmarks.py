@@ -1,0 +1,441 @@
+"""The benchmarks: what they compute from what they measure, and that every part measures."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
+pytest.importorskip("matplotlib")
+pytest.importorskip("numba")
+try:
+    import run as program
+    from suite import baselines, descent, exact, growth, measuring, memory, oracles, roofline, solvers, work
+    from suite.measuring import Kept, Limit, Settings, Summary, Table, asker, exponent, interpolate
+    from suite.synthetic import Chains
+finally:
+    sys.path.remove(str(FOLDER))
+
+PARTS = {name: importlib.import_module(f"suite.{name}") for name in program.PARTS}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
+
+
+def checks(*pairs):
+    return [{"seconds": seconds, "gap": gap} for seconds, gap in pairs]
+
+
+@pytest.mark.parametrize(
+    "points, threshold, expected",
+    [
+        ([(1.0, 0.1), (3.0, 0.001)], 0.01, 2.0),  # half way in the logarithm
+        ([(1.0, 0.1), (3.0, 0.01)], 0.01, 3.0),
+        ([(2.0, 0.01)], 0.1, 1.0),  # from the gap 1 at time 0
+        ([(2.0, 0.5)], 1.0, 0.0),
+        ([(1.0, 0.1), (2.0, 0.05)], 0.01, None),
+        ([], 0.01, None),
+        ([(1.0, 0.1), (2.0, 0.3), (3.0, 0.001)], 0.01, 2.0),  # a worse check in between changes nothing
+        ([(1.0, 0.1), (3.0, 0.001), (4.0, 0.5)], 0.01, 2.0),  # the first time counts
+        ([(1.0, 0.1), (3.0, 0.0)], 0.01, 3.0),
+        ([(1.0, 0.1), (3.0, -1e-9)], 0.01, 3.0),
+    ],
+)
+def test_interpolation(points, threshold, expected):
+    found = interpolate(checks(*points), threshold)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_interpolation_of_an_exponential_is_exact():
+    points = checks(*((t, math.exp(-0.7 * t)) for t in (1.0, 2.5, 4.0, 9.0)))
+    for threshold in (0.9, 0.3, 0.05, 0.01):
+        assert interpolate(points, threshold) == pytest.approx(-math.log(threshold) / 0.7)
+
+
+def test_medians_ratios_and_exponents():
+    assert measuring.median([3.0, 1.0, 2.0]) == 2.0
+    assert measuring.median([3.0, None]) is None
+    assert measuring.median([]) is None
+    assert measuring.ratio(3.0, 2.0) == 1.5
+    assert measuring.ratio(None, 2.0) is measuring.ratio(1.0, None) is None
+    assert exponent([1, 10, 100], [2.0, 2e2, 2e4]) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "limit, verdict",
+    [
+        (Limit("a", 0.4, 0.5), "met"),
+        (Limit("a", 0.6, 0.5), "missed"),
+        (Limit("a", 600.0, 500.0, at_least=True), "met"),
+        (Limit("a", 400.0, 500.0, at_least=True), "missed"),
+        (Limit("a", None, 0.5), "not measured"),
+        (Limit("a", math.nan, 0.5), "not measured"),
+    ],
+)
+def test_limits(limit, verdict):
+    assert limit.verdict == verdict
+    assert str(limit).endswith(verdict)
+
+
+def test_table():
+    found = Table("Speed", ["side", "seconds", "n"], [["a", 0.12345, 1_000_000], ["b", None, 3]]).markdown()
+    assert found.splitlines() == [
+        "**Speed**",
+        "",
+        "| side | seconds | n |",
+        "| --- | ---: | ---: |",
+        "| a | 0.123 | 1,000,000 |",
+        "| b |  | 3 |",
+    ]
+
+
+def test_sides_take_turns():
+    order = []
+    found = measuring.in_turn(["a", "b"], 2, lambda side, repeat: order.append((side, repeat)) or {"n": repeat})
+    assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert found == {"a": [{"n": 0}, {"n": 1}], "b": [{"n": 0}, {"n": 1}]}
+
+
+@pytest.mark.parametrize("name", program.PARTS)
+def test_parts_are_whole(name):
+    part = PARTS[name]
+    assert part.TITLE
+    assert all(callable(getattr(part, function)) for function in ("collect", "summarise", "draw"))
+    assert part.MEASURES
+    assert (FOLDER / "README.md").read_text().count(f"| `{name}` |") == 1
+
+
+def here(part, threads=None):
+    """Measures run in this process."""
+
+    def ask(measure, *, threads=1, **options):
+        options = json.loads(json.dumps(options))
+        return json.loads(json.dumps(part.MEASURES[measure](**options)))
+
+    return ask
+
+
+def test_a_measure_in_a_process_of_its_own():
+    lines = []
+    ask = asker("oracles", log=lines.append)
+    found = ask("viterbi", shape=[2, 3, 4], seconds=0.0, seed=0)
+    assert {"torchssvm", "torch operations", "torch-struct"} <= set(found["seconds"])
+    assert all(list(seconds) == ["1"] for seconds in found["seconds"].values())  # one thread was asked for
+    assert len(lines) == 1
+    with pytest.raises(measuring.MeasureError, match=r"nothing viterbi .* ended with status 1"):
+        asker("nothing")("viterbi")
+
+
+def test_oracles_agree_and_are_timed(monkeypatch):
+    monkeypatch.setattr(oracles, "QUICK", [(3, 5, 4), (1, 2, 3)])
+    monkeypatch.setattr(oracles, "ROOM", 4.0 * 3 * 2 * 4**3 - 1)  # torch-struct has room for the second only
+    found = oracles.collect(here(oracles), Settings(2, True))
+    summary = oracles.summarise(found)
+    cpu = [row for row in summary.tables[0].rows if row[0].startswith("cpu")]
+    assert [row[0] for row in cpu] == ["cpu (3, 5, 4)", "cpu (1, 2, 3)"]
+    assert cpu[0][3].startswith("skipped: would take some")
+    assert " x) on " in cpu[1][3]
+    assert all(limit.verdict == "not measured" for limit in summary.limits)
+
+
+def test_an_oracle_that_is_wrong_is_not_timed(monkeypatch):
+    right = oracles.decoders
+
+    def wrong(emission, transition):
+        return right(emission, transition) | {
+            oracles.PLAIN: (lambda: emission.argmin(2), lambda found: found),
+        }
+
+    monkeypatch.setattr(oracles, "decoders", wrong)
+    with pytest.raises(AssertionError, match="torch operations found other values than torchssvm"):
+        oracles.viterbi([3, 5, 4], 0.0, 0)
+
+
+def test_solvers_measure_the_same_problem(tmp_path):
+    task = {"size": "small", "lam": 0.01, "seed": 1, "max_seconds": 60.0}
+    runs = {
+        "yardstick": [solvers.yardstick(gap=0.4, **task)],
+        "compiled FW": [solvers.compiled("FW", gap=0.4, **task)],
+        "torch loop, batches of 64": [
+            solvers.torch_loop(side="torch loop, batches of 64", gap=0.9, **{**task, "max_seconds": 0.0})
+        ],
+    }
+    for name, (found,) in runs.items():
+        last = found["checks"][-1]
+        assert last["primal"] - last["dual"] == pytest.approx(last["gap"], abs=1e-6), name
+        assert last["dual"] <= 0.1651  # the optimum lies between 0.16502 and 0.16504
+        assert last["primal"] >= 0.165
+        assert last["visits"] > 0
+        assert last["gap"] <= 0.4 or name.startswith("torch loop")
+        seconds = [check["seconds"] for check in found["checks"]]
+        assert seconds == sorted(seconds)
+    assert runs["yardstick"][0]["checks"][0]["visits"] == 626 + 9 * 620
+    found = {"problem": {"size": "small", "lam": 0.01, "gaps": [0.9, 0.4]}, "runs": runs}
+    assert solvers.draw(found, tmp_path)[0].stat().st_size > 10_000
+    for clock in ("seconds", "cpu_seconds"):
+        for (one,) in runs.values():
+            one["checks"] = [{**one["checks"][-1], clock: 1.0, "gap": 0.1}]
+    runs["yardstick"][0]["checks"][0]["seconds"] = 4.0
+    summary = solvers.summarise(found)
+    assert [limit.value for limit in summary.limits] == pytest.approx([0.25, 0.25, 0.25])
+    assert summary.limits[0].name.startswith("compiled FW to gap 0.9")
+
+
+def canned(optimum):
+    """Measures that decay at a known speed: Adam's best learning rate is inside its grid, SGD's at its edge."""
+
+    def ask(measure, *, threads=1, **options):
+        if measure == "reference":
+            return {"primal": optimum, "dual": optimum, "gap": 0.0, "passes": 9.0, "seconds": 1.0}
+        if measure == "crf":
+            return {"skipped": "not installed"}
+        best = {"Adam": 0.03, "SGD": 0.3}.get(options.get("optimizer"), 1.0)
+        rate = 1.0 if measure == "bcfw" else 0.5 - abs(math.log10(options["lr"] / best)) / 10
+        start = 1.0 / optimum - 1.0
+        times = [float(t) for t in range(1, 40 if measure == "bcfw" else options["epochs"])]
+        curve = [
+            {"seconds": 2 * t, "cpu_seconds": t, "primal": optimum * (1 + start * math.exp(-rate * t))} for t in times
+        ]
+        return {"curve": curve, "test_error": 0.2}
+
+    return ask
+
+
+def test_baselines_take_the_best_learning_rate(tmp_path):
+    found = baselines.collect(canned(0.3), Settings(1, False))
+    found = json.loads(json.dumps(found))  # as it comes back from the file
+    start = 1.0 / 0.3 - 1.0
+    for threshold in baselines.THRESHOLDS:
+        lr, epochs = found["chosen"]["Adam"][f"{threshold:g}"]
+        assert lr == 0.03
+        assert epochs >= math.log(start / threshold) / 0.5
+    rows = {row[0]: row for row in baselines.summarise(found).tables[0].rows}
+    expected = math.log(start / 0.01)
+    assert rows["BCFW, last iterate"][2] == f"{expected:.3g} s, 1 x"
+    adam = rows["Adam, best learning rate and horizon"]
+    assert adam[2] == f"{2 * expected:.3g} s, 2 x (lr 0.03, 20 epochs)"
+    assert adam[4] > 100.0
+    assert any("SGD: the best learning rate is at the edge" in note for note in baselines.summarise(found).notes)
+    errors = {row[0]: row[2] for row in baselines.summarise(found).tables[1].rows}
+    assert errors["pytorch-crf"] == "not installed"
+    assert baselines.draw(found, tmp_path)[0].stat().st_size > 10_000
+
+
+def test_descents_lower_the_primal():
+    known = {"size": "small", "lam": 0.01, "seed": 0}
+    for options in baselines.OURS.values():
+        found = descent.bcfw(**options, epochs=12.0, target=0.5, **known)
+        values = [point["primal"] for point in found["curve"]]
+        assert 0.165 < values[-1] < values[0]
+        assert min(values[:-1]) > 0.5  # it ends where it has come to the target
+        assert 0.0 < found["test_error"] < 0.5
+    for optimizer, lr in (("Adam", 0.003), ("SGD", 0.03)):
+        found = descent.hinge(optimizer, lr, 2, points=2, **known)
+        assert 0.165 < found["curve"][-1]["primal"] < 1.0 == found["curve"][0]["primal"]
+        assert [round(point["passes"]) for point in found["curve"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("package", ["python-crfsuite", "pytorch-crf"])
+def test_crfs_learn_or_say_that_they_are_not_installed(package):
+    from suite import crf
+
+    found = crf.train(package, "small", 0.01, 0, 1)
+    if "skipped" in found:
+        assert found["skipped"] == "not installed"
+    else:
+        assert 0.0 < found["test_error"] < 0.8
+        assert found["seconds"] > 0.0
+
+
+def test_chains_are_made_lazily_and_the_same_again():
+    chains = Chains(10, 3, 4, 5, batch_size=4)
+    batches = list(chains)
+    assert [len(batch.index) for batch in batches] == [4, 4, 2]
+    assert torch.equal(torch.cat([batch.x for batch in chains]), torch.cat([batch.x for batch in batches]))
+    data = chains.dataset()
+    assert torch.equal(data.x, torch.cat([batch.x for batch in batches]))
+    assert torch.equal(data.y, torch.cat([batch.y for batch in batches]))
+    assert len(data.y.unique()) > 1
+
+
+def test_growth(tmp_path):
+    base = {"n": 8, "length": 3, "states": 3, "features": 4}
+    for kind in growth.KINDS:
+        found = growth.steps(kind, "states", [2, 4], 0.0, base)
+        assert len(found) == 2
+        assert min(found) > 0.0
+    runs = {"states": {kind: [[1e-6, 4e-6, 16e-6]] * 2 for kind in growth.KINDS}}
+    found = {"base": base, "ranges": {"states": [2, 4, 8]}, "runs": runs}
+    assert growth.summarise(found).tables[0].rows[0][-2:] == pytest.approx([2.0, 2.0])
+    assert growth.draw(found, tmp_path)[0].stat().st_size > 5_000
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux")
+def test_memory():
+    base = memory.set_back()
+    block = torch.ones(200 * 2**18)
+    del block
+    assert 100 * 2**20 < memory.resident("VmHWM") - base < 300 * 2**20  # the system may take back pages meanwhile
+    for kind in ("compiled", "torch"):
+        found = memory.synthetic(kind, 300)
+        assert found["peak"] >= 0.0
+        assert found["must"] == 4 * 300 * (5 * 20 + 5 * 10 + 10 * 10) + 8 * 300 * 5
+        assert found["seconds"] > 0.0
+    several = {
+        str(n): [
+            {
+                "peak": n * 1e3,
+                "must": n,
+                "base": 2.0**28,
+                "setup_seconds": 1.0,
+                "seconds": n / 1e5,
+                "cpu_seconds": n / 1e5,
+                "exact_seconds": 1.0,
+            }
+        ]
+        for n in memory.NUMBERS
+    }
+    several["1000000"][0]["peak"] = 9 * 2.0**30
+    ocr = {"compiled": [{"peak": 2e6, "must": 1e6, "base": 1e8}]}
+    summary = memory.summarise({"ocr": ocr, "size": "small", "synthetic": {"compiled": several}})
+    assert "compiled loop: CPU seconds of a pass grow as n^1.00" in summary.notes
+    assert [(limit.value, limit.verdict) for limit in summary.limits] == [(9.25, "missed")]
+
+
+def test_work_is_what_the_loops_do():
+    """Against operations counted one by one, for two chains."""
+    lengths, states, nonzeros = [3, 1], 4, [5, 2]
+    shape = work.Shape(2, 4, 10, 7, 3, 4)
+    decoding = scores = direction = 0
+    for length, count in zip(lengths, nonzeros, strict=True):
+        scores += sum(2 for _ in range(count) for _ in range(states))
+        for t in range(length):
+            decoding += 2 * states  # loss and potential
+            if t > 0:
+                decoding += sum(2 for _ in range(states) for _ in range(states)) + 2 * states
+            direction += 3 * 2 * (t + 1)
+    assert work.viterbi(shape).max_plus == decoding
+    assert work.potentials(shape).multiply_add == scores
+    assert work.potentials(shape.dense).multiply_add == 2 * 4 * 3 * 4
+    assert work.step(shape).multiply_add == scores + direction + 8 * 4 + 4 * 7
+    assert work.exact_pass(shape).traffic == 8 * 7 + 17 * 4 + 2 * 4 + 40 * 2
+
+
+def test_roofline_and_exact_pass():
+    shape = roofline.ocr_shape("small")
+    assert (shape.examples, shape.tokens) == (626, 4617)
+    found = {"runs": [roofline.roofline("small", 0.01, 1, True, 0)], "problem": {"size": "small"}}
+    table = roofline.summarise(found).tables[2]
+    assert all(row[3] > 1.0 for row in table.rows)  # nothing is faster than the machine
+    found = {"runs": [json.loads(json.dumps(exact.certificates("small", 0.01, 1, True)))], "problem": {"size": "small"}}
+    summary = exact.summarise(found)
+    assert [limit.limit for limit in summary.limits] == [30.0] * 2
+    assert all(row[3] > 1.0 for row in summary.tables[0].rows)
+
+
+class Part:
+    """Stands for a part."""
+
+    TITLE = "Two and two"
+    MEASURES = ()
+
+    @staticmethod
+    def collect(ask, settings):
+        if settings.repeats == 3:
+            raise RuntimeError("no such luck")
+        return {"sum": 4}
+
+    @staticmethod
+    def summarise(found):
+        return Summary([Table("Sums", ["sum"], [[found["sum"]]])], [Limit("sum", 4.0, 5.0)], ["by hand"])
+
+    @staticmethod
+    def draw(found, folder):
+        (folder / "sum.png").write_bytes(b"")
+        return [folder / "sum.png"]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(program, "PARTS", ("one", "two"))
+    monkeypatch.setitem(sys.modules, "suite.one", Part)
+    monkeypatch.setitem(sys.modules, "suite.two", Part)
+
+
+def test_results_and_table(parts, tmp_path, capsys):
+    out = tmp_path / "new" / "folder"
+    assert program.main(["--out", str(out), "--only", "two"]) == 0
+    assert program.main(["--out", str(out), "--only", "one", "--quick"]) == 0
+    content = json.loads((out / "results.json").read_text())
+    assert content["schema"] == 1
+    assert list(content["parts"]) == ["one", "two"]
+    one, two = content["parts"].values()
+    for part in (one, two):
+        assert set(part) == {
+            *("title", "settings", "date", "machine", "found", "summary", "error", "figures", "text", "seconds"),
+        }
+        assert part["error"] is None
+        assert part["machine"]["cores"] >= 1
+        assert part["found"] == {"sum": 4}
+    assert two["settings"] == {"repeats": 5, "quick": False}
+    assert two["summary"]["limits"] == [
+        {"name": "sum", "value": 4.0, "limit": 5.0, "unit": "", "at_least": False, "verdict": "met"}
+    ]
+    assert one["settings"] == {"repeats": 1, "quick": True}
+    assert one["summary"]["limits"] == []  # small sizes are not judged
+    table = (out / "table.md").read_text()
+    assert table.count("## Two and two") == 2
+    assert "- sum: 4, limit at most 5: met" in table
+    assert "![](sum.png)" in table
+    assert "limits met: 1" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_does_not_stop_the_others(parts, tmp_path, monkeypatch, capsys):
+    class Broken(Part):
+        @staticmethod
+        def summarise(found):
+            raise KeyError("seconds")
+
+    monkeypatch.setitem(sys.modules, "suite.one", Broken)
+    assert program.main(["--out", str(tmp_path)]) == 1
+    content = json.loads((tmp_path / "results.json").read_text())["parts"]
+    assert content["one"]["error"] == "KeyError: 'seconds'"
+    assert content["two"]["error"] is None
+    assert "failed: one" in capsys.readouterr().err
+
+
+def test_bad_flags_and_foreign_results_are_refused(parts, tmp_path, capsys):
+    for flags, message in (
+        (["--repeats", "0"], "--repeats must be at least 1, not 0"),
+        (["--only", "three"], "invalid choice: 'three'"),
+    ):
+        with pytest.raises(SystemExit):
+            program.main([*flags, "--out", str(tmp_path)])
+        assert message in capsys.readouterr().err
+    (tmp_path / "results.json").write_text('{"schema": 0}')
+    with pytest.raises(SystemExit):
+        program.main(["--out", str(tmp_path)])
+    assert "is not of schema 1: choose another --out" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_kept(tmp_path):
+    file, options = tmp_path / "oracles.jsonl", {"shape": [2, 3, 4], "seconds": 0.0, "seed": 0}
+    lines = []
+    first = asker("oracles", log=lines.append, kept=Kept(file, resume=True))("viterbi", **options)
+    again = asker("oracles", log=lines.append, kept=Kept(file, resume=True))
+    assert again("viterbi", **options) == first
+    assert lines[-1].endswith("kept")
+    again("viterbi", **options)  # asked for a second time, which the file does not know
+    assert not lines[-1].endswith("kept")
+    assert len(file.read_text().splitlines()) == 2
+    Kept(file, resume=False)
+    assert not file.exists()

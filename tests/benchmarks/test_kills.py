@@ -1,0 +1,76 @@
+"""Trainings that are killed again and again end as those left alone, and lose nothing; ``benchmarks/kills.py``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+if not hasattr(os, "fork"):
+    pytest.skip("processes are forked", allow_module_level=True)
+pytest.importorskip("numba")
+pytest.importorskip("lightning")
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
+try:
+    import kills
+finally:
+    sys.path.remove(str(FOLDER))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", kills.MODES)
+@pytest.mark.filterwarnings("ignore")
+def test_killed_runs_end_as_runs_left_alone(name):
+    torch.set_num_threads(1)
+    with torch.random.fork_rng():
+        tally = kills.attack(kills.MODES[name], 10, seed=len(name), most_runs=3)
+    assert tally.differing == []
+    assert tally.lost == 0
+    assert tally.runs > 0
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_a_difference_and_a_loss_are_seen(forgetful):
+    """A training that goes on from the save before the last, or begins again; it kills itself once, after its saves."""
+
+    def train(options, folder, report, saves):
+        file, killed = folder / "number", folder / "killed"
+        started = int(file.read_text()) - 1 if file.exists() and not forgetful else 0
+        report("loaded", started)
+        for number in range(started + 1, 8):
+            if not saves:
+                continue
+            (folder / "partial").write_text(str(number))
+            os.replace(folder / "partial", file)
+            report("saved", number)
+            if number == 6 and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return {"started": started}
+
+    tally = kills.attack(kills.Mode(lambda choices: {}, train), 1, seed=0, most_runs=1)
+    assert tally.runs == 1
+    assert tally.kills >= 1
+    assert tally.saves >= 7
+    assert tally.lost >= 1
+    assert [where.split(":")[0] for _, where in tally.differing] == ([] if forgetful else [".started"])
+
+
+def test_states_are_compared_to_the_bit():
+    a = {"x": [torch.zeros(2), 1.0], "y": "a"}
+    assert list(kills.differences(a, {"x": [torch.zeros(2), 1.0], "y": "a"})) == []
+    for other, where in (
+        ({"x": [torch.tensor([0.0, 1e-40]), 1.0], "y": "a"}, ".x[0]: tensors"),
+        ({"x": [torch.zeros(2, dtype=torch.float64), 1.0], "y": "a"}, ".x[0]: tensors"),
+        ({"x": [torch.zeros(2)], "y": "a"}, ".x: lengths 2 and 1"),
+        ({"x": [torch.zeros(2), 1.0]}, "['y'] is in one of them"),
+        ({"x": [torch.zeros(2), 1], "y": "a"}, ".x[1]: float and int"),
+        ({"x": [torch.zeros(2), 1.0], "y": "b"}, ".y: a and b"),
+    ):
+        assert where in "".join(kills.differences(a, other))

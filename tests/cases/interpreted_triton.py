@@ -1,0 +1,116 @@
+"""The Triton kernels in Triton's interpreter, on CPU tensors: ``test_triton.py`` runs this file in its own process.
+
+The interpreter must be chosen before Triton is imported, and in the main process something else may have done that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples
+from test_max_sum_tree import assert_same, trees
+from test_oracle_ops import chains, strided
+
+from torchssvm.steps.box_qp import _ascend
+from torchssvm.steps.box_qp_triton import ascend_triton
+from torchssvm.structures.chain import triton as viterbi_kernels
+from torchssvm.structures.chain.oracle import viterbi_torch
+from torchssvm.structures.chain.triton import viterbi_triton
+from torchssvm.structures.tree.oracle import max_sum_tree_torch, node_depths
+from torchssvm.structures.tree.triton import max_sum_tree_triton
+
+SEEDS = st.integers(0, 10**6)
+DTYPES = st.sampled_from([torch.float32, torch.float64])
+
+
+def test_the_interpreter_is_on():
+    assert "Interpreted" in type(viterbi_kernels._decode).__name__
+
+
+@examples(20)
+@given(
+    seed=SEEDS,
+    batch=st.integers(1, 3),
+    longest=st.integers(1, 5),
+    states=st.sampled_from([1, 2, 3, 7, 26]),
+    axes=st.sampled_from(["shared", "chain", "position", "expanded"]),
+    ragged=st.booleans(),
+    integers=st.booleans(),
+    dtype=DTYPES,
+)
+def test_viterbi_equals_torch(seed, batch, longest, states, axes, ragged, integers, dtype):
+    emission, transition, lengths = chains(seed, batch, longest, states, axes, ragged, integers, dtype)
+    expected = viterbi_torch(emission, transition, lengths)
+    assert_same(viterbi_triton(strided(emission), transition, lengths), expected)
+    if axes != "expanded":
+        assert_same(viterbi_triton(emission, strided(transition), lengths), expected)
+
+
+@pytest.mark.parametrize("axes", ["shared", "chain", "position"])
+@pytest.mark.parametrize("integers", [True, False])
+def test_viterbi_by_tiles_equals_torch(axes, integers):
+    for states in (129, 150):
+        arguments = chains(states, 2, 3, states, axes, True, integers)
+        assert_same(viterbi_triton(*arguments), viterbi_torch(*arguments))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_numbers_that_are_not_finite_give_labels_all_the_same(value):
+    for place, states in ((0, 3), (5, 3), (13, 3), (16, 3), (2, 130)):
+        emission, transition, lengths = chains(place, 2, 4, states)
+        (emission if place < 12 else transition).flatten()[place % 9] = value
+        labels, _ = viterbi_triton(emission, transition, lengths)
+        real = torch.arange(4) < lengths.unsqueeze(1)
+        assert bool(((labels >= 0) & (labels < states))[real].all())
+        assert bool((labels[~real] == -1).all())
+
+
+@pytest.mark.parametrize("states", [5, 130])
+def test_infinite_scores_equal_torch(states):
+    """One that is certain; then states and moves that are forbidden, up to all of them."""
+    emission, transition, lengths = chains(1, 3, 5, states)
+    emission[1, 0, 2] = emission[2, 0, 1] = torch.inf
+    assert_same(viterbi_triton(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+    for share in (0.3, 0.9, 1.0):
+        emission, transition, lengths = chains(2, 3, 5, states, integers=True)
+        for tensor in (emission, transition):
+            tensor[torch.rand(tensor.shape) < share] = -torch.inf
+        assert_same(viterbi_triton(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+
+
+@examples(15)
+@given(
+    seed=SEEDS,
+    batch=st.integers(1, 3),
+    longest=st.integers(1, 6),
+    states=st.sampled_from([1, 2, 3, 7]),
+    axes=st.sampled_from(["shared", "tree", "node", "expanded", "nodes expanded"]),
+    ragged=st.booleans(),
+    integers=st.booleans(),
+    dtype=DTYPES,
+)
+def test_max_sum_on_trees_equals_torch(seed, batch, longest, states, axes, ragged, integers, dtype):
+    node, edge, parent, lengths = trees(seed, batch, longest, states, axes, ragged, integers, dtype)
+    found = max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
+    assert_same(found, max_sum_tree_torch(node, edge, parent, lengths))
+
+
+def test_max_sum_on_trees_by_tiles_equals_torch():
+    for seed, integers in ((1, True), (2, False)):
+        node, edge, parent, lengths = trees(seed, 2, 4, 70, integers=integers)
+        found = max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
+        assert_same(found, max_sum_tree_torch(node, edge, parent, lengths))
+
+
+@examples(15)
+@given(seed=SEEDS, size=st.integers(0, 9), rank=st.integers(0, 4), sweeps=st.integers(0, 5))
+def test_the_box_qp_is_that_of_the_cpu(seed, size, rank, sweeps):
+    random = np.random.default_rng(seed)
+    factors = random.normal(size=(size, rank))
+    matrix, values = factors @ factors.T, random.normal(size=size) * 2
+    expected = _ascend(matrix, values.copy(), sweeps, 1e-3)
+    found = ascend_triton(torch.from_numpy(matrix), torch.from_numpy(values), sweeps, 1e-3)
+    assert found.numpy().tobytes() == expected.tobytes()

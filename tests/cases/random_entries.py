@@ -1,0 +1,150 @@
+"""Random sorted entries, and what is true of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchssvm.core.njit import kernel
+from torchssvm.solvers.gdmm.brute_force import brute_force_fmo
+from torchssvm.solvers.gdmm.entry_heaps import add, change, column_list, find, room, value_of
+from torchssvm.solvers.gdmm.sorted_entries import COUNT, POOL_END, SortedEntries, grown, make_entries
+
+STAMP = 5
+
+
+def numbers(rng: np.random.Generator, count: int, mean: float = 0.0) -> np.ndarray:
+    """Eighths, so that all sums are exact and some values come twice."""
+    return np.round(8 * rng.normal(mean, 1.0, count)) / 8
+
+
+def touch(entries: SortedEntries, a: int, b: int, value: float) -> SortedEntries:
+    held = find(entries, a, b)
+    if held >= 0:
+        change(entries, held, value)
+        return entries
+    if not room(entries):
+        entries = grown(entries, 2 * int(entries.counters[COUNT]) + 1)
+    add(entries, a, b, value)
+    return entries
+
+
+def filled(rng: np.random.Generator, rows: int, cols: int, symmetric: bool, density: float, mean: float) -> tuple:
+    """Entries after random changes, and v."""
+    entries = make_entries(rows, cols, symmetric=symmetric, capacity=int(rng.integers(0, 4)))
+    v = np.zeros((rows, cols))
+    pairs = np.argwhere(rng.random((rows, cols)) < density)
+    if symmetric:
+        pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    if len(pairs):
+        pairs = pairs[rng.integers(0, len(pairs), 2 * len(pairs))] if rng.random() < 0.5 else rng.permutation(pairs)
+    for (a, b), value in zip(pairs.tolist(), numbers(rng, len(pairs), mean).tolist(), strict=True):
+        entries = touch(entries, a, b, value)
+        v[a, b] = value
+        if symmetric:
+            v[b, a] = value
+    return entries, v
+
+
+def some(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Different labels, from none to all."""
+    return rng.permutation(size)[: rng.integers(0, size + 1)]
+
+
+def marks(size: int, labels: np.ndarray) -> np.ndarray:
+    marked = np.full(size, STAMP - 1)
+    marked[labels] = STAMP
+    return marked
+
+
+def spread(size: int, labels: np.ndarray, force: np.ndarray) -> np.ndarray:
+    full = np.zeros(size)
+    full[labels] = force
+    return full
+
+
+def check_found(found: tuple, v: np.ndarray, allowed: np.ndarray, left: Any = None, right: Any = None) -> None:
+    """``found`` is a largest of the allowed pairs."""
+    left = np.zeros(len(v)) if left is None else left
+    right = np.zeros(v.shape[1]) if right is None else right
+    value, a, b = found
+    best = brute_force_fmo(v, left, right, allowed)
+    assert value == best[0]
+    if best[1] < 0:
+        assert (a, b) == (-1, -1)
+    else:
+        assert allowed[a, b]
+        assert v[a, b] - left[a] - right[b] == value
+
+
+def check_heaps(entries: SortedEntries) -> None:
+    """Each list holds its entries, in the order of a heap, where they are said to be; no two lists overlap."""
+    count = int(entries.counters[COUNT])
+    row, col = entries.row[:count].astype(int), entries.col[:count].astype(int)
+    lists: list[list[int]] = [[] for _ in entries.size]
+    for number in range(count):
+        for kind, which in enumerate((0, 1 + row[number], column_list(entries, col[number]))):
+            lists[which].append(number)
+            assert entries.pool[entries.start[which] + entries.place[3 * number + kind]] == 3 * number + kind
+    used = []
+    for which, members in enumerate(lists):
+        begin, size = entries.start[which], entries.size[which]
+        heap = entries.pool[begin : begin + size]
+        assert sorted((heap // 3).tolist()) == members
+        values = entries.value[heap // 3]
+        assert all(values[(at - 1) // 2] >= values[at] for at in range(1, size))
+        used.extend(range(begin, begin + entries.list_capacity[which]))
+    assert len(used) == len(set(used))
+    assert max(used, default=-1) < entries.counters[POOL_END] <= len(entries.pool)
+
+
+random_entries = given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 40),
+    cols=st.integers(1, 40),
+    symmetric=st.booleans(),
+    density=st.sampled_from([0.0, 0.02, 0.2, 0.9, 1.0]),
+    mean=st.sampled_from([-8.0, -1.0, 0.0, 2.0]),
+)
+
+
+@kernel
+def touch_all(entries, row, col, value, at):
+    """Touch or change one after the other from ``at`` on, as long as there is room; returns where it stopped."""
+    while at < len(row):
+        held = find(entries, row[at], col[at])
+        if held >= 0:
+            change(entries, held, value[at])
+        elif room(entries) > 0:
+            add(entries, row[at], col[at], value[at])
+        else:
+            break
+        at += 1
+    return at
+
+
+@kernel
+def count_wrong(entries, v):
+    """Labels whose value is looked up wrong."""
+    wrong = 0
+    for a in range(v.shape[0]):
+        for b in range(v.shape[1]):
+            wrong += value_of(entries, a, b) != v[a, b]
+    return wrong
+
+
+def zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
+    mass = 1.0 / np.arange(1, size + 1)
+    return rng.choice(size, count, p=mass / mass.sum())
+
+
+def large(rng: np.random.Generator, size: int, count: int, mean: float = 0.0) -> SortedEntries:
+    """Labels as frequent as words are, ``count`` times a pair of them."""
+    entries, at = make_entries(size, size, capacity=16), 0
+    row, col, value = zipf(rng, size, count), zipf(rng, size, count), numbers(rng, count, mean)
+    while (at := touch_all(entries, row, col, value, at)) < count:
+        entries = grown(entries, 2 * len(entries.value))
+    return entries

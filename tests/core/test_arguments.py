@@ -1,0 +1,511 @@
+"""Arguments of a wrong kind are refused by name, with what to do; NumPy's numbers are numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from problems import assert_same, chain, multiclass
+from torch import Tensor
+
+from torchssvm import (
+    BCFW,
+    GDMM,
+    Arborescence,
+    BlockGap,
+    BranchAndBound,
+    CacheOracle,
+    Chain,
+    CompiledBCFW,
+    Corrective,
+    CuttingPlane,
+    DualState,
+    EdgePotentials,
+    EveryLossLevel,
+    EveryOutput,
+    ExponentiatedGradient,
+    GapBatchSampler,
+    GraphCut,
+    Labelings,
+    LinearArcs,
+    LinearChain,
+    LinearEdges,
+    LinearGraph,
+    LinearMulticlass,
+    LinearMultilabel,
+    LinearPose,
+    LinearTree,
+    LossScaleSearch,
+    Matching,
+    MessagePassing,
+    Multiclass,
+    Multilabel,
+    NSlack,
+    OneSlack,
+    Penalty,
+    Permutation,
+    Pose,
+    Proportional,
+    ResidualBalancing,
+    SparseLinearChain,
+    SparseLinearMultilabel,
+    StructuredHinge,
+    Subgradient,
+    TorchStruct,
+    Tree,
+    WeightedAverage,
+    WeightedLabels,
+    certify,
+    check,
+    grid_search,
+    primal,
+    recompute_weights,
+    regularization_path,
+)
+from torchssvm.core.arguments import check_number, check_seed, check_whole
+from torchssvm.datasets import (
+    OCR,
+    ChunkingDataset,
+    CoNLL2000,
+    GraphSettings,
+    LargeChains,
+    OCRData,
+    PaddedDataset,
+    PrecomputedFeatures,
+    SentencePair,
+    Vocabulary,
+    WordChains,
+    alignment_errors,
+    arc_columns,
+    chunks,
+)
+from torchssvm.models import LetterFeatures, PixelFeatures, best_threshold, mean_displacements, threshold_links
+from torchssvm.path import Certified, Heuristic, start_at_largest_lam
+from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM, Polynomial
+from torchssvm.solvers.solve import EveryPasses, WhenEstimated
+from torchssvm.steps.box_qp import solve_box_qp
+
+WORDS = [(3, 3), ("3", None), (2.5, None), (True, None), (None, None), (np.int32(3), 3), (np.bool_(True), None)]
+
+
+@pytest.mark.parametrize(("given", "found"), WORDS)
+def test_whole_numbers(given, found):
+    if found is None:
+        with pytest.raises((TypeError, ValueError), match=r"n=.* must be a whole number"):
+            check_whole(given, "n")
+    else:
+        assert check_whole(given, "n") == found
+        assert type(check_whole(given, "n")) is int
+
+
+def test_limits_of_numbers():
+    for least, most, words in ((4, None, "n=3 must be a whole number, at least 4"), (0, 2, "n=3 must be .*, 0 to 2")):
+        with pytest.raises(ValueError, match=words):
+            check_whole(3, "n", least, most=most)
+    assert check_number(np.float32(0.5), "x", 0.0) == 0.5
+    assert check_number(torch.inf, "x", above=0.0, finite=False) == torch.inf
+    for value, options, words in (
+        (-1.0, {"least": 0.0}, "x=-1.0 must be at least 0 and finite"),
+        (1.0, {"above": 1.0}, "x=1.0 must be more than 1 and finite"),
+        (torch.inf, {}, "x=inf must be finite"),
+        (torch.nan, {"finite": False}, "x=nan must be a number"),
+        (torch.nan, {"least": 0.0, "finite": False}, "x=nan must be at least 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_number(value, "x", **options)
+    for value in ("1", None, True, [1.0], torch.tensor(1.0)):
+        with pytest.raises(TypeError, match=r"x=.* must be a number, not a (str|NoneType|bool|list|Tensor)"):
+            check_number(value, "x")
+    assert check_seed(-1) == -1
+    for seed in (2**64, -(2**63) - 1):
+        with pytest.raises(ValueError, match="64 bits"):
+            check_seed(seed)
+
+
+# -- NumPy's whole numbers --------------------------------------------------------------------------------
+
+
+def test_whole_numbers_of_numpy_are_taken_everywhere():
+    six = np.int64(6)
+    problem = multiclass(1)
+    dual = DualState.for_head(
+        problem.head, six, problem.lam, storage=Labelings(np.int64(4)), memory_limit=np.int64(10**8)
+    )
+    assert (dual.num_examples, type(dual.num_examples)) == (6, int)
+    assert type(dual.storage.capacity) is int
+    sampler = GapBatchSampler(dual, batch_size=np.int16(2), num_examples=six, seed=np.uint8(3), chunk=np.int64(9))
+    assert {type(n) for n in (sampler.batch_size, sampler.num_examples, sampler.chunk)} == {int}
+    loss = BlockGap(dual, sweeps=np.int64(2))
+    optim = BCFW(problem.head.parameters(), dual)
+    batch = problem.batch(next(iter(sampler)))
+    loss(problem.head(batch.x), batch.y, batch.index).backward()
+    optim.step()
+    state = dual.state_dict()
+    assert type(state["num_examples"]) is int  # NumPy's are no numbers to weights_only=True
+    assert certify(problem.head, dual, problem.everything()).num_examples == 6
+    assert primal(problem.head, problem.structure, problem.everything(), 0.5, num_examples=six).oracle_calls == 6
+    assert ExponentiatedGradient(LinearMulticlass(3, 3), six, 0.1, halvings=np.int64(1)).halvings == 1
+    assert CuttingPlane(LinearMulticlass(3, 3), six, 0.1, NSlack(np.int64(3), max_sweeps=np.int64(5))).iterations == 0
+    assert Corrective(np.int64(3)).steps == 3
+
+
+def test_whole_numbers_of_numpy_in_compiled_solvers():
+    problem = multiclass(1)
+    dual = DualState.for_head(problem.head, np.int64(6), problem.lam)
+    loop = CompiledBCFW(problem.head, dual, problem.everything(), seed=np.int64(1))
+    assert loop.run(np.int64(3)) == 3
+    assert loop.solve(0.1, max_passes=np.int64(20)).gap <= 0.1
+    task = chain(1)
+    gdmm = GDMM(task.head, task.everything(), num_examples=np.int64(5), lam=0.1, seed=np.int64(2))
+    assert gdmm.solve(1.0, max_sweeps=np.int64(2), check_every=np.int64(1)).num_examples == 5
+    assert type(gdmm.state_dict()["gdmm"]["num_examples"]) is int
+
+
+def test_whole_numbers_of_numpy_in_kernel_models():
+    problem = multiclass(1, dtype=torch.float32)
+    head = KernelMulticlass(Polynomial(np.int64(2)), np.int64(3), np.int64(3))
+    svm = KernelSSVM(head, problem.x, problem.y, lam=0.1, sweeps=np.int64(1), capacity=np.int64(4))
+    svm.step(np.arange(2))
+    assert svm.dual.steps == 1
+
+
+# -- Sizes ------------------------------------------------------------------------------------------------
+
+SIZED: list[tuple[str, Any]] = [
+    ("in_features", lambda n: LinearMulticlass(n, 3)),
+    ("num_classes", lambda n: LinearMulticlass(3, n)),
+    ("in_features", lambda n: LinearChain(n, 3)),
+    ("num_states", lambda n: LinearChain(3, n)),
+    ("positions", lambda n: LinearChain(3, 3, positions=n)),
+    ("in_features", lambda n: SparseLinearChain(n, 3)),
+    ("in_features", LinearEdges),
+    ("in_features", LinearArcs),
+    ("node_features", lambda n: LinearGraph(n, 2)),
+    ("edge_features", lambda n: LinearGraph(2, n)),
+    ("in_features", lambda n: LinearMultilabel(n, 3)),
+    ("num_labels", lambda n: LinearMultilabel(3, n)),
+    ("num_labels", lambda n: SparseLinearMultilabel(3, n)),
+    ("in_features", lambda n: LinearTree(n, 2, [-1])),
+    ("num_states", lambda n: LinearTree(3, n, [-1])),
+    ("in_features", lambda n: KernelMulticlass(RBF(), n, 3)),
+    ("num_classes", lambda n: KernelMulticlass(RBF(), 3, n)),
+    ("num_classes", Multiclass),
+    ("num_states", Chain),
+    ("num_states", lambda n: Tree(n, [-1])),
+    ("num_labels", Multilabel),
+    ("sweeps", MessagePassing),
+    ("effort", lambda n: BranchAndBound(10, n)),
+    ("most", EveryLossLevel),
+    ("most", EveryOutput),
+    ("calls", LossScaleSearch),
+    ("capacity", Labelings),
+    ("steps", Corrective),
+    ("keep", NSlack),
+    ("max_sweeps", lambda n: NSlack(max_sweeps=n)),
+    ("keep", OneSlack),
+    ("degree", Polynomial),
+    ("batch_size", lambda n: GapBatchSampler(num_examples=5, batch_size=n)),
+    ("num_examples", lambda n: GapBatchSampler(num_examples=n, batch_size=2)),
+    ("chunk", lambda n: GapBatchSampler(num_examples=5, batch_size=2, chunk=n)),
+    ("fold", lambda n: OCR(fold=n)),
+    ("num_chains", lambda n: LargeChains(num_chains=n)),
+    ("num_states", lambda n: WordChains.from_sentences([["a", "b"]], num_states=n, min_count=1)),
+    ("segments", GraphSettings),
+]
+
+
+@pytest.mark.parametrize("size", [2.5, "3", True, -1, [3]])
+@pytest.mark.parametrize(("name", "make"), SIZED, ids=[f"{name}-{place}" for place, (name, _) in enumerate(SIZED)])
+def test_sizes(name, make, size):
+    kind = TypeError if isinstance(size, str | list) else ValueError
+    with pytest.raises(kind, match=rf"{name}=.* must be a whole number"):
+        make(size)
+
+
+@pytest.mark.parametrize("seed", ["x", 2.5, True, None])
+def test_seeds(seed):
+    for make in (
+        lambda: GapBatchSampler(num_examples=5, batch_size=2, seed=seed),
+        lambda: CompiledBCFW(*_compiled(), seed=seed),
+        lambda: GDMM(chain(1).head, chain(1).everything(), num_examples=5, lam=0.1, seed=seed),
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"seed=.* must be a whole number"):
+            make()
+
+
+def _compiled() -> tuple[Any, ...]:
+    problem = multiclass(1)
+    return problem.head, DualState.for_head(problem.head, 6, 0.1), problem.everything()
+
+
+# -- Numbers ----------------------------------------------------------------------------------------------
+
+NUMBERS: list[tuple[str, Any]] = [
+    ("factor", lambda x: CacheOracle(factor=x)),
+    ("floor", lambda x: CacheOracle(floor=x)),
+    ("rho", Penalty),
+    ("step", lambda x: Penalty(step=x)),
+    ("low", lambda x: ResidualBalancing(low=x)),
+    ("most", lambda x: ResidualBalancing(most=x)),
+    ("tolerance", lambda x: Corrective(tolerance=x)),
+    ("power", Proportional),
+    ("passes", EveryPasses),
+    ("at_least", lambda x: WhenEstimated(at_least=x)),
+    ("kappa", Certified),
+    ("kappa", Heuristic),
+    ("accuracy", lambda x: NSlack(accuracy=x)),
+    ("gamma", RBF),
+    ("scale", lambda x: Polynomial(scale=x)),
+    ("constant", lambda x: Polynomial(constant=x)),
+    ("precision_cost", lambda x: Matching(precision_cost=x)),
+    ("weight", lambda x: TorchStruct(_crf(), weight=x)),
+    ("step_size", lambda x: ExponentiatedGradient(LinearMulticlass(3, 3), 6, 0.1, step_size=x)),
+    ("growth", lambda x: ExponentiatedGradient(LinearMulticlass(3, 3), 6, 0.1, growth=x)),
+    ("lam", lambda x: Subgradient(LinearMulticlass(3, 3).parameters(), x)),
+    ("max_loss", lambda x: Subgradient(LinearMulticlass(3, 3).parameters(), 0.1, max_loss=x)),
+    ("epsilon", lambda x: regularization_path(LinearMulticlass(3, 3), [1], epsilon=x, lam_min=0.1)),
+    ("lam_min", lambda x: regularization_path(LinearMulticlass(3, 3), [1], epsilon=0.1, lam_min=x)),
+    (r"lams\[0\]", lambda x: grid_search(LinearMulticlass(3, 3), [1], [x], tolerance=0.1)),
+    ("max_passes", lambda x: grid_search(LinearMulticlass(3, 3), [1], [0.1], tolerance=0.1, max_passes=x)),
+    ("tolerance", lambda x: CompiledBCFW(*_compiled()).solve(x)),
+    ("tolerance", lambda x: CuttingPlane(LinearMulticlass(3, 3), 6, 0.1).run([], x)),
+    ("compactness", lambda x: GraphSettings(compactness=x)),
+    ("noise", lambda x: LargeChains(noise=x)),
+]
+
+
+def _crf() -> Any:
+    import torch_struct
+
+    return torch_struct.LinearChainCRF
+
+
+@pytest.mark.parametrize("value", ["x", "0.5", [0.5]])
+@pytest.mark.parametrize(("name", "make"), NUMBERS, ids=[f"{name}-{place}" for place, (name, _) in enumerate(NUMBERS)])
+def test_numbers_are_no_words(name, make, value):
+    with pytest.raises(TypeError, match=rf"{name}=.* must be a number, not a {type(value).__name__}"):
+        make(value)
+
+
+@pytest.mark.parametrize("limit", [-5, "a", 1e9, True])
+def test_memory_limits(limit):
+    problem = multiclass(1, dtype=torch.float32)
+    kernel = KernelMulticlass(RBF(), 3, 3)
+    for make in (
+        lambda: DualState.for_head(problem.head, 6, 0.1, memory_limit=limit),
+        lambda: NSlack(memory_limit=limit),
+        lambda: OneSlack(memory_limit=limit),
+        lambda: KernelSSVM(kernel, problem.x, problem.y, lam=0.1, memory_limit=limit),
+        lambda: ExponentiatedGradient(problem.head, 6, 0.1, memory_limit=limit),
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"memory_limit=.* must be a whole number.*bytes, or None"):
+            make()
+
+
+# -- Flags, structures, rules, duals, batches --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LinearMulticlass(3, 3, bias="no"), "bias='no' must be True or False"),
+        (lambda: LinearChain(3, 3, boundary=None), "boundary=None must be True or False"),
+        (lambda: SparseLinearChain(3, 3, sparse_gradient=1), "sparse_gradient=1 must be"),
+        (lambda: LinearTree(3, 2, [-1], shared="no"), "shared='no' must be"),
+        (lambda: Chain(3, normalize="no"), "normalize='no' must be"),
+        (lambda: Matching(normalize="no"), "normalize='no' must be"),
+        (lambda: BlockGap(multiclass(1).train().dual, in_turn="yes"), "in_turn='yes' must be"),
+        (lambda: LinearChain(3, 3, structure="chain"), r"structure='chain' must be one such as Chain\(num_states\)"),
+        (lambda: LinearChain(3, 3, structure=Chain), r"structure=<class .*Chain'> must be one such as"),
+        (lambda: LinearChain(3, 3, structure=Multiclass(3)), "must be one such as .*it has no num_states"),
+        (lambda: LinearEdges(3, structure=3), "structure=3 must be one such as Matching"),
+        (lambda: LinearPose(3), "structure=3 must be a Pose"),
+        (lambda: Chain(3, class_weight=[1, 1, 1]), "class_weight must be a dense.*a list: make it a tensor"),
+        (lambda: Multiclass(3, cost=torch.eye(3).to_sparse()), "cost must be a dense.*sparse"),
+        (lambda: Pose([-1], None, (2, 2), size=1.0), "displacements must be a dense, real tensor, and it is NoneType"),
+        (lambda: Arborescence("projective"), r"among='projective' must be an object such as Projective\(\)"),
+        (lambda: GraphCut("maxflow"), r"oracle='maxflow' must be an object such as RoofDual\(\)"),
+        (lambda: Multilabel(3, decoder=MessagePassing), "decoder=<class .* must be an object such as MessagePassing"),
+        (lambda: KernelMulticlass("rbf", 3, 3), r"kernel='rbf' must be a function .* such as RBF\(gamma\)"),
+        (lambda: GapBatchSampler(num_examples=3, batch_size=2, order=Permutation), "order=<class .* must be an object"),
+        (lambda: GapBatchSampler(num_examples=3, batch_size=2).bind(None), "dual is a NoneType, and must be a DualSta"),
+        (lambda: CompiledBCFW(*_compiled()).solve(0.1, schedule=3), "schedule=3 must be an object such as When"),
+        (lambda: BlockGap(LinearChain(3, 3)), "dual is a LinearChain, and must be a DualState: make one by"),
+        (lambda: StructuredHinge(Multiclass), "structure=<class .* must be a torchssvm.Structure"),
+        (lambda: BCFW(LinearChain(3, 3), multiclass(1).train().dual), r"params is a LinearChain.*head.parameters\(\)"),
+        (lambda: BCFW(multiclass(1).head.parameters(), None), "dual is a NoneType"),
+        (lambda: Subgradient(LinearChain(3, 3), 0.1), r"params is a LinearChain.*head.parameters\(\)"),
+        (lambda: WeightedAverage(LinearChain(3, 3)), r"params is a LinearChain.*head.parameters\(\)"),
+        (lambda: WeightedAverage(LinearChain(3, 3).parameters(), 3), "dual is a int"),
+        (lambda: DualState(6, 0.1, Multiclass(3), None), r"parameters is a NoneType: pass head.parameters\(\)"),
+        (lambda: DualState.for_head(LinearChain(3, 3).to("meta"), 6, 0.1), "weight of the head must be .* meta device"),
+        (lambda: certify(LinearChain(3, 3), None, []), "dual is a NoneType"),
+        (lambda: certify(*_compiled()[:2], None), "batches is a NoneType: give a list"),
+        (lambda: certify(*_compiled()[:2], multiclass(1).everything()[0]), "batches is a Batch: give a list"),
+        (lambda: certify(*_compiled(), refresh="no"), "refresh='no' must be True or False"),
+        (lambda: primal(LinearChain(3, 3), None, [], 0.1), "structure=None must be a torchssvm.Structure"),
+        (lambda: check(LinearChain(3, 3), Chain(3), None), r"takes a module, .*and a NoneType"),
+        (lambda: regularization_path(LinearChain(3, 3), None, epsilon=0.1, lam_min=0.1), "dataset is a NoneType"),
+        (lambda: grid_search(LinearChain(3, 3), [1], "abc", tolerance=0.1), "lams='abc' must be a list of numbers"),
+        (lambda: multiclass(1).train().dual.rescale("x"), "factor='x' must be a number"),
+    ],
+)
+def test_objects_of_another_kind(make, words):
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+# -- Targets and features ---------------------------------------------------------------------------------
+
+BAD_TARGETS: dict[str, tuple[Any, str]] = {
+    "None": (lambda y: None, "NoneType"),
+    "a list": (lambda y: y.tolist(), r"a list: make it a tensor by torch.as_tensor\(...\)"),
+    "of NumPy": (lambda y: y.numpy(), "a ndarray: make it a tensor"),
+    "a word": (lambda y: "abc", "a str"),
+    "meta": (lambda y: y.to("meta"), "on the meta device, which holds no numbers"),
+    "sparse": (lambda y: y.to_sparse(), r"sparse \(torch.sparse_coo\): make it dense"),
+    "complex": (lambda y: y.to(torch.complex64), "torch.complex64"),
+    "float": (lambda y: y.double(), "torch.float64"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TARGETS)
+@pytest.mark.parametrize("problem", [multiclass, chain])
+def test_targets_of_another_kind(problem, kind):
+    spoil, words = BAD_TARGETS[kind]
+    training = problem(1).train().run([[0], [1, 2]])
+    everything = training.problem.everything()[0]
+    bad = everything._replace(y=spoil(everything.y))
+    before = training.snapshot()
+    with pytest.raises(ValueError, match=rf"target must be int64 \[.*got .*{words}"):
+        training.step(bad)
+    with pytest.raises(ValueError, match=words):
+        certify(training.head, training.dual, [bad])
+    with pytest.raises(ValueError, match=words):
+        StructuredHinge(training.problem.structure)(_applied(training.head, bad), bad.y)
+    with pytest.raises(ValueError, match=words):
+        primal(training.head, training.problem.structure, [bad], 0.1)
+    with pytest.raises(ValueError, match=words):
+        CompiledBCFW(training.head, training.dual, [bad])
+    assert_same(training.snapshot(), before)
+    training.step([0])
+
+
+@pytest.mark.parametrize("kind", BAD_TARGETS)
+def test_targets_of_another_kind_for_gdmm(kind):
+    spoil, words = BAD_TARGETS[kind]
+    problem = chain(1)
+    everything = problem.everything()[0]
+    with pytest.raises(ValueError, match=rf"target must be int64 \[.*got .*{words}"):
+        GDMM(problem.head, [everything._replace(y=spoil(everything.y))], num_examples=5, lam=0.1)
+
+
+def _applied(head: Any, batch: Any) -> Any:
+    return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0], torch.ones(5, 3, device="meta"), torch.ones(5, 3).to_sparse()])
+def test_weights_of_labels_of_another_kind(weights):
+    training = chain(1).train()
+    batch = training.problem.everything()[0]
+    with pytest.raises(TypeError, match=r"target\.weights must be a dense, real tensor"):
+        training.step(batch._replace(y=WeightedLabels(batch.y, weights)))
+
+
+BAD_FEATURES: dict[str, tuple[Any, str]] = {
+    "None": (lambda x: None, "NoneType"),
+    "a list": (lambda x: x.tolist(), "a list"),
+    "meta": (lambda x: x.to("meta"), "on the meta device, which holds no numbers"),
+    "complex": (lambda x: x.to(torch.complex128), "complex128.*real and imaginary parts as features"),
+    "sparse": (lambda x: x.to_sparse(), "sparse .*make it dense"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FEATURES)
+@pytest.mark.parametrize("problem", [multiclass, chain])
+def test_features_of_another_kind(problem, kind):
+    spoil, words = BAD_FEATURES[kind]
+    training = problem(1).train().run([[0], [1, 2]])
+    batch = training.problem.everything()[0]
+    before = training.snapshot()
+    with pytest.raises(TypeError, match=rf"x .*{words}|x is a {words}"):
+        training.step(batch._replace(x=spoil(batch.x)))
+    assert_same(training.snapshot(), before)
+
+
+@pytest.mark.parametrize("spoil", [lambda t: t.to("meta"), lambda t: t.to(torch.complex128), lambda t: t.to_sparse()])
+def test_potentials_of_another_kind(spoil):
+    training = multiclass(1).train().run([[0]])
+    batch = training.problem.batch([0, 1])
+    potentials = spoil(training.head(batch.x).single.detach())
+    with pytest.raises(TypeError, match="potentials must be a dense, real tensor"):
+        training.loss(potentials, batch.y, batch.index)
+
+
+@pytest.mark.parametrize("name", ["index", "lengths"])
+def test_index_and_lengths_without_numbers(name):
+    training = chain(1).train()
+    batch = training.problem.everything()[0]
+    held: Tensor = getattr(batch, name)
+    with pytest.raises(ValueError, match=rf"{name} must be int64 \[5\], one .*meta device"):
+        training.step(batch._replace(**{name: held.to("meta")}))
+
+
+# -- Datasets, scores, models -----------------------------------------------------------------------------
+
+X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PaddedDataset([[1]], Y), "x must be a dense, real tensor, and it is a list"),
+        (lambda: PaddedDataset(X, None), "y must be a dense, real tensor, and it is NoneType"),
+        (lambda: PaddedDataset(X.to("meta"), Y), "x must be .* meta device"),
+        (lambda: PaddedDataset(X[:0], Y[:0]), r"x has shape \[0, 4, 2\]: it must hold at least one example"),
+        (lambda: PaddedDataset(X, Y, torch.tensor([1.0, 2.0, 3.0])), r"lengths must be int64 \[3\]"),
+        (lambda: PaddedDataset(X, Y, torch.tensor([1, 2, 5])), "lengths must lie between 1 and .* 4, got 1 to 5"),
+        (lambda: PaddedDataset(X, Y, index=torch.tensor([0, 0, 1])), "index must hold another number"),
+        (lambda: PaddedDataset(X, Y, index=torch.tensor([0.0, 1.0, 2.0])), r"index must be int64 \[3\]"),
+        (lambda: PaddedDataset(X, Y)[1.5], "index 1.5 must be a whole number, not a float"),
+        (lambda: PaddedDataset(X, Y).__getitems__(["a"]), "index 'a' must be a whole number, not a str"),
+        (lambda: Vocabulary("abc", ["O"]), "attributes='abc' must be a list of strings"),
+        (lambda: Vocabulary([1, 2], ["O"]), "attributes and tags must be strings, and 1 is a int"),
+        (lambda: ChunkingDataset("text", None), "sentences must be TaggedSentences.* got a str and a NoneType"),
+        (lambda: CoNLL2000(vocabulary="words"), "vocabulary='words' must be a Vocabulary"),
+        (lambda: WordChains.from_sentences(["a b"]), r"one is a str: split it, by sentence.split\(\)"),
+        (lambda: chunks("B-NP"), "tags='B-NP' must be a list of tags"),
+        (lambda: chunks([1]), r"tags=\[1\] must be a list of tags"),
+        (lambda: alignment_errors([["ab c"]], [SentencePair(("a",), ("b",))]), "a link is a pair"),
+        (lambda: arc_columns(["a"], ["b", "c"], 9), "words are 1 and tags 2: give a tag for every word"),
+        (lambda: arc_columns(["a"], ["b"], "x"), "num_features='x' must be a whole number"),
+        (lambda: LargeChains(lengths=3), "lengths=3 must be a pair, the shortest and the longest"),
+        (lambda: OCRData(batch_size=2.5), "batch_size=2.5 must be a whole number"),
+        (lambda: OCRData(num_workers=-1), "num_workers=-1 must be a whole number, at least 0"),
+        (lambda: OCRData(seed="x"), "seed='x' must be a whole number"),
+        (lambda: OCRData(order="uniform"), "order='uniform' must be an object such as Permutation"),
+        (lambda: OCRData(fold=10), "fold=10 must be a whole number, 0 to 9"),
+        (
+            lambda: PrecomputedFeatures(PaddedDataset(X, Y), len),
+            "features is a builtin_function_or_method",
+        ),
+        (lambda: LetterFeatures(2.5), "width=2.5 must be a whole number"),
+        (lambda: PixelFeatures("x"), "width='x' must be a whole number"),
+        (lambda: PixelFeatures(4, size=16), "size=16 must be two multiples of 16"),
+        (lambda: mean_displacements(torch.zeros(3, 2, 2), [-1, 0], 2.5), "num_types=2.5 must be a whole number"),
+        (lambda: best_threshold(threshold_links, [], len, steps=0), "steps=0 must be a whole number, at least 1"),
+        (lambda: solve_box_qp(torch.zeros(2, 3), torch.zeros(2), 3), r"gram must be \[R, R\] and values \[R\]"),
+        (lambda: solve_box_qp(torch.eye(2), torch.zeros(2), "3"), "sweeps='3' must be a whole number"),
+        (lambda: Matching.from_partners(torch.tensor([0.5]), 2), "partners must be int64, got torch.float32"),
+        (lambda: EdgePotentials(None), "tensors must be a tensor or a mapping"),
+        (lambda: EdgePotentials({}), "tensors must be a tensor or a mapping"),
+        (lambda: start_at_largest_lam(LinearChain(3, 3), None, [], tolerance=0.1), "dual is a NoneType"),
+        (lambda: recompute_weights(LinearChain(3, 3), None, []), "dual is a NoneType"),
+        (lambda: grid_search(LinearChain(3, 3), None, [0.1], tolerance=0.1), "dataset is a NoneType"),
+    ],
+)
+def test_data_of_another_kind(make, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        make()

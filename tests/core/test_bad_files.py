@@ -1,0 +1,176 @@
+"""Files that are no data, or not the data that they should be, are refused with their name and the line."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from torchssvm.datasets import ChunkingDataset, Vocabulary, WordChains, read_columns, read_conllu
+from torchssvm.datasets import files as files_module
+from torchssvm.datasets.files import fetch, find
+from torchssvm.datasets.multilabel.arff import read_arff
+from torchssvm.datasets.multilabel.libsvm import read_libsvm
+from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan
+from torchssvm.datasets.text.alignment_text import read_aligned, read_unaligned
+from torchssvm.datasets.text.chunking_features import attributes
+from torchssvm.datasets.text.columns import read_content
+
+COLUMNS = "He PRP B-NP\nruns VBZ B-VP\n\nShe PRP B-NP\n"
+
+
+def written(path, content):
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+# -- ARFF and its XML -------------------------------------------------------------------------------------
+
+GENBASE = """@relation genbase
+@attribute PS00010 {YES,NO}
+@attribute PS00011 {YES,NO}
+@attribute PDOC00064 {0,1}
+@data
+YES,NO,1
+"""
+
+
+def test_nominal_features_without_numbers(tmp_path):
+    file = written(tmp_path / "genbase.arff", GENBASE)
+    with pytest.raises(
+        ValueError, match=r"genbase.arff, line 2: the values .YES,NO. of attribute 'PS00010' must be num.*make"
+    ):
+        read_arff(file)
+
+
+def test_a_missing_file_of_labels(tmp_path):
+    arff = written(tmp_path / "data.arff", "@relation r\n@attribute a {0,1}\n@attribute b numeric\n@data\n1,2\n")
+    with pytest.raises(FileNotFoundError, match=r"labels.xml is not there: .*names the labels; fetch it from http://x"):
+        read_mulan(arff, tmp_path / "labels.xml", page="http://x")
+    with pytest.raises(FileNotFoundError, match=r"labels.xml is not there: .*names the labels$"):
+        read_labels(tmp_path / "labels.xml")
+
+
+# -- NUL bytes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "line"),
+    [
+        (read_columns, "He PRP B-NP\nru\0ns VBZ B-VP\n", 2),
+        (read_columns, COLUMNS.encode("utf-16-le"), 1),
+        (read_conllu, "1\tH\0e\t_\tPRON\t_\t_\t0\troot\t_\t_\n\n", 1),
+        (read_arff, "@relation r\n@attribute a\0 numeric\n@data\n1\n", 2),
+        (lambda path: read_libsvm(path, 3, 3), "0 1:1\n0 \x001:1\n", 2),
+        (lambda path: read_unaligned(path, path), "le chat\nle\0 chien\n", 2),
+        (lambda path: read_aligned(path, path, path), "<s snum=0001> le\0 chat </s>\n", 1),
+    ],
+)
+def test_nul_bytes(tmp_path, read, content, line):
+    file = written(tmp_path / "data.txt", content)
+    with pytest.raises(ValueError, match=rf"data.txt, line {line}: a NUL byte; this is no text in UTF-8"):
+        read(file)
+
+
+@pytest.mark.parametrize("word", ["a\0b", 3])
+def test_words_that_are_none(word):
+    with pytest.raises(ValueError, match=r"sentences hold .*: a word is a str without NUL"):
+        WordChains.from_sentences([["a", "b"], [word, "b"]], num_states=2, min_count=1)
+
+
+# -- Columns ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["He B-NP\nruns B-VP\n", "He O\nruns O\n", "He B-NP B-NP\nruns B-VP B-VP\n"])
+def test_chunk_tags_in_the_place_of_parts_of_speech(tmp_path, content):
+    file = written(tmp_path / "two.txt", content)
+    with pytest.raises(ValueError, match=r"two.txt, line 1: the second column holds chunk tags, such as '(B-NP|O)'"):
+        read_columns(file, tags_optional=True)
+    vocabulary = Vocabulary.of(read_columns(written(tmp_path / "train.txt", COLUMNS)))
+    with pytest.raises(ValueError, match="columns are word, pos and tag"):
+        ChunkingDataset.from_file(file, vocabulary)
+
+
+@pytest.mark.parametrize(("columns", "optional"), [(1, True), (4, True), (2, False), (5, False)])
+def test_an_unexpected_number_of_columns(tmp_path, columns, optional):
+    file = written(tmp_path / "some.txt", " ".join("abcde"[:columns]) + "\n")
+    with pytest.raises(ValueError, match=rf"some.txt, line 1: {columns} columns?, must be word"):
+        read_columns(file, tags_optional=optional)
+
+
+def test_attributes_of_other_sentences(tmp_path):
+    sentences = read_columns(written(tmp_path / "a.txt", COLUMNS))
+    vocabulary = Vocabulary.of(sentences)
+    own = ChunkingDataset(sentences, vocabulary, found=attributes(sentences))
+    assert np.array_equal(own.columns, ChunkingDataset(sentences, vocabulary).columns)
+    for content, words in (
+        (COLUMNS.replace("She", "It"), "attributes of other sentences than those of .*a.txt"),
+        (COLUMNS.replace("VBZ", "VBP"), "attributes of other sentences"),
+        (COLUMNS + "\nYou PRP B-NP\n", "attributes of other sentences"),
+        (COLUMNS.replace("\n\n", "\n"), "found has other sentences than .*a.txt, of the same words"),
+    ):
+        other = read_columns(written(tmp_path / "b.txt", content))
+        with pytest.raises(ValueError, match=words):
+            ChunkingDataset(sentences, vocabulary, found=attributes(other))
+
+
+# -- Files that unpack to very much -----------------------------------------------------------------------
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path):
+    bomb = tmp_path / "bomb.gz"
+    with gzip.open(bomb, "wb") as file:
+        for _ in range(64):
+            file.write(bytes(2**20))
+    limit = 2**20
+    tracemalloc.start()
+    try:
+        for read in (
+            read_content,
+            read_columns,
+            read_conllu,
+            read_arff,
+            lambda path, limit: read_libsvm(path, 3, 3, limit=limit),
+        ):
+            with pytest.raises(ValueError, match=rf"bomb.gz unpacks to more than limit={limit} bytes: .*larger limit"):
+                read(bomb, limit=limit)
+        assert tracemalloc.get_traced_memory()[1] < 8 * limit
+    finally:
+        tracemalloc.stop()
+    assert len(read_content(bomb, 2**26)) == 2**26
+    for limit in (0, 2.5, None, "1"):
+        with pytest.raises((TypeError, ValueError), match=r"limit=.* must be a whole number"):
+            read_content(bomb, limit)
+
+
+def test_a_large_plain_file_is_read_whatever_the_limit(tmp_path):
+    assert len(read_columns(written(tmp_path / "plain.txt", COLUMNS), limit=1)) == 2
+
+
+# -- Paths ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["../../x", "a/../../x", "/etc/passwd", "..", "", "a\0b", "C:/x", "..\\x", "\\\\host\\x"]
+)
+def test_paths_that_leave_the_folder(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(files_module, "_download", lambda *_: pytest.fail("it was downloaded"))
+    (tmp_path / "data").mkdir()
+    for call in (
+        lambda: find(path, "page", tmp_path / "data"),
+        lambda: fetch(path, "http://x", "0" * 64, "page", tmp_path / "data"),
+    ):
+        with pytest.raises(ValueError, match=r"path=.* must be a relative path below the data folder"):
+            call()
+
+
+def test_downloads_do_not_follow_links_out_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "_download", lambda *_: pytest.fail("it was downloaded"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "data" / "conll").symlink_to(tmp_path / "outside")
+    with pytest.raises(ValueError, match=r"path='conll/x.gz' leads out of .*data by a symbolic link, to .*outside"):
+        fetch("conll/x.gz", "http://x", "0" * 64, "page", tmp_path / "data")
+    assert not list((tmp_path / "outside").iterdir())

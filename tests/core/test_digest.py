@@ -1,0 +1,153 @@
+"""A dual that meets other targets than those that it was trained on says so."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import chain, examples, rng
+
+from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, WeightedAverage, certify
+from torchssvm.core.digest import UNKNOWN, digest_targets
+
+
+@examples(50)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    st.integers(0, 4),
+    st.integers(0, 5),
+    st.sampled_from([-1, 0, -100]),
+)
+def test_padding_does_not_count_and_labels_do(labels, more, place, padding):
+    own = torch.tensor([labels])
+    padded = torch.nn.functional.pad(own, (0, more), value=padding)
+    assert torch.equal(digest_targets(own), digest_targets(padded))
+    changed = own.clone()
+    changed[0, place % len(labels)] += 1
+    assert not torch.equal(digest_targets(own), digest_targets(changed))
+
+
+def test_a_label_0_at_the_end_counts_by_the_length():
+    whole, cut = torch.tensor([[2, 1, 0]]), torch.tensor([[2, 1, -1]])
+    assert not torch.equal(digest_targets(whole, torch.tensor([3])), digest_targets(cut, torch.tensor([2])))
+    assert torch.equal(digest_targets(cut, torch.tensor([2])), digest_targets(cut[:, :2], torch.tensor([2])))
+
+
+def test_other_axes_than_that_of_the_lengths_count_whole():
+    labels, edges = torch.tensor([[1, 1]]), torch.tensor([[False, True, True, True]])
+    wide = torch.nn.functional.pad(labels, (0, 3), value=-1)
+    lengths = torch.tensor([2])
+    for padded in (labels, wide):  # the edges are more or fewer than the padded nodes
+        assert torch.equal(digest_targets((padded, edges), lengths), digest_targets((labels, edges), lengths))
+    other = torch.tensor([[False, True, True, False]])
+    assert not torch.equal(digest_targets((labels, edges), lengths), digest_targets((labels, other), lengths))
+
+
+@examples(30)
+@given(st.integers(0, 2**16), st.sampled_from([torch.int64, torch.int8, torch.bool, torch.float64, torch.float32]))
+def test_compiled_digests_are_those_of_torch(seed, dtype):
+    random = rng(seed)
+    shape = torch.randint(0, 4, (2,), generator=random).tolist()
+    leaves = [torch.randint(-2, 4, (3, *shape[:k]), generator=random).to(dtype) for k in range(3)]
+    lengths = torch.randint(1, 5, (3,), generator=random)
+    for target in (*leaves, tuple(leaves)):
+        for own in (None, lengths):
+            found = digest_targets(target, own)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("torchssvm.core.digest.fits_numba", lambda *_: False)
+                assert torch.equal(digest_targets(target, own), found)
+
+
+def test_no_target_has_the_digest_of_one_that_was_not_seen():
+    assert int(digest_targets(torch.zeros(1, 3, dtype=torch.int64))) != UNKNOWN
+
+
+def test_places_count_on_every_axis():
+    grids = torch.zeros(12, 3, 4, dtype=torch.int64)
+    for i in range(12):
+        grids[i, i // 4, i % 4] = 1
+    assert len(digest_targets(grids).unique()) == 12
+    assert len(digest_targets(torch.arange(1, 100)).unique()) == 99
+
+
+def trained():
+    problem = chain(n=8, states=3)
+    head = problem.head
+    dual = DualState.for_head(head, 8, 0.1)
+    optimizer, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+    for batch in problem.everything(3):
+        optimizer.zero_grad()
+        loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+        optimizer.step()
+    return problem, head, dual, optimizer
+
+
+def others(problem):
+    """The same examples with the labels of two of them changed."""
+    for batch in problem.everything(3):
+        y = batch.y.clone()
+        for row, index in enumerate(batch.index.tolist()):
+            if index in (2, 5):
+                y[row, 0] = (y[row, 0] + 1) % 3
+        yield batch._replace(y=y)
+
+
+def test_other_targets_are_refused():
+    problem, head, dual, optimizer = trained()
+    average = WeightedAverage.following(dual)
+    first = certify(head, dual, problem.everything(3))
+    assert certify(head, dual, problem.everything(8)).gap == pytest.approx(first.gap)
+    before = dual.oracle_calls
+    for attempt in (
+        lambda: certify(head, dual, others(problem)),
+        lambda: CompiledBCFW(head, dual, others(problem)),
+    ):
+        with pytest.raises(RuntimeError, match=r"2 of 8 examples have other targets .* \[2, 5\]"):
+            attempt()
+    assert dual.oracle_calls == before
+    for batch in problem.everything(3):
+        optimizer.zero_grad()
+        BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="other targets"):
+        average.certify(head, dual, others(problem))
+    CompiledBCFW(head, dual, problem.everything(4)).certify()
+
+
+def test_a_checkpoint_knows_its_targets():
+    problem, head, dual, optimizer = trained()
+    certify(head, dual, problem.everything(3))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(head)
+    again = DualState.for_head(other, 8, 0.1)
+    BCFW(other.parameters(), again).load_state_dict(torch.load(file, weights_only=True))
+    with pytest.raises(RuntimeError, match="other targets"):
+        certify(other, again, others(problem))
+    state = dual.state_dict()
+    for wrong in (torch.zeros(3, dtype=torch.int64), torch.zeros(8), "no tensor", None):
+        with pytest.raises(ValueError, match=r"dual\['targets'\]"):
+            again.load_state_dict({**state, "targets": wrong})
+    certify(other, again, problem.everything(3))
+
+
+def test_a_dual_that_has_not_moved_takes_any_targets():
+    problem = chain(n=8, states=3)
+    head = problem.head
+    dual = DualState.for_head(head, 8, 0.1)
+    certify(head, dual, problem.everything(3))
+    assert certify(head, dual, others(problem)).gap > 0.0
+
+
+def test_real_numbers_count():
+    costs, lengths = torch.rand(4, 3, dtype=torch.float64), torch.tensor([3, 2, 1, 3])
+    costs = costs.masked_fill(torch.arange(3) >= lengths.unsqueeze(1), 0.0)
+    first = digest_targets((torch.zeros(4, 3, dtype=torch.int64), costs), lengths)
+    wide = torch.nn.functional.pad(costs, (0, 2))
+    assert torch.equal(digest_targets((torch.zeros(4, 5, dtype=torch.int64), wide), lengths), first)
+    assert bool((digest_targets((torch.zeros(4, 3, dtype=torch.int64), 0.7 * costs), lengths) != first).all())

@@ -1,0 +1,945 @@
+"""Images as graphs of superpixels: features by their definitions, the cache on disk, files as they may lie about."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from torchssvm import LargestGap
+from torchssvm.core.batch import tree_tensors
+from torchssvm.datasets import (
+    GraphCache,
+    GraphSettings,
+    HorseSegmentation,
+    PixelSegmentation,
+    SegmentationScores,
+    StaleCache,
+    SuperpixelGraphs,
+    pool_regions,
+    segmentation_scores,
+)
+from torchssvm.datasets.images import graph_cache_build, graph_cache_words
+from torchssvm.datasets.images.growing import GrowingArray
+from torchssvm.datasets.images.region_features import ETAS, edge_features, node_features
+from torchssvm.datasets.images.segmentation_files import find_pairs, read_pair, stamp
+from torchssvm.datasets.images.superpixels import adjacency, foreground_sizes, neighbourhoods, region_sizes, superpixels
+from torchssvm.datasets.images.visual_words import Vocabulary, descriptors, k_means, nearest, words
+from torchssvm.datasets.progress import progress
+
+pytest.importorskip("skimage")
+from skimage.io import imsave
+
+SMALL = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+NAMES = [f"horse{number:03}" for number in range(1, 6)]
+
+
+def picture(seed: int, height: int = 40, width: int = 56) -> tuple[np.ndarray, np.ndarray]:
+    """A striped ellipse before a noisy ground."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width]
+    mask = ((y - height / 2) / (height / 3)) ** 2 + ((x - width / 2 + seed) / (width / 4)) ** 2 < 1
+    image = np.where(mask[:, :, None], [150, 90, 40], [60, 140, 70]) + random.normal(0, 12, (height, width, 3))
+    image += 25 * np.sin(x / (2 + seed % 3))[:, :, None] * mask[:, :, None]
+    return image.clip(0, 255).astype(np.uint8), mask
+
+
+def save(path: Path, array: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    imsave(path, array, check_contrast=False)
+    return path
+
+
+def write(root: Path, names=NAMES, images="rgb", masks="figure_ground") -> Path:
+    for seed, name in enumerate(names):
+        image, mask = picture(seed)
+        save(root / images / f"{name}.png", image)
+        save(root / masks / f"{name}.png", mask.astype(np.uint8) * 255)
+    return root
+
+
+def open_small(root: Path, split="train", **arguments) -> HorseSegmentation:
+    return HorseSegmentation(
+        split, root, **({"num_train": 3, "settings": SMALL, "cache": root / "cache", "progress": False} | arguments)
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.npy"))}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    root = write(tmp_path_factory.mktemp("horses"))
+    open_small(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def train(built) -> HorseSegmentation:
+    return open_small(built)
+
+
+@pytest.fixture(scope="module")
+def test(built) -> HorseSegmentation:
+    return open_small(built, "test")
+
+
+# -- superpixels ------------------------------------------------------------------------------------------
+
+
+region_maps = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 5), st.integers(0, 999)).map(
+    lambda drawn: np.unique(np.random.default_rng(drawn[3]).integers(0, drawn[2], drawn[:2]), return_inverse=True)[
+        1
+    ].reshape(drawn[:2])
+)
+
+
+@given(region_maps)
+@settings(max_examples=60, deadline=None)
+def test_neighbours_by_their_definition(regions):
+    height, width = regions.shape
+    count = regions.max() + 1
+    touching = {
+        tuple(sorted((int(regions[a, b]), int(regions[c, d]))))
+        for a in range(height)
+        for b in range(width)
+        for c, d in ((a + 1, b), (a, b + 1))
+        if c < height and d < width and regions[a, b] != regions[c, d]
+    }
+    edges = adjacency(regions)
+    assert edges.tolist() == [list(pair) for pair in sorted(touching)]
+    assert edges.dtype == np.int64
+    assert edges.shape[1:] == (2,)
+
+    around = {p: {p} | {q for pair in touching if p in pair for q in pair} for p in range(count)}
+    alone, first, second = neighbourhoods(edges, count)
+    for p in range(count):
+        assert np.flatnonzero(alone[p]).tolist() == [p]
+        assert set(np.flatnonzero(first[p])) == around[p]
+        assert set(np.flatnonzero(second[p])) == set().union(*(around[q] for q in around[p]))
+
+
+def test_sizes_and_foreground():
+    regions = np.array([[0, 0, 1], [2, 1, 1]])
+    mask = np.array([[True, False, True], [False, True, False]])
+    assert region_sizes(regions).tolist() == [2, 3, 1]
+    assert foreground_sizes(regions, mask).tolist() == [1, 2, 0]
+
+
+def test_superpixels_are_connected_and_numbered_without_a_gap():
+    ndimage = pytest.importorskip("scipy.ndimage")
+    image, _ = picture(1)
+    regions = superpixels(image, 20, 30.0)
+    assert regions.shape == image.shape[:2]
+    assert np.unique(regions).tolist() == list(range(regions.max() + 1))
+    assert 10 <= regions.max() + 1 <= 30
+    assert all(ndimage.label(regions == p)[1] == 1 for p in range(regions.max() + 1))
+
+
+# -- words ------------------------------------------------------------------------------------------------
+
+
+def test_a_descriptor_by_its_definition():
+    image, _ = picture(2)
+    cell, stride = 4, 3
+    found = descriptors(image, cell, stride)
+    grey = (image.astype(np.float64) @ [0.299, 0.587, 0.114]) / 255
+    down, right = np.gradient(grey)
+    size, angle = np.hypot(down, right), np.arctan2(down, right) % (2 * np.pi)
+    assert found.shape == (13, 19, 128)
+    for node in ((6, 8), (0, 0), (12, 18)):  # in the middle, and at corners, outside of which nothing is
+        centre = [stride // 2 + stride * at for at in node]
+        wanted = np.zeros((4, 4, 8))
+        for a in range(4):
+            for b in range(4):
+                for y in range(image.shape[0]):
+                    for x in range(image.shape[1]):
+                        far = abs(y - centre[0] - (a - 1.5) * cell), abs(x - centre[1] - (b - 1.5) * cell)
+                        near = max(0, 1 - far[0] / cell) * max(0, 1 - far[1] / cell)
+                        if near:
+                            bins = np.abs((angle[y, x] / (np.pi / 4) - np.arange(8) + 4) % 8 - 4)
+                            wanted[a, b] += near * size[y, x] * np.clip(1 - bins, 0, None)
+        wanted /= np.sqrt((wanted**2).sum() + 0.05**2)
+        clipped = wanted.clip(max=0.2)
+        wanted = clipped * np.sqrt((wanted**2).sum() / (clipped**2).sum())
+        np.testing.assert_allclose(found[node].numpy(), wanted.ravel(), atol=2e-5)
+
+
+def test_flat_patches_have_no_gradient_to_speak_of():
+    image = np.full((20, 20, 3), 127, np.uint8)
+    image[10, 10] = 128  # a step of the camera's
+    assert descriptors(image, 4, 2).norm(dim=2).max() < 0.5
+    assert torch.equal(descriptors(np.zeros((20, 20, 3), np.uint8), 4, 2), torch.zeros(10, 10, 128))
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=10, deadline=None)
+def test_k_means_ends_where_every_centre_is_a_mean(seed):
+    points = torch.randn(60, 3, generator=torch.Generator().manual_seed(seed))
+    centres = k_means(points, 5, seed, iterations=100)
+    assert torch.equal(centres, k_means(points, 5, seed, iterations=100))
+    owner = nearest(points, centres)
+    assert torch.equal(owner, torch.cdist(points.double(), centres.double()).argmin(1))
+    for cluster in owner.unique():
+        torch.testing.assert_close(centres[cluster], points[owner == cluster].mean(0))
+
+
+def test_k_means_finds_clusters_that_lie_apart():
+    apart = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [9.0, 9.0]])
+    points = (apart.unsqueeze(1) + 0.1 * torch.randn(4, 30, 2, generator=torch.Generator().manual_seed(0))).flatten(
+        0, 1
+    )
+    centres = k_means(points, 4, seed=3)
+    assert sorted(nearest(apart, centres).tolist()) == [0, 1, 2, 3]
+    assert torch.equal(k_means(torch.ones(9, 2), 3, seed=0), torch.ones(3, 2))  # fewer points than there seem to be
+    with pytest.raises(ValueError, match="3 points are too few for 4 clusters"):
+        k_means(points[:3], 4, seed=0)
+
+
+def test_a_pixel_has_the_word_of_its_nearest_node():
+    image, _ = picture(3, 22, 31)
+    random = torch.Generator().manual_seed(0)
+    vocabulary = Vocabulary(torch.rand(9, 128, generator=random) / 9, torch.rand(5, 3, generator=random))
+    found = words(image, vocabulary, grid=4, cell=4, stride=3)
+    nodes = nearest(descriptors(image, 4, 3).flatten(0, 1), vocabulary.gradients).view(7, 10).numpy()
+    for y in range(22):
+        for x in range(31):
+            row = np.abs(np.arange(7) * 3 + 1 - y).argmin()
+            column = np.abs(np.arange(10) * 3 + 1 - x).argmin()
+            assert found.gradient[y, x] == nodes[row, column]
+            assert found.position[y, x] == (4 * y // 22) * 4 + 4 * x // 31
+            colour = (vocabulary.colours - torch.from_numpy(image[y, x] / 255.0)).square().sum(1)
+            assert colour[found.colour[y, x]] <= colour.min() + 1e-6
+
+
+# -- features ---------------------------------------------------------------------------------------------
+
+
+def test_the_sizes_are_those_of_the_paper():
+    assert GraphSettings().in_features == 1969
+    assert GraphSettings().edge_features == 100
+    assert ETAS.tolist() == [2.0**power for power in range(-5, 6)]
+    place = GraphSettings().histograms()
+    assert [(key, s.stop - s.start) for key, s in place.items()] == [
+        ((kind, order), width)
+        for kind, width in (("gradient", 512), ("colour", 128), ("position", 16))
+        for order in range(3)
+    ]
+    assert sorted(at for s in place.values() for at in range(s.start, s.stop)) == list(range(1, 1969))
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"segments": 0}, "segments=0"),
+        ({"segments": 10**6}, "at most 30000"),
+        ({"cell": 5}, "cell=5 must be even"),
+        ({"compactness": float("nan")}, "compactness=nan"),
+        ({"stride": 1.5}, "stride=1.5"),
+    ],
+)
+def test_settings_out_of_range(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        GraphSettings(**wrong)
+
+
+def test_histograms_are_counts_over_neighbourhoods(train):
+    held = train.graph(0)
+    image, regions = np.array(held.images), np.array(held.regions)
+    with np.load(train.cache.folder / "words.npz") as kept:
+        vocabulary = Vocabulary(torch.from_numpy(kept["gradients"]), torch.from_numpy(kept["colours"]))
+    assert vocabulary.gradients.shape == (12, 128)
+    assert vocabulary.colours.shape == (6, 3)
+    made = node_features(image, regions.astype(np.int32), held.edges.astype(np.int64), SMALL, vocabulary)
+    np.testing.assert_array_equal(made, held.nodes)
+    assert (held.nodes[:, 0] == 1).all()
+
+    of_pixels = words(image, vocabulary, SMALL.grid, SMALL.cell, SMALL.stride)
+    reaches = neighbourhoods(held.edges.astype(np.int64), len(held.nodes))
+    for (kind, order), place in SMALL.histograms().items():
+        for p, row in enumerate(reaches[order]):
+            inside = np.isin(regions, np.flatnonzero(row))
+            counts = np.bincount(getattr(of_pixels, kind)[inside], minlength=place.stop - place.start)
+            np.testing.assert_allclose(held.nodes[p, place] ** 2, counts / inside.sum(), atol=1e-6)
+            assert (held.nodes[p, place] ** 2).sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_edge_features_by_their_definition(train):
+    held = train.graph(1)
+    assert held.edge_features.shape == (len(held.edges), 100)
+    assert (held.edge_features >= 0).all()
+    assert (held.edge_features[:, 0] == 1).all()
+    nodes = held.nodes.astype(np.float64) ** 2
+    for e in (0, len(held.edges) // 2, len(held.edges) - 1):
+        wanted = [1.0]
+        for place in SMALL.histograms().values():
+            p, q = nodes[held.edges[e, 0], place], nodes[held.edges[e, 1], place]
+            distance = sum((a - b) ** 2 / (a + b) for a, b in zip(p, q, strict=True) if a + b > 0) / 2
+            assert -1e-9 <= distance <= 1 + 1e-6
+            wanted += [np.exp(-eta * distance) for eta in 2.0 ** np.arange(-5, 6)]
+        np.testing.assert_allclose(held.edge_features[e], wanted, rtol=2e-5, atol=1e-7)
+    assert edge_features(held.nodes, np.zeros((0, 2), np.int64), SMALL).shape == (0, 100)
+
+
+# -- items and batches ------------------------------------------------------------------------------------
+
+
+def test_items(train, test):
+    assert (len(train), len(test)) == (3, 2)
+    assert train.names == NAMES[:3]
+    assert test.names == NAMES[3:]
+    assert (train.in_features, train.edge_features) == (1 + 3 * (12 + 6 + 16), 100)
+    assert repr(train) == "HorseSegmentation(split='train'): 3 images, 103 features"
+    for dataset in (train, test):
+        for i in range(len(dataset)):
+            (nodes, features, edges), (labels, weights), index = dataset[i]
+            assert (nodes.dtype, features.dtype, edges.dtype) == (torch.float32, torch.float32, torch.int64)
+            assert index == i
+            assert nodes.shape == (len(labels), dataset.in_features)
+            assert features.shape == (len(edges), 100)
+            regions, mask = dataset.regions(i), dataset.mask(i)
+            assert torch.equal(edges, torch.from_numpy(adjacency(regions.numpy())))
+            sizes = regions.flatten().bincount().double()
+            share = pool_regions(mask[None, None].double(), regions[None])[0, :, 0]
+            assert torch.equal(labels, (share > 0.5).long())
+            # every class costs 1/2 in all, in proportion to the pixels
+            for label in (0, 1):
+                of_class = labels == label
+                wanted = 0.5 * sizes[of_class] / sizes[of_class].sum()
+                torch.testing.assert_close(weights[of_class].double(), wanted, rtol=1e-6, atol=0)
+    assert train[-1].index == 2
+    for wrong in (3, -4):
+        with pytest.raises(IndexError, match="out of range for a dataset of 3"):
+            train[wrong]
+    train[0].x.nodes.zero_()  # a copy: the cache cannot be written to
+    assert train[0].x.nodes[0, 0] == 1
+    with pytest.raises(ValueError, match="read-only"):
+        train.graph(0).nodes[0, 0] = 2.0
+
+
+def test_unbalanced_weights_are_shares_of_the_pixels(built):
+    dataset = open_small(built, balanced=False)
+    sizes = dataset.regions(0).flatten().bincount()
+    torch.testing.assert_close(dataset[0].y.weights, sizes / sizes.sum())
+
+
+def test_batches_are_padded(train):
+    batch = train.__getitems__([2, 0])
+    lone = [train[2], train[0]]
+    lengths = [len(each.y.labels) for each in lone]
+    assert batch.lengths.tolist() == lengths
+    assert batch.index.tolist() == [2, 0]
+    for row, (each, n) in enumerate(zip(lone, lengths, strict=True)):
+        e = len(each.x.edges)
+        assert torch.equal(batch.x.nodes[row, :n], each.x.nodes)
+        assert torch.equal(batch.x.edges[row, :e], each.x.edges)
+        assert torch.equal(batch.x.edge_features[row, :e], each.x.edge_features)
+        assert torch.equal(batch.y.labels[row, :n], each.y.labels)
+        assert torch.equal(batch.y.weights[row, :n], each.y.weights)
+        assert (batch.x.edges[row, e:] == -1).all()
+        assert (batch.y.labels[row, n:] == -1).all()
+        assert not batch.x.nodes[row, n:].any()
+        assert not batch.x.edge_features[row, e:].any()
+        assert not batch.y.weights[row, n:].any()
+    assert train.collate(batch) is batch
+    with pytest.raises(ValueError, match="examples is empty"):
+        train.collate([])
+
+
+def test_pixels(train):
+    dataset = PixelSegmentation(train)
+    x, y, index = dataset[1]
+    assert len(dataset) == 3
+    assert index == 1
+    assert torch.equal(y.labels, train[1].y.labels)
+    assert torch.equal((x.image * 255).round().to(torch.uint8), torch.from_numpy(picture(1)[0]).permute(2, 0, 1))
+    # the nodes' colours are those of the image under their regions
+    assert pool_regions(x.image[None], x.regions[None]).shape == (1, len(y.labels), 3)
+    batch = next(iter(DataLoader(dataset, batch_size=3, collate_fn=dataset.collate)))
+    assert batch.x.image.shape == (3, 3, 40, 56)
+    assert torch.equal(batch.x.graph.nodes, train.__getitems__([0, 1, 2]).x.nodes)
+    assert batch.x.regions.dtype == torch.int64
+
+
+def test_pixels_of_different_sizes_are_padded(tmp_path):
+    write(tmp_path)
+    image, mask = picture(0, 36, 60)
+    save(tmp_path / "rgb" / "horse001.png", image)
+    save(tmp_path / "figure_ground" / "horse001.png", mask.astype(np.uint8) * 255)
+    dataset = PixelSegmentation(open_small(tmp_path))
+    batch = dataset.__getitems__([0, 1])
+    assert batch.x.image.shape == (2, 3, 40, 60)
+    assert (batch.x.regions[0, 36:] == -1).all()
+    assert (batch.x.regions[1, :, 56:] == -1).all()
+    pooled = pool_regions(batch.x.image, batch.x.regions, batch.x.graph.nodes.shape[1])
+    for row in (0, 1):
+        x = dataset[row].x
+        own = pool_regions(x.image[None], x.regions[None])[0]
+        torch.testing.assert_close(pooled[row, : len(own)], own)
+
+
+def test_the_cache_is_opened_anew_in_a_worker(train):
+    sent = pickle.dumps(train)
+    assert len(sent) < 4000
+    again = pickle.loads(sent)
+    for a, b in zip(tree_tensors(again[1]), tree_tensors(train[1]), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_scores(test):
+    truth = [test[i].y.labels for i in range(2)]
+    masks, regions = [test.mask(i) for i in range(2)], [test.regions(i) for i in range(2)]
+    found = [labels.clone() for labels in truth]
+    found[0][:4] = 1
+    projected = [labels[r] == 1 for labels, r in zip(found, regions, strict=True)]
+    both = [int((p & m).sum()) for p, m in zip(projected, masks, strict=True)]
+    either = [int((p | m).sum()) for p, m in zip(projected, masks, strict=True)]
+    right = sum(int((p == m).sum()) for p, m in zip(projected, masks, strict=True))
+    true, ground = (sum(int((mask == side).sum()) for mask in masks) for side in (True, False))
+    recalls = sum(both) / true, (right - sum(both)) / ground
+    scores = test.scores([torch.cat([found[0], torch.tensor([-1, -1])]), found[1]])
+    assert scores == pytest.approx(
+        SegmentationScores(
+            sum(both) / sum(either), (both[0] / either[0] + both[1] / either[1]) / 2, right / 4480, sum(recalls) / 2
+        )
+    )
+    assert scores == segmentation_scores(projected, masks)
+    assert all(torch.equal(a, b) for a, b in zip(test.foreground(found), projected, strict=True))
+    with pytest.raises(ValueError, match="labelings are 1, and the dataset has 2"):
+        test.scores(found[:1])
+    with pytest.raises(ValueError, match=r"labelings\[1\] must have"):
+        test.scores([found[0], found[1][:-1]])
+
+
+# -- pooling ----------------------------------------------------------------------------------------------
+
+
+def test_pooling_is_the_mean_and_differentiable():
+    random = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 3, 4, 5, generator=random, dtype=torch.float64, requires_grad=True)
+    regions = torch.randint(-1, 4, (2, 4, 5), generator=random)
+    regions[regions == 2] = 1  # region 2 has no pixel
+    found = pool_regions(features, regions, 5)
+    assert found.shape == (2, 5, 3)
+    for b in range(2):
+        for region in range(5):
+            inside = regions[b] == region
+            wanted = features[b][:, inside].mean(1) if inside.any() else torch.zeros(3, dtype=torch.float64)
+            torch.testing.assert_close(found[b, region], wanted)
+    assert torch.autograd.gradcheck(lambda x: pool_regions(x, regions, 5), features)
+    assert pool_regions(features, regions).shape == (2, 4, 3)
+    assert pool_regions(features.half(), regions).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    "features, regions, count, message",
+    [
+        (torch.zeros(1, 2, 3, 4), torch.zeros(1, 3, 5, dtype=torch.int64), None, "interpolate"),
+        (torch.zeros(1, 2, 3, 4), torch.zeros(1, 3, 4), None, "regions int64"),
+        (torch.zeros(1, 2, 3, 4), torch.full((1, 3, 4), 7), 7, "num_regions - 1 = 6, got 7"),
+        (torch.zeros(1, 2, 3, 4), torch.full((1, 3, 4), -2), None, "got -2"),
+    ],
+)
+def test_pooling_refuses(features, regions, count, message):
+    with pytest.raises(ValueError, match=message):
+        pool_regions(features, regions, count)
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+
+def test_images_are_resized_to_their_masks(tmp_path):
+    image, mask = picture(0, 80, 112)
+    save(tmp_path / "rgb" / "a.png", image)
+    save(tmp_path / "figure_ground" / "a.png", (mask[::2, ::2] * 255).astype(np.uint8))
+    save(tmp_path / "rgb" / "b.png", np.full((50, 70, 4), [10, 20, 30, 255], np.uint8))
+    save(tmp_path / "figure_ground" / "b.png", np.dstack([mask[::2, ::2].astype(np.uint8)] * 3))
+    a, b = find_pairs(tmp_path, num_train=1)
+    image, mask = read_pair(a)
+    assert image.shape == (40, 56, 3)
+    assert image.dtype == np.uint8
+    image, other = read_pair(b)
+    assert (image == [10, 20, 30]).all()
+    np.testing.assert_array_equal(mask, other)  # ones and zeros
+
+
+@pytest.mark.parametrize("grey, foreground", [(127, False), (128, True)])
+def test_the_threshold(tmp_path, grey, foreground):
+    mask = np.full((40, 56), grey, np.uint8)
+    mask[0] = 255
+    save(tmp_path / "rgb" / "a.png", picture(0)[0][:, :, 0])  # grey
+    save(tmp_path / "figure_ground" / "a.png", mask)
+    save(tmp_path / "rgb" / "b.png", picture(0)[0])
+    image, found = read_pair(find_pairs(tmp_path, num_train=1)[0])
+    assert image.shape == (40, 56, 3)
+    assert found[0].all()
+    assert (found[1:] == foreground).all()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK"])
+def test_kinds_of_files(tmp_path, mode):
+    """Masks and images in every way that PNG and TIFF keep them."""
+    from PIL import Image
+
+    _, mask = picture(0)
+    suffix = "tif" if mode == "CMYK" else "png"
+    for folder in ("rgb", "figure_ground"):
+        for name in "ab":
+            place = tmp_path / folder / f"{name}.{suffix}"
+            place.parent.mkdir(exist_ok=True)
+            if mode == "I;16":
+                made = Image.fromarray(mask.astype(np.uint16) * 65535)
+            else:
+                made = Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB").convert(mode)
+            assert made.mode == mode
+            made.save(place)
+    image, found = read_pair(find_pairs(tmp_path, num_train=1)[0])
+    np.testing.assert_array_equal(found, mask)
+    np.testing.assert_array_equal(image, np.repeat(mask[:, :, None] * 255, 3, axis=2))
+
+
+def spoil(root: Path, how: str) -> None:
+    image, mask = (root / folder / "horse002.png" for folder in ("rgb", "figure_ground"))
+    if how == "cut off":
+        image.write_bytes(image.read_bytes()[:500])
+    elif how == "no image":
+        mask.write_bytes(b"this is text")
+    elif how == "missing image":
+        image.unlink()
+    elif how == "missing mask":
+        mask.unlink()
+    elif how == "empty mask":
+        save(mask, np.zeros((40, 56), np.uint8))
+    elif how == "other shape":
+        save(mask, np.full((56, 40), 255, np.uint8))
+    elif how == "too small":
+        save(image, picture(0, 10, 14)[0])
+        save(mask, picture(0, 10, 14)[1].astype(np.uint8) * 255)
+
+
+MESSAGES = {
+    "cut off": r"cannot read .*rgb.horse002\.png",
+    "no image": r"cannot read .*figure_ground.horse002\.png",
+    "missing image": "horse002 has no image",
+    "missing mask": "horse002 has no mask",
+    "empty mask": r"figure_ground.horse002\.png has no foreground",
+    "other shape": r"rgb.horse002\.png has 56 x 40 pixels, and .*horse002\.png 40 x 56",
+    "too small": "horse002: the image has 14 x 10 pixels",
+}
+
+
+@pytest.mark.parametrize("how", MESSAGES)
+@pytest.mark.parametrize("num_train", [3, 1], ids=["trained on", "tested on"])
+def test_unusable_images(tmp_path, how, num_train):
+    """In the training set the vocabulary meets them first, in the test set the graphs do."""
+    spoil(write(tmp_path), how)
+    with pytest.raises(ValueError, match=MESSAGES[how]) as raised:
+        open_small(tmp_path, num_train=num_train)
+    assert "on_bad='skip'" in str(raised.value)
+    with pytest.warns(UserWarning, match=f"1 of 5 images are left out: .*{MESSAGES[how]}"):
+        train = open_small(tmp_path, num_train=num_train, on_bad="skip")
+    with pytest.warns(UserWarning, match="1 of 5 images"):
+        test = open_small(tmp_path, "test", num_train=num_train, on_bad="skip")
+    assert (len(train), len(test)) == ((2, 2) if num_train == 3 else (1, 3))
+    assert [each[i].index for each in (train, test) for i in range(len(each))] == [
+        *range(len(train)),
+        *range(len(test)),
+    ]
+    assert "horse002" not in train.names + test.names
+    with pytest.raises(ValueError, match="1 images were left out of the cache"):  # it is finished; still not accepted
+        open_small(tmp_path, num_train=num_train)
+
+
+def test_empty_masks_can_be_taken(tmp_path):
+    spoil(write(tmp_path), "empty mask")
+    dataset = open_small(tmp_path, empty_masks=True)
+    labels, weights = dataset[1].y
+    assert not labels.any()
+    assert weights.sum().item() == pytest.approx(1)
+    assert dataset.scores([dataset[i].y.labels for i in range(3)]).mean_iou > 0.5
+
+
+def test_a_training_set_of_unusable_images_only(tmp_path):
+    write(tmp_path)
+    for name in NAMES[:3]:
+        (tmp_path / "rgb" / f"{name}.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the training images can be used: horse001: cannot read"):
+        open_small(tmp_path, on_bad="skip")
+
+
+def test_horseseg_is_read_by_its_folders(tmp_path):
+    """Names and endings as the code that the authors of [G16] published has them."""
+    images, masks = tmp_path / "images" / "HorseSeg", tmp_path / "annotations" / "HorseSeg"
+    made = [("n02374451/n02374451_9", "gt"), ("voc12/2008_1", "gt"), ("n02374451/n02374451_1", "no"), ("x/x_1", "bb")]
+    for seed, (name, quality) in enumerate(made):
+        image, mask = picture(seed)
+        save(images / f"{name}.JPEG", image)
+        save(masks / f"{name}.{quality}.png", mask.astype(np.uint8))
+    image, mask = picture(9)
+    save(images / "test" / "7.JPEG", image)
+    save(masks / "test" / "7.png", mask.astype(np.uint8) * 255)
+
+    def names(**arguments):
+        return [(pair.name, pair.train) for pair in find_pairs(tmp_path, **arguments)]
+
+    small = [("n02374451/n02374451_9", True), ("voc12/2008_1", True)]
+    assert names(qualities=["gt"]) == [*small, ("test/7", False)]
+    assert names() == [*small, ("x/x_1", True), ("n02374451/n02374451_1", True), ("test/7", False)]
+    medium = open_small(tmp_path, size="medium")
+    assert medium.names == ["n02374451/n02374451_9", "voc12/2008_1", "x/x_1"]
+    assert medium.cache.names[-1] == "test/7"
+    with pytest.raises(StaleCache, match="another train set"):
+        open_small(tmp_path, size="large")
+
+
+def test_other_folders(tmp_path):
+    write(tmp_path / "weizmann_horse", images="pictures", masks="truth")
+    with pytest.raises(FileNotFoundError, match="none of the known pairs of folders"):
+        open_small(tmp_path)
+    with pytest.raises(ValueError, match="name both folders, or neither"):
+        open_small(tmp_path, images="pictures")
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing"):
+        open_small(tmp_path, images="pictures", masks="nothing")
+    with pytest.raises(ValueError, match="sizes are not to be had"):
+        open_small(tmp_path, images="pictures", masks="truth", size="small")
+    for count in (0, 5):
+        with pytest.raises(ValueError, match=f"num_train={count}"):
+            open_small(tmp_path, images="pictures", masks="truth", num_train=count)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty has no images"):
+        open_small(tmp_path, images="../empty", masks="truth")
+    assert len(open_small(tmp_path, images="pictures", masks="truth")) == 3
+
+
+@pytest.mark.parametrize("wrong", [{"split": "dev"}, {"on_bad": "ignore"}, {"size": "huge"}, {"workers": -1}])
+def test_arguments_are_checked(built, wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        open_small(built, **wrong)
+
+
+def test_where_the_images_are_looked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cached"))
+    monkeypatch.setenv("TORCHSSVM_DATA", str(tmp_path / "data"))
+    with pytest.raises(FileNotFoundError, match="Weizmann horse database"):
+        HorseSegmentation()
+    write(tmp_path / "data" / "weizmann_horse")
+    arguments = {"num_train": 3, "progress": False}
+    dataset = HorseSegmentation(settings=SMALL, **arguments)
+    other = HorseSegmentation(settings=GraphSettings(segments=21, gradient_words=9, samples=600), **arguments)
+    made = list((tmp_path / "cached" / "torchssvm" / "superpixels").iterdir())
+    assert sorted(made) == sorted([dataset.cache.folder, other.cache.folder])  # side by side
+
+
+# -- the cache --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(built, tmp_path) -> Path:
+    """Images and cache of its own."""
+    write(tmp_path)
+    (tmp_path / "cache").mkdir()
+    for file in (built / "cache").iterdir():
+        (tmp_path / "cache" / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def calls(monkeypatch, name, module=graph_cache_build) -> list:
+    """What ``module.name`` is called with from now on."""
+    found, function = [], getattr(module, name)
+
+    def counted(first, *args, **kwargs):
+        found.append(first)
+        return function(first, *args, **kwargs)
+
+    monkeypatch.setattr(module, name, counted)
+    return found
+
+
+def test_a_cache_is_used_again(copy, monkeypatch):
+    """Copied images have other times, and the same contents."""
+    made = calls(monkeypatch, "_graph")
+    before = contents(copy / "cache")
+    assert len(open_small(copy)) == 3
+    assert not made
+    assert contents(copy / "cache") == before
+    assert len(SuperpixelGraphs(GraphCache(copy / "cache"), "test")) == 2  # without the images
+    cache = GraphCache(copy / "cache")
+    assert cache.nbytes == sum(file.stat().st_size for file in (copy / "cache").iterdir())
+    assert isinstance(cache[0].nodes, np.memmap)
+
+
+def test_building_is_deterministic(built, tmp_path):
+    write(tmp_path)
+    open_small(tmp_path)
+    before, after = contents(built / "cache"), contents(tmp_path / "cache")
+    del before["places.npy"], after["places.npy"]  # has the files' times
+    assert before == after
+
+
+def test_changed_files_are_found_out(copy):
+    image, _ = picture(77)
+    path = save(copy / "rgb" / "horse004.png", image)
+    with pytest.raises(StaleCache, match=r"these files have changed: horse004\. Give rebuild=True"):
+        open_small(copy)
+    assert len(open_small(copy, rebuild=True)) == 3
+    np.testing.assert_array_equal(open_small(copy, "test").graph(0).images, image)
+    path.unlink()
+    save(copy / "rgb" / "horse009.png", image)
+    with pytest.raises(StaleCache, match=r"another test set \(2 images, not 3; without horse009; besides none\)"):
+        open_small(copy)
+
+
+def test_other_settings_are_refused(copy):
+    with pytest.raises(StaleCache, match=r"was made for segments=20, not 25\. Give rebuild=True"):
+        open_small(copy, settings=GraphSettings(**(vars(SMALL) | {"segments": 25})))
+    with pytest.raises(StaleCache, match="empty_masks=False, not True"):
+        open_small(copy, empty_masks=True)
+    with pytest.raises(StaleCache, match="another train set"):
+        open_small(copy, num_train=2)
+
+
+def damage(folder: Path, how: str) -> None:
+    if how == "cut off":
+        os.truncate(folder / "nodes.npy", 1000)
+    elif how == "missing":
+        (folder / "edges.npy").unlink()
+    elif how == "other shape":
+        np.save(folder / "sizes.npy", np.zeros(3, np.int32))
+    elif how == "pickled":
+        np.save(folder / "sizes.npy", np.array([{}]), allow_pickle=True)
+    elif how == "manifest":
+        (folder / "manifest.json").write_text("{")
+    elif how == "format":
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["key"]["format"] = 99
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    elif how == "places":
+        places = np.load(folder / "places.npy")
+        places[1, 0] = 10**6
+        np.save(folder / "places.npy", places)
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ("cut off", r"nodes\.npy is missing, cut off or damaged"),
+        ("missing", r"edges\.npy is missing"),
+        ("other shape", r"sizes\.npy holds int32 of shape \[3\]"),
+        ("pickled", r"sizes\.npy is missing, cut off or damaged"),
+        ("manifest", r"manifest\.json is damaged"),
+        ("format", "has format 99"),
+        ("places", r"places\.npy is damaged: its ends go down"),
+    ],
+)
+def test_a_damaged_cache_is_refused_and_can_be_rebuilt(copy, built, how, message):
+    damage(copy / "cache", how)
+    with pytest.raises(StaleCache, match=message + ".*rebuild=True"):
+        open_small(copy)
+    open_small(copy, rebuild=True)
+    assert (copy / "cache" / "nodes.npy").read_bytes() == (built / "cache" / "nodes.npy").read_bytes()
+
+
+@pytest.mark.parametrize("lost", [None, "nodes", "places", "words", "image"])
+def test_a_build_that_was_broken_off_goes_on(built, tmp_path, monkeypatch, lost):
+    write(tmp_path)
+    whole = graph_cache_build._graph
+
+    def broken(pair, **arguments):
+        if pair.name == "horse004":
+            raise KeyboardInterrupt
+        return whole(pair, **arguments)
+
+    monkeypatch.setattr(graph_cache_build, "_graph", broken)
+    with pytest.raises(KeyboardInterrupt):
+        open_small(tmp_path)
+    monkeypatch.setattr(graph_cache_build, "_graph", whole)
+    with pytest.raises(FileNotFoundError):
+        GraphCache(tmp_path / "cache")
+    if lost in ("nodes", "places"):
+        path = tmp_path / "cache" / f"{lost}.npy"
+        os.truncate(path, path.stat().st_size - 8)
+    elif lost == "words":
+        (tmp_path / "cache" / "words.npz").write_bytes(b"PK")
+    elif lost == "image":  # the vocabulary is made of it
+        save(tmp_path / "rgb" / "horse002.png", picture(1)[0][:, ::-1])
+    made, of_words = calls(monkeypatch, "_graph"), calls(monkeypatch, "_sample", graph_cache_words)
+    dataset = open_small(tmp_path)
+    done = {None: 3, "nodes": 2, "places": 2, "words": 0, "image": 0}[lost]
+    assert [pair.name for pair in made] == NAMES[done:]
+    assert len(of_words) == (0 if done else 3)
+    assert not (tmp_path / "cache" / "building.json").exists()
+    if lost != "image":
+        before, after = contents(built / "cache"), contents(tmp_path / "cache")
+        del before["places.npy"], after["places.npy"]
+        assert before == after
+    assert len(dataset) == 3
+
+
+def test_skipped_images_are_remembered_after_a_break(tmp_path, monkeypatch):
+    spoil(write(tmp_path), "no image")
+    whole = graph_cache_build._graph
+
+    def broken(pair, **arguments):
+        if pair.name == "horse005":
+            raise KeyboardInterrupt
+        return whole(pair, **arguments)
+
+    monkeypatch.setattr(graph_cache_build, "_graph", broken)
+    with pytest.raises(KeyboardInterrupt):
+        open_small(tmp_path, on_bad="skip")
+    monkeypatch.setattr(graph_cache_build, "_graph", whole)
+    made = calls(monkeypatch, "_graph")
+    with pytest.warns(UserWarning, match="1 of 5 images are left out: horse002"):
+        open_small(tmp_path, on_bad="skip")
+    assert [pair.name for pair in made] == ["horse005"]
+    save(tmp_path / "figure_ground" / "horse002.png", picture(1)[1].astype(np.uint8) * 255)
+    with pytest.raises(StaleCache, match="have changed: horse002"):  # mended
+        open_small(tmp_path, on_bad="skip")
+
+
+@pytest.mark.slow
+def test_worker_processes_make_the_same(built, tmp_path):
+    write(tmp_path)
+    open_small(tmp_path, workers=1)
+    assert (tmp_path / "cache" / "nodes.npy").read_bytes() == (built / "cache" / "nodes.npy").read_bytes()
+
+
+def test_stamps_tell_contents_from_times(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    known = stamp(path)
+    os.utime(path, ns=(1, 1))
+    assert stamp(path, known) == known._replace(time=1)
+    assert stamp(None) == stamp(tmp_path / "none") == (0, 0, 0)
+
+
+def test_growing_arrays(tmp_path):
+    path = tmp_path / "rows.npy"
+    first = GrowingArray(path, "<f4", (2,))
+    first.append(np.ones((3, 2)))
+    first.commit()
+    first.append(np.full((2, 2), 7.0))
+    first.close()
+    assert np.load(path).shape == (3, 2)
+    second = GrowingArray(path, "<f4", (2,), 2)
+    second.append(np.array([[5.0, 6.0]]))
+    with pytest.raises(ValueError, match=r"\[R, 2\], got \[1, 3\]"):
+        second.append(np.zeros((1, 3)))
+    second.commit()
+    second.close()
+    assert np.load(path, mmap_mode="r").tolist() == [[1, 1], [1, 1], [5, 6]]
+    with pytest.raises(ValueError, match="fewer than 9 rows"):
+        GrowingArray(path, "<f4", (2,), 9)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_progress(monkeypatch, capsys, installed):
+    if installed:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert list(progress(range(3), 3, "images")) == [0, 1, 2]
+    assert "3" in capsys.readouterr().err
+    assert list(progress(range(3), 3, "images", show=False)) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+
+
+# -- pictures, Lightning, extras --------------------------------------------------------------------------
+
+
+def test_a_picture(test):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from torchssvm.datasets.images.horse_drawing import draw_segmentations, overlay
+
+    labelings = test.__getitems__([0, 1]).y.labels.clamp(min=0)
+    figure = Figure()
+    draw_segmentations(figure, test, [0, 1], labelings)
+    assert [axis.get_title() for axis in figure.axes] == NAMES[3:]
+    image, mask, regions = test.image(0).permute(1, 2, 0).numpy(), test.mask(0).numpy(), test.regions(0)
+    found = (labelings[0][regions] == 1).numpy()
+    drawn = overlay(test, 0, labelings[0])
+    np.testing.assert_array_equal(drawn[~found & ~mask], image[~found & ~mask])
+    for where, channel in ((found & mask, 1), (~found & mask, 2), (found & ~mask, 0)):
+        assert (drawn[where, channel] >= image[where, channel] / 2 + 0.3).all()
+
+
+def test_horse_data(built):
+    pytest.importorskip("lightning")
+    from torchssvm.datasets import HorseData
+
+    arguments = {"root": built, "num_train": 3, "settings": SMALL, "cache": built / "cache"}
+    data = HorseData(batch_size=2, order=LargestGap(), **arguments)
+    data.prepare_data()
+    data.setup("fit")
+    assert (len(data.train), len(data.test)) == (3, 2)
+    loader = data.train_dataloader()
+    assert isinstance(loader.batch_sampler.order, LargestGap)
+    for loader in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
+        (batch,) = loader
+        assert batch.index.tolist() == [0, 1]
+        assert batch.x.nodes.shape[0] == 2
+    (batch,) = HorseData(pixels=True, **arguments).val_dataloader()
+    assert batch.x.image.shape == (2, 3, 40, 56)
+
+
+def in_a_fresh_interpreter(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_extras_are_named(built):
+    out = in_a_fresh_interpreter(
+        "import sys\n"
+        "sys.modules['lightning'] = sys.modules['skimage'] = None\n"
+        "import torchssvm.datasets as d\n"
+        "try:\n    d.HorseData\nexcept ImportError as error:\n    print(error)\n"
+        f"print(len(d.SuperpixelGraphs(d.GraphCache(__import__('pathlib').Path({str(built / 'cache')!r})))))\n"
+        "try:\n"
+        f"    d.HorseSegmentation(root={str(built)!r}, cache={str(built / 'other')!r}, num_train=3, progress=False)\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    lightning, count, skimage = out.splitlines()
+    assert "torchssvm[lightning]" in lightning
+    assert count == "3"
+    assert "torchssvm[scikit-image]" in skimage
+
+
+# -- the horses of Weizmann -------------------------------------------------------------------------------
+
+
+def test_real_horses(tmp_path):
+    """Six of them: SLIC finds about 147 superpixels, and the labels of superpixels fit the masks."""
+    from torchssvm.datasets.files import find
+    from torchssvm.datasets.images.horses import FOLDER, PAGE
+
+    try:
+        place = find(FOLDER, PAGE)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    for folder in ("rgb", "figure_ground"):
+        (tmp_path / folder).mkdir()
+        for file in sorted((place / folder).iterdir())[:6]:
+            os.symlink(file, tmp_path / folder / file.name)
+    arguments = {"cache": tmp_path / "cache", "num_train": 4, "progress": False}
+    few = GraphSettings(gradient_words=64, colour_words=16, samples=5000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        test = HorseSegmentation("test", tmp_path, settings=few, **arguments)
+    assert [len(test[i].y.labels) for i in range(2)] == pytest.approx([147, 147], abs=20)
+    assert test.scores([test[i].y.labels for i in range(2)]).iou > 0.8

@@ -1,0 +1,121 @@
+"""Multilabel files in the format of LIBSVM."""
+
+import gzip
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multilabel_files import write
+
+from torchssvm.datasets.multilabel.libsvm import read_libsvm
+
+VALUES = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+def text_of(examples: list[tuple[list[int], dict[int, float]]], first_feature: int, first_label: int) -> str:
+    lines = []
+    for labels, features in examples:
+        names = ",".join(str(label + first_label) for label in labels)
+        lines.append(" ".join([names, *(f"{place + first_feature}:{value!r}" for place, value in features.items())]))
+    return "\n".join(lines) + "\n"
+
+
+EXAMPLES = st.tuples(
+    st.lists(st.integers(0, 3), max_size=4, unique=True), st.dictionaries(st.integers(0, 5), VALUES, max_size=4)
+).filter(lambda example: example[0] or example[1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    examples=st.lists(EXAMPLES, min_size=1, max_size=4),
+    first_feature=st.integers(0, 1),
+    first_label=st.integers(0, 1),
+    header=st.booleans(),
+)
+def test_what_was_written_is_read(tmp_path_factory, examples, first_feature, first_label, header):
+    text = text_of(examples, first_feature, first_label)
+    if header:
+        text = f"{len(examples)} 6 4\n" + text
+    path = write(tmp_path_factory.getbasetemp() / "round.txt", text)
+    sizes = (None, None) if header else (6, 4)
+    found = read_libsvm(path, *sizes, first_feature=first_feature, first_label=first_label)
+    features, labels = torch.zeros(len(examples), 6), torch.zeros(len(examples), 4)
+    for row, (mine, numbers) in enumerate(examples):
+        labels[row, mine] = 1
+        for place, value in numbers.items():
+            features[row, place] = value
+    assert torch.equal(found.features.dense(), features)
+    assert torch.equal(found.labels.dense(), labels)
+    assert (found.feature_names[0], found.label_names[-1]) == (str(first_feature), str(3 + first_label))
+
+
+def test_scikit_learn_reads_the_same(tmp_path):
+    sklearn = pytest.importorskip("sklearn.datasets")
+    path = write(tmp_path / "a.txt", "2,0 1:0.5 3:-1\n 2:2\n1 1:1e-3 # a comment\n")
+    x, y = sklearn.load_svmlight_file(str(path), n_features=3, multilabel=True, zero_based=False)
+    found = read_libsvm(path, 3, 3)
+    assert np.array_equal(found.features.dense().numpy(), x.toarray().astype(np.float32))
+    rows = [
+        found.labels.indices[a:b].tolist()
+        for a, b in zip(*(found.labels.indptr[s].tolist() for s in (slice(3), slice(1, 4))), strict=True)
+    ]
+    assert rows == [sorted(map(int, labels)) for labels in y]
+
+
+def test_comments_ends_and_compression_do_not_matter(tmp_path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"# of mine\r\n0 1:1\r\n1\r\n\r\n\n"))
+    found = read_libsvm(path, 2, 2)
+    assert found.features.dense().tolist() == [[1, 0], [0, 0]]
+    assert found.labels.dense().tolist() == [[1, 0], [0, 1]]
+
+
+BAD = [
+    ("0 1:1\n0 4:1\n", 2, "feature 4 is out of range, must be 1 to 3: there are 3, and first_feature=1"),
+    ("0 0:1\n", 1, "feature 0 is out of range, must be 1 to 3"),
+    ("3 1:1\n", 1, "label 3 is out of range, must be 0 to 2: there are 3, and first_label=0"),
+    ("0 1:1\n1 2:1 2:1\n", 2, "feature 2 comes twice"),
+    ("1,1 2:1\n", 1, "label 1 comes twice"),
+    ("1,,2 2:1\n", 1, "'' must be the number of a label"),
+    ("+1 2:1\n", 1, "'\\+1' must be the number of a label"),
+    ("1 qid:1\n", 1, "'qid' must be the number of a feature"),
+    ("1 2:nan\n", 1, "the value of '2:nan' must be a finite float32 number"),
+    ("1 2:1e39\n", 1, "the value of '2:1e39' must be a finite float32 number"),
+    ("1 2:\n", 1, "the value of '2:' must be a finite"),
+    ("1 2\n", 1, "'2' must be feature:value; labels are separated by commas"),
+    ("1, 2 2:1\n", 1, "'' must be the number of a label"),
+    ("1 2:1\n\n1 2:1\n", 2, "an empty line, and more after it"),
+    ("", None, "has no example"),
+    ("# nothing\n", None, "has no example"),
+    ("2 3 3\n0 1:1\n", 1, "2 examples, but 1 follow; is it cut off"),
+    ("1 4 3\n0 1:1\n", 1, "4, but num_features=3"),
+    ("1 3 4\n0 1:1\n", 1, "4, but num_labels=3"),
+]
+
+
+@pytest.mark.parametrize("text,line,message", BAD)
+def test_errors_name_file_and_line(text, line, message, tmp_path):
+    path = write(tmp_path / "bad.txt", text)
+    with pytest.raises(
+        ValueError, match=re.escape(str(path)) + ("" if line is None else f", line {line}:") + f".*{message}"
+    ):
+        read_libsvm(path, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ({"num_labels": 3}, "num_features is needed"),
+        ({"num_features": 3}, "num_labels is needed"),
+        ({"num_features": 0, "num_labels": 3}, "num_features=0 must be a whole number, at least 1"),
+        ({"num_features": 3, "num_labels": 2.0}, "num_labels=2.0 must be a whole number"),
+        ({"num_features": 3, "num_labels": 3, "first_label": 2}, "first_label=2 must be 0 or 1"),
+        ({"num_features": 3, "num_labels": 3, "first_feature": True}, "first_feature=True must be 0 or 1"),
+    ],
+)
+def test_arguments_are_checked(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        read_libsvm(write(tmp_path / "a.txt", "0 1:1\n"), **arguments)

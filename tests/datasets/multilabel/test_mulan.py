@@ -1,0 +1,174 @@
+"""ARFF files and the XML files that name their labels."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multilabel_files import DENSE, SPARSE, XML, Column, arff_text, write
+
+from torchssvm.datasets.multilabel.arff import read_arff
+from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan
+
+NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32).map(repr) | st.integers(-9, 9).map(str)
+NAMES = st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("text", [SPARSE, DENSE], ids=["sparse", "dense"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_both_kinds_of_rows(text, newline, tmp_path):
+    arff = write(tmp_path / "songs.arff", text.replace("\n", newline))
+    found = read_mulan(arff, write(tmp_path / "songs.xml", XML))
+    assert found.feature_names == ("tempo", "it's 100% pitch", "drums")
+    assert found.label_names == ("sad", "loud", "very loud")  # the order of the XML file
+    assert found.features.dense().tolist() == [[0.5, 0, 0], [0, 0, 0], [0, -20, 1]]
+    assert found.labels.dense().tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
+    assert found.features.indptr.tolist() == [0, 1, 1, 3]
+    assert found.labels.indices.tolist() == [0, 1, 2]
+    assert found.source == str(arff)
+
+
+def test_what_a_sparse_row_leaves_out_is_the_first_nominal_value(tmp_path):
+    text = "@attribute a {1,0}\n@attribute b {-1, 2.5}\n@attribute c numeric\n@data\n{2 7}\n{0 0,1 2.5}\n"
+    table = read_arff(write(tmp_path / "a.arff", text))
+    assert table.rows.dense().tolist() == [[1, -1, 7], [0, 2.5, 0]]
+    assert table.lines == [5, 6]
+
+
+@st.composite
+def tables(draw):
+    """Attributes, and values as they are spelt."""
+    names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
+    kinds = st.none() | st.lists(NUMBERS, min_size=1, max_size=3, unique=True)
+    columns = [Column(name, draw(kinds)) for name in names]
+    row = st.tuples(*(NUMBERS if c.values is None else st.sampled_from(c.values) for c in columns)).map(list)
+    return columns, draw(st.lists(row, min_size=1, max_size=4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=tables(), sparse=st.booleans())
+def test_what_was_written_is_read(tmp_path_factory, table, sparse):
+    columns, rows = table
+    path = write(tmp_path_factory.getbasetemp() / "round.arff", arff_text(columns, rows, sparse))
+    found = read_arff(path)
+    assert [attribute.name for attribute in found.attributes] == [column.name for column in columns]
+    wanted = torch.tensor(np.array(rows, float).astype(np.float32))
+    assert torch.equal(found.rows.dense(), wanted)
+    assert bool((found.rows.values != 0).all())
+
+
+def test_scipy_reads_the_same_dense_rows(tmp_path):
+    arff = pytest.importorskip("scipy.io.arff")
+    rng = np.random.default_rng(0)
+    columns = [Column(f"a{i}", None) for i in range(4)]
+    rows = [[repr(float(v)) for v in row] for row in rng.normal(size=(5, 4)).astype(np.float32)]
+    path = write(tmp_path / "a.arff", arff_text(columns, rows, sparse=False))
+    data, _ = arff.loadarff(path)
+    assert np.array_equal(read_arff(path).rows.dense().numpy(), np.array(data.tolist(), np.float32))
+
+
+HEAD = "@relation r\n@attribute a numeric\n@attribute b {0,1}\n"
+
+BAD_ARFF = [
+    ("@relation r\n@attribute a string\n", 2, "attribute 'a' has the type 'string', must be numeric"),
+    ("@relation r\n@attribute a date yyyy\n", 2, "the type 'date yyyy'.*convert or remove"),
+    ("@attribute a\n", 1, "attribute 'a' has no type"),
+    ("@attribute 'a b numeric\n", 1, "must be @attribute, a name"),
+    ("@attribute a {red,green}\n", 1, "the values {red,green} of attribute 'a' must be numbers"),
+    ("@attribute a {}\n", 1, "the values {} of attribute 'a' must be numbers"),
+    ("@attribute a {0,'1}\n", 1, "a quote is not closed"),
+    (HEAD + "@attribute a real\n@data\n0,0,0\n", 4, "attribute 'a' is declared on line 2 already"),
+    (HEAD + "0.5,1\n", 4, "'0.5,1' stands before @data"),
+    ("@data\n1\n", 1, "@data comes before any @attribute"),
+    (HEAD, None, "has no @data line"),
+    ("", None, "has no @data line"),
+    (HEAD + "@data\n%\n\n", None, "has no example"),
+    (HEAD + "@data\n0,0\n0.5\n", 6, "1 values separated by commas, must be 2"),
+    (HEAD + "@data\n0.5,1,1\n", 5, "3 values separated by commas, must be 2"),
+    (HEAD + "@data\n?,1\n", 5, "attribute 'a' is a missing value.*fill it in"),
+    (HEAD + "@data\n0,?\n", 5, "attribute 'b' is a missing value"),
+    (HEAD + "@data\nNaN,1\n", 5, "attribute 'a' is 'NaN', must be a finite float32"),
+    (HEAD + "@data\n1e39,1\n", 5, "'1e39', must be a finite float32"),
+    (HEAD + "@data\n1_0,1\n", 5, "'1_0', must be a finite float32"),
+    (HEAD + "@data\n,1\n", 5, "attribute 'a' is ''"),
+    (HEAD + "@data\n1,2\n", 5, r"'2' is not among the values of attribute 'b', \{0,1\} by line 3"),
+    (HEAD + "@data\n{0 1}\n{1 red}\n", 6, "'red' is not among the values of attribute 'b'"),
+    (HEAD + "@data\n{0 ?}\n", 5, "attribute 'a' is a missing value"),
+    (HEAD + "@data\n{2 1}\n", 5, "attribute 2 is out of range: there are 2, counted from 0"),
+    (HEAD + "@data\n{-1 1}\n", 5, "attribute -1 must not be negative"),
+    (HEAD + "@data\n{-0 1}\n", 5, "'-0 1' must be the number of an attribute, a blank, and its value"),
+    (HEAD + "@data\n{x 1}\n", 5, "'x 1' must be the number of an attribute, a blank, and its value"),
+    (HEAD + "@data\n{0}\n", 5, "'0' must be the number of an attribute"),
+    (HEAD + "@data\n{0 1,}\n", 5, "'' must be the number of an attribute"),
+    (HEAD + "@data\n{1 1,0 2,1 1}\n", 5, "attribute 1 comes twice"),
+    (HEAD + "@data\n{0 1\n", 5, "a sparse row must end with its }"),
+    (HEAD + "@data\n{0 1}, {2}\n", 5, "a sparse row must end.*weights of examples are not read"),
+    (HEAD + "@data\n{0 '1}\n", 5, "a quote is not closed"),
+]
+
+
+@pytest.mark.parametrize("text,line,message", BAD_ARFF)
+def test_arff_errors_name_file_and_line(text, line, message, tmp_path):
+    path = write(tmp_path / "bad.arff", text)
+    where = re.escape(str(path)) + ("" if line is None else f", line {line}:") + ".*"
+    with pytest.raises(ValueError, match=where + f"(?:{message})"):
+        read_arff(path)
+
+
+BAD_XML = [
+    ("<labels>\n<label name='a'>\n</labels>", 3, r"not well-formed XML \(mismatched tag\)"),
+    ("", 1, "not well-formed XML"),
+    ("<labels>\n<label name='a'/>", 2, r"not well-formed XML \([^;]*\)$"),  # nothing to fetch again
+    (HEAD, 1, "it looks like an ARFF file, so the arguments seem swapped"),
+    ("% songs\n" + HEAD, 1, "it looks like an ARFF file, so the arguments seem swapped"),
+    ("<labels>\n<label/></labels>", 2, "a label has no name"),
+    ("<labels>\n<label name=''/></labels>", 2, "a label has no name"),
+    ("<labels>\n<tag name='a'/></labels>", 2, "<tag> must be <label name=...>"),
+    ("<label name='a'/>", 1, "<label> must be <labels>"),
+    ("<labels><label name='a'/>\n<label name='a'/></labels>", 2, "label 'a' is named on line 1 already"),
+    ("<labels/>", None, "names no label"),
+]
+
+
+@pytest.mark.parametrize("text,line,message", BAD_XML)
+def test_xml_errors_name_file_and_line(text, line, message, tmp_path):
+    path = write(tmp_path / "bad.xml", text)
+    with pytest.raises(
+        ValueError, match=re.escape(str(path)) + ("" if line is None else f", line {line}:") + f".*{message}"
+    ):
+        read_labels(path)
+
+
+def test_other_encodings_of_xml(tmp_path):
+    path = tmp_path / "latin.xml"
+    path.write_bytes("<?xml version='1.0' encoding='latin-1'?><labels><label name='café'/></labels>".encode("latin-1"))
+    assert read_labels(path)[0].name == "café"
+
+
+PAIRS = [
+    ("<labels>\n<label name='c'/></labels>", "0,0", r"\.xml, line 2: label 'c' is not an attribute of .*\.arff"),
+    ("<labels><label name='a'/><label name='b'/></labels>", "0,0", "no feature is left"),
+    ("<labels><label name='a'/></labels>", "0,0\n2,1", r"\.arff, line 6: label 'a' is 2, must be 0 or 1"),
+]
+
+
+@pytest.mark.parametrize("labels,rows,message", PAIRS)
+def test_files_that_do_not_fit(labels, rows, message, tmp_path):
+    arff = write(tmp_path / "a.arff", HEAD + "@data\n" + rows)
+    with pytest.raises(ValueError, match=message):
+        read_mulan(arff, write(tmp_path / "a.xml", labels))
+
+
+def test_labels_are_declared_0_and_1(tmp_path):
+    arff = write(tmp_path / "a.arff", "@attribute a real\n@attribute b {-1,1}\n@data\n0,1\n")
+    with pytest.raises(ValueError, match=r"a\.arff, line 2: label 'b' has the values {-1,1}, must be {0,1}"):
+        read_mulan(arff, write(tmp_path / "a.xml", "<labels><label name='b'/></labels>"))
+
+
+def test_another_encoding_of_arff(tmp_path):
+    path = tmp_path / "latin.arff"
+    path.write_bytes("@relation r\n@attribute café numeric\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.arff, line 2: byte 0xe9 is not UTF-8.*iconv"):
+        read_arff(path)

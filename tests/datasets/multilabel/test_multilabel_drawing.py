@@ -1,0 +1,131 @@
+"""Pictures of label interactions."""
+
+import pytest
+import torch
+
+from torchssvm.datasets.multilabel.drawing import (
+    draw_heat_map,
+    draw_interactions,
+    draw_pairs,
+    strongest_pairs,
+    together,
+)
+
+
+@pytest.fixture
+def figure():
+    matplotlib = pytest.importorskip("matplotlib.figure")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = matplotlib.Figure(figsize=(8, 4))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def symmetric(size: int, seed: int = 0) -> torch.Tensor:
+    values = torch.randn(size, size, generator=torch.Generator().manual_seed(seed))
+    return values + values.T
+
+
+NAMES = [f"label {k}" for k in range(70)]
+
+
+def test_the_strongest_pairs():
+    w = torch.tensor([[9.0, 1.0, -3.0], [1.0, 9.0, 0.0], [-3.0, 0.0, 9.0]])
+    attracting, repelling = strongest_pairs(w, 5)
+    assert attracting == [(0, 1, 1.0)]
+    assert repelling == [(0, 2, -3.0)]
+    w = symmetric(8)
+    attracting, repelling = strongest_pairs(w, 3)
+    every = sorted(w[i, j].item() for i in range(8) for j in range(i + 1, 8))
+    assert [pair.value for pair in attracting] == every[:-4:-1]
+    assert [pair.value for pair in repelling] == every[:3]
+    assert all(w[i, j] == value and i < j for i, j, value in attracting + repelling)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_stand_together(seed):
+    generator = torch.Generator().manual_seed(seed)
+    group = torch.randint(3, (12,), generator=generator)
+    w = torch.where(group[:, None] == group, 1.0, -1.0)
+    order = together(w)
+    assert sorted(order.tolist()) == list(range(12))
+    found = group[order]
+    assert int((found[1:] != found[:-1]).sum()) == len(group.unique()) - 1
+    assert torch.equal(order, together(w))
+
+
+def test_degenerate_orders():
+    for w in (torch.zeros(4, 4), -torch.ones(4, 4), torch.ones(1, 1), torch.ones(2, 2)):
+        assert sorted(together(w).tolist()) == list(range(len(w)))
+
+
+@pytest.mark.parametrize("size", [2, 12, 70])
+def test_the_picture(size, figure):
+    w = symmetric(size)
+    draw_interactions(figure, w, NAMES[:size], strongest=6)
+    heat, graph, _ = figure.axes
+    (image,) = heat.get_images()
+    shown = torch.as_tensor(image.get_array().data)
+    off = ~torch.eye(size, dtype=torch.bool)
+    assert torch.equal(shown[off].sort().values, w.double()[off].sort().values)
+    assert bool((shown.diagonal() == 0).all())
+    if size == 12:  # the names stand where their rows are
+        order = [NAMES.index(text.get_text()) for text in heat.get_yticklabels()]
+        wanted = w.double()[order][:, order].fill_diagonal_(0)
+        assert torch.equal(shown, wanted)
+        assert order == together(w).tolist()
+    assert len(heat.get_yticklabels()) == (size if size <= 60 else 0)
+    edges = [line for line in graph.lines if len(line.get_xdata()) > 1]
+    pairs = [pair for side in strongest_pairs(w, 6) for pair in side]
+    assert len(edges) == len(pairs)
+    colours = [edge.get_color() for edge in edges]
+    assert colours.count("tab:red") == sum(pair.value > 0 for pair in pairs)
+    named = {text.get_text() for text in graph.texts}
+    assert named == {NAMES[label] for pair in pairs for label in pair[:2]}
+    figure.canvas.draw()
+
+
+def test_edges_end_at_their_labels(figure):
+    axes = figure.subplots()
+    w = torch.zeros(5, 5)
+    w[1, 3] = w[3, 1] = -2.0
+    draw_pairs(axes, w, NAMES[:5])
+    (edge,) = (line for line in axes.lines if len(line.get_xdata()) > 1)
+    ends = {(round(float(x), 6), round(float(y), 6)) for x, y in (edge.get_xydata()[0], edge.get_xydata()[-1])}
+    points = {
+        tuple(round(float(v), 6) for v in line.get_xydata()[0]) for line in axes.lines if len(line.get_xdata()) == 1
+    }
+    assert ends == points
+    assert edge.get_color() == "tab:blue"
+
+
+def test_only_the_strongest_labels_are_in_the_heat_map(figure):
+    axes = figure.subplots()
+    w = symmetric(9)
+    w[4] = w[:, 4] = 0.0
+    draw_heat_map(axes, w, NAMES[:9], most=8)
+    assert "8 of 9 labels" in axes.get_title()
+    assert NAMES[4] not in {text.get_text() for text in axes.get_yticklabels()}
+
+
+def test_nothing_to_draw(figure):
+    draw_interactions(figure, torch.zeros(3, 3), NAMES[:3])
+    assert not figure.axes[1].lines
+    figure.canvas.draw()
+
+
+@pytest.mark.parametrize(
+    "w,names,message",
+    [
+        (torch.zeros(3, 2), 3, r"interactions must be \[K, K\] for at least two labels, got \[3, 2\]"),
+        (torch.zeros(1, 1), 1, "at least two labels"),
+        (torch.zeros(3, 3), 2, "names must be 3, one per label, got 2"),
+        (torch.full((3, 3), float("nan")), 3, "interactions must be finite numbers"),
+        (torch.ones(3, 3).triu(1), 3, r"must be symmetric; of a triangle, give w \+ w.T"),
+    ],
+)
+def test_arguments_are_checked(w, names, message, figure):
+    with pytest.raises(ValueError, match=message):
+        draw_interactions(figure, w, NAMES[:names])
+    assert not figure.axes

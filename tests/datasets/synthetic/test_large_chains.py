@@ -1,0 +1,199 @@
+"""Chains that were made up: their distribution, their best weights, and what learns them."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Subset
+
+from torchssvm import BlockGap, DualState, SparseFeatures, SparseLinearChain
+from torchssvm.datasets import LargeChains, SparseChains
+from torchssvm.solvers.solve import solve
+
+SMALL = {"num_states": 4, "in_features": 5, "lengths": (1, 5), "successors": 2, "own": 2, "num_chains": 20}
+
+
+def features(chains: SparseChains) -> torch.Tensor:
+    """``[tokens, F]``."""
+    x = torch.zeros(len(chains.states), chains.in_features)
+    token = torch.repeat_interleave(torch.arange(len(x)), chains.rows.diff())
+    return x.index_put_((token, chains.columns.long()), chains.values, accumulate=True)
+
+
+# -- the distribution -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("surprise,noise", [(0.1, 0.3), (0.6, 0.8)])
+def test_the_truth_is_log_odds(surprise, noise):
+    truth = LargeChains(num_states=30, in_features=12, surprise=surprise, noise=noise, num_chains=1).truth
+    transition = surprise / 30 * truth.transition.dense().double().exp()
+    assert torch.allclose(transition.sum(1), torch.ones(30, dtype=torch.float64), atol=1e-5)
+    emission = noise / 12 * truth.emission.dense().double().exp()
+    assert torch.allclose(emission.sum(0), torch.ones(30, dtype=torch.float64), atol=1e-5)
+    assert float(truth.transition.values.min()) >= 0.0
+    assert truth.transition.indptr.diff().max() <= 4
+    assert truth.emission.counts().max() <= 4
+
+
+def test_frequencies_are_the_probabilities():
+    chains = LargeChains(num_states=5, in_features=7, num_chains=8000, lengths=(4, 6), surprise=0.3, noise=0.4, draws=2)
+    states, x = chains.states, features(chains).double()
+    first = chains.offsets[:-1]
+    assert torch.allclose(torch.bincount(states[first]).double() / 8000, torch.full((5,), 0.2).double(), atol=0.02)
+    inner = torch.ones(len(states), dtype=torch.bool)
+    inner[chains.offsets[1:] - 1] = False
+    pairs = torch.bincount(states[:-1][inner[:-1]] * 5 + states[1:][inner[:-1]], minlength=25).view(5, 5).double()
+    wanted = 0.3 / 5 * chains.truth.transition.dense().double().exp()
+    assert torch.allclose(pairs / pairs.sum(1, keepdim=True), wanted, atol=0.03)
+    drawn = torch.zeros(5, 7, dtype=torch.float64).index_add_(0, states, x)
+    wanted = 0.4 / 7 * chains.truth.emission.dense().double().exp().T
+    assert torch.allclose(drawn / drawn.sum(1, keepdim=True), wanted, atol=0.02)
+    assert torch.equal(x.sum(1), torch.full((len(x),), 2.0).double())
+    assert sorted(set(chains.lengths.tolist())) == [4, 5, 6]
+
+
+def test_the_same_seed_gives_the_same_chains():
+    a, b = LargeChains(**SMALL, seed=3), LargeChains(**SMALL, seed=3)
+    test, other = LargeChains("test", **SMALL, seed=3), LargeChains(**SMALL, seed=4)
+    for name in ("offsets", "rows", "columns", "values", "states"):
+        assert torch.equal(getattr(a, name), getattr(b, name))
+    for name in ("indptr", "indices", "values"):
+        assert torch.equal(getattr(a.truth.emission, name), getattr(test.truth.emission, name))
+        assert torch.equal(getattr(a.truth.transition, name), getattr(test.truth.transition, name))
+    assert a.states.tolist() != test.states.tolist()
+    assert a.truth.emission.indices.tolist() != other.truth.emission.indices.tolist()
+
+
+# -- the best labelings -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([0.05, 0.5, 0.95]))
+def test_decoding_is_enumeration(seed, surprise):
+    chains = LargeChains(**SMALL, seed=seed, surprise=surprise)
+    emission = features(chains).double() @ chains.truth.emission.dense().double()
+    transition = chains.truth.transition.dense().double()
+    found = chains.truth.decode(chains)
+    for i in range(4):
+        tokens = chains.tokens(i)
+        rows = emission[tokens]
+
+        def score(path, rows=rows):
+            ways = sum(float(transition[a, b]) for a, b in itertools.pairwise(path))
+            return ways + sum(float(row[k]) for row, k in zip(rows, path, strict=True))
+
+        best = max(score(path) for path in itertools.product(range(4), repeat=len(rows)))
+        assert score(found[tokens].tolist()) == pytest.approx(best)
+
+
+def test_decoding_is_that_of_the_head(monkeypatch):
+    chains = LargeChains(num_states=60, num_chains=40, seed=1)
+    head = SparseLinearChain(chains.in_features, chains.num_states)
+    torch.nn.init.normal_(head.bias)  # what the truth does not have is 0 afterwards
+    chains.truth.load_into(head)
+    batch = chains.__getitems__(range(40))
+    found = head.structure.argmax(head(batch.x, batch.lengths)).labeling
+    inside = batch.y >= 0
+    assert torch.equal(found[inside], chains.truth.decode(chains))
+    error = float((found != batch.y)[inside].double().mean())
+    assert chains.truth_error == pytest.approx(error)
+    assert 0.0 < error < 0.1
+    whole = chains.truth.decode(chains)
+    monkeypatch.setattr("torchssvm.datasets.synthetic.large_chains._ENTRIES", 3000)  # two chains at a time
+    assert torch.equal(chains.truth.decode(chains), whole)
+
+
+def test_the_truth_fits_its_head_only():
+    truth = LargeChains(**SMALL).truth
+    with pytest.raises(ValueError, match="head must have in_features=5 and num_states=4"):
+        truth.load_into(SparseLinearChain(5, 5))
+    with pytest.raises(ValueError, match="chains have in_features=6 and num_states=4, must be 5 and 4"):
+        truth.decode(LargeChains(**{**SMALL, "in_features": 6}))
+
+
+def test_tokens_without_features_can_be_decoded():
+    truth = LargeChains(**SMALL).truth
+    nothing = torch.zeros(4, dtype=torch.int64)
+    chains = SparseChains(torch.tensor([0, 3]), nothing, torch.zeros(0, dtype=torch.int32), nothing[:3], 5, 4)
+    transition = truth.transition.dense()
+    found = truth.decode(chains).tolist()
+    best = max(float(transition[a, b] + transition[b, c]) for a, b, c in itertools.product(range(4), repeat=3))
+    assert float(transition[found[0], found[1]] + transition[found[1], found[2]]) == pytest.approx(best)
+    assert chains[0].x.columns.tolist() == [[-1]] * 3
+
+
+def test_thousands_of_states_are_cheap():
+    chains = LargeChains(num_states=3000, num_chains=50, seed=2)
+    assert chains.truth_error < 0.1
+    held = (chains.truth.transition, chains.truth.emission)
+    assert sum(len(rows.indices) for rows in held) <= 2 * 4 * 3000  # nothing of K by K
+
+
+# -- items, batches and training --------------------------------------------------------------------------
+
+
+def test_items_and_batches():
+    chains = LargeChains(**SMALL)
+    x = features(chains)
+    assert repr(chains) == f"LargeChains: 20 chains, {len(x)} tokens, 5 columns"
+    assert (chains.rows.dtype, chains.columns.dtype, chains.values.dtype) == (torch.int64, torch.int32, torch.float32)
+    assert (chains.offsets.dtype, chains.states.dtype) == (torch.int64, torch.int64)
+    batch = chains.__getitems__([3, -1, 3])
+    assert isinstance(batch.x, SparseFeatures)
+    assert batch.index.tolist() == [3, 19, 3]
+    dense = batch.x.dense(5)
+    for row, i in enumerate([3, 19, 3]):
+        tokens, length = chains.tokens(i), int(batch.lengths[row])
+        assert length == chains.lengths[i] == tokens.stop - tokens.start
+        assert torch.equal(dense[row, :length], x[tokens])
+        assert torch.equal(batch.y[row, :length], chains.states[tokens])
+        assert (batch.y[row, length:] == -1).all()
+        assert (dense[row, length:] == 0).all()
+    (items,) = DataLoader(Subset(chains, [3, 19, 3]), batch_size=3, collate_fn=chains.collate)
+    assert torch.equal(items.x.dense(5), dense)
+    assert torch.equal(items.y, batch.y)
+    assert torch.equal(items.lengths, batch.lengths)
+    example = chains[3]
+    assert torch.equal(example.x.dense(5), x[chains.tokens(3)])
+    with pytest.raises(IndexError, match="index 20 is out of range for a dataset of 20 chains"):
+        chains[20]
+
+
+def test_training_finds_transitions():
+    train, test = (
+        LargeChains(split, num_states=12, successors=2, num_chains=120, seed=5) for split in ("train", "test")
+    )
+    head = SparseLinearChain(train.in_features, train.num_states, boundary=False)
+    dual = DualState.for_head(head, num_examples=len(train), lam=1.0)
+    assert solve(head, BlockGap(dual), train, tolerance=0.05, batch_size=4, max_passes=15).gap < 0.05
+    batch = test.__getitems__(range(len(test)))
+    found = dual.structure.argmax(head(batch.x, batch.lengths)).labeling
+    error = float((found != batch.y)[batch.y >= 0].double().mean())
+    tokens_alone = (features(test) @ test.truth.emission.dense()).argmax(1)  # by the best weights there are
+    alone = float((tokens_alone != test.states).double().mean())
+    assert test.truth_error < error < 0.6 * alone
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ({"split": "dev"}, "split must be 'train' or 'test', not 'dev'"),
+        ({"num_states": 1}, "num_states=1 must be a whole number, at least 2"),
+        ({"num_chains": 0}, "num_chains=0 must be a whole number, at least 1"),
+        ({"num_chains": 2.0}, "num_chains=2.0 must be a whole number"),
+        ({"in_features": 0}, "in_features=0 must be"),
+        ({"lengths": (0, 3)}, r"lengths\[0\]=0 must be a whole number, at least 1"),
+        ({"lengths": (4, 3)}, r"lengths\[1\]=3 must be a whole number, at least 4"),
+        ({"successors": 0}, "successors=0 must be"),
+        ({"draws": True}, "draws=True must be"),
+        ({"own": 0}, "own=0 must be"),
+        ({"seed": -1}, "seed=-1 must be a whole number, at least 0"),
+        ({"surprise": 0.0}, "surprise=0.0 must be a probability above 0 and below 1"),
+        ({"noise": 1.0}, "noise=1.0 must be a probability above 0 and below 1"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LargeChains(**arguments)

@@ -1,0 +1,454 @@
+import inspect
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+import torchssvm.datasets
+from torchssvm import Batch, DualState, GapBatchSampler, LargestGap, LinearChain
+from torchssvm.datasets import OCR, Example, PaddedDataset, PrecomputedFeatures
+from torchssvm.datasets.ocr import dataset as ocr_module
+
+FIRST_LETTER = """
+........
+........
+........
+.###....
+.#####..
+.#...##.
+##....##
+#......#
+#......#
+#......#
+#.....##
+#...###.
+#####...
+........
+........
+........
+"""
+
+
+@pytest.fixture(scope="module")
+def small() -> OCR:
+    return OCR()
+
+
+@pytest.fixture(scope="module")
+def large() -> OCR:
+    return OCR("train", "large")
+
+
+def assert_same_batch(a: Batch, b: Batch) -> None:
+    for name, left, right in zip(Batch._fields, a, b, strict=True):
+        assert left.dtype == right.dtype, name
+        assert torch.equal(left, right), name
+
+
+def words_of(dataset: OCR) -> list[tuple[str, bytes]]:
+    return [(OCR.decode_word(e.y), e.x.numpy().tobytes()) for e in (dataset[i] for i in range(len(dataset)))]
+
+
+# -- what is in the data ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("split", "size", "fold", "words"),
+    [
+        ("train", "small", 0, 626),
+        ("test", "small", 0, 6251),
+        ("train", "large", 0, 6251),
+        ("test", "large", 0, 626),
+        ("train", "small", 1, 704),
+        ("train", "large", 9, 6877 - 675),
+    ],
+)
+def test_sizes_are_the_papers(split, size, fold, words):
+    dataset = OCR(split, size, fold)
+    assert len(dataset) == words == len(dataset.x) == len(dataset.y) == len(dataset.lengths)
+    assert dataset.x.shape[1:] == (14, 128)
+
+
+def test_splits_are_disjoint_and_complete(small):
+    rest = OCR("test", "small")
+    assert int(small.lengths.sum() + rest.lengths.sum()) == 52152
+    assert float((small.lengths.sum() + rest.lengths.sum()) / 6877) == pytest.approx(7.58, abs=0.005)
+    assert max(int(small.lengths.max()), int(rest.lengths.max())) == 14
+    assert words_of(OCR("train", "large")) == words_of(rest)
+    assert words_of(OCR("test", "large")) == words_of(small)
+
+
+def test_words_are_those_of_the_file(large):
+    with np.load(ocr_module._file().open("rb"), allow_pickle=False) as raw:
+        pixels, labels, offsets, folds = (raw[k] for k in ("pixels", "labels", "offsets", "folds"))
+    places = np.flatnonzero(folds != 0)
+    for i in [0, 1, 17, 3000, 6250]:
+        start, stop = offsets[places[i]], offsets[places[i] + 1]
+        x, y, index = large[i]
+        assert (index, x.dtype, y.dtype) == (i, torch.float32, torch.int64)
+        assert y.tolist() == labels[start:stop].tolist()
+        assert x.tolist() == np.unpackbits(pixels[start:stop], axis=1).tolist()
+
+
+def test_first_letter_reads_as_an_o(small):
+    picture = [["#" if pixel else "." for pixel in row] for row in small.images[0, 0]]
+    assert ["".join(row) for row in picture] == FIRST_LETTER.split()
+    assert OCR.decode_word(small[0].y) == "ommanding"
+
+
+def test_images_are_rows_of_eight(large):
+    height: dict[str, float] = {}
+    width: dict[str, float] = {}
+    for letter in "lm":
+        images = large.images[large.y == OCR.letters.index(letter)]
+        height[letter] = float(images.amax(2).sum(1).mean())
+        width[letter] = float(images.amax(1).sum(1).mean())
+    assert height["l"] > 10 > height["m"]
+    assert width["m"] > 7 > width["l"]
+
+
+def test_images_are_a_view(small):
+    assert small.images.shape == (626, 14, 16, 8)
+    assert small.images.data_ptr() == small.x.data_ptr()
+
+
+def test_padding_is_zero_and_minus_one(small):
+    outside = torch.arange(14) >= small.lengths[:, None]
+    assert outside.any()
+    assert torch.equal(small.y == -1, outside)
+    assert not small.x[outside].any()
+    assert small.x[~outside].any(-1).all()
+
+
+def test_decode_word():
+    assert OCR.decode_word(torch.tensor([2, 0, 19, -1, -1])) == "cat"
+    assert OCR.decode_word([25]) == "z"
+    with pytest.raises(ValueError, match="26"):
+        OCR.decode_word([0, 26])
+    with pytest.raises(ValueError, match="-2"):
+        OCR.decode_word([-2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "val"}, "split must be .* not 'val'"),
+        ({"size": "medium"}, "size must be .* not 'medium'"),
+        ({"fold": 10}, "fold=10 must be a whole number, 0 to 9"),
+        ({"fold": -1}, "fold=-1 must be a whole number, 0 to 9"),
+        ({"fold": True}, "fold=True must be a whole number"),
+        ({"fold": "0"}, "fold='0' must be a whole number, not a str"),
+    ],
+)
+def test_a_wrong_argument_is_quoted(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        OCR(**arguments)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing"])
+def test_a_corrupt_file_is_refused(damage, tmp_path, monkeypatch):
+    file = tmp_path / "ocr_letters.npz"
+    content = bytearray(ocr_module._file().read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    if damage == "empty":
+        content = bytearray()
+    if damage != "missing":
+        file.write_bytes(content)
+    monkeypatch.setattr(ocr_module, "_file", lambda: file)
+    with pytest.raises(RuntimeError, match=r"ocr_letters\.npz.*reinstall torchssvm"):
+        OCR()
+
+
+# -- items and batches ------------------------------------------------------------------------------------
+
+
+@given(indices=st.lists(st.integers(-626, 625), min_size=1, max_size=20))
+@settings(deadline=None, max_examples=50)
+def test_a_fetched_batch_is_its_items_padded(small, indices):
+    batch = small.__getitems__(indices)
+    assert batch.x.shape[1] == int(batch.lengths.max())
+    assert batch.index.tolist() == [i % 626 for i in indices]
+    assert_same_batch(batch, OCR.collate([small[i] for i in indices]))
+    assert_same_batch(batch, small.__getitems__(torch.tensor(indices)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_loader(small, workers):
+    indices = [[5, 3, 600], [0], [625, 5]]
+    loader = DataLoader(small, batch_sampler=indices, collate_fn=small.collate, num_workers=workers)
+    batches = list(loader)
+    assert len(batches) == 3
+    for batch, expected in zip(batches, indices, strict=True):
+        assert isinstance(batch, Batch)
+        assert_same_batch(batch, small.__getitems__(expected))
+
+
+def test_a_subset_keeps_the_index(small):
+    batch = next(iter(DataLoader(Subset(small, [7, 9, 11]), batch_size=3, collate_fn=small.collate)))
+    assert batch.index.tolist() == [7, 9, 11]
+
+
+def test_a_batch_does_not_alias_the_data(small):
+    before = small.x[3].clone()
+    small.__getitems__([3]).x.fill_(9)
+    assert torch.equal(small.x[3], before)
+
+
+def test_indexing_errors(small):
+    assert small[-1].index == 625
+    assert len(list(small)) == 626  # the iteration protocol ends on IndexError
+    for wrong in (626, -627):
+        with pytest.raises(IndexError, match=f"{wrong} is out of range .* 626"):
+            small[wrong]
+        with pytest.raises(IndexError, match=f"{wrong} is out of range .* 626"):
+            small.__getitems__([0, wrong, 1])
+    with pytest.raises(ValueError, match="empty"):
+        small.__getitems__([])
+    with pytest.raises(ValueError, match="empty"):
+        small.collate([])
+    with pytest.raises(TypeError):
+        small[0.5]
+
+
+def test_a_dataset_without_lengths():
+    dataset = PaddedDataset(torch.randn(5, 3), torch.arange(5))
+    batch = dataset.__getitems__([4, 2])
+    listed = dataset.collate([dataset[4], dataset[2]])
+    assert batch.lengths is None
+    assert listed.lengths is None
+    assert torch.equal(batch.x, listed.x)
+    assert batch.y.tolist() == listed.y.tolist() == [4, 2]
+    assert batch.index.tolist() == listed.index.tolist() == [4, 2]
+
+
+def test_tensors_of_different_sizes_are_refused():
+    with pytest.raises(ValueError, match="x has 5 examples but lengths has 4"):
+        PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), torch.ones(4, dtype=torch.int64))
+
+
+# -- precomputed features ---------------------------------------------------------------------------------
+
+
+class Network(nn.Module):
+    """A letter-wise CNN whose output would betray training mode and, at the padding, its biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.frozen = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout(0.5)
+        self.frozen.eval()
+
+    def forward(self, x):
+        h = self.norm(self.convolution(x.reshape(-1, 1, 16, 8))).amax((2, 3))
+        return self.dropout(self.frozen(h)).view(*x.shape[:2], 4)
+
+
+class Backwards(Dataset):
+    """The words in reverse order, one at a time, numbered as before."""
+
+    collate = staticmethod(OCR.collate)
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, i):
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return self.dataset[len(self) - 1 - i]
+
+
+@pytest.mark.parametrize("batch_size", [1, 50, 1000])
+def test_precomputed_features(small, batch_size):
+    torch.manual_seed(0)
+    network = Network()
+    statistics = network.norm.running_mean.clone()
+    modes = [m.training for m in network.modules()]
+    features = PrecomputedFeatures(small, network, batch_size=batch_size)
+
+    assert [m.training for m in network.modules()] == modes
+    assert torch.equal(network.norm.running_mean, statistics)
+    assert features.x.shape == (626, 14, 4)
+    assert not features.x.requires_grad
+    assert torch.equal(features.y, small.y)
+    assert torch.equal(features.lengths, small.lengths)
+    assert torch.equal(features.index, torch.arange(626))
+    network.eval()
+    with torch.no_grad():
+        for i in (0, 100, 625):
+            x, y, index = features[i]
+            torch.testing.assert_close(x, network(small[i].x[None])[0])
+            assert torch.equal(y, small[i].y)
+            assert index == i
+    assert not features.x[features.y == -1].any()
+    assert_same_batch(features.__getitems__([3, 1]), features.collate([features[3], features[1]]))
+
+
+def test_precomputed_features_of_any_dataset_keep_its_indices(small):
+    features = PrecomputedFeatures(Backwards(small), nn.Identity(), batch_size=64)
+    assert features[0].index == 625
+    assert torch.equal(features.x.flip(0), small.x)
+    assert torch.equal(features.lengths.flip(0), small.lengths)
+    assert torch.equal(features.index.flip(0), small.index)
+    assert features.__getitems__([0, 625]).index.tolist() == [625, 0]
+
+
+def test_precomputed_features_without_lengths():
+    dataset = PaddedDataset(torch.randn(10, 3), torch.arange(10))
+    layer = nn.Linear(3, 2)
+    features = PrecomputedFeatures(dataset, layer, batch_size=4)
+    assert features.lengths is None
+    torch.testing.assert_close(features.x, layer(dataset.x).detach())
+    assert features[9].y.item() == 9
+
+
+def test_precomputed_features_errors(small):
+    flat = nn.Sequential(nn.Flatten(1), nn.Dropout(0.5))
+    with pytest.raises(ValueError, match=r"returned the shape \[626, 1792\].* must be \[626, 14\]"):
+        PrecomputedFeatures(small, flat, batch_size=626)
+    assert all(m.training for m in flat.modules())
+    with pytest.raises(TypeError, match="Subset"):
+        PrecomputedFeatures(Subset(small, [0]), nn.Identity())
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_precomputed_features_on_a_device(small):
+    network = Network().eval()
+    expected = PrecomputedFeatures(small, network)
+    features = PrecomputedFeatures(small, network.cuda(), device="cuda")
+    batch = features.__getitems__([0, 5])
+    assert {t.device.type for t in batch} == {"cuda"}
+    torch.testing.assert_close(batch.x.cpu(), expected.__getitems__([0, 5]).x, atol=1e-2, rtol=1e-2)
+
+
+# -- Lightning --------------------------------------------------------------------------------------------
+
+
+def test_ocr_data_feeds_a_trainer(tmp_path):
+    L = pytest.importorskip("lightning")
+    from torchssvm.datasets import OCRData
+
+    class Recorder(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(()))
+            self.seen = {"train": [], "validate": [], "test": [], "predict": []}
+
+        def on_train_start(self):
+            sampler = self.trainer.train_dataloader.batch_sampler
+            assert isinstance(sampler, GapBatchSampler)
+            assert isinstance(sampler.order, LargestGap)
+            sampler.bind(DualState.for_head(LinearChain(128, 26), num_examples=698, lam=1e-3))
+
+        def see(self, stage, batch):
+            assert isinstance(batch, Batch)
+            self.seen[stage] += batch.index.tolist()
+            return batch.index
+
+        def training_step(self, batch, _):
+            assert len(batch.index) <= 32
+            self.see("train", batch)
+            return self.weight * batch.x.mean()
+
+        def validation_step(self, batch, _):
+            self.see("validate", batch)
+
+        def test_step(self, batch):
+            self.see("test", batch)
+
+        def predict_step(self, batch, _):
+            return self.see("predict", batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    data = OCRData("small", batch_size=32, fold=3, order=LargestGap(), seed=1)
+    module = Recorder()
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, datamodule=data)
+    assert sorted(module.seen["train"]) == list(range(698))  # the first pass visits every word
+    assert module.seen["train"] != list(range(698))
+    rest = list(range(6877 - 698))
+    assert module.seen["validate"] == rest
+    trainer.test(module, datamodule=data, verbose=False)
+    assert module.seen["test"] == rest
+    predictions = trainer.predict(module, datamodule=data)
+    assert torch.cat(predictions).tolist() == rest
+
+
+def in_a_fresh_interpreter(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_lightning_is_imported_only_when_asked_for():
+    out = in_a_fresh_interpreter(
+        "import sys, torchssvm.datasets as d\n"
+        "d.OCR(); 'OCRData' in dir(d)\n"
+        "print('lightning' in sys.modules, 'OCRData' in dir(d))"
+    )
+    assert out == "False True"
+
+
+COLLATING = [one for one in map(vars(torchssvm.datasets).get, torchssvm.datasets.__all__) if hasattr(one, "collate")]
+
+
+@pytest.mark.parametrize("dataset", COLLATING)
+def test_collate_functions(dataset):
+    """They take whatever a loader fetched, and go to its workers."""
+    batch = Batch(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+    assert dataset.collate(batch) is batch
+    with pytest.raises(ValueError, match="examples is empty: a batch needs at least one example"):
+        dataset.collate([])
+    assert pickle.loads(pickle.dumps(dataset.collate)) is dataset.collate
+    assert "Batch | Sequence" in str(inspect.signature(dataset.collate).parameters["examples"])
+
+
+@pytest.mark.parametrize(
+    "statement", ["from torchssvm.datasets import OCRData", "import torchssvm.datasets.ocr.lightning"]
+)
+def test_without_lightning_the_extra_is_named(statement):
+    out = in_a_fresh_interpreter(
+        "import sys\n"
+        "sys.modules['lightning'] = None\n"
+        f"try:\n    {statement}\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    assert "torchssvm[lightning]" in out
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import torchssvm.datasets
+
+    with pytest.raises(AttributeError, match="'Nothing'"):
+        _ = torchssvm.datasets.Nothing
+
+
+def test_an_example_unpacks():
+    x, y, index = Example(torch.zeros(2, 3), torch.zeros(2), 4)
+    assert (x.shape, y.shape, index) == ((2, 3), (2,), 4)

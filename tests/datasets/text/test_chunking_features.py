@@ -1,0 +1,173 @@
+"""Attributes against the templates applied one token at a time, and vocabularies."""
+
+import itertools
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from chunking_problems import conll2000_or_skip, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchssvm.datasets import Vocabulary, read_columns
+from torchssvm.datasets.text.chunking_features import TEMPLATES, attributes, sorted_tags
+from torchssvm.datasets.text.columns import TaggedSentences
+from torchssvm.datasets.text.conll2000 import locate
+
+
+def sentences_of(rows, tags=True):
+    """Lists of (word, pos) as sentences, with tags that say nothing."""
+    flat = [token for sentence in rows for token in sentence]
+    return TaggedSentences(
+        words=[word for word, _ in flat],
+        pos=[pos for _, pos in flat],
+        tags=["O"] * len(flat) if tags else None,
+        offsets=np.cumsum([0, *map(len, rows)]),
+        lines=np.arange(1, len(flat) + 1),
+        source="a test",
+    )
+
+
+def one_by_one(sentence):
+    """The attributes of the tokens of one sentence, straight from the list of the tutorial."""
+    names = "w[-2] w[-1] w[0] w[1] w[2] w[-1]|w[0] w[0]|w[1] pos[-2] pos[-1] pos[0] pos[1] pos[2] pos[-2]|pos[-1]"
+    names += (
+        " pos[-1]|pos[0] pos[0]|pos[1] pos[1]|pos[2] pos[-2]|pos[-1]|pos[0] pos[-1]|pos[0]|pos[1] pos[0]|pos[1]|pos[2]"
+    )
+    result = []
+    for t in range(len(sentence)):
+        found = []
+        for name in names.split():
+            values = []
+            for piece in name.split("|"):
+                field, place = piece.rstrip("]").split("[")
+                at = t + int(place)
+                if 0 <= at < len(sentence):
+                    values.append(sentence[at][field == "pos"])
+            if len(values) == len(name.split("|")):
+                found.append(f"{name}={'|'.join(values)}")
+        result.append(found + ["__BOS__"] * (t == 0) + ["__EOS__"] * (t == len(sentence) - 1))
+    return result
+
+
+# Few letters, so that attributes meet again; with the signs that attributes are made of.
+token = st.tuples(st.text("ab|=:", min_size=1, max_size=3), st.sampled_from(["NN", "N|N", "=", "é"]))
+corpora = st.lists(st.lists(token, min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+def test_the_tutorials_first_token(tmp_path):
+    found = attributes(read_columns(write(tmp_path)))
+    assert found.of(0) == [
+        *("w[0]=He", "w[1]=reckons", "w[2]=the", "w[0]|w[1]=He|reckons", "pos[0]=PRP", "pos[1]=VBZ", "pos[2]=DT"),
+        *("pos[0]|pos[1]=PRP|VBZ", "pos[1]|pos[2]=VBZ|DT", "pos[0]|pos[1]|pos[2]=PRP|VBZ|DT", "__BOS__"),
+    ]
+    assert len(found.of(2)) == len(TEMPLATES) == 19
+    assert found.of(6)[-1] == "__EOS__"
+
+
+@given(corpora)
+def test_all_at_once_is_one_by_one(rows):
+    found = attributes(sentences_of(rows))
+    expected = [names for sentence in rows for names in one_by_one(sentence)]
+    assert [found.of(t) for t in range(len(expected))] == expected
+    assert len(set(found.names)) == len(found.names)
+    counts = Counter(name for names in expected for name in names)
+    assert dict(zip(found.names, found.counts().tolist(), strict=True)) == counts
+    assert (found.rows.dtype, found.codes.dtype) == (np.int64, np.int32)
+
+
+def test_a_sentence_of_one_token():
+    assert attributes(sentences_of([[("No", "UH")]])).of(0) == ["w[0]=No", "pos[0]=UH", "__BOS__", "__EOS__"]
+
+
+@given(corpora, corpora, st.integers(1, 3))
+def test_a_vocabulary_keeps_what_is_frequent_and_drops_what_is_unknown(rows, others, least):
+    sentences = sentences_of(rows)
+    counts = Counter(name for sentence in rows for names in one_by_one(sentence) for name in names)
+    wanted = {name for name, count in counts.items() if count >= least}
+    if not wanted:
+        with pytest.raises(ValueError, match=f"min_count={least}: no attribute occurs so often"):
+            Vocabulary.of(sentences, least)
+        return
+    vocabulary = Vocabulary.of(sentences, least)
+    assert set(vocabulary.attributes) == wanted
+    assert len(vocabulary) == len(wanted)
+    rows_of, columns = vocabulary.columns(attributes(sentences_of(others, tags=False)))
+    found = [[vocabulary.attributes[c] for c in columns[a:b]] for a, b in itertools.pairwise(rows_of)]
+    assert found == [[n for n in names if n in wanted] for sentence in others for names in one_by_one(sentence)]
+    assert (rows_of.dtype, columns.dtype) == (np.int64, np.int32)
+
+
+def test_tags_of_a_vocabulary(tmp_path):
+    sentences = read_columns(write(tmp_path))
+    assert Vocabulary.of(sentences).tags == ("O", "B-ADVP", "B-NP", "I-NP", "B-VP")
+    assert Vocabulary.of(sentences, tags=["I-NP", "O"]).tags == ("I-NP", "O")
+    assert sorted_tags(["I-A", "B-A", "B-A-B", "O"]) == ("O", "B-A", "I-A", "B-A-B")
+    vocabulary = Vocabulary.of(sentences)
+    assert (vocabulary.state("B-NP"), vocabulary.state("B-PP"), vocabulary.num_states) == (2, None, 5)
+    untagged = read_columns(write(tmp_path, "a A\n"), tags_optional=True)
+    with pytest.raises(ValueError, match=r"some.txt has no tag column"):
+        Vocabulary.of(untagged)
+
+
+@pytest.mark.parametrize("least", [0, -1, 1.5, True, "3"])
+def test_min_count_is_checked(least):
+    with pytest.raises((TypeError, ValueError), match=r"min_count=.* must be a whole number"):
+        Vocabulary.of(sentences_of([[("a", "A")]]), least)
+
+
+def test_saved_and_loaded(tmp_path):
+    vocabulary = Vocabulary.of(sentences_of([[('a"\\', "é"), ("\u2028", "B")]]), 1)
+    path = tmp_path / "vocabulary.json"
+    vocabulary.save(path)
+    again = Vocabulary.load(path)
+    assert again == vocabulary
+    assert (again.attributes, again.tags, again.min_count) == (vocabulary.attributes, vocabulary.tags, 1)
+    assert again != Vocabulary(vocabulary.attributes, vocabulary.tags, 2)
+    assert again != vocabulary.attributes
+    assert json.loads(path.read_text(encoding="utf-8"))["attributes"] == list(vocabulary.attributes)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda c: "not JSON",
+        lambda c: "[]",
+        lambda c: json.dumps({**c, "format": "another"}),
+        lambda c: json.dumps({k: v for k, v in c.items() if k != "tags"}),
+        lambda c: json.dumps({**c, "attributes": "abc"}),
+        lambda c: json.dumps({**c, "attributes": [1]}),
+        lambda c: json.dumps({**c, "attributes": ["a", "a"]}),
+        lambda c: json.dumps({**c, "min_count": None}),
+        lambda c: "\udcff",
+    ],
+)
+def test_damaged_vocabularies_are_refused(damage, tmp_path):
+    path = tmp_path / "vocabulary.json"
+    Vocabulary(["a", "b"], ["O"]).save(path)
+    content = damage(json.loads(path.read_text(encoding="utf-8")))
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"vocabulary.json is not a vocabulary that was saved, or damaged"):
+        Vocabulary.load(path)
+    with pytest.raises(FileNotFoundError):
+        Vocabulary.load(tmp_path / "nothing.json")
+
+
+def test_nothing_twice_and_nothing_empty():
+    with pytest.raises(ValueError, match="attributes has 'a' twice"):
+        Vocabulary(["a", "b", "a"], ["O"])
+    with pytest.raises(ValueError, match="tags is empty"):
+        Vocabulary(["a"], [])
+
+
+def test_the_training_set():
+    conll2000_or_skip()
+    sentences = read_columns(locate("train"))
+    found = attributes(sentences)
+    assert len(found.names) == 335_674
+    assert int((found.counts() >= 3).sum()) == 75_289
+    for i in (0, 1, 4000, 8935):
+        a, b = sentences.offsets[i : i + 2]
+        rows = list(zip(sentences.words[a:b], sentences.pos[a:b], strict=True))
+        assert [found.of(t) for t in range(a, b)] == one_by_one(rows)

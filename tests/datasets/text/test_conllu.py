@@ -1,0 +1,410 @@
+"""Treebanks: the reader, the features of arcs, attachment scores, and the example on a treebank of a little grammar."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from treebanks import treebank
+
+from torchssvm import Arborescence, LinearArcs, Potentials, Projective
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.datasets import CoNLLU, Sentence, arc_columns, attachment, read_conllu
+from torchssvm.datasets.text.arc_drawing import draw_arcs
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "dependency.py"
+
+VAMONOS = """\
+# sent_id = 1
+# text = Vámonos al mar azul.
+1-2\tVámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tVamos\tir\tVERB\t_\tMood=Imp\t0\troot\t_\t_
+2\tnos\tnosotros\tPRON\t_\t_\t1\tobj\t_\t_
+3-4\tal\t_\t_\t_\t_\t_\t_\t_\t_
+3\ta\ta\tADP\t_\t_\t5\tcase\t_\t_
+4\tel\tel\tDET\t_\t_\t5\tdet\t_\t_
+5\tmar\tmar\tNOUN\t_\t_\t1\tobl\t_\t_
+5.1\tque\t_\t_\t_\t_\t_\t_\t1:x\t_
+6\tazul\tazul\tADJ\t_\t_\t5\tamod\t_\t_
+7\t.\t.\tPUNCT\t_\t_\t1\tpunct\t_\t_
+
+# sent_id = 2
+1\tSí\tsí\t_\tinterj\t_\t0\troot\t_\t_
+2\t¡!\t!\t_\t_\t_\t1\tpunct\t_\t_
+
+"""
+
+CROSSING = """\
+1\ta\ta\tX\t_\t_\t3\t_\t_\t_
+2\tb\tb\tX\t_\t_\t4\t_\t_\t_
+3\tc\tc\tX\t_\t_\t0\t_\t_\t_
+4\td\td\tX\t_\t_\t3\t_\t_\t_
+
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="bank.conllu"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def rows(*heads):
+    return "".join(f"{t}\tw{t}\t_\tX\t_\t_\t{head}\t_\t_\t_\n" for t, head in enumerate(heads, 1))
+
+
+# -- The reader ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text,
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\ufeff" + text,
+        lambda text: text.rstrip("\n"),
+        lambda text: "\n\n" + text.replace("\n\n", "\n\n\n"),
+    ],
+)
+def test_words_heads_and_tags_are_read(write, change):
+    first, second = read_conllu(write(change(VAMONOS)))
+    assert first.words == ("Vamos", "nos", "a", "el", "mar", "azul", ".")
+    assert first.tags == ("VERB", "PRON", "ADP", "DET", "NOUN", "ADJ", "PUNCT")
+    assert first.heads == (0, 1, 5, 5, 1, 5, 1)
+    assert first.projective
+    assert first.punctuation == (False,) * 6 + (True,)
+    assert second.words == ("Sí", "¡!")
+    assert second.tags == ("interj", "_")
+    assert second.punctuation == (False, True)  # no tag, and nothing but punctuation
+    assert second.heads == (0, 1)
+
+
+def test_a_sentence_knows_its_line(write):
+    assert [s.line for s in read_conllu(write(VAMONOS))] == [4, 15]
+
+
+@pytest.mark.parametrize(
+    "text, line, words",
+    [
+        ("", 1, "the file has no sentences"),
+        ("\n\n", 1, "the file has no sentences"),
+        ("# nothing\n\n", 1, "the sentence that begins here has no words"),
+        (rows(0) + "\n# a\n1-2\tx" + "\t_" * 8 + "\n\n", 3, "the sentence that begins here has no words"),
+        (rows(0) + "\n# the end", 3, "the sentence that begins here has no words"),
+        (rows(0) + "2\tw\t_\tX\t_\t_\t1\t_\t_\n", 2, "9 columns, and CoNLL-U has 10"),
+        (rows(0) + "2\tw\t_\tX\t_\t_\t1\t_\t_\t_\t_\n", 2, "11 columns, and CoNLL-U has 10"),
+        (rows(0).replace("\t", "  "), 1, "1 columns.*single tabs"),
+        (rows(0) + " \n", 2, "blank but for spaces"),
+        ("7-3\tx" + "\t_" * 8 + "\n" + rows(0), 1, "ID is '7-3', which does not belong before word 1"),
+        (rows(0) + "5.1\tx" + "\t_" * 8 + "\n", 2, "ID is '5.1'"),
+        (rows(0, "9" * 5000), 2, "HEAD is '9999"),
+        (b"\x1f\x8bno gzip", None, "is damaged"),
+        (rows("_"), 1, "HEAD is '_', and must be a whole number"),
+        (rows(0, "1.0"), 2, "HEAD is '1.0'"),
+        (rows(0, "-1"), 2, "HEAD is '-1'"),
+        (rows(0, "²"), 2, "HEAD is '²'"),
+        (rows(0, 3), 2, "HEAD is 3, and the sentence has 2 words"),
+        (rows(0) + "\n" + rows(0, 1, 7), 5, "HEAD is 7, and the sentence has 3 words"),
+        (rows(2, 1), 1, "has 0 words with HEAD 0; it needs 1"),
+        (rows(0) + "\n" + rows(0, 1, 0), 3, "has 2 words with HEAD 0, in lines 3, 5; it needs 1"),
+        (rows(0, 3, 4, 2), 2, "the heads of word 2 lead in a circle, back to word 2"),
+        (rows(0, 2), 2, "the heads of word 2 lead in a circle"),
+        (rows(3, 0, 4, 3), 1, "the heads of word 1 lead in a circle, back to word 3"),
+        (rows(0, 1).replace("2\tw2", "3\tw3"), 2, "ID is '3', and the next word of the sentence is 2"),
+        (rows(0).replace("1\tw1", "x\tw1"), 1, "ID is 'x'"),
+        (rows(0).replace("w1", ""), 1, "FORM is empty"),
+        (rows(0).replace("X", ""), 1, "UPOS is empty"),
+        (rows(0).encode() + b"\n2\tcaf\xe9\n", 3, "this is not UTF-8: .* at byte 6 of the line"),
+        (rows(0).encode("utf-16"), 1, "this is not UTF-8"),
+    ],
+)
+def test_errors_name_file_and_line(write, text, line, words):
+    place = "" if line is None else rf", line {line}:"
+    with pytest.raises(ValueError, match=rf"bank.conllu{place} .*{words}"):
+        read_conllu(write(text))
+
+
+def test_packed_files_are_read(write):
+    text = rows(0, 1)
+    assert read_conllu(write(gzip.compress(text.encode()))) == read_conllu(write(text))
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.conllu"):
+        CoNLLU(tmp_path / "nowhere.conllu")
+
+
+# -- Features ------------------------------------------------------------------------------------------
+
+
+def texts_of(words, tags, head, token):
+    """What the features of an arc say, written out from the paper's table; an independent account."""
+    w, g = ["<root>", *words], ["<root>", *tags]
+    around = ["<left>", *g, "<right>"]
+
+    def before(i):
+        return around[i]
+
+    def after(i):
+        return around[i + 2]
+
+    hw, hg, tw, tg = w[head], g[head], w[token], g[token]
+    anywhere = [
+        f"head {hw} {hg}",
+        f"head word {hw}",
+        f"head tag {hg}",
+        f"all {hw} {hg} {tw} {tg}",
+        f"no head word {hg} {tw} {tg}",
+        f"no head tag {hw} {tw} {tg}",
+        f"no token word {hw} {hg} {tg}",
+        f"no token tag {hw} {hg} {tw}",
+        f"words {hw} {tw}",
+        f"tags {hg} {tg}",
+        f"+- {hg} {after(head)} {before(token)} {tg}",
+        f"-- {before(head)} {hg} {before(token)} {tg}",
+        f"++ {hg} {after(head)} {tg} {after(token)}",
+        f"-+ {before(head)} {hg} {tg} {after(token)}",
+    ]
+    distance = abs(head - token)
+    bucket = distance if distance <= 5 else "6-10" if distance <= 10 else "11-"
+    side = "left" if head < token else "right"
+    own = [f"token {tw} {tg}", f"token word {tw}", f"token tag {tg}"]
+    between = {g[i] for i in range(min(head, token) + 1, max(head, token))}
+    return [
+        *anywhere,
+        *(f"{text} | {side} {bucket}" for text in (*anywhere, *own)),
+        *(f"between {hg} {tg} {tag} {side}" for tag in between),
+    ]
+
+
+def test_features_are_those_of_the_paper():
+    """Columns and texts name each other one to one, over all arcs of sentences of all lengths."""
+    draw = random.Random(0)
+    column_of, text_of = {}, {}
+    for length in (1, 2, 3, 7, 16):
+        words = [draw.choice(["a", "b", "c", "dog"]) for _ in range(length)]
+        tags = [draw.choice("NVD") for _ in range(length)]
+        columns = arc_columns(words, tags, 2**31 - 1)
+        assert columns.shape[:2] == (length, length + 1)
+        assert columns.dtype == torch.int64
+        for token, head in itertools.product(range(1, length + 1), range(length + 1)):
+            own = [c for c in columns[token - 1, head].tolist() if c >= 0]
+            if head == token:
+                assert own == []
+                continue
+            expected = texts_of(words, tags, head, token)
+            assert len(own) == len(set(own)) == len(expected)
+            for text in expected:
+                known = column_of.get(text)
+                assert known is None or known in own
+            if len(expected) == 31:  # no tag between: the order is that of the account
+                paired = pairs(own, expected)
+                for column, text in paired:
+                    assert column_of.setdefault(text, column) == column
+                    assert text_of.setdefault(column, text) == text
+    assert len(column_of) == len(text_of) > 800
+
+
+def pairs(columns, texts):
+    """Both list 14 features; the columns have each next to the same one with the distance, then three of the token."""
+    interleaved = [text for pair in zip(texts[:14], texts[14:28], strict=True) for text in pair]
+    return list(zip(columns, interleaved + texts[28:], strict=True))
+
+
+def test_tags_between_are_features():
+    """Each once, whatever their order and number."""
+    tags = ["V", "D", "A", "D", "N"]
+    columns = arc_columns(list("vabcn"), tags, 2**31 - 1)
+
+    def between(head, token, which):
+        return {c for c in which[token - 1, head, 31:].tolist() if c >= 0}
+
+    assert len(between(1, 5, columns)) == 2  # D and A
+    assert len(between(1, 2, columns)) == 0
+    other = arc_columns(list("vabcn"), ["V", "A", "A", "D", "N"], 2**31 - 1)
+    assert between(1, 5, other) == between(1, 5, columns)
+    assert between(5, 1, columns).isdisjoint(between(1, 5, columns))
+    without = arc_columns(list("vabcn"), ["V", "D", "D", "D", "N"], 2**31 - 1)
+    assert between(1, 5, without) < between(1, 5, columns)
+
+
+def test_columns_are_a_hash_that_does_not_change():
+    """Another one would make trained weights worthless. Here it is in whole numbers of any size."""
+
+    def hashed(template, *texts):
+        code = template
+        for text in texts:
+            code = ((code ^ (zlib.crc32(text.encode()) + 1)) * 0x9E3779B97F4A7C15) % 2**64
+            code ^= code >> 32
+        return code % 1000
+
+    columns = arc_columns(["the", "dog"], ["DET", "NOUN"], 1000)
+    assert columns.shape == (2, 3, 33)
+    assert int(columns.max()) < 1000
+    own = columns[0, 2].tolist()  # from dog to the
+    assert own[0] == hashed(1, "dog", "NOUN")
+    assert own[6] == hashed(4, "dog", "NOUN", "the", "DET")
+    assert own[26] == hashed(14, "DET", "NOUN", "DET", "NOUN")
+    assert torch.equal(columns, arc_columns(("the", "dog"), ("DET", "NOUN"), 1000))
+
+
+# -- The dataset ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_batches(write, keep):
+    bank = CoNLLU(write(VAMONOS), num_features=500, keep_features=keep)
+    assert len(bank) == 2
+    for _ in range(2):  # made, and kept
+        items = [bank[0], bank[-1]]
+        assert [item.index for item in items] == [0, 1]
+        assert [item.y.tolist() for item in items] == [list(s.heads) for s in bank.sentences]
+        for item, sentence in zip(items, bank.sentences, strict=True):
+            assert torch.equal(item.x, arc_columns(sentence.words, sentence.tags, 500))
+    (batch,) = DataLoader(bank, batch_size=2, collate_fn=bank.collate)
+    assert isinstance(batch.x, SparseFeatures)
+    assert batch.lengths.tolist() == [7, 2]
+    assert batch.index.tolist() == [0, 1]
+    assert batch.y.tolist() == [[0, 1, 5, 5, 1, 5, 1], [0, 1, -1, -1, -1, -1, -1]]
+    small = items[1].x
+    assert torch.equal(batch.x.columns[1, :2, :3, : small.shape[2]], small)
+    assert int((batch.x.columns[1] >= 0).sum()) == int((small >= 0).sum())
+    potentials = LinearArcs(500)(batch.x, batch.lengths)
+    assert torch.equal(Arborescence(Projective(single_root=True)).check_target(batch.y, potentials), batch.y)
+    with pytest.raises(IndexError, match="index 2 is out of range for a dataset of 2"):
+        bank[2]
+    with pytest.raises(ValueError, match="examples is empty"):
+        bank.collate([])
+    assert repr(bank).endswith("bank.conllu', num_features=500): 2 sentences")
+
+
+def test_sentences_whose_arcs_cross(write):
+    path = write(CROSSING + VAMONOS)
+    bank = CoNLLU(path)
+    assert [s.projective for s in bank.sentences] == [False, True, True]
+    batch = bank.collate([bank[0]])
+    with pytest.raises(ValueError, match="no arcs cross, the root's included; leave such examples out"):
+        Arborescence(Projective()).check_target(batch.y, Potentials(torch.zeros(1, 4, 5)))
+    fewer = CoNLLU(path, skip_nonprojective=True)
+    assert (len(fewer), fewer.num_skipped) == (2, 1)
+    assert [fewer[i].index for i in range(2)] == [0, 1]
+    assert fewer.sentences == bank.sentences[1:]
+    assert "1 non-projective left out" in repr(fewer)
+    with pytest.raises(ValueError, match="arcs cross in all 1 sentences"):
+        CoNLLU(write(CROSSING), skip_nonprojective=True)
+    for wrong in (0, 2**31):
+        with pytest.raises(ValueError, match=f"num_features={wrong}"):
+            CoNLLU(path, num_features=wrong)
+
+
+def test_attachment_scores(write):
+    sentences = read_conllu(write(VAMONOS))
+    found = attachment([torch.tensor([0, 1, 5, 5, 1, 1, 5]), [2, 0, -1, -1]], sentences)
+    assert found == (5 / 9, 5 / 7, 9, 2)
+    assert attachment([s.heads for s in sentences], sentences)[:2] == (1.0, 1.0)
+    dots = Sentence((".",), ("PUNCT",), (0,), 1)
+    assert attachment([[0]], [dots]) == (1.0, None, 1, 1)
+    assert attachment([], []) == (None, None, 0, 0)
+    with pytest.raises(ValueError, match="found has 1 heads for sentence 0, which has 7 words"):
+        attachment([[0], [0, 1]], sentences)
+    with pytest.raises(ValueError, match="found has the heads of 1 sentences, and there are 2"):
+        attachment([[0] * 7], sentences)
+
+
+def test_wrong_arcs_are_drawn_in_red_beside_the_true_ones(write):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    sentences = read_conllu(write(VAMONOS))
+    draw_arcs(figure, sentences, [torch.tensor([0, 1, 5, 5, 1, 1, 5]), [2, 0, -1]])
+    for axis, wrong, count in zip(figure.axes, (2, 2), (7, 2), strict=True):
+        colors = [line.get_color() for line in axis.lines]  # each arc is a line and its arrow
+        assert colors.count("red") == colors.count("gray") == 2 * wrong
+        assert colors.count("black") == 2 * (count - wrong)
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert words == list(sentences[0].words)
+
+
+# -- The example ---------------------------------------------------------------------------------------
+
+
+def start(*flags):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    command = [sys.executable, str(EXAMPLE), *map(str, flags)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def run_here(run_script):
+    """Run the example in this process, and give back its report."""
+
+    def run_here(folder, *flags):
+        run_script(EXAMPLE, "--report", folder, *flags)
+        return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+    return run_here
+
+
+@pytest.fixture
+def banks(write):
+    """Flags: most sentences come from the grammar."""
+    train = write(treebank(1, 60) + "\n" + CROSSING, "train.conllu")
+    test = write(treebank(2, 40) + "\n" + CROSSING, "test.conllu")
+    return "--train", train, "--test", test, "--features", 4096
+
+
+def test_the_example_learns_a_little_grammar(banks, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = start(*banks, "--gap", 0.01, "--report", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["n"] == 60
+    assert report["train_nonprojective_left_out"] == 1
+    assert report["lam"] == pytest.approx(35 / 60)
+    assert report["gap"] <= 0.01 < report["primal"]
+    assert report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
+    assert report["stopped_because"].startswith("certified gap")
+    assert report["train_uas"] > 0.97
+    assert 0.9 < report["test_uas"] < 1.0  # where "by" belongs nobody can say
+    assert 0.9 < report["test_uas_without_punctuation"] < report["test_uas"]
+    assert report["test_token_error"] == pytest.approx(1.0 - report["test_uas"])
+    assert (tmp_path / "convergence.png").stat().st_size > 10_000
+    assert "41 sentences" in done.stdout
+    assert "\ntest uas " in done.stdout
+
+
+def test_the_example_lets_arcs_cross(banks, tmp_path, run_here):
+    pytest.importorskip("matplotlib")
+    flags = (*banks, "--nonprojective", "--max-passes", 3, "--gap", 1e-4, "--direction", "pairwise")
+    report = run_here(tmp_path, *flags)
+    assert report["n"] == 61
+    assert report["stopped_because"].startswith("3 passes")
+    assert report["direction"] == "pairwise"
+    assert report["train_nonprojective_left_out"] == 0
+    again = run_here(tmp_path, *flags)
+    assert [again[name] for name in ("primal", "dual", "test_uas")] == [
+        report[name] for name in ("primal", "dual", "test_uas")
+    ]
+
+
+def test_the_example_says_what_is_wrong_with_a_file(write, tmp_path, run_here):
+    good, bad = write(VAMONOS), write(rows(0, 5), "bad.conllu")
+    for flags, words in (
+        (("--train", good, "--test", bad), "bad.conllu, line 2: HEAD is 5"),
+        (("--train", tmp_path / "nowhere", "--test", good), "nowhere"),
+        (("--train", write(CROSSING, "all.conllu"), "--test", good), "arcs cross in all 1 sentences"),
+    ):
+        with pytest.raises(SystemExit, match=words):
+            run_here(tmp_path / "report", *flags)

@@ -1,0 +1,179 @@
+"""Sentences to be read from corrupted spellings: the channel, the attributes, and CoNLL-2000 where it is there."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from chunking_problems import conll2000_or_skip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchssvm import BlockGap, DualState, SparseLinearChain
+from torchssvm.datasets import Vocabulary, WordChains
+from torchssvm.datasets.text.spelling import Spellings
+from torchssvm.datasets.text.word_chains import OTHER
+from torchssvm.solvers.solve import solve
+
+WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), min_size=1, max_size=6)
+TEXT = ["the cat saw the dog", "A dog saw the bird", "the bird", "the cat saw a bird ."]
+SENTENCES = [sentence.split() for sentence in TEXT]
+
+# -- the channel ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(WORDS, st.integers(0, 1000), st.floats(0, 0.99), st.integers(0, 6))
+def test_the_channel(words, seed, noise, first):
+    spellings = Spellings.of(words)
+    assert spellings.words() == words
+    assert spellings.corrupted(0.0, np.random.default_rng(seed)).words() == words
+    seen = spellings.corrupted(noise, np.random.default_rng(seed)).words()
+    assert spellings.words() == words  # untouched
+    assert all(1 <= len(a) <= len(b) for a, b in zip(seen, words, strict=True))
+    for a, b in zip(seen, words, strict=True):
+        assert set(a) <= set(b) | set("abcdefghijklmnopqrstuvwxyz")
+    part = Spellings.of(words[:first]).corrupted(noise, np.random.default_rng(seed)).words()
+    assert part == seen[:first]
+
+
+def test_how_often_letters_are_hit():
+    length, number = 10, 20_000
+    word = "ABCDEFGHIJ"  # changed letters are of another case
+    seen = Spellings.of([word] * number).corrupted(0.3, np.random.default_rng(0)).words()
+    letters = "".join(seen)
+    assert 1 - len(letters) / (length * number) == pytest.approx(0.1, abs=0.01)
+    assert sum(map(str.islower, letters)) / (length * number) == pytest.approx(0.1, abs=0.01)
+    turned = np.mean(["BA" in spelt for spelt in seen])
+    # The first letter is to be swapped, and neither was lost or changed on the way.
+    assert turned == pytest.approx(0.1 * 0.9**2, abs=0.03)
+
+
+# -- the attributes ---------------------------------------------------------------------------------------
+
+
+def seen_of(word: str) -> set[str]:
+    ends = ["^", *word, "$"]
+    pairs = {f"pair={a}{b}" for a, b in itertools.pairwise(ends)}
+    return pairs | {f"begin={word[:3]}", f"end={word[-3:]}", f"length={min(len(word), 12)}"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(WORDS)
+def test_attributes_are_those_of_the_spelling(words):
+    words = [*words, "$^$", "a" * 20]
+    found = Spellings.of(words).attributes()
+    assert len(set(found.names)) == len(found.names)
+    for i, word in enumerate(words):
+        mine = found.of(i)
+        assert len(mine) == len(set(mine))
+        assert set(mine) == seen_of(word)
+
+
+# -- chains -----------------------------------------------------------------------------------------------
+
+
+def test_sentences_of_ones_own():
+    chains = WordChains.from_sentences(SENTENCES, num_states=4, min_count=1, noise=0.0)
+    assert chains.vocabulary.tags == (OTHER, "the", "bird", "saw")
+    assert repr(chains) == f"WordChains: 4 sentences, 18 tokens, {chains.in_features} columns"
+    assert chains.words(1) == chains.observed(1) == ["a", "dog", "saw", "the", "bird"]
+    assert chains.words_of(chains[1].y) == [OTHER, OTHER, "saw", "the", "bird"]
+    assert set(chains.features(2)[1]) == seen_of("bird")
+    batch = chains.__getitems__([2, 0])
+    assert batch.y.tolist() == [[1, 2, -1, -1, -1], [1, 0, 3, 1, 0]]
+    assert batch.x.values is None
+    names = chains.vocabulary.attributes
+    assert {names[c] for c in batch.x.columns[0, 1].tolist() if c >= 0} == seen_of("bird")
+    assert chains.words_of(batch.y[0]) == ["the", "bird"]
+    with pytest.raises(ValueError, match="states must be 0 to 3, or -1, not 4"):
+        chains.words_of([4])
+
+
+def test_noise_is_repeated_by_its_seed():
+    sentences = SENTENCES * 5
+    a, b, c = (WordChains.from_sentences(sentences, num_states=3, noise=0.5, seed=s) for s in (1, 1, 2))
+    assert a.spellings == b.spellings
+    assert a.spellings != c.spellings
+    assert torch.equal(a.columns, b.columns)
+    test = WordChains.from_sentences(SENTENCES, vocabulary=a.vocabulary, noise=0.5, seed=3)
+    assert (test.num_states, test.in_features, test.vocabulary) == (3, a.in_features, a.vocabulary)
+    attributes = set(a.vocabulary.attributes)
+    for spelt, mine in zip(test.observed(0), test.features(0), strict=True):
+        assert set(mine) == seen_of(spelt) & attributes
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ({"noise": 1.0}, "noise=1.0 must be a probability below 1"),
+        ({"noise": float("nan")}, "noise=nan must be a probability below 1"),
+        ({"seed": -1}, "seed=-1 must be a whole number, at least 0"),
+        ({"num_states": 1}, "num_states=1 must be a whole number, 2 to 8, one more than there are words"),
+        ({"num_states": 9}, "num_states=9 must be a whole number, 2 to 8"),
+        ({"num_states": 2.0}, r"num_states=2.0 must be"),
+        ({"min_count": 0}, "min_count=0 must be a whole number, at least 1"),
+        ({"min_count": 99}, "min_count=99: no attribute occurs so often"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        WordChains.from_sentences(SENTENCES, **{"num_states": 3, **arguments})
+
+
+@pytest.mark.parametrize("sentences", [[], [[]], [["a"], []], [["a", ""]]])
+def test_sentences_are_checked(sentences):
+    with pytest.raises(ValueError, match="sentences must be at least one, each of at least one word"):
+        WordChains.from_sentences(sentences, num_states=2)
+
+
+def test_a_vocabulary_settles_its_arguments():
+    vocabulary = Vocabulary(["length=3"], [OTHER, "the"], min_count=2)
+    for arguments in ({"num_states": 3}, {"min_count": 3}):
+        with pytest.raises(ValueError, match=r"but the vocabulary given has .*: leave one out"):
+            WordChains.from_sentences(SENTENCES, vocabulary=vocabulary, **arguments)
+    assert WordChains.from_sentences(SENTENCES, vocabulary=vocabulary, num_states=2, min_count=2).num_states == 2
+
+
+def test_training_reads_sentences():
+    rng = np.random.default_rng(0)
+    after = {"red": "door", "dead": "deer", "door": "red", "deer": "dead"}  # what looks alike never follows the same
+    sentences = []
+    for _ in range(120):
+        words = [str(rng.choice(list(after)))]
+        while len(words) < 6:
+            words.append(after[words[-1]])
+        sentences.append(words)
+    train = WordChains.from_sentences(sentences[:80], num_states=5, noise=0.6, min_count=1)
+    test = WordChains.from_sentences(sentences[80:], vocabulary=train.vocabulary, noise=0.6, seed=1)
+    head = SparseLinearChain(train.in_features, train.num_states, boundary=False)
+    dual = DualState.for_head(head, num_examples=len(train), lam=0.02)
+    assert solve(head, BlockGap(dual), train, tolerance=0.05, batch_size=8, max_passes=20).gap < 0.05
+    batch = test.__getitems__(range(len(test)))
+    potentials = head(batch.x, batch.lengths)
+    chain = float((dual.structure.argmax(potentials).labeling != batch.y).double().mean())
+    alone = float((potentials.tensors["emission"].argmax(2) != batch.y).double().mean())
+    assert chain < 0.5 * alone
+
+
+# -- CoNLL-2000 -------------------------------------------------------------------------------------------
+
+
+def test_the_words_of_conll2000():
+    conll2000_or_skip()
+    train = WordChains(num_states=200, seed=1)
+    assert (len(train), len(train.states)) == (8936, 211_727)
+    assert train.vocabulary.tags[:5] == (OTHER, ",", "the", ".", "of")
+    assert train.words(0)[:4] == ["confidence", "in", "the", "pound"]
+    assert int((train.states == 2).sum()) == train._words.count("the")
+    few = WordChains(num_states=200, seed=1, num_chains=3, vocabulary=train.vocabulary)
+    assert len(few) == 3
+    assert few.observed(2) == train.observed(2)
+    test = WordChains("test", vocabulary=train.vocabulary, seed=1, num_chains=5)
+    assert test.in_features == train.in_features
+    assert test.num_states == 200
+    assert WordChains("test", num_states=200, seed=1, num_chains=5).vocabulary == train.vocabulary
+    with pytest.raises(ValueError, match="num_chains=0 must be a whole number, 1 to 2012, or None for all"):
+        WordChains("test", vocabulary=train.vocabulary, num_chains=0)
+    with pytest.raises(ValueError, match="split must be 'train' or 'test', not 'dev'"):
+        WordChains("dev")

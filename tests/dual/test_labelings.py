@@ -1,0 +1,447 @@
+"""Active sets, caches and the rest: every direction, every capacity, against a dual with one number for each output."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from explicit_duals import ExplicitDuals, recorded_moves
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, flat, multiclass, reference, rng
+
+import torchssvm
+from torchssvm import (
+    Away,
+    CacheOracle,
+    Corrective,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    MaxOracle,
+    Pairwise,
+    Potentials,
+    Weights,
+    certify,
+)
+from torchssvm.core.batch import apply_head
+from torchssvm.dual.labelings import _StoredLabelings
+from torchssvm.dual.storage import Storage
+from torchssvm.structures import find_corner
+
+SEEDS = st.integers(0, 2**31 - 1)
+KINDS = st.sampled_from(sorted(PROBLEMS))
+DIRECTIONS = {rule.__name__: rule for rule in (FrankWolfe, Pairwise, Away, Hybrid, Corrective)}
+
+
+class Watched:
+    """A direction rule that remembers what it saw and said."""
+
+    def __init__(self, rule):
+        self.rule = rule
+        self.needs_labelings, self.needs_curvature = rule.needs_labelings, rule.needs_curvature
+
+    def __call__(self, blocks):
+        self.blocks, self.curvature = blocks, blocks.curvature() if self.needs_curvature else None
+        self.change = self.rule(blocks)
+        return self.change
+
+
+def schedule(n: int, seed: int, steps: int) -> list[list[int]]:
+    """Batches of one to three, with duplicates."""
+    random = rng(seed)
+    sizes = torch.randint(1, 4, (steps,), generator=random).tolist()
+    return [torch.randint(0, n, (size,), generator=random).tolist() for size in sizes]
+
+
+def mass_is_1(training: Training) -> bool:
+    storage = training.dual.storage
+    return bool(((storage.rest_mass + storage.sets.mass.sum(1) - 1.0).abs() < 1e-12).all())
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("capacity", [20, 2])
+@examples(8)
+@given(
+    seed=SEEDS,
+    kind=KINDS,
+    lam=st.sampled_from([0.02, 0.5]),
+    cache=st.booleans(),
+    sweeps=st.sampled_from([0, 1, 10]),
+    adjoint=st.booleans(),
+)
+def test_trajectories_are_those_of_explicit_duals(direction, capacity, seed, kind, lam, cache, sweeps, adjoint):
+    """Masses, scores, losses, inner products, corners, evictions, weights and duals, after every step and pass."""
+    problem = PROBLEMS[kind](seed, lam=lam, adjoint=adjoint)
+    truth = reference(problem)
+    rule = Watched(DIRECTIONS[direction]())
+    training = problem.train(
+        storage=Labelings(capacity), direction=rule, oracle=CacheOracle(0.5, 0.0) if cache else None, sweeps=sweeps
+    )
+    storage = training.dual.storage
+    explicit = ExplicitDuals(truth, capacity)
+    for step, rows in enumerate(schedule(problem.n, seed, 14)):
+        if step % 5 == 4:
+            found = certify(training.head, training.dual, problem.everything(2), refresh=False)
+            assert found.drift < 1e-9
+            explicit.adopt_idle_slots(storage)
+        w = training.weights().numpy()
+        with recorded_moves(_StoredLabelings) as moves:
+            training.step(rows)
+        ((stored, coefficients, moving, change),) = moves
+        assert torch.equal(change, rule.change)
+        blocks = rule.blocks
+        for b in moving.tolist():
+            i = rows[b]
+            columns, own = explicit.columns(i), explicit.masses(i)
+            corner = explicit.output(i, stored._found.labeling[b])
+            width = len(columns)
+            assert blocks.mass[b, :width].tolist() == pytest.approx(own.tolist(), abs=1e-12)
+            there = [c for c in range(width) if c > 0 or own[0] > 0.0]
+            new = corner not in explicit.outputs[i]
+            assert int(blocks.corner[b]) == (blocks.mass.shape[1] - 1 if new else explicit.outputs[i].index(corner) + 1)
+            shown = [*there, *([blocks.mass.shape[1] - 1] if new else [])]
+            assert blocks.valid[b].nonzero().flatten().tolist() == shown
+            atoms = np.concatenate([columns[there], np.eye(len(truth.losses[i]))[[corner] if new else []]])
+            features, losses = atoms @ truth.changes[i], atoms @ truth.losses[i]
+            assert blocks.scores[b, shown].tolist() == pytest.approx((features @ w).tolist(), abs=1e-7)
+            assert blocks.losses[b, shown].tolist() == pytest.approx(losses.tolist(), abs=1e-7)
+            hinges = truth.losses[i] + truth.changes[i] @ w
+            decoded = stored._found.decoded
+            everything = decoded is None or bool(decoded[b])
+            considered = hinges if everything else hinges[explicit.outputs[i]]
+            assert hinges[corner] == pytest.approx(considered.max(), abs=1e-9)
+            if rule.curvature is not None:
+                gram = features @ features.T / (lam * truth.n**2)
+                assert rule.curvature[b][shown][:, shown].numpy() == pytest.approx(gram, abs=1e-6 / lam)
+            explicit.move(i, (coefficients[b] * change[b]).tolist(), corner)
+        for i in range(truth.n):
+            outputs, mass = explicit.slots(storage, i)
+            assert outputs == explicit.outputs[i]
+            assert mass == pytest.approx(explicit.mass[i], abs=1e-12)
+            assert float(storage.rest_mass[i]) == pytest.approx(explicit.rest_mass[i], abs=1e-12)
+        assert mass_is_1(training)
+        assert training.dual.loss.tolist() == pytest.approx(explicit.losses(), abs=1e-11)
+        scale = 1 + abs(explicit.weights()).max()
+        assert training.weights().numpy() == pytest.approx(explicit.weights(), abs=1e-9 * scale)
+        assert training.dual.value() == pytest.approx(truth.dual(explicit.alphas()), abs=1e-9 * scale**2)
+
+
+@pytest.mark.parametrize("direction", [Pairwise, Away, Corrective])
+def test_the_rest_is_an_atom_like_others(direction):
+    """Labelings leave all the time; pairwise and away steps take the mass of the rest, and corrective gives it back."""
+    rule = Watched(direction())
+    problem = multiclass(2, n=3, classes=6, features=3, lam=0.05)
+    training = problem.train(storage=Labelings(1), direction=rule)
+    storage, taken, given_back = training.dual.storage, 0, 0
+    for step in range(60):
+        training.step([step % 3])
+        if bool(storage.mixed[step % 3]):
+            taken += float(rule.change[0, 0]) < 0.0
+            given_back += float(rule.change[0, 0]) > 0.0
+    assert bool(storage.mixed.all())
+    assert taken > 3
+    assert given_back > 0 or direction is Pairwise  # pairwise steps lead to the corner only
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_a_labeling_that_leaves_changes_neither_block_nor_loss(kind):
+    problem = PROBLEMS[kind](4, lam=0.02)
+    training = problem.train(storage=Labelings(3), direction=Pairwise())
+    training.run(schedule(problem.n, 4, 30))
+    storage = training.dual.storage
+    batch = problem.batch(range(problem.n))
+    potentials = apply_head(training.head, batch)
+    stored = storage.gather(batch.index, potentials, batch.y)
+    before = stored.psi
+    losses = (storage.sets.mass * storage.sets.loss).sum(1) / problem.n + storage.rest_loss
+    has = storage.sets.mass[:, 0] > 0.0
+    assert bool(has.any())
+    rows = has.nonzero().flatten()
+    storage._evict(stored, rows, torch.zeros_like(rows))
+    assert not bool(storage.sets.mass[rows, 0].any())
+    after = storage.gather(batch.index, potentials, batch.y).psi
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-14)
+    now = (storage.sets.mass * storage.sets.loss).sum(1) / problem.n + storage.rest_loss
+    torch.testing.assert_close(now, losses, rtol=0, atol=1e-14)
+    torch.testing.assert_close(training.dual.loss, losses, rtol=0, atol=1e-12)
+    assert mass_is_1(training)
+
+
+def test_the_rest_stays_in_the_polytope_when_nearly_all_its_mass_has_left():
+    """In float32, what is left must be a small multiple of the same point, not the rounding of a large one."""
+    problem = chain(4, lam=0.05, states=3, dtype=torch.float32)
+    training = problem.train(storage=Labelings(1)).run(schedule(problem.n, 4, 40))
+    storage = training.dual.storage
+    batch = problem.batch(range(problem.n))
+    potentials = apply_head(training.head, batch)
+    assert bool(storage.mixed.all())
+
+    def point() -> torch.Tensor:
+        psi = storage.rest.gather(batch.index, potentials, batch.y).psi
+        return torch.cat([t.flatten(1).double() / storage.rest_mass.unsqueeze(1) for t in psi.values()], 1)
+
+    before, losses = point(), storage.rest_loss / storage.rest_mass
+    assert before.abs().max() > 0.1
+    everyone = torch.arange(problem.n)
+    for share in (0.9, 1 - 1e-4, 1 - 1e-7, -1e6):  # the last multiplies the mass by a million
+        stored = storage.gather(batch.index, potentials, batch.y)
+        stored._move_rest(everyone, -share * storage.rest_mass)
+    torch.testing.assert_close(point(), before, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(storage.rest_loss / storage.rest_mass, losses, rtol=1e-12, atol=0)
+
+
+# -- The cache ---------------------------------------------------------------------------------------------
+
+
+@examples(10)
+@given(seed=SEEDS, kind=KINDS, capacity=st.sampled_from([1, 2, 20]))
+def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
+    problem = PROBLEMS[kind](seed, lam=0.05)
+    truth = reference(problem)
+    training = problem.train(storage=Labelings(capacity), direction=Pairwise()).run(schedule(problem.n, seed, 8))
+    storage = training.dual.storage
+    explicit = ExplicitDuals(truth, capacity)
+    before = [dict(zip(*explicit.slots(storage, i), strict=True)) for i in range(problem.n)]
+    rest = storage.rest_mass.clone()
+    w = training.weights().numpy()
+    certify(training.head, training.dual, problem.everything(2))
+    assert torch.equal(storage.rest_mass, rest)
+    for i, held in enumerate(before):
+        outputs, mass = explicit.slots(storage, i)
+        now = dict(zip(outputs, mass, strict=True))
+        assert {o: m for o, m in now.items() if m > 0.0} == {o: m for o, m in held.items() if m > 0.0}
+        room = len(held) < capacity or any(m == 0.0 for m in held.values())
+        if room and not truth.tied(w, [i]):
+            assert int((truth.losses[i] + truth.changes[i] @ w).argmax()) in now
+    assert mass_is_1(training)
+
+
+def test_capacity_must_make_sense():
+    for capacity in (0, -1):
+        with pytest.raises(ValueError, match=f"capacity={capacity}"):
+            Labelings(capacity)
+
+
+def test_the_smallest_integers_that_hold_the_labels():
+    for classes, dtype in ((3, torch.int8), (200, torch.int16)):
+        problem = multiclass(1, n=3, classes=classes, features=1, bias=False, lam=0.01)
+        problem.y[0] = classes - 2
+        training = problem.train(storage=Labelings(4))
+        with torch.no_grad():
+            training.head.weight[0, classes - 1] = 100.0 * torch.sign(problem.x[0, 0])
+            training.dual.remember_weights()
+        batch = problem.batch([0])
+        potentials = apply_head(training.head, batch)
+        stored = training.dual.storage.gather(batch.index, potentials, batch.y)
+        remember = training.dual.storage.remember(stored, find_corner(problem.structure, potentials, batch.y))
+        assert not training.dual.storage.sets.labelings
+        remember()
+        (held,) = training.dual.storage.sets.labelings
+        assert held.dtype == dtype
+        assert int(held[0, 0]) == classes - 1
+
+
+# -- Options that need labelings ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", [None, Weights])
+@pytest.mark.parametrize("rule", [Pairwise(), Away(), Hybrid(), Corrective(), CacheOracle()], ids=repr)
+def test_rules_that_need_labelings_say_so(storage, rule):
+    name = "oracle" if isinstance(rule, CacheOracle) else "direction"
+    words = rf"{name}=.*storage=({'MeanParts' if storage is None else 'Weights'})\(\).*storage=Labelings\(\)"
+    with pytest.raises(ValueError, match=words):
+        multiclass(1).train(storage=None if storage is None else storage(), **{name: rule})
+
+
+@pytest.mark.parametrize("storage", ["MeanParts", "Weights"])
+def test_storages_without_labelings_refuse_to_keep_their_inner_products(storage):
+    made: Storage = getattr(torchssvm, storage)()
+    with pytest.raises(ValueError, match=r"Labelings\(\)"):
+        made.keep_curvature()
+
+
+# -- Memory ------------------------------------------------------------------------------------------------
+
+
+def test_inner_products_count():
+    problem = chain(4, n=4, ragged=False)
+    sizes = []
+    for direction in (FrankWolfe(), Corrective()):
+        training = problem.copy().train(storage=Labelings(5), direction=direction)
+        potentials = apply_head(training.head, problem.batch([0]))
+        sizes.append(training.dual.storage.estimate(potentials))
+        training.run([[0], [1], [2, 3]])
+        assert sizes[-1] <= training.dual.storage.nbytes() <= 1.3 * sizes[-1] + 400
+    assert sizes[1] - sizes[0] == 4 * 5 * 5 * 8
+
+
+def test_the_rest_needs_room_before_labelings_leave():
+    """With room for the active sets and for nothing else, the error comes before a block is full and has to change."""
+    problem = multiclass(2, n=4, classes=30, features=3, lam=0.01)
+    probe = problem.copy().train(storage=Labelings(2))
+    needed = probe.dual.storage.estimate(apply_head(probe.head, problem.batch([0])))
+    training = problem.train(storage=Labelings(2), memory_limit=needed)
+    step = 0
+    with contextlib.suppress(MemoryError):
+        for step in range(40):
+            before = training.snapshot()
+            training.step([step % 4])
+    assert_same(training.snapshot(), before)
+    with pytest.raises(MemoryError, match="a larger capacity"):
+        training.step([step % 4])
+    assert bool((training.dual.storage.sets.count == 2).any())
+    assert not bool(training.dual.storage.mixed.any())
+
+
+# -- What comes with an example ----------------------------------------------------------------------------
+
+
+def test_an_example_whose_length_changes():
+    problem = chain(1)
+    training = problem.train(storage=Labelings()).run([[k % 5] for k in range(6)])
+    batch = problem.batch([0])
+    assert int(batch.lengths) == 3
+    before = training.snapshot()
+    with pytest.raises(ValueError, match="example 0 came with length 2, and its labelings have 3: an index must"):
+        training.step(batch._replace(lengths=torch.tensor([2])))
+    assert_same(training.snapshot(), before)
+
+
+def test_an_example_whose_size_changes_without_lengths():
+    class WithoutLengths(WithoutAdjoint):
+        def forward(self, x):
+            return Potentials(self.head(x).tensors)
+
+    problem = chain(1, ragged=False)
+    problem.head = WithoutLengths(problem.head)
+    training = problem.train(storage=Labelings()).run([[k] for k in range(5)])
+    batch = problem.batch([0])
+    with pytest.raises(ValueError, match=r"labelings of shape \[3\], and example 0 came with \[2\]"):
+        training.step(batch._replace(x=batch.x[:, :2], y=batch.y[:, :2]))
+
+
+# -- State -------------------------------------------------------------------------------------------------
+
+
+def hard():
+    return chain(3, states=3, longest=4, lam=0.02)
+
+
+def trained_state() -> tuple[Training, dict]:
+    training = hard().train(storage=Labelings(2), direction=Corrective()).run(schedule(5, 3, 20))
+    assert bool(training.dual.storage.mixed.any())
+    return training, training.optim.state_dict()
+
+
+def damage(state: dict, *path, value=None, change=None) -> dict:
+    state = copy.deepcopy(state)
+    place = state["dual"]["storage"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = change(place[path[-1]]) if change else value
+    return state
+
+
+def with_one(position: tuple[int, ...], number: float):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor[position] = number
+        return tensor
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        (("kind",), {"value": "mean_parts"}),
+        (("sets",), {"value": None}),
+        (("sets", "capacity"), {"value": 3}),
+        (("sets", "clock"), {"value": 1.5}),
+        (("sets", "clock"), {"value": 0}),
+        (("sets", "mass"), {"change": with_one((0, 0), -0.25)}),
+        (("sets", "mass"), {"change": with_one((0, 0), torch.nan)}),
+        (("sets", "mass"), {"change": lambda t: t * 0.5}),
+        (("sets", "mass"), {"change": lambda t: t.float()}),
+        (("sets", "mass"), {"change": lambda t: t[:, :1]}),
+        (("sets", "loss"), {"change": with_one((0, 0), torch.inf)}),
+        (("sets", "loss"), {"change": with_one((0, 0), -1.0)}),
+        (("sets", "count"), {"change": with_one((0,), 7)}),
+        (("sets", "count"), {"change": with_one((0,), -1)}),
+        (("sets", "count"), {"change": lambda t: t * 0}),
+        (("sets", "length"), {"change": with_one((0,), -1)}),
+        (("sets", "used"), {"value": 3}),
+        (("sets", "known"), {"change": lambda t: t.long()}),
+        (("sets", "labelings"), {"value": []}),
+        (("sets", "labelings"), {"change": lambda held: [held[0][:2]]}),
+        (("sets", "labelings"), {"value": ["a"]}),
+        (("sets", "gram"), {"change": lambda t: t[:, :1]}),
+        (("sets", "gram"), {"change": lambda t: t.float()}),
+        (("sets", "gram"), {"change": lambda t: t * torch.nan}),
+        (("rest",), {"value": {"kind": "weights"}}),
+        (("rest", "buffers"), {"value": None}),
+        (("rest_mass",), {"change": with_one((0,), -0.5)}),
+        (("rest_mass",), {"change": with_one((0,), torch.nan)}),
+        (("rest_mass",), {"change": lambda t: t[:2]}),
+        (("rest_loss",), {"change": with_one((0,), torch.inf)}),
+        (("mixed",), {"change": lambda t: t.float()}),
+    ],
+)
+def test_damaged_states_are_refused_and_change_nothing(path, options):
+    training, state = trained_state()
+    other = hard().train(storage=Labelings(2), direction=Corrective()).run([[0], [1]])
+    before = other.snapshot()
+    with pytest.raises(ValueError, match="checkpoint"):
+        other.optim.load_state_dict(damage(state, *path, **options))
+    assert_same(other.snapshot(), before)
+    other.optim.load_state_dict(state)
+    assert_same(other.dual.state_dict(), training.dual.state_dict())
+
+
+def test_states_of_other_storages_are_refused():
+    _, state = trained_state()
+    with pytest.raises(ValueError, match=r"storage 'labelings'.*MeanParts\(\)"):
+        hard().train().optim.load_state_dict(state)
+    other = hard().train().run([[0]]).optim.state_dict()
+    with pytest.raises(ValueError, match=r"storage 'mean_parts'.*Labelings\(\)"):
+        hard().train(storage=Labelings(2)).optim.load_state_dict(other)
+
+
+def test_a_state_without_labelings_after_steps_is_damaged():
+    _, state = trained_state()
+    empty = hard().train(storage=Labelings(2)).dual.storage.state_dict()
+    state["dual"]["storage"] = empty
+    with pytest.raises(ValueError, match="empty after 20 steps"):
+        hard().train(storage=Labelings(2)).optim.load_state_dict(state)
+
+
+@pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_run_that_is_resumed_goes_on_to_the_same_bits(direction, oracle, dtype):
+    """Through the optimizer's state dict, on disk, after steps, an exact pass, evictions and more steps."""
+    rows = schedule(5, 7, 24)
+    problem = chain(7, states=3, longest=4, lam=0.02, dtype=dtype)
+    whole, second = (
+        problem.copy().train(storage=Labelings(1), direction=DIRECTIONS[direction](), oracle=oracle) for _ in range(2)
+    )
+    whole.run(rows[:9])
+    certify(whole.head, whole.dual, whole.problem.everything(2))
+    whole.run(rows[9:14])
+    file = io.BytesIO()
+    torch.save(whole.optim.state_dict(), file)
+    file.seek(0)
+    second.optim.load_state_dict(torch.load(file, weights_only=True))
+    for training in (whole, second):
+        training.run(rows[14:18])
+        certify(training.head, training.dual, training.problem.everything(2))
+        training.run(rows[18:])
+    assert_same(second.snapshot(), whole.snapshot())
+    assert whole.dual.storage.mixed.any()
+    assert flat(whole.dual.parameters).abs().max() > 0

@@ -1,0 +1,702 @@
+"""Training under a Lightning Trainer: what stops it, what it logs, what it leaves alone and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Subset
+
+L = pytest.importorskip("lightning")
+
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, RichProgressBar, TQDMProgressBar  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
+
+from torchssvm import (  # noqa: E402
+    BCFW,
+    Batch,
+    BlockGap,
+    DualState,
+    GapBatchSampler,
+    LinearChain,
+    LinearMulticlass,
+    StructuredHinge,
+    SuffixAverage,
+    Weights,
+    certify,
+)
+from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
+from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, Report, StructuredSVM  # noqa: E402
+
+WORDS = 30
+
+
+@pytest.fixture(scope="module")
+def words() -> PaddedDataset:
+    ocr = OCR()
+    return PaddedDataset(ocr.x[:WORDS], ocr.y[:WORDS], ocr.lengths[:WORDS])
+
+
+def loader(words, workers: int = 0, **options) -> DataLoader:
+    sampler = GapBatchSampler(num_examples=len(words), batch_size=3, chunk=4)
+    return DataLoader(words, batch_sampler=sampler, collate_fn=words.collate, num_workers=workers, **options)
+
+
+def everything(words) -> DataLoader:
+    return DataLoader(words, batch_size=16, collate_fn=words.collate)
+
+
+def chain(lam: float = 0.1, **options) -> StructuredSVM:
+    return StructuredSVM(LinearChain(128, 26), lam=lam, **options)
+
+
+def trainer(*callbacks, **options) -> L.Trainer:
+    quiet = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(callbacks=list(callbacks), **(quiet | options))
+
+
+class Features(nn.Module):
+    """With everything that may change unasked: batch statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(128, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2))
+
+    def forward(self, x):
+        return self.network(x.flatten(0, 1)).view(*x.shape[:2], 12)
+
+
+def joint(lam: float = 0.01, **options) -> StructuredSVM:
+    torch.manual_seed(0)
+    return StructuredSVM(
+        LinearChain(12, 26),
+        lam=lam,
+        features=Features(),
+        features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
+        **options,
+    )
+
+
+# What stops a run
+
+
+def test_a_run_stops_at_the_tolerance_and_says_so(words):
+    gap = DualityGap(0.1, every_n_epochs=2)
+    model, fitting = chain(), trainer(gap, max_epochs=500)
+    fitting.fit(model, loader(words))
+    last = gap.history[-1].certificate
+    assert last.gap <= 0.1 < gap.history[-2].certificate.gap
+    assert fitting.current_epoch == 2 * (len(gap.history) - 1) < 500  # one more after the first epoch
+    assert gap.stopped_because == f"certified gap {last.gap:.6g} <= tolerance 0.1"
+    assert [entry.seconds for entry in gap.history] == sorted(entry.seconds for entry in gap.history)
+    again = certify(model, model.dual, everything(words))
+    assert again.gap == pytest.approx(last.gap, rel=1e-6)
+    assert last.oracle_calls == model.dual.oracle_calls - WORDS
+
+
+def test_the_last_epoch_is_certified_once(words):
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    trainer(gap, max_epochs=3).fit(chain(), loader(words))
+    assert len(gap.history) == 3
+    assert gap.stopped_because.startswith("max_epochs=3 reached, certified gap 0.")
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    trainer(gap, max_epochs=4).fit(chain(), loader(words))
+    assert len(gap.history) == 3
+
+
+@pytest.mark.parametrize(
+    "options, callback, reason",
+    [
+        ({"max_epochs": 100}, {"max_passes": 5}, "max_passes=5 reached, certified gap"),
+        ({"max_steps": 7}, {}, "max_steps=7 reached, certified gap"),
+        ({"max_epochs": 100}, {"stop": True}, "stopped by another callback, certified gap"),
+    ],
+)
+def test_other_reasons_to_stop(options, callback, reason, words):
+    class Stop(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.should_stop = True
+
+    others = [Stop()] if callback.pop("stop", False) else []
+    gap = DualityGap(1e-9, **callback)
+    fitting = trainer(gap, *others, **options)
+    fitting.fit(chain(), loader(words))
+    assert gap.stopped_because.startswith(reason)
+    assert len(gap.history) == 1 + (fitting.current_epoch > 1)
+    assert gap.certificate.passes < 10
+
+
+def test_a_small_gap_estimate_stops_nothing(words):
+    class Lie(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            pl_module.dual.gap_estimates.zero_()
+
+    gap = DualityGap(0.01, every_n_epochs=1)
+    trainer(Lie(), gap, max_epochs=2).fit(chain(lam=0.001), loader(words))
+    assert len(gap.history) == 2
+    assert gap.certificate.gap > 0.01
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of paper")])
+def test_an_interrupted_run_says_so(error, words, tmp_path):
+    class Raise(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 2:
+                raise error
+
+    gap = DualityGap(1e-9, every_n_epochs=1)
+    with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
+        trainer(gap, Raise(), Report(tmp_path), max_epochs=9).fit(chain(), loader(words))
+    assert gap.stopped_because.startswith(f"interrupted: {type(error).__name__}")
+    assert (tmp_path / "report.json").exists() == isinstance(error, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("arguments", [{"tolerance": -1.0}, {"tolerance": math.nan}, {"every_n_epochs": 0}])
+def test_duality_gap_refuses_nonsense(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        DualityGap(**arguments)
+
+
+def test_a_second_fit_starts_anew(words):
+    gap = DualityGap(1e-9, every_n_epochs=1)
+    model, fitting = chain(), trainer(gap, max_epochs=2)
+    fitting.fit(model, loader(words))
+    first = copy.deepcopy(gap.history)
+    with pytest.warns(UserWarning, match="not zero, and a fit starts anew.*ckpt_path"):
+        trainer(gap, max_epochs=2).fit(model, loader(words))
+    assert [e.certificate.gap for e in gap.history] == [e.certificate.gap for e in first]
+
+
+# Data
+
+
+@pytest.mark.parametrize("how", ["gap sampler", "shuffled", "workers"])
+def test_loaders(how, words):
+    data = {
+        "gap sampler": lambda: loader(words),
+        "shuffled": lambda: DataLoader(words, batch_size=4, shuffle=True, collate_fn=words.collate),
+        "workers": lambda: loader(words, workers=2, persistent_workers=True),
+    }[how]()
+    gap = DualityGap(1e-9, every_n_epochs=3)
+    model, fitting = chain(), trainer(gap, max_epochs=3)
+    fitting.fit(model, data)
+    assert fitting.train_dataloader is data
+    assert gap.certificate.gap < 0.6
+    assert model.dual.visits == 3 * len(data)
+
+
+def test_loaders_that_cannot_work(words):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(ValueError, match="the training dataset is empty"):
+        trainer(max_epochs=1).fit(chain(), DataLoader(Subset(words, []), batch_size=4, collate_fn=words.collate))
+    with pytest.raises(TypeError, match="Stream has no length"):
+        trainer(max_epochs=1).fit(chain(), DataLoader(Stream(), batch_size=4))
+    with pytest.raises(TypeError, match="from one torch DataLoader, not from a list"):
+        trainer(max_epochs=1).fit(chain(), [loader(words), loader(words)])
+    with pytest.raises(ValueError, match="reload_dataloaders_every_n_epochs=1"):
+        trainer(max_epochs=1, reload_dataloaders_every_n_epochs=1).fit(chain(), loader(words))
+    with pytest.raises(TypeError, match=r"torchssvm.Batch\(x, y, index, lengths\), not a list"):
+        trainer(max_epochs=1).fit(chain(), DataLoader(words, batch_size=4, collate_fn=list))
+
+
+def test_the_memory_limit_names_the_cheaper_storage(words):
+    with pytest.raises(MemoryError, match=r"storage=Weights\(\)"):
+        trainer(max_epochs=1).fit(chain(memory_limit=1000), loader(words))
+
+
+def test_the_storage_is_that_asked_for(words):
+    models = [chain(compiled=False), chain(storage=Weights())]
+    for model in models:
+        for _ in range(2):  # a storage belongs to one dual: the next fit needs a new one
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trainer(max_epochs=2).fit(model, loader(words))
+    assert isinstance(models[1].dual.storage, Weights)
+    torch.testing.assert_close(models[0].head.emission, models[1].head.emission, rtol=1e-3, atol=1e-5)
+
+
+# Predictions
+
+
+def test_validation_test_and_prediction(words):
+    model = chain()
+    fitting = trainer(max_epochs=5)
+    fitting.fit(model, loader(words), everything(words))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = copy.deepcopy(model.dual.state_dict())
+    (validated,) = fitting.validate(model, everything(words), verbose=False)
+    (tested,) = fitting.test(model, everything(words), verbose=False)
+    labelings = fitting.predict(model, everything(words))
+    wrong = tokens = 0
+    losses, spoilt = [], []
+    for labeling, batch in zip(labelings, everything(words), strict=True):
+        assert torch.equal(labeling, model.decode(batch.x, batch.lengths))
+        real = batch.y >= 0
+        assert bool((labeling[~real] == -1).all())
+        errors = ((labeling != batch.y) & real).sum(1)
+        wrong, tokens = wrong + int(errors.sum()), tokens + int(real.sum())
+        losses += model.structure.loss(labeling, batch.y).tolist()
+        spoilt += (errors > 0).tolist()
+    assert len(losses) == WORDS
+    for stage, metrics in (("val", validated), ("test", tested)):
+        assert metrics[f"{stage}_loss"] == pytest.approx(sum(losses) / WORDS, abs=1e-6)
+        assert metrics[f"{stage}_token_error"] == pytest.approx(wrong / tokens, abs=1e-6)
+        assert metrics[f"{stage}_example_error"] == pytest.approx(sum(spoilt) / WORDS, abs=1e-6)
+    assert 0 < wrong / tokens < 0.5
+    assert not model.dual.pending
+    assert torch.equal(state["gap_estimates"], model.dual.gap_estimates)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_labels_without_positions():
+    torch.manual_seed(0)
+    x = torch.randn(20, 5)
+    data = PaddedDataset(x, (x @ torch.randn(5, 3)).argmax(1))
+    model = StructuredSVM(LinearMulticlass(5, 3), lam=0.01)
+    gap = DualityGap(0.01, every_n_epochs=5)
+    batches = DataLoader(data, batch_size=4, shuffle=True, collate_fn=data.collate)
+    fitting = trainer(gap, max_epochs=300)
+    fitting.fit(model, batches, DataLoader(data, batch_size=7, collate_fn=data.collate))
+    assert gap.certificate.gap <= 0.01
+    assert fitting.callback_metrics["val_token_error"] == fitting.callback_metrics["val_example_error"] <= 0.1
+
+
+def test_exported_weights_have_no_duals(words, tmp_path):
+    model = chain()
+    trainer(max_epochs=1).fit(model, loader(words))
+    assert {name: tuple(value.shape) for name, value in model.state_dict().items()} == {
+        f"head.{name}": tuple(value.shape) for name, value in LinearChain(128, 26).state_dict().items()
+    }
+    fitting = trainer(max_epochs=1)
+    fitting.fit(chain(), loader(words))
+    fitting.save_checkpoint(tmp_path / "model.ckpt")
+    loaded = StructuredSVM.load_from_checkpoint(tmp_path / "model.ckpt", head=LinearChain(128, 26), weights_only=True)
+    assert loaded.lam == 0.1
+    assert torch.equal(loaded.head.emission, fitting.lightning_module.head.emission)
+
+
+def test_a_checkpoint_that_was_validated_does_not_make_the_next_fit_a_resumed_one(words, tmp_path):
+    fitting = trainer(max_epochs=1)
+    model = chain()
+    fitting.fit(model, loader(words))
+    fitting.save_checkpoint(tmp_path / "model.ckpt")
+    fresh, other = chain(), chain()
+    trainer().validate(fresh, everything(words), ckpt_path=tmp_path / "model.ckpt", weights_only=True, verbose=False)
+    with pytest.warns(UserWarning, match="not zero, and a fit starts anew.*ckpt_path"):
+        trainer(max_epochs=1).fit(fresh, loader(words))
+    trainer(max_epochs=1).fit(other, loader(words))
+    assert torch.equal(fresh.head.emission, other.head.emission)
+
+
+# What is logged
+
+
+def read_csv(folder: Path) -> dict[str, list[float]]:
+    with next(folder.rglob("metrics.csv")).open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name]) for row in rows if row[name]] for name in rows[0]}
+
+
+def test_logs_hold_a_finite_gap(words, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "tb")]
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    fitting = trainer(gap, LearningRateMonitor(), logger=loggers, max_epochs=5, log_every_n_steps=1)
+    fitting.fit(chain(), loader(words), everything(words))
+    logged = read_csv(tmp_path / "csv")
+    assert len(gap.history) == 4  # after epochs 0, 1 and 3, and at the end
+    certificates = [gap.history[i].certificate for i in (0, 1, 1, 2, 2, 3)]
+    gaps = [certificate.gap for certificate in certificates]
+    assert logged["gap"] == pytest.approx(gaps)
+    assert logged["gap_age"] == [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    assert logged["primal"] == pytest.approx([certificate.primal for certificate in certificates])
+    assert logged["passes"] == pytest.approx([2.0, 4.0, 5.0, 7.0, 8.0, 9.0])
+    for name in ("dual", "gap_estimate", "oracle_calls", "val_loss", "val_token_error"):
+        assert logged[name], name
+        assert all(map(math.isfinite, logged[name])), name
+    rates = logged["lr-BCFW"]
+    assert max(rates) > 0.0
+    events = EventAccumulator(str(next((tmp_path / "tb").rglob("events.*")).parent))
+    events.Reload()
+    assert [event.value for event in events.Scalars("gap")] == pytest.approx(gaps)
+    assert max(event.value for event in events.Scalars("lr-BCFW")) > 0.0
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+def test_the_progress_bar_shows_gap_dual_and_oracle_calls(bar, words, capfd):
+    shown: list[dict] = []
+
+    class Spy(bar):
+        def get_metrics(self, trainer, pl_module):
+            shown.append(super().get_metrics(trainer, pl_module))
+            return shown[-1]
+
+    spy = Spy(refresh_rate=1)
+    trainer(spy, DualityGap(1e-9, every_n_epochs=1), enable_progress_bar=True, max_epochs=3).fit(
+        chain(compiled=False), loader(words)
+    )
+    assert {"gap", "primal", "dual", "gap_estimate", "oracle_calls"} <= shown[-1].keys()
+    assert all(math.isfinite(value) for value in shown[-1].values())
+    text = "".join(capfd.readouterr())
+    assert "gap" in text
+    assert "dual" in text
+    if bar is TQDMProgressBar:
+        assert "Certifying" in text
+
+
+def test_figures_are_not_computed_in_every_step(words, monkeypatch):
+    calls = []
+    value = DualState.value
+    monkeypatch.setattr(DualState, "value", lambda self: calls.append(1) or value(self))
+    trainer(max_epochs=4).fit(chain(), loader(words))
+    assert len(calls) == 8  # 40 steps: the first and the last of every epoch
+
+
+# What is refused
+
+
+def test_several_processes_are_refused(tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(
+        "import sys, warnings; warnings.simplefilter('ignore')\n"
+        f"sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] / 'cases')!r}]\n"
+        "from test_lightning import *\n"
+        "ocr = OCR()\n"
+        "words = PaddedDataset(ocr.x[:30], ocr.y[:30], ocr.lengths[:30])\n"
+        "if __name__ == '__main__':\n"
+        "    trainer(devices=2, strategy='ddp_fork', max_epochs=1).fit(chain(), loader(words))\n"
+    )
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert result.returncode != 0
+    assert "world size 2: StructuredSVM trains in one process" in result.stderr
+
+
+def test_bfloat_features_and_an_exact_head(words):
+    model = StructuredSVM(LinearChain(12, 26), lam=0.1, features=Features())
+    gap = DualityGap(0.2, every_n_epochs=5)
+    trainer(gap, max_epochs=100, precision="bf16-mixed").fit(model, loader(words))
+    assert gap.certificate.gap <= 0.2
+    assert gap.certificate.drift < 1e-4
+    assert model.head.emission.dtype == torch.float32
+
+
+def test_arguments_that_contradict_each_other():
+    make = LinearChain(12, 26)
+    with pytest.raises(ValueError, match="nothing for it to train"):
+        StructuredSVM(make, 0.1, features_optimizer=torch.optim.Adam)
+    with pytest.raises(ValueError, match="needs features_optimizer"):
+        StructuredSVM(make, 0.1, features=Features(), joint=Alternate())
+    with pytest.raises(ValueError, match=r"MeanParts\(\)"):
+        StructuredSVM(make, 0.1, features=Features(), features_optimizer=torch.optim.Adam, storage=Weights())
+    with pytest.raises(ValueError, match="no attribute `structure`"):
+        StructuredSVM(nn.Linear(2, 2), 0.1)
+    with pytest.raises(ValueError, match="features=0"):
+        Alternate(features=0)
+
+
+# Features
+
+
+def test_frozen_features_do_not_change_by_a_bit(words):
+    torch.manual_seed(0)
+    features = Features()
+    before = copy.deepcopy(features.state_dict())
+    model = StructuredSVM(features=features, head=LinearChain(12, 26), lam=0.1)
+    seen = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            pl_module.train()
+            features.train()  # whoever does this
+            seen.append(any(p.grad is not None for p in features.parameters()))
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            seen.append(features.training or any(p.grad is not None for p in features.parameters()))
+
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    trainer(Watch(), gap, max_epochs=2).fit(model, loader(words), everything(words))
+    assert len(seen) == 40
+    assert not any(seen)
+    assert all(torch.equal(value, before[name]) for name, value in features.state_dict().items())
+    assert all(p.requires_grad for p in features.parameters())
+    assert model.train() is model
+    assert not any(part.training for part in features.modules())
+    assert model.head.training
+    assert gap.certificate.drift < 1e-5
+
+
+def test_joint_training_lowers_the_hinge_and_the_certificate_is_for_the_features_as_they_stand(words):
+    model = joint(joint=Alternate(features=1, head=2))
+    hinges = []
+
+    class Watch(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            self.head = copy.deepcopy(pl_module.head.state_dict())
+            self.features = copy.deepcopy(pl_module.features.state_dict())
+            self.grads = [None if p.grad is None else p.grad.clone() for p in pl_module.head.parameters()]
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            trains_features = trainer.current_epoch % 3 == 2
+            unchanged = self.head if trains_features else self.features
+            module = pl_module.head if trains_features else pl_module.features
+            assert all(torch.equal(value, unchanged[name]) for name, value in module.state_dict().items())
+            changed = pl_module.features.network[0].weight, self.features["network.0.weight"]
+            assert torch.equal(*changed) != trains_features
+            if trains_features:
+                grads = [p.grad for p in pl_module.head.parameters()]
+                assert all(torch.equal(a, b) for a, b in zip(grads, self.grads, strict=True))
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            assert pl_module.features.training == (trainer.current_epoch % 3 == 2)
+
+    gap = DualityGap(1e-9, every_n_epochs=1)
+    hinge = StructuredHinge(model.structure)
+
+    class Hinge(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            pl_module.eval()
+            with torch.no_grad():
+                total = sum(hinge(model(b.x, b.lengths), b.y) * len(b.y) for b in everything(words)) / WORDS
+            pl_module.train()
+            hinges.append(float(total))
+
+    trainer(Watch(), Hinge(), gap, max_epochs=12).fit(model, loader(words))
+    # The features' own epochs, before the weights follow.
+    assert all(hinges[epoch] < hinges[epoch - 1] for epoch in (2, 5, 8))
+    assert gap.history[-1].certificate.primal < gap.history[0].certificate.primal
+    assert all(entry.certificate.gap >= 0.0 for entry in gap.history)
+    assert all(entry.certificate.drift < 1e-5 for entry in gap.history)
+    assert certify(model.eval(), model.dual, everything(words)).gap == pytest.approx(gap.certificate.gap, rel=1e-5)
+
+
+def test_trained_features_keep_the_modes_that_they_were_given_in(words):
+    model = joint(joint=Alternate(1, 1))
+    features = Features()
+    features.network[1].eval()
+    model = StructuredSVM(
+        LinearChain(12, 26), 0.1, features=features, features_optimizer=torch.optim.SGD, joint=Alternate(1, 1)
+    )
+    modes = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            modes.append((trainer.current_epoch, features.network[1].training, features.network[3].training))
+
+    trainer(Watch(), max_epochs=2).fit(model, loader(words))
+    assert set(modes) == {(0, False, False), (1, False, True)}
+
+
+# The dual is no part of the model
+
+
+def test_copies_do_not_hold_the_dual(words):
+    sizes = []
+
+    class Copy(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            copied = copy.deepcopy(pl_module)
+            memo: dict = {}
+            copy.deepcopy(pl_module, memo)
+            held = [
+                value for value in memo.values() if isinstance(value, DualState | BCFW | GapBatchSampler | DataLoader)
+            ]
+            sizes.append(len(held))
+            assert copied.head is not pl_module.head
+            with pytest.raises(RuntimeError):
+                _ = copied.dual
+
+    trainer(Copy(), max_epochs=1).fit(chain(), loader(words))
+    assert sizes == [0] * 10
+
+
+def test_the_dual_is_there_once_a_fit_has_begun(words):
+    model = chain()
+    with pytest.raises(RuntimeError, match=r"not attached|fit has to begin"):
+        _ = model.dual
+    fitting = trainer(max_epochs=1)
+    fitting.fit(model, loader(words))
+    assert model.dual is fitting.optimizers[0].dual
+    assert model.dual.moved == 30
+
+
+# Averages
+
+
+def test_averaged_weights_have_a_valid_certificate_and_change_nothing(words):
+    class Reference(Callback):
+        def __init__(self):
+            self.k = 0
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            weights = [p.detach().double().clone() for p in pl_module.head.parameters()] + [pl_module.dual.loss.sum()]
+            k = self.k
+            self.mean = (
+                weights
+                if not k
+                else [k / (k + 2) * m + 2 / (k + 2) * w for m, w in zip(self.mean, weights, strict=True)]
+            )
+            self.k += 1
+
+    plain = chain()
+    trainer(DualityGap(1e-9, every_n_epochs=2), max_epochs=4).fit(plain, loader(words))
+    reference, average = Reference(), AveragedWeights()
+    model = chain()
+    fitting = trainer(reference, average, DualityGap(1e-9, every_n_epochs=2), max_epochs=4)
+    fitting.fit(model, loader(words), everything(words))
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    assert average.count == 40
+    for mine, theirs in zip(average.weights, reference.mean, strict=False):
+        assert mine.dtype == torch.float64
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+    assert average.loss == pytest.approx(float(reference.mean[-1]), rel=1e-12)
+
+    state = copy.deepcopy(model.dual.state_dict())
+    certificate = average.certify(fitting, model)
+    after = model.dual.state_dict()
+    assert after.pop("oracle_calls") == state.pop("oracle_calls") + WORDS
+    assert all(torch.equal(after[name], state[name]) for name in ("loss", "gap_estimates"))
+    assert all(torch.equal(a, b) for a, b in zip(after["recomputed"], state["recomputed"], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+    exact = DualityGap(0.05, every_n_epochs=10)
+    trainer(exact, max_epochs=2000).fit(chain(), loader(words))
+    assert certificate.gap > 0.0
+    assert certificate.dual <= exact.certificate.primal
+    assert certificate.primal >= exact.certificate.dual
+    with average.applied(model):
+        hinge = StructuredHinge(model.structure)
+        with torch.no_grad():
+            value = sum(float(hinge(model(b.x, b.lengths), b.y)) * len(b.y) for b in everything(words)) / WORDS
+        norm = sum(float(p.detach().double().square().sum()) for p in model.head.parameters())
+    assert certificate.primal == pytest.approx(value + 0.1 / 2 * norm, rel=1e-5)
+
+
+def test_averaged_weights_are_swapped_only_if_asked(words):
+    average, gap = AveragedWeights(swap_at_end=True), DualityGap(1e-9)
+    model = chain()
+    trainer(average, gap, max_epochs=2).fit(model, loader(words))
+    for parameter, mean in zip(model.head.parameters(), average.weights, strict=True):
+        assert torch.equal(parameter, mean.float())
+    assert gap.certificate.drift < 1e-5  # of the trained weights, made before the swap
+
+    class Watch(Callback):
+        def on_validation_batch_start(self, trainer, pl_module, *args):
+            self.validated = pl_module.head.emission.detach().clone()
+
+    for asked in (False, True):
+        average, watch = AveragedWeights(validate=asked), Watch()
+        model = chain()
+        trainer(average, watch, max_epochs=1, num_sanity_val_steps=0).fit(model, loader(words), everything(words))
+        assert torch.equal(watch.validated, model.head.emission) != asked
+        assert torch.equal(watch.validated, average.weights[0].float()) == asked
+
+
+def test_the_average_begins_anew_when_the_features_move(words):
+    average = AveragedWeights()
+    model = joint(joint=Alternate(1, 1))
+    fitting = trainer(average, DualityGap(1e-9, every_n_epochs=1), max_epochs=3)
+    fitting.fit(model, loader(words))
+    assert average.count == 10
+    assert average.certify(fitting, model).gap > 0.0
+
+
+def test_an_average_of_nothing(words):
+    with pytest.raises(RuntimeError, match="no average yet"):
+        _ = AveragedWeights().weights
+
+
+def test_other_averages(words):
+    callback, model = AveragedWeights(average=SuffixAverage), chain()
+    trainer(callback, max_epochs=2).fit(model, loader(words))
+    weights = SuffixAverage.following(model.dual)
+    assert isinstance(callback.average, SuffixAverage)
+    weights.load_state_dict(callback.average.state_dict())
+    assert weights.count == callback.count == 20
+    with weights.apply():
+        held = [p.detach().clone() for p in model.head.parameters()]
+    with callback.applied(model):
+        assert all(torch.equal(a, b) for a, b in zip(held, model.head.parameters(), strict=True))
+
+
+# The plain objects in a module of one's own
+
+
+class Own(L.LightningModule):
+    """Automatic optimisation with BlockGap and BCFW as they are."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.head = LinearChain(128, 26)
+        self.n = n
+        self.losses: list[BlockGap] = []
+
+    def forward(self, x, lengths=None):
+        return self.head(x, lengths)
+
+    def training_step(self, batch: Batch, batch_idx: int):
+        return self.losses[0](self(batch.x, batch.lengths), batch.y, batch.index)
+
+    def configure_optimizers(self):
+        dual = DualState.for_head(self.head, self.n, 0.1)
+        self.losses = [BlockGap(dual)]
+        return BCFW(self.head.parameters(), dual)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_automatic_optimisation(accumulate, words):
+    gap = DualityGap(0.2, every_n_epochs=5)
+    data = DataLoader(words, batch_size=3, shuffle=True, collate_fn=words.collate)
+    model, fitting = Own(len(words)), trainer(gap, max_epochs=200, accumulate_grad_batches=accumulate)
+    fitting.fit(model, data)
+    assert gap.certificate.gap <= 0.2
+    assert gap.certificate.drift < 1e-5
+    dual = fitting.optimizers[0].dual
+    assert dual.steps == fitting.global_step == fitting.current_epoch * 10 // accumulate
+
+
+def test_clipping_in_a_module_of_ones_own_is_refused_by_bcfw(words):
+    model = Own(len(words))
+    with pytest.raises(RuntimeError, match="gradient clipping"):
+        trainer(max_epochs=1, gradient_clip_val=1e-3).fit(model, shuffled(words))
+    assert not model.head.emission.any()
+
+
+def shuffled(words) -> DataLoader:
+    return DataLoader(words, batch_size=3, shuffle=True, collate_fn=words.collate)
+
+
+# Imports
+
+
+def test_importing_the_package_without_lightning_names_the_extra(tmp_path):
+    code = (
+        "import sys; sys.modules['lightning'] = None\n"
+        "import torchssvm, torchssvm.solvers.report, torchssvm.cli\n"
+        "for use in ('import torchssvm.lightning', 'torchssvm.cli.main([])'):\n"
+        "    try:\n"
+        "        exec(use)\n"
+        "    except ImportError as error:\n"
+        "        assert 'torchssvm[lightning]' in str(error), error\n"
+        "    else:\n"
+        "        raise SystemExit('nothing was raised')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,179 @@
+"""Fixed features under a Trainer: kept once, and visited by the compiled loop wherever that is possible."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+L = pytest.importorskip("lightning")
+pytest.importorskip("numba")
+
+from test_lightning import WORDS, Features, chain, everything, loader, trainer  # noqa: E402
+
+from torchssvm import (  # noqa: E402
+    BCFW,
+    CompiledBCFW,
+    DualState,
+    Labelings,
+    LinearChain,
+    LinearMulticlass,
+    Pairwise,
+    ShortStep,
+    SlackRescaling,
+    Weights,
+    certify,
+)
+from torchssvm.core.batch import Batch  # noqa: E402
+from torchssvm.datasets import OCR  # noqa: E402
+from torchssvm.datasets.padded import PaddedDataset  # noqa: E402
+from torchssvm.lightning import DualityGap, StructuredSVM, compiled_steps  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def words() -> PaddedDataset:
+    ocr = OCR()
+    return PaddedDataset(ocr.x[:WORDS], ocr.y[:WORDS], ocr.lengths[:WORDS])
+
+
+@pytest.fixture
+def visits(monkeypatch):
+    """How many examples the compiled loop was given."""
+    seen: list[int] = []
+    visit = CompiledBCFW.visit
+
+    def spy(self, index):
+        seen.append(len(index))
+        return visit(self, index)
+
+    monkeypatch.setattr(CompiledBCFW, "visit", spy)
+    return seen
+
+
+def one_by_one(words) -> DataLoader:
+    return DataLoader(words, batch_size=1, collate_fn=words.collate)
+
+
+def test_batches_of_one_give_the_weights_of_the_torch_loop(words, visits):
+    models = [chain(compiled=compiled) for compiled in (None, False)]
+    for model in models:
+        gap = DualityGap(1e-9, every_n_epochs=2)
+        trainer(gap, max_epochs=4).fit(model, one_by_one(words))
+        assert gap.certificate.drift < 1e-5
+    assert visits == [1] * 4 * len(words)
+    compiled, plain = (model.dual for model in models)
+    assert (compiled.steps, compiled.oracle_calls, compiled.visits) == (plain.steps, plain.oracle_calls, plain.visits)
+    for here, there in zip(compiled.parameters, plain.parameters, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-4)
+    assert models[0].trainer.global_step == models[1].trainer.global_step == 4 * len(words)
+
+
+def test_a_run_ends_with_a_certified_gap(words, visits):
+    gap = DualityGap(0.05, every_n_epochs=5)
+    model = chain()
+    trainer(gap, max_epochs=400).fit(model, loader(words), everything(words))
+    assert visits
+    found = certify(model.head, model.dual, everything(words), refresh=False)
+    assert found.gap == pytest.approx(gap.certificate.gap, abs=1e-6)
+    assert 0.0 <= found.gap <= 0.05
+    assert found.drift < 1e-5
+
+
+def test_frozen_features_are_computed_once(words, visits):
+    torch.manual_seed(0)
+    features = Features()
+    calls = []
+    features.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    model = StructuredSVM(features=features, head=LinearChain(12, 26), lam=0.1)
+    trainer(DualityGap(1e-9, every_n_epochs=1), max_epochs=3).fit(model, loader(words))
+    assert sum(calls) == len(words)
+    assert sum(visits) == 3 * len(words)
+    found = certify(model, model.dual, everything(words))
+    assert found.drift < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_other_precisions(precision, words, visits):
+    torch.manual_seed(0)
+    head = LinearChain(12, 26).double() if precision == "64-true" else LinearChain(12, 26)
+    model = StructuredSVM(features=Features(), head=head, lam=0.1)
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    trainer(gap, max_epochs=2, precision=precision).fit(model, loader(words))
+    assert visits
+    assert gap.certificate.drift < 1e-4
+    assert gap.certificate.gap > 0.0
+
+
+def test_multiclass_of_labelings(visits):
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 6, generator=random), torch.randint(3, (40,), generator=random)
+
+    def collate(index):
+        index = torch.tensor(index)
+        return Batch(x[index], y[index], index)
+
+    data = DataLoader(range(40), batch_size=7, shuffle=True, collate_fn=collate)
+    gap = DualityGap(0.01, every_n_epochs=5)
+    model = StructuredSVM(LinearMulticlass(6, 3), lam=0.1, direction=Pairwise())
+    trainer(gap, max_epochs=300).fit(model, data)
+    assert visits
+    assert isinstance(model.dual.storage, Labelings)
+    assert gap.certificate.gap <= 0.01
+
+
+OBSTACLES = {
+    "compiled": {"compiled": False},
+    "bounds": {"bounds": {"transition": (0.0, None)}},
+    "line_search": {"line_search": ShortStep()},
+    "storage": {"storage": Weights()},
+    "structure": {"structure": SlackRescaling(LinearChain(128, 26).structure)},
+    "head": {"head": LinearChain(128, 26, positions=15)},
+    "features": {
+        "features": nn.Linear(128, 128),
+        "features_optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+    },
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_the_torch_loop_does_what_is_not_compiled(name, words, visits):
+    options = {"head": LinearChain(128, 26), "lam": 0.1} | OBSTACLES[name]
+    model = StructuredSVM(**options)
+    trainer(max_epochs=2).fit(model, loader(words))
+    assert not visits
+    assert model.dual.steps > 0
+    if name != "compiled":
+        with pytest.raises(ValueError, match=f"compiled=True, .* cannot be used: .*{name}"):
+            StructuredSVM(**options, compiled=True)
+
+
+def test_features_that_would_not_fit_are_computed_again_and_again(words, visits, monkeypatch):
+    monkeypatch.setattr(compiled_steps, "available_memory", lambda device: 10)
+    model = chain()
+    trainer(max_epochs=1).fit(model, loader(words))
+    assert not visits
+    assert model.dual.moved == len(words)
+    with pytest.raises(MemoryError, match=r"the features of 30 examples .* use compiled=False"):
+        trainer(max_epochs=1).fit(chain(compiled=True), loader(words))
+
+
+def test_a_second_fit_has_a_loop_of_its_own(words, visits):
+    model = chain()
+    fewer = PaddedDataset(words.x[:20], words.y[:20], words.lengths[:20])
+    for data in (words, fewer):
+        with pytest.warns() if data is fewer else torch.no_grad():
+            trainer(max_epochs=1).fit(model, loader(data))
+        assert model.dual.num_examples == len(data)
+    assert model._run.loop is None  # it holds all features
+
+
+def test_an_optimizer_takes_what_its_closure_has_done():
+    head = LinearChain(2, 3)
+    dual = DualState.for_head(head, 4, 0.1)
+    optimizer = BCFW(head.parameters(), dual)
+    assert optimizer.step(lambda: dual.settle() or 7) == 7
+    with pytest.raises(RuntimeError, match="no proposal"):
+        optimizer.step(lambda: None)
+    with pytest.raises(RuntimeError, match="no proposal"):
+        optimizer.step()

@@ -1,0 +1,416 @@
+"""GDMM under a Trainer: visits by batches, stops on gap and violation, resumes to the same bits, reports."""
+
+import copy
+import json
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from torchssvm import (
+    GDMM,
+    Batch,
+    FactorwiseCertificate,
+    GapBatchSampler,
+    LinearChain,
+    LinearMultilabel,
+    Penalty,
+    ResidualBalancing,
+)
+from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, FactorwiseSVM, Report
+from torchssvm.solvers.gdmm.chains import ChainProblem
+from torchssvm.solvers.gdmm.problem import Hinges
+from torchssvm.solvers.gdmm.rules import BlockRule
+
+
+class Words(Dataset):
+    """Short chains of 3 states whose features say the state, with noise."""
+
+    def __init__(self, n: int = 12) -> None:
+        random = torch.Generator().manual_seed(1)
+        self.y = torch.randint(3, (n, 4), generator=random)
+        self.x = nn.functional.one_hot(self.y, 3) + 0.4 * torch.randn(n, 4, 3, generator=random)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+    def collate(self, items: list[int]) -> Batch:
+        index = torch.tensor(items)
+        return Batch(self.x[index], self.y[index], index, torch.full((len(items),), 4))
+
+
+def loader(data: Words, **options: object) -> DataLoader:
+    return DataLoader(data, batch_size=5, collate_fn=data.collate, **options)  # type: ignore[arg-type]
+
+
+def trainer(folder: Path, epochs: int, *callbacks: L.Callback, checkpoints: bool = False) -> L.Trainer:
+    return L.Trainer(
+        max_epochs=epochs,
+        default_root_dir=folder,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=checkpoints,
+        callbacks=list(callbacks),
+    )
+
+
+def weights(module: FactorwiseSVM) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.head.parameters()])
+
+
+def test_stops_on_gap_and_violation_and_reports(tmp_path: Path) -> None:
+    data = Words()
+    gap = DualityGap(tolerance=0.02, every_n_epochs=10, violation=0.005)
+    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1)
+    report = Report(tmp_path / "report")
+    trainer(tmp_path, 2000, gap, report).fit(module, loader(data), loader(data))
+    certificate = gap.certificate
+    assert isinstance(certificate, FactorwiseCertificate)
+    assert certificate.gap <= 0.02
+    assert certificate.violation <= 0.005
+    assert certificate.passes < 2000
+    assert gap.stopped_because is not None
+    assert "violation" in gap.stopped_because
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert written["gap"] == pytest.approx(certificate.gap)
+    assert written["n"] == len(data)
+
+
+class Sets(Words):
+    """Sets of labels that exclude each other: the relaxation is loose."""
+
+    def __init__(self, n: int = 12) -> None:
+        random = torch.Generator().manual_seed(3)
+        self.x = torch.randn(n, 3, generator=random)
+        scores = self.x @ torch.randn(3, 5, generator=random) + 0.7 * torch.randn(n, 5, generator=random)
+        self.y = nn.functional.one_hot(scores.argmax(1), 5)
+
+    def collate(self, items: list[int]) -> Batch:
+        index = torch.tensor(items)
+        return Batch(self.x[index], self.y[index], index)
+
+
+def test_label_sets_stop_on_the_gap_of_the_relaxation_and_show_both(tmp_path: Path) -> None:
+    data, shown = Sets(), {}
+    gap = DualityGap(tolerance=0.003, every_n_epochs=5, violation=0.02)
+    report = Report(tmp_path / "report")
+
+    class Bar(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            shown.update(trainer.progress_bar_metrics)
+
+    fit = trainer(tmp_path, 500, gap, Bar(), report)
+    fit.fit(FactorwiseSVM(LinearMultilabel(3, 5), lam=0.1), loader(data))
+    last = gap.certificate
+    assert isinstance(last, FactorwiseCertificate)
+    assert last.has_relaxation
+    assert last.relaxed_gap <= 0.003 < last.gap
+    assert last.violation <= 0.02
+    assert gap.stopped_because == (
+        f"violation {last.violation:.2g}, certified gap of the relaxation {last.relaxed_gap:.6g} <= tolerance 0.003"
+    )
+    for name in ("gap", "dual", "relaxed_primal", "relaxed_dual", "relaxed_gap"):
+        assert float(fit.callback_metrics[name]) == pytest.approx(getattr(last, name), rel=1e-6)
+    assert shown["relaxed_gap"] == pytest.approx(last.relaxed_gap, rel=1e-6)
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    for place in (written, written["history"][-1]):
+        assert place["gap"] == last.gap
+        assert place["relaxed_gap"] == last.relaxed_gap
+        assert place["relaxed_dual"] == last.relaxed_dual
+    assert "\nrelaxed gap  " in str(report.report)
+    again = DualityGap()
+    again.load_state_dict(copy.deepcopy(gap.state_dict()))
+    assert [entry.certificate for entry in again.history] == [entry.certificate for entry in gap.history]
+
+
+def test_batches_in_order_are_the_plain_loop(tmp_path: Path) -> None:
+    data = Words()
+    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1)
+    trainer(tmp_path, 4).fit(module, loader(data))
+    head = LinearChain(3, 3)
+    plain = GDMM(head, loader(data), num_examples=len(data), lam=0.1)
+    for _ in range(4):
+        plain.visit(torch.arange(len(data)))
+        plain.step()  # nothing is left to visit
+    assert plain.sweeps == module.gdmm.sweeps == 4
+    assert torch.equal(weights(module), torch.cat([p.detach().flatten() for p in head.parameters()]))
+
+
+def test_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    data = Words()
+    modules = [FactorwiseSVM(LinearChain(3, 3), lam=0.1) for _ in range(3)]
+    trainer(tmp_path, 7).fit(modules[0], loader(data))
+    first = trainer(tmp_path, 3)
+    first.fit(modules[1], loader(data))
+    first.save_checkpoint(tmp_path / "third.ckpt", weights_only=False)
+    trainer(tmp_path, 7).fit(modules[2], loader(data), ckpt_path=tmp_path / "third.ckpt", weights_only=True)
+    assert modules[2].gdmm.sweeps == 7
+    assert torch.equal(weights(modules[0]), weights(modules[2]))
+    assert modules[0].gdmm.certify().gap == modules[2].gdmm.certify().gap
+
+
+def test_leftover_examples_are_visited_at_the_end_of_a_pass(tmp_path: Path) -> None:
+    data = Words()
+    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1)
+    trainer(tmp_path, 2).fit(module, loader(data, drop_last=True))
+    assert module.gdmm.sweeps == 2
+    every = module.gdmm.problem.duals.variables.x  # type: ignore[attr-defined]
+    assert float((every != 1.0).sum()) > 0
+    assert module.gdmm.certify().gap > 0.0
+
+
+def test_features_below_are_frozen_and_decode(tmp_path: Path) -> None:
+    data = Words()
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Tanh())
+    before = features[0].weight.detach().clone()
+    module = FactorwiseSVM(LinearChain(5, 3), lam=0.01, features=features)
+    fit = trainer(tmp_path, 30)
+    fit.fit(module, loader(data))
+    assert torch.equal(features[0].weight, before)
+    assert features[0].weight.requires_grad
+    labels = module.decode(data.x, torch.full((len(data),), 4))
+    assert float((labels == data.y).double().mean()) > 0.9
+    figures = fit.validate(module, loader(data), verbose=False)[0]
+    assert figures["val_token_error"] < 0.1
+    fit.save_checkpoint(tmp_path / "features.ckpt")
+    again = FactorwiseSVM(LinearChain(5, 3), lam=0.01, features=nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.Tanh()))
+    trainer(tmp_path, 31).fit(again, loader(data), ckpt_path=tmp_path / "features.ckpt")
+    assert again.gdmm.sweeps == 31
+    assert again.gdmm.certify().drift < 1e-4
+
+
+@pytest.mark.parametrize("cut_off", [ArithmeticError, KeyboardInterrupt])
+def test_features_below_are_as_they_were_after_a_fit_that_is_cut_off(
+    cut_off: type[BaseException], tmp_path: Path
+) -> None:
+    features, seen = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4)), []
+    features[0].bias.requires_grad_(False)
+    before = [p.requires_grad for p in features.parameters()]
+    held = copy.deepcopy(features.state_dict())
+
+    class Cut(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
+            seen.append(any(p.grad is not None for p in features.parameters()))
+            raise cut_off
+
+    module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises((ArithmeticError, SystemExit)):  # Lightning exits after Ctrl-C
+            trainer(tmp_path, 1, Cut()).fit(module, loader(Words()))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert seen == [False]
+    assert [p.requires_grad for p in features.parameters()] == before
+    assert all(torch.equal(value, held[name]) for name, value in features.state_dict().items())
+    trainer(tmp_path, 1).fit(module, loader(Words()))
+    assert [p.requires_grad for p in features.parameters()] == before
+
+
+class Counting(nn.Module):
+    """Counts in a buffer how often it is called."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = nn.Linear(3, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.below(x)
+
+
+def inferred() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(3, 4)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Flatten(0, 1), nn.LazyBatchNorm1d(), nn.LazyLinear(4), nn.Unflatten(0, (-1, 4)))
+
+
+@pytest.mark.parametrize("make", [lazy, Counting, inferred])
+def test_features_whose_weights_rest_are_accepted(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    data, gap, features = Words(), DualityGap(1e-9, every_n_epochs=2), make()
+    module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features)
+    trainer(tmp_path, 4, gap).fit(module, loader(data), loader(data))  # validation calls them too
+    with torch.no_grad():
+        given = features(data.x)
+    plain = GDMM(LinearChain(4, 3), [Batch(given, data.y, torch.arange(12))], num_examples=12, lam=0.1)
+    for _ in range(4):
+        plain.visit(torch.arange(12))
+        plain.step()
+    assert gap.certificate is not None
+    assert gap.certificate.dual == pytest.approx(plain.certify().dual, rel=1e-5)
+
+
+def test_lazy_features_are_watched_once_they_have_weights(tmp_path: Path) -> None:
+    class Meddle(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
+            with torch.no_grad():
+                features.weight.add_(1.0)
+
+    features = nn.LazyLinear(4)
+    with pytest.raises(RuntimeError, match="features moved"):
+        trainer(tmp_path, 1, Meddle()).fit(
+            FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features), loader(Words())
+        )
+
+
+@pytest.mark.parametrize("average", [StochasticWeightAveraging(1e-2, swa_epoch_start=1), AveragedWeights()])
+def test_averages_are_refused(average: L.Callback, tmp_path: Path) -> None:
+    module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=nn.Linear(3, 4))
+    with pytest.raises(ValueError, match=f"{type(average).__name__} .*: remove it"):
+        trainer(tmp_path, 3, average).fit(module, loader(Words()))
+    assert not weights(module).any()
+
+
+@pytest.mark.parametrize("when", ["on_train_epoch_start", "on_train_epoch_end"])
+@pytest.mark.parametrize("what", ["weight", "running_mean"])
+@pytest.mark.parametrize("certified", [True, False])
+def test_features_that_move_during_a_fit_are_refused(when: str, what: str, certified: bool, tmp_path: Path) -> None:
+    class Meddle(L.Callback):
+        pass
+
+    def move(self: L.Callback, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            with torch.no_grad():
+                getattr(features[1], what).add_(1.0)
+
+    features = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(3), nn.Unflatten(0, (-1, 4)))
+    setattr(Meddle, when, move)
+    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1, features=features)
+    fit = trainer(tmp_path, 2, Meddle(), *([DualityGap(1e-9, every_n_epochs=2)] if certified else []))
+    with pytest.raises(RuntimeError, match="features moved"):
+        fit.fit(module, loader(Words()))
+    assert module.gdmm.sweeps == (1 if when == "on_train_epoch_start" else 2)
+
+
+def test_certificates_may_turn_from_exact_to_inexact_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hinges = ChainProblem.hinges
+    exact: list[bool] = []
+
+    def turning(self: ChainProblem, parameters: list[torch.Tensor]) -> Hinges:
+        exact.append(len(exact) % 3 != 1)
+        return hinges(self, parameters)._replace(exact=exact[-1])
+
+    monkeypatch.setattr(ChainProblem, "hinges", turning)
+    seen, gap = [], DualityGap(1e-9, every_n_epochs=1)
+
+    class Bar(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen.append(trainer.progress_bar_metrics["exact"])
+
+    trainer(tmp_path, 6, gap, Bar()).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words()))
+    assert [entry.certificate.exact for entry in gap.history] == exact == [True, False, True] * 2
+    assert seen == exact
+
+
+def test_a_second_fit_starts_anew_and_says_how_to_go_on(tmp_path: Path) -> None:
+    data, module = Words(), FactorwiseSVM(LinearChain(3, 3), lam=0.1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the head's weights")
+        trainer(tmp_path, 2).fit(module, loader(data))
+    first = weights(module).clone()
+    with pytest.warns(UserWarning, match="starts anew.*ckpt_path") as warned:
+        trainer(tmp_path, 2).fit(module, loader(data))
+    assert [w.filename for w in warned if "starts anew" in str(w.message)] == [__file__]  # the line that called fit
+    assert torch.equal(weights(module), first)
+
+
+def test_weights_changed_by_others_are_refused(tmp_path: Path) -> None:
+    data = Words()
+
+    class Meddle(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            if trainer.current_epoch == 1:
+                with torch.no_grad():
+                    pl_module.head.bias.add_(1.0)  # type: ignore[union-attr, operator]
+
+    with pytest.raises(RuntimeError, match="changed by others"):
+        trainer(tmp_path, 3, Meddle()).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(data))
+
+
+def test_another_dataset_is_refused(tmp_path: Path) -> None:
+    first = trainer(tmp_path, 1)
+    first.fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words()))
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match="12 examples"):
+        trainer(tmp_path, 2).fit(
+            FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words(9)), ckpt_path=tmp_path / "one.ckpt"
+        )
+
+
+def test_a_sampler_of_gaps_is_refused(tmp_path: Path) -> None:
+    data = Words()
+    gaps = DataLoader(data, batch_sampler=GapBatchSampler(num_examples=12, batch_size=4), collate_fn=data.collate)
+    with pytest.raises(ValueError, match="shuffle=True"):
+        trainer(tmp_path, 1).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), gaps)
+
+
+def test_a_whole_number_as_penalty_and_the_rate_that_callbacks_show() -> None:
+    data = Words()
+    first, second = (
+        GDMM(LinearChain(3, 3), loader(data), num_examples=12, lam=0.1, penalty=Penalty(1)) for _ in range(2)
+    )
+    first.step()
+    second.load_state_dict(first.state_dict())
+    assert second.rho == first.rho == 1.0
+    assert first.param_groups[0]["lr"] == 1.0
+
+
+def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:
+    penalty = ResidualBalancing(np.float32(2.0), factor=np.float64(1.3), passes=np.int64(50))  # type: ignore[arg-type]
+    modules = [FactorwiseSVM(LinearChain(3, 3), lam=np.float32(0.1), penalty=penalty) for _ in range(2)]  # type: ignore[arg-type]
+    first = trainer(tmp_path, 3)
+    first.fit(modules[0], loader(Words()))
+    first.save_checkpoint(tmp_path / "third.ckpt")
+    trainer(tmp_path, 5).fit(modules[1], loader(Words()), ckpt_path=tmp_path / "third.ckpt", weights_only=True)
+    assert modules[1].gdmm.sweeps == 5
+    assert type(modules[1].gdmm.rho) is float
+    for wrong in (True, np.bool_(True), "2", None):
+        with pytest.raises(TypeError, match="step"):
+            Penalty(step=wrong)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_with_hyperparameters_of_the_user_makes_a_module(tmp_path: Path) -> None:
+    module, fit = FactorwiseSVM(LinearChain(3, 3), lam=0.1, seed=3), trainer(tmp_path, 1)
+    module.save_hyperparameters({"note": "a"})
+    fit.fit(module, loader(Words()))
+    fit.save_checkpoint(tmp_path / "one.ckpt")
+    again = FactorwiseSVM.load_from_checkpoint(tmp_path / "one.ckpt", head=LinearChain(3, 3))
+    assert (again.lam, again.seed) == (0.1, 3)
+    assert torch.equal(weights(again), weights(module))
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(TypeError, match="BlockRule"):
+        GDMM(LinearChain(3, 3), loader(Words()), num_examples=12, lam=0.1, rule=BlockRule())
+    with pytest.raises(ValueError, match="lam"):
+        FactorwiseSVM(LinearChain(3, 3), lam=0.0)
+    for head in (nn.Linear(3, 3), LinearMultilabel(3, 3, pairwise=False), LinearChain(3, 3).parameters()):
+        with pytest.raises(TypeError, match="head"):
+            FactorwiseSVM(head, lam=0.1)  # type: ignore[arg-type]
+    for options in ({"features_optimizer": torch.optim.Adam}, {"joint": Alternate()}):
+        with pytest.raises(TypeError, match=rf"{next(iter(options))}.*does not train features.*StructuredSVM"):
+            FactorwiseSVM(LinearChain(3, 3), lam=0.1, **options)
+    with pytest.raises(TypeError, match=r"unexpected keyword.*sweeps"):
+        FactorwiseSVM(LinearChain(3, 3), lam=0.1, sweeps=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="violation"):
+        DualityGap(violation=2.0)

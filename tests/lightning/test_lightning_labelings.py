@@ -1,0 +1,310 @@
+"""``StructuredSVM`` with directions and oracle rules that need labelings, with features that move too."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import dataclasses
+
+import pytest
+import torch
+from problems import Problem, Training, chain, reference
+from torch import nn
+from torch.utils.data import DataLoader
+
+L = pytest.importorskip("lightning")
+
+from lightning.pytorch.callbacks import Callback  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+
+from torchssvm import (  # noqa: E402
+    Away,
+    CacheOracle,
+    CompiledBCFW,
+    Corrective,
+    DualState,
+    FrankWolfe,
+    GapBatchSampler,
+    Hybrid,
+    Labelings,
+    LinearChain,
+    MaxOracle,
+    MeanParts,
+    Pairwise,
+    Permutation,
+    Weights,
+    certify,
+    recompute_weights,
+)
+from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
+from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
+
+WORDS = 30
+DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+
+
+@pytest.fixture(scope="module")
+def words() -> PaddedDataset:
+    ocr = OCR()
+    return PaddedDataset(ocr.x[:WORDS].double(), ocr.y[:WORDS], ocr.lengths[:WORDS])
+
+
+def loader(words, workers: int = 0) -> DataLoader:
+    sampler = GapBatchSampler(num_examples=WORDS, batch_size=3, chunk=4, seed=1)
+    return DataLoader(words, batch_sampler=sampler, collate_fn=words.collate, num_workers=workers)
+
+
+def model(**options) -> StructuredSVM:
+    return StructuredSVM(LinearChain(128, 26).double(), **({"lam": 0.05} | options))
+
+
+def trainer(*callbacks, **options) -> L.Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return L.Trainer(
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        enable_model_summary=False,
+        **({"max_epochs": 4} | quiet | options),
+    )
+
+
+# -- Arguments ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rules, storage",
+    [
+        ({}, MeanParts),
+        ({"direction": FrankWolfe(), "oracle": MaxOracle()}, MeanParts),
+        ({"direction": Pairwise()}, Labelings),
+        ({"oracle": CacheOracle()}, Labelings),
+        ({"direction": Corrective(), "oracle": CacheOracle()}, Labelings),
+        ({"storage": Labelings(7)}, Labelings),
+        ({"storage": Weights()}, Weights),
+    ],
+)
+def test_the_storage_is_what_direction_and_oracle_need(rules, storage, words):
+    made = model(**rules)
+    trainer(max_epochs=1).fit(made, loader(words))
+    assert type(made.dual.storage) is storage
+    assert made.dual.moved == 30
+    if "storage" in rules:
+        assert getattr(made.dual.storage, "capacity", None) == getattr(rules["storage"], "capacity", None)
+
+
+@pytest.mark.parametrize(
+    "options, error, words_of_it",
+    [
+        ({"direction": Away(), "storage": MeanParts()}, ValueError, r"direction=Away\(\) .* storage=MeanParts\(\)"),
+        ({"direction": Hybrid(), "storage": Weights()}, ValueError, r"storage=Weights\(\).* use storage=Labelings\(\)"),
+        ({"oracle": CacheOracle(), "storage": MeanParts()}, ValueError, r"oracle=CacheOracle.* storage=MeanParts\(\)"),
+        ({"direction": Pairwise}, TypeError, r"direction=.*Pairwise.* must be an object such as Pairwise\(\)"),
+        ({"direction": "pairwise"}, TypeError, "direction='pairwise'"),
+        ({"oracle": CacheOracle}, TypeError, r"oracle=.* must be an object such as CacheOracle\(\)"),
+        ({"oracle": Pairwise()}, TypeError, r"oracle=Pairwise\(\) must be"),
+        ({"direction": MaxOracle()}, TypeError, r"direction=MaxOracle\(\) must be"),
+        ({"storage": Labelings}, TypeError, "storage="),
+        ({"sweeps": -1}, ValueError, "sweeps=-1"),
+        ({"lam": 0.0}, ValueError, r"lam=0.0"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_trained(options, error, words_of_it):
+    with pytest.raises(error, match=words_of_it):
+        model(**options)
+
+
+def test_a_storage_that_belongs_to_a_dual_is_refused():
+    storage = Labelings()
+    DualState.for_head(LinearChain(128, 26), 5, 0.1, storage=storage)
+    with pytest.raises(ValueError, match="already belongs to a DualState"):
+        model(storage=storage)
+
+
+def test_trained_features_refuse_weights():
+    with pytest.raises(ValueError, match=r"storage=Weights\(\).*MeanParts\(\) or Labelings\(\)"):
+        StructuredSVM(
+            LinearChain(4, 26), 0.1, features=nn.Linear(128, 4), features_optimizer=torch.optim.SGD, storage=Weights()
+        )
+
+
+# -- Training ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def optimum(words) -> tuple[float, float]:
+    """What encloses the optimum, by another loop than the one that is tested."""
+    pytest.importorskip("numba")
+    head = LinearChain(128, 26).double()
+    dual = DualState.for_head(head, WORDS, 0.05, storage=Labelings(40))
+    everything = DataLoader(words, batch_size=WORDS, collate_fn=words.collate)
+    solver = CompiledBCFW(head, dual, everything, direction=Corrective(), order=Permutation())
+    solver.run(200 * WORDS)
+    found = solver.certify()
+    assert 0.0 <= found.gap < 1e-4
+    return found.dual, found.primal
+
+
+class DualRises(Callback):
+    """After every step the dual is no lower, and no block's mass is lost."""
+
+    held = 0.0
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        value = pl_module.dual.value()
+        assert value >= self.held - 1e-12
+        self.held = value
+
+
+@pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+def test_every_direction_trains_to_certificates(direction, oracle, words, optimum):
+    """They all enclose the same optimum; the average of the weights has a valid certificate of its own."""
+    gap, average = DualityGap(1e-9, every_n_epochs=2), AveragedWeights()
+    made = model(direction=direction, oracle=oracle, storage=Labelings(4))
+    fitting = trainer(gap, average, DualRises(), max_epochs=8)
+    fitting.fit(made, loader(words))
+    certificates = [entry.certificate for entry in gap.history]
+    assert len(certificates) == 5  # after the first epoch, and after every second one
+    assert [c.dual for c in certificates] == sorted(c.dual for c in certificates)
+    assert all(c.gap > 0.0 and c.exact and c.drift < 1e-12 for c in certificates)
+    assert max(c.dual for c in certificates) <= optimum[1]
+    assert min(c.primal for c in certificates) >= optimum[0]
+    assert certificates[-1].gap < 0.6 * certificates[0].gap
+    assert average.count == 80
+    other = average.certify(fitting, made)
+    assert optimum[0] <= other.primal
+    assert other.dual <= optimum[1]
+    assert made.dual.oracle_calls + made.dual.cache_hits == (8 + 5 + 1) * WORDS
+    assert (made.dual.cache_hits > 0) == oracle.needs_labelings
+
+
+def test_cache_hits_are_logged(words, tmp_path):
+    logged = {}
+    for name, oracle in (("cached", CacheOracle()), ("decoded", None)):
+        made = model(direction=Pairwise(), oracle=oracle)
+        fitting = trainer(DualityGap(1e-9, every_n_epochs=2), logger=CSVLogger(tmp_path / name), log_every_n_steps=1)
+        fitting.fit(made, loader(words))
+        with next((tmp_path / name).rglob("metrics.csv")).open() as file:
+            rows = list(csv.DictReader(file))
+        logged[name] = [float(row["cache_hits"]) for row in rows if row.get("cache_hits")]
+        if name == "cached":
+            assert logged[name] == sorted(logged[name])
+            assert 0.0 < logged[name][-1] <= made.dual.cache_hits
+            assert fitting.progress_bar_metrics["cache_hits"] == logged[name][-1]
+    assert not logged["decoded"]
+
+
+def test_worker_processes_change_nothing(words):
+    states = []
+    for workers in (0, 2):
+        made = model(direction=Corrective(), oracle=CacheOracle())
+        trainer(DualityGap(1e-9, every_n_epochs=1), max_epochs=2).fit(made, loader(words, workers))
+        states.append(made.dual.state_dict())
+    assert torch.equal(states[0]["storage"]["sets"]["mass"], states[1]["storage"]["sets"]["mass"])
+    assert all(torch.equal(a, b) for a, b in zip(states[0]["weights"], states[1]["weights"], strict=True))
+
+
+# -- Features that move ------------------------------------------------------------------------------------
+
+
+def moved(problem: Problem, random: torch.Generator) -> Problem:
+    """Other features for the same head, as if they had been trained."""
+    turn = torch.linalg.qr(torch.randn(2, 2, generator=random, dtype=torch.float64)).Q
+    stretch = 0.8 + 0.4 * torch.rand(2, generator=random, dtype=torch.float64)
+    return dataclasses.replace(problem, x=problem.x @ turn * stretch)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 20])
+def test_labelings_follow_moving_features_as_mean_parts_do(capacity):
+    """Frank-Wolfe steps are the same whatever keeps the blocks, also those of labelings that have had to leave."""
+    problem, random = chain(7, n=6, lam=0.1), torch.Generator().manual_seed(0)
+    runs = [Training(problem.copy(), storage=storage) for storage in (MeanParts(), Labelings(capacity))]
+    for _ in range(4):
+        truth = reference(problem)
+        for _ in range(12):
+            rows = torch.randint(0, 6, (2,), generator=random).tolist()
+            if truth.tied(runs[0].weights(), rows):  # rounding would decide which output is best
+                continue
+            for run in runs:
+                run.step(problem.batch(rows))
+        problem = moved(problem, random)
+        for run in runs:
+            assert recompute_weights(run.head, run.dual, problem.everything(2)) > 0.01
+        plain, labelings = runs
+        torch.testing.assert_close(labelings.weights(), plain.weights(), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(labelings.dual.loss, plain.dual.loss, rtol=1e-9, atol=1e-12)
+    assert plain.dual.steps > 20
+    assert bool(labelings.dual.storage.mixed.any()) == (capacity < 20)
+
+
+@pytest.mark.parametrize("capacity", [2, 20])
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+def test_every_direction_goes_on_when_features_have_moved(direction, capacity):
+    """The dual is that of the features as they stand, and rises from there; so are inner products."""
+    problem, random = chain(7, n=6), torch.Generator().manual_seed(0)
+    training = Training(problem, storage=Labelings(capacity), direction=direction, oracle=CacheOracle(0.5, 0.0))
+    for _ in range(3):
+        truth, held = reference(problem), training.dual.value()
+        for k in range(12):
+            training.step(problem.batch([k % 6, (k + 1 + k // 6) % 6]))
+            assert training.dual.value() >= held - 1e-12
+            held = training.dual.value()
+        found = certify(training.head, training.dual, problem.everything(2))
+        assert found.drift < 1e-10
+        assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-10)
+        assert found.dual <= truth.optimum() + 1e-7 <= found.primal + 2e-7
+        if direction.needs_curvature:
+            sets = training.dual.storage.sets
+            own, at = (sets.known & (sets.mass > 0)).nonzero()[0].tolist()
+            labeling = sets.labelings[0][own, at].tolist()
+            place = truth.outputs[own].index(tuple(label for label in labeling if label >= 0))
+            change = truth.changes[own][place]
+            assert float(sets.gram[own, at, at]) == pytest.approx(float(change @ change), rel=1e-9)
+        problem = moved(problem, random)
+        recompute_weights(training.head, training.dual, problem.everything(2))
+
+
+class Features(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = nn.Sequential(nn.Linear(128, 8), nn.Tanh()).double()
+
+    def forward(self, x):
+        return self.network(x)
+
+
+@pytest.mark.parametrize("direction", [FrankWolfe(), Corrective()], ids=repr)
+def test_trained_features_under_lightning(direction, words):
+    """The same features and the same trajectory as with mean parts, for Frank-Wolfe; no less for other directions."""
+    runs = []
+    for options in ({}, {"storage": Labelings(), "direction": direction}):
+        made = StructuredSVM(
+            LinearChain(8, 26).double(),
+            lam=0.01,
+            features=Features(),
+            features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
+            joint=Alternate(features=1, head=2),
+            **options,
+        )
+        gap = DualityGap(1e-9, every_n_epochs=1)
+        trainer(gap, max_epochs=6).fit(made, loader(words))
+        assert all(e.certificate.gap >= 0.0 and e.certificate.drift < 1e-10 for e in gap.history)
+        runs.append((made, gap.history))
+    (plain, before), (labelings, after) = runs
+    assert isinstance(labelings.dual.storage, Labelings)
+    if isinstance(direction, FrankWolfe):
+        for a, b in zip(plain.parameters(), labelings.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    else:
+        assert after[-1].certificate.primal < before[0].certificate.primal
+
+
+def test_copies_of_the_model_keep_the_rules():
+    made = model(direction=Corrective(5), oracle=CacheOracle(0.1), storage=Labelings(3))
+    twin = copy.deepcopy(made)
+    assert repr(twin.direction) == "Corrective(steps=5, tolerance=0.01)"
+    assert twin.oracle.factor == 0.1
+    assert twin.storage.capacity == 3

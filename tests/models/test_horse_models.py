@@ -1,0 +1,230 @@
+"""Networks on the pixels of segmentations, what becomes of them on superpixels, and scores in pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchssvm import Batch, Graphs, LinearGraph, StructuredHinge, WeightedLabels
+from torchssvm.datasets import PrecomputedGraphs, SegmentationPixels, SegmentationScores, segmentation_scores
+from torchssvm.datasets.images.superpixel_graphs import GraphExample, SuperpixelGraphs
+from torchssvm.models import ForegroundClassifier, PixelFeatures, RegionGraphs, border_contrasts
+
+SIZE = (32, 48)
+
+
+def item(seed: int, height: int, width: int, index: int = 0) -> GraphExample:
+    """An image in four quarters, the last of which may be missing from the edges."""
+    random = torch.Generator().manual_seed(seed)
+    rows, columns = torch.arange(height).view(-1, 1), torch.arange(width)
+    regions = 2 * (rows >= height // 2).long() + (columns >= width // 3).long()
+    edges = torch.tensor([[0, 1], [0, 2], [1, 3], [2, 3]])[: 3 + seed % 2]
+    graph = Graphs(torch.randn(4, 2, generator=random), torch.rand(len(edges), 1, generator=random), edges)
+    x = SegmentationPixels(torch.rand(3, height, width, generator=random), regions, graph)
+    return GraphExample(x, WeightedLabels(torch.tensor([0, 1, 1, 0]), torch.full((4,), 0.25)), index)
+
+
+class Items(torch.utils.data.Dataset):
+    """Images of different sizes."""
+
+    def __init__(self, sizes=((40, 50), (30, 64), (36, 44))):
+        self.examples = [item(seed, *size, seed) for seed, size in enumerate(sizes)]
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __getitem__(self, i):
+        return self.examples[i]
+
+    @staticmethod
+    def collate(examples):
+        from torchssvm.datasets import PixelSegmentation
+
+        return PixelSegmentation.collate(examples)
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return RegionGraphs(PixelFeatures(width=5, size=SIZE)).eval()
+
+
+# -- pixels -----------------------------------------------------------------------------------------------
+
+
+def test_features_have_half_the_size_and_logits_that_of_the_image():
+    torch.manual_seed(0)
+    classifier = ForegroundClassifier(PixelFeatures(width=6, size=SIZE))
+    for height, width in (SIZE, (50, 41)):
+        image = torch.rand(2, 3, height, width)
+        assert classifier.features(image).shape == (2, 6, 16, 24)
+        assert classifier(image).shape == (2, height, width)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: PixelFeatures(0), "width=0 must be a whole number, at least 1"),
+        (lambda: PixelFeatures(4, (30, 48)), r"size=\(30, 48\) must be two multiples of 16"),
+        (lambda: PixelFeatures(4, (0, 48)), "multiples of 16"),
+        (lambda: PixelFeatures(4, SIZE)(torch.zeros(3, *SIZE)), r"image must be \[B, 3, H, W\], got \[3, 32, 48\]"),
+        (lambda: PixelFeatures(4, SIZE)(torch.zeros(1, 1, *SIZE)), "image must be"),
+    ],
+)
+def test_pixel_features_refuse(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_classifier_learns_to_find_a_bright_square():
+    torch.manual_seed(0)
+    image = 0.3 * torch.rand(8, 3, *SIZE)
+    mask = torch.zeros(8, *SIZE)
+    for i in range(8):
+        image[i, :, 4 + i : 18 + i, 3 * i : 3 * i + 20] += 0.6
+        mask[i, 4 + i : 18 + i, 3 * i : 3 * i + 20] = 1.0
+    classifier = ForegroundClassifier(PixelFeatures(width=8, size=SIZE))
+    optimizer = torch.optim.Adam(classifier.parameters(), lr=5e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(classifier(image), mask).backward()
+        optimizer.step()
+    scores = segmentation_scores(list(classifier.eval()(image) > 0), list(mask == 1))
+    assert scores.iou > 0.9
+
+
+# -- superpixels ------------------------------------------------------------------------------------------
+
+
+def test_borders_by_their_definition():
+    random = torch.Generator().manual_seed(1)
+    regions = torch.randint(0, 4, (7, 9), generator=random)
+    image = torch.rand(3, 7, 9, generator=random, dtype=torch.float64)
+    edges = torch.tensor([[0, 1], [3, 1], [2, 3], [-1, -1], [0, 3]])
+    pixels, sums = np.zeros(5), np.zeros(5)
+    neighbours = [((r, c), (r + dr, c + dc)) for r in range(7) for c in range(9) for dr, dc in ((0, 1), (1, 0))]
+    for here, there in neighbours:
+        if there[0] < 7 and there[1] < 9:
+            pair = {int(regions[here]), int(regions[there])}
+            for place, edge in enumerate(edges.tolist()):
+                if set(edge) == pair and len(pair) == 2:
+                    pixels[place] += 1
+                    sums[place] += float((image[:, here[0], here[1]] - image[:, there[0], there[1]]).square().sum())
+    lengths, contrasts = border_contrasts(image, regions, edges)
+    real = edges[:, 0] >= 0
+    np.testing.assert_allclose(lengths, pixels / pixels[real].mean())
+    np.testing.assert_allclose(contrasts, sums / pixels.clip(min=1))
+    for found in border_contrasts(image, torch.zeros_like(regions), torch.full((2, 2), -1)):
+        assert found.tolist() == [0.0, 0.0]
+
+
+def test_a_batch_is_made_of_its_images(network):
+    """The padding of a batch changes nothing; features of edges are at least 0, and 0 where there is no edge."""
+    dataset = Items()
+    batch = dataset.collate(list(dataset))
+    with torch.no_grad():
+        nodes, edge_features, edges = network(batch.x)
+        assert nodes.shape == (3, 4, network.in_features) == (3, 4, 6)
+        assert edge_features.shape == (3, 4, network.edge_features)
+        assert bool((edge_features >= 0).all())
+        for i in range(3):
+            own = network(dataset.collate([dataset[i]]).x)
+            count = own.edges.shape[1]
+            torch.testing.assert_close(nodes[i], own.nodes[0])
+            torch.testing.assert_close(edge_features[i, :count], own.edge_features[0])
+            assert not edge_features[i, count:].any()
+            assert bool((edges[i, count:] == -1).all())
+
+
+def test_the_features_of_nodes_are_means_over_their_pixels(network):
+    dataset = Items()
+    with torch.no_grad():
+        nodes = network(dataset.collate([dataset[1]]).x).nodes[0]
+        x = dataset[1].x
+        small = nn.functional.interpolate(x.image[None], SIZE, mode="bilinear", antialias=True)
+        maps = nn.functional.interpolate(network.features(small), x.image.shape[1:], mode="bilinear")[0]
+    for region in range(4):
+        torch.testing.assert_close(nodes[region, :-1], maps[:, x.regions == region].mean(1))
+    assert bool((nodes[:, -1] == 1).all())
+
+
+def test_features_are_trained_through_the_graph_cuts(network):
+    pytest.importorskip("maxflow")
+    dataset = Items()
+    head = LinearGraph(network.in_features, network.edge_features)
+    with torch.no_grad():
+        head.unary.normal_(generator=torch.Generator().manual_seed(0))
+        head.pairwise.fill_(0.1)
+    batch = dataset.collate(list(dataset))
+    loss = StructuredHinge(head.structure)(head(network(batch.x), batch.lengths), batch.y)
+    loss.backward()
+    assert float(loss.detach()) > 0
+    assert all(bool(p.grad.any()) for p in network.features.stem.parameters())
+
+
+# -- in memory --------------------------------------------------------------------------------------------
+
+
+def test_precomputed_graphs_are_those_of_the_network(network):
+    dataset = Items()
+    network.train()
+    network.features.stem[1].eval()
+    modes = [part.training for part in network.modules()]
+    held = PrecomputedGraphs(dataset, network)
+    assert [part.training for part in network.modules()] == modes
+    assert (len(held), held.in_features, held.edge_features) == (3, 6, 7)
+    network.eval()
+    with torch.no_grad():
+        for i in range(3):
+            x, y, index = held[i]
+            wanted = network(dataset.collate([dataset[i]]).x)
+            assert all(torch.equal(a, b[0]) for a, b in zip(x, wanted, strict=True))
+            assert not x.nodes.requires_grad
+            assert (index, y) == (i, dataset[i].y)
+    batch = held.collate([held[0], held[1]])
+    assert isinstance(batch, Batch)
+    assert batch.lengths.tolist() == [4, 4]
+    assert batch.x.edges[0, 3].tolist() == [-1, -1]
+
+
+def test_precomputed_graphs_of_graphs():
+    """Without a network the graphs are held as they are; a function takes and gives batches."""
+    graphs = [example._replace(x=example.x.graph) for example in Items().examples]
+
+    class Some(Items):
+        collate = staticmethod(SuperpixelGraphs.collate)
+
+    some = Some()
+    some.examples = graphs
+    held = PrecomputedGraphs(some)
+    assert held[2] is graphs[2]
+    alone = PrecomputedGraphs(held, lambda x: Graphs(x.nodes, x.edge_features[:, :0], x.edges[:, :0]))
+    assert torch.equal(alone[1].x.nodes, graphs[1].x.nodes)
+    assert alone[1].x.edges.shape == (0, 2)
+    some.examples = []
+    with pytest.raises(ValueError, match="dataset is empty"):
+        PrecomputedGraphs(some)
+
+
+# -- scores -----------------------------------------------------------------------------------------------
+
+
+def test_scores_of_known_masks():
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]) == 1
+    found = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]) == 1
+    nothing = torch.zeros(1, 2, dtype=torch.bool)
+    assert segmentation_scores([found], [mask]) == pytest.approx(SegmentationScores(3 / 5, 3 / 5, 6 / 8, 3 / 4))
+    scores = segmentation_scores([found, nothing], [mask, nothing])
+    assert scores == pytest.approx(SegmentationScores(3 / 5, 4 / 5, 8 / 10, (3 / 4 + 5 / 6) / 2))
+    assert segmentation_scores([nothing], [nothing]) == (1.0, 1.0, 1.0, 1.0)
+    assert segmentation_scores([nothing], [~nothing]) == (0.0, 0.0, 0.0, 0.0)
+    for found, masks, message in (
+        ([], [], "give as many, at least 1"),
+        ([nothing], [nothing, nothing], "found are 1 foregrounds, and masks 2"),
+        ([nothing.long()], [nothing], r"found\[0\] must be bool \[1, 2\]"),
+        ([nothing.T], [nothing], r"got torch.bool \[2, 1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            segmentation_scores(found, masks)

@@ -1,0 +1,597 @@
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
+from refusals import changes_state
+from test_solve import Items
+
+from torchssvm import BlockGap, Decoding, DualState, LinearChain, MeanParts, Multiclass, Weights, certify
+from torchssvm.datasets import OCR
+from torchssvm.datasets.padded import PaddedDataset
+from torchssvm.path import (
+    Certified,
+    Heuristic,
+    KeepDual,
+    KeepWeights,
+    PathRun,
+    RegularizationPath,
+    grid_search,
+    plot,
+    regularization_path,
+    start_at_largest_lam,
+)
+from torchssvm.path.initial import plain_optimizer
+from torchssvm.solvers.solve import EveryPasses
+
+SEEDS = st.integers(0, 2**31 - 1)
+KINDS = st.sampled_from(sorted(PROBLEMS))
+STORAGES = st.sampled_from([MeanParts, Weights])
+
+
+def vector(weights: dict[str, torch.Tensor]) -> np.ndarray:
+    return torch.cat([w.flatten() for w in weights.values()]).double().numpy()
+
+
+def follow(problem: Problem, **options) -> RegularizationPath:
+    options = {"epsilon": 0.1, "lam_min": 0.05, "batch_size": 2} | options
+    return regularization_path(problem.head, Items(problem), **options)
+
+
+def two_of_a_kind(classes: int = 4) -> Problem:
+    """The same features with labels 1 and 2: the bound of Algorithm 6 is the gap."""
+    problem = multiclass(0, n=2, classes=classes, features=2)
+    problem.x[1] = problem.x[0]
+    problem.y = torch.tensor([1, 2])
+    return problem
+
+
+class TestRescale:
+    @examples(10)
+    @given(seed=SEEDS, kind=KINDS, storage=STORAGES, rho=st.floats(0.01, 1.0))
+    def test_gaps_follow_in_closed_form(self, seed, kind, storage, rho):
+        """[G16] Proposition 1, against an exact pass and against the definition of the primal."""
+        problem = PROBLEMS[kind](seed)
+        training = problem.train(storage=storage())
+        training.run([[0, 1], [2], [3, 0], [4, 1]])
+        dual = training.dual
+        before = certify(training.head, dual, problem.everything(2))
+        weights = training.weights().clone()
+        slope = float(dual.loss.sum()) - dual.lam * float(weights @ weights)
+        dual.rescale(rho)
+        assert torch.equal(training.weights(), weights)
+        assert dual.lam == pytest.approx(rho * before.lam)
+        assert dual.storage.lam == dual.lam
+        estimates = dual.gap_estimates.clone()
+        after = certify(training.head, dual, problem.everything(2))
+        assert after.drift < 1e-12
+        assert after.gap == pytest.approx(before.gap + (1 - rho) * slope, abs=1e-12)
+        truth = reference(problem)
+        truth.lam = dual.lam
+        assert after.primal == pytest.approx(truth.primal(weights), abs=1e-10)
+        if storage is Weights:  # it knows every block's own change
+            torch.testing.assert_close(estimates, dual.gap_estimates, rtol=0, atol=1e-12)
+        elif bool((estimates > 0).all()):  # no part of the change was cut off at zero
+            assert float(estimates.sum()) == pytest.approx(after.gap, abs=1e-12)
+
+    @pytest.mark.parametrize("storage", [MeanParts, Weights])
+    def test_training_goes_on_after_it(self, storage):
+        problem = chain(3)
+        training = problem.train(storage=storage()).run([[0, 1], [2, 3]])
+        training.dual.rescale(0.3)
+        truth = reference(problem)
+        truth.lam = training.dual.lam
+        for _ in range(60):
+            training.run([[0, 1], [2, 3], [4]])
+        found = certify(training.head, training.dual, problem.everything())
+        assert found.drift < 1e-12
+        assert found.gap < 0.05
+        assert found.dual - 1e-7 <= truth.optimum() <= found.primal + 1e-7
+
+    @pytest.mark.parametrize("storage", [MeanParts, Weights])
+    @pytest.mark.parametrize("lam", [0.01, 7.0])
+    def test_another_lam_for_the_same_dual(self, storage, lam):
+        problem = chain(4)
+        training = problem.train(storage=storage()).run([[0, 1], [2, 3]])
+        certify(training.head, training.dual, problem.everything())  # leaves recomputed weights to start from
+        weights, loss, old = training.weights().clone(), training.dual.loss.clone(), training.dual.lam
+        training.dual.change_lam(lam)
+        torch.testing.assert_close(training.weights(), weights * (old / lam))
+        assert torch.equal(training.dual.loss, loss)
+        assert bool(training.dual.gap_estimates.isinf().all())
+        assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
+        training.dual.rescale(0.5)
+        training.step([4, 1])
+        assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
+
+    def test_a_direction_of_before_is_refused(self):
+        training = multiclass(5).train().run([[0]])
+        training.optim.zero_grad()
+        training.backward([1])
+        training.dual.rescale(0.5)
+        with pytest.raises(RuntimeError, match="of an earlier state of the dual"):
+            training.optim.step()
+
+    def test_unknown_gaps_stay_unknown(self):
+        training = multiclass(6).train().run([[0]])
+        training.dual.rescale(0.5)
+        assert training.dual.gap_estimates.isinf().tolist() == [False] + [True] * 5
+
+    def test_bad_input_changes_nothing(self):
+        training = multiclass(7).train().run([[0]])
+        before = training.snapshot()
+        for factor in (0.0, -1.0, 1.5, math.nan):
+            with pytest.raises(ValueError, match=r"factor=.* must be in \(0, 1\]"):
+                training.dual.rescale(factor)
+        for lam in (0.0, -2.0, math.inf, math.nan, True):
+            with pytest.raises(ValueError, match=r"lam=.* must be positive"):
+                training.dual.change_lam(lam)
+        assert_same(training.snapshot(), before)
+
+
+class TestLargestLam:
+    @examples(8)
+    @given(seed=SEEDS, kind=KINDS, storage=STORAGES, tolerance=st.sampled_from([0.9, 0.09, 0.001]))
+    def test_algorithm_6(self, seed, kind, storage, tolerance):
+        """Against its definition, with all outputs listed."""
+        problem = PROBLEMS[kind](seed)
+        truth = reference(problem)
+        worst = [losses.argmax() for losses in truth.losses]  # the sets of outputs tie: any of them will do
+        dual = DualState.for_head(problem.head, problem.n, 1.0, storage=storage())
+        bound = start_at_largest_lam(problem.head, dual, Items(problem), tolerance=tolerance)
+        assert bound == pytest.approx(tolerance)
+        assert dual.loss.tolist() == pytest.approx(
+            [losses[i] / problem.n for losses, i in zip(truth.losses, worst, strict=True)]
+        )
+        psi = dual.lam * torch.nn.utils.parameters_to_vector(problem.head.parameters()).detach().numpy()
+        theta = [(changes @ psi).max() for changes in truth.changes]  # changes are -psi_i(y)
+        assert dual.lam == pytest.approx((psi @ psi + np.mean(theta)) / tolerance)
+        assert dual.oracle_calls == 2 * problem.n
+        assert dual.gap_estimate >= tolerance * (1 - 1e-9)  # line 14: upper bounds that add up to the bound
+        found = certify(problem.head, dual, problem.everything(2))
+        assert found.drift < 1e-10
+        assert found.gap <= tolerance * (1 + 1e-9)
+
+    @pytest.mark.parametrize("storage", [MeanParts, Weights])
+    def test_the_bound_is_the_gap_where_the_paper_says_so(self, storage):
+        """Where an output with the largest loss is also the best without the loss, eq. 11 holds with equality."""
+        problem = two_of_a_kind()
+        dual = DualState.for_head(problem.head, 2, 1.0, storage=storage())
+        start_at_largest_lam(problem.head, dual, Items(problem), tolerance=0.07)
+        assert certify(problem.head, dual, problem.everything()).gap == pytest.approx(0.07)
+
+    @examples(6)
+    @given(seed=SEEDS, kind=KINDS, larger=st.floats(1.0, 1e6))
+    def test_every_larger_lam_is_served(self, seed, kind, larger):
+        problem = PROBLEMS[kind](seed)
+        path = follow(problem, lam_min=1e9)
+        assert len(path.points) == 1
+        lam = larger * path.points[0].lam
+        truth = reference(problem)
+        truth.lam = lam
+        weights = vector(path.weights(lam))
+        alphas_value = sum(losses.max() for losses in truth.losses) / problem.n - lam / 2 * weights @ weights
+        found = truth.primal(weights) - alphas_value
+        assert found <= path.gap(lam) + 1e-12 <= 0.09 + 1e-9
+        assert path.norm(lam) == pytest.approx(np.linalg.norm(weights))
+
+    def test_examples_without_a_loss_stay_at_their_targets(self):
+        cost = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0, 2.0, 0.0]])
+        problem = multiclass(1, n=8, cost=cost)
+        dual = DualState.for_head(problem.head, 8, 1.0)
+        start_at_largest_lam(problem.head, dual, Items(problem), tolerance=0.05)
+        assert (8 * dual.loss).tolist() == pytest.approx(cost[problem.y].amax(1).tolist())
+        assert certify(problem.head, dual, problem.everything()).gap <= 0.05 * (1 + 1e-9)
+
+    def test_weights_without_influence(self):
+        problem = multiclass(2, bias=False)
+        problem.x.zero_()
+        with pytest.raises(ValueError, match="no weights change any score"):
+            follow(problem)
+
+    def test_an_oracle_that_misses_the_largest_loss(self):
+        class Careless(Multiclass):
+            def augmented_argmax(self, potentials, target):
+                best = super().augmented_argmax(potentials, target)
+                return Decoding(torch.ones_like(target), bound=best.value, exact=False)
+
+        problem = multiclass(2)
+        problem.y = torch.zeros_like(problem.y)
+        problem.head.structure = Careless(3, torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
+        with pytest.raises(RuntimeError, match="is the oracle exact when all weights are zero"):
+            follow(problem)
+
+    def test_only_a_new_dual(self):
+        training = multiclass(3).train().run([[0]])
+        with pytest.raises(ValueError, match="has taken 1 steps"):
+            start_at_largest_lam(training.head, training.dual, Items(training.problem), tolerance=0.1)
+
+
+class Verify:
+    """At every breakpoint, exact passes at random lambdas with the dual rescaled to them."""
+
+    def __init__(self, problem: Problem | None, batches, seed: int = 0, each: int = 1) -> None:
+        self.problem, self.batches, self.random, self.each = problem, batches, rng(seed), each
+        self.gaps: list[tuple[float, float]] = []
+
+    def __call__(self, run: PathRun) -> None:
+        path = run.path
+        lowest = max(path.lowest, path.points[-1].lam * 1e-3)
+        for _ in range(self.each):
+            share = float(torch.rand((), generator=self.random))
+            lam = path.points[-1].lam * (lowest / path.points[-1].lam) ** share
+            head, dual = copy.deepcopy((run._training.head, run.dual))
+            dual.rescale(lam / dual.lam)
+            self.gaps.append((lam, certify(head, dual, self.batches, refresh=False).gap))
+
+
+class TestPath:
+    @pytest.mark.parametrize("storage", [MeanParts, Weights])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("kind", sorted(PROBLEMS))
+    def test_every_lambda_is_within_epsilon_of_the_optimum(self, kind, dtype, storage):
+        problem = PROBLEMS[kind](3, dtype=dtype)
+        truth = reference(problem)
+        verify = Verify(problem, problem.everything(2))
+        path = follow(
+            problem,
+            make_dual=lambda lam: DualState.for_head(problem.head, problem.n, lam, storage=storage()),
+            on_breakpoint=verify,
+        )
+        assert path.certified
+        assert path.lowest <= 0.05
+        assert len(path.points) > 5
+        assert (path.breakpoints[1:] < path.breakpoints[:-1]).all()
+        slack = 1e-6 if dtype == torch.float32 else 1e-9
+        for lam, gap in verify.gaps:
+            assert gap <= 0.1 + slack
+            assert gap == pytest.approx(path.gap(lam), abs=slack)  # the closed form, at a lambda in between
+        for lam in torch.logspace(math.log10(0.3), math.log10(3 * path.points[0].lam), 6).tolist():
+            truth.lam = lam
+            assert -1e-6 <= truth.primal(vector(path.weights(lam))) - truth.optimum() <= path.gap(lam) + 1e-6
+            assert path.gap(lam) <= 0.1 + 1e-12
+
+    def test_the_next_breakpoint_is_where_the_gap_is_epsilon(self):
+        path = follow(multiclass(4))
+        for point, below in zip(path.points, path.points[1:], strict=False):
+            assert path.gap(math.nextafter(below.lam, math.inf)) == pytest.approx(0.1)
+            assert path.at(below.lam) is below
+            assert path.at(math.nextafter(below.lam, math.inf)) is point
+
+    def test_numbers_of_numpy_and_what_is_no_number(self):
+        path = follow(multiclass(4))
+        for asked in (1.1 * path.points[0].lam, path.points[1].lam, 0.5):
+            lam = np.float32(asked)
+            for found, expected in (
+                (path.gap(lam), path.gap(float(lam))),
+                (path.norm(lam), path.norm(float(lam))),
+            ):
+                assert type(found) is float
+                assert found == expected
+            assert path.at(lam) is path.at(float(lam))
+            assert np.array_equal(vector(path.weights(lam)), vector(path.weights(float(lam))))
+        for method in (path.at, path.weights, path.gap, path.norm):
+            with pytest.raises(TypeError, match="lam='1' must be a number, not a str"):
+                method("1")
+            with pytest.raises(ValueError, match="lam=True must be positive and finite"):
+                method(True)
+
+    def test_the_end_is_recognised(self):
+        """Three examples in six dimensions can be separated: some weights serve every smaller lambda."""
+        problem = multiclass(5, n=3, features=6)
+        verify = Verify(problem, problem.everything(), each=5)
+        path = follow(problem, lam_min=0.0, on_breakpoint=verify)
+        assert path.complete
+        assert path.lowest == 0.0
+        last = path.points[-1]
+        assert last.slope <= 0.1 - last.gap
+        assert max(gap for _, gap in verify.gaps) <= 0.1 + 1e-9
+        truth = reference(problem)
+        truth.lam = 1e-12
+        assert truth.primal(vector(path.weights(1e-12))) <= 0.1
+        assert path.gap(1e-12) <= 0.1
+
+    def test_a_path_that_does_not_end_stops_with_its_passes(self):
+        problem = multiclass(5, n=12, features=1)  # cannot be separated
+        path = follow(problem, lam_min=0.0, max_passes=100)
+        assert not path.complete
+        assert 0.0 < path.lowest < path.points[-1].lam
+        assert path.gap(path.lowest) <= 0.1 + 1e-12
+        with pytest.raises(ValueError, match="below the end of this path"):
+            path.weights(path.lowest * 0.99)
+
+    def test_what_passes_run_out_on_is_not_promised(self):
+        problem = multiclass(6, n=12)
+        path = follow(problem, lam_min=0.0, epsilon=0.01, max_passes=20, schedule=lambda: EveryPasses(100))
+        assert all(point.gap <= 0.01 for point in path.points)
+
+    def test_an_interrupted_step_leaves_no_hole(self):
+        """The dual was rescaled, and the training after it failed: going on must not go further down first."""
+
+        class Failing(Items):
+            def collate(self, items):
+                nonlocal broken
+                if broken and len(run.path.points) == 4:
+                    broken = False
+                    raise OSError("the disk is gone")
+                return super().collate(items)
+
+        broken = False
+        problem = chain(5, lam=0.3)
+        run = PathRun(problem.head, Failing(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        while len(run.path.points if run._points else ()) < 4:
+            assert run.advance()
+        broken, served = True, run.path.lowest
+        with changes_state("the dual has gone to the next lambda"), pytest.raises(OSError, match="disk"):
+            run.advance()
+        assert not broken
+        assert run.path.lowest == served
+        resumed = PathRun(problem.copy().head, Items(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        resumed.load_state_dict(run.state_dict())
+        for one in (run, resumed):
+            assert one.advance()
+            assert one.path.points[4].lam == pytest.approx(served)
+            assert one.path.gap(served * (1 + 1e-9)) <= 0.1 + 1e-9
+
+    def test_a_dual_beside_the_path_is_not_resumed(self):
+        problem = chain(5, lam=0.3)
+        run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        run.advance()
+        state = run.state_dict()
+        state["dual"]["lam"] *= 0.5
+        with pytest.raises(ValueError, match="beside the path"):
+            run.load_state_dict(state)
+
+    def test_heuristic(self):
+        problem = chain(7)
+        exact = follow(problem.copy(), rule=Certified())
+        quick = follow(problem, rule=Heuristic())
+        assert not quick.certified
+        assert quick.kappa == 0.7
+        assert quick.lowest <= 0.05
+        with pytest.raises(RuntimeError, match="heuristic"):
+            quick.gap(1.0)
+        truth = reference(problem)
+        for lam in (0.5, 3.0):
+            assert quick.gap_estimate(lam) <= 0.1 + 1e-12
+            truth.lam = lam
+            # no proof, but these are small problems: not far off
+            assert truth.primal(vector(quick.weights(lam))) - truth.optimum() <= 0.2
+        assert exact.gap(0.5) == exact.gap_estimate(0.5)
+
+    def test_the_loss_is_the_callers_choice(self):
+        made: list[DualState] = []
+
+        def make_loss(dual):
+            made.append(dual)
+            return BlockGap(dual, sweeps=0)
+
+        problem = multiclass(8)
+        path = follow(problem, make_loss=make_loss, lam_min=1.0)
+        assert len(made) == 1
+        assert path.gap(1.0) <= 0.1 + 1e-12
+
+    def test_words(self):
+        words = OCR("train", "small")
+        some = PaddedDataset(words.x[:24], words.y[:24], words.lengths[:24])
+        head = LinearChain(128, 26)
+        verify = Verify(None, [some.collate(some.__getitems__(range(24)))])
+        path = regularization_path(head, some, epsilon=0.2, lam_min=0.0, on_breakpoint=verify)
+        assert path.complete
+        assert len(verify.gaps) == len(path.points) > 20
+        assert max(gap for _, gap in verify.gaps) <= 0.2 + 1e-5
+        for lam, gap in verify.gaps:
+            assert gap == pytest.approx(path.gap(lam), abs=1e-4)
+
+    @pytest.mark.parametrize(
+        "wrong, message",
+        [
+            ({"epsilon": 0.0}, "epsilon=0.0 must be positive"),
+            ({"epsilon": math.nan}, "epsilon=nan must be positive"),
+            ({"lam_min": -1.0}, "lam_min=-1.0 must be at least 0"),
+            ({"max_passes": 0}, "max_passes=0 must be positive"),
+            ({"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
+            ({"make_dual": lambda lam: multiclass(9, n=2).train().dual}, "make_dual made a dual for 2"),
+            ({"make_loss": lambda dual: multiclass(9).train().loss}, "the block gap of another dual"),
+            (
+                {"make_optimizer": lambda dual: plain_optimizer(multiclass(9).train().dual)},
+                "the optimizer of another dual",
+            ),
+        ],
+    )
+    def test_bad_input(self, wrong, message):
+        with pytest.raises(ValueError, match=message):
+            follow(multiclass(9), **wrong)
+
+    @pytest.mark.parametrize("rule", [Certified, Heuristic])
+    @pytest.mark.parametrize("kappa", [0.0, 1.0, -1.0, math.nan])
+    def test_bad_kappa(self, rule, kappa):
+        with pytest.raises(ValueError, match=r"kappa=.* must lie between 0 and 1"):
+            rule(kappa)
+
+
+class TestResult:
+    def test_queries(self):
+        problem = multiclass(1)
+        path = follow(problem)
+        for lam in (0.0, -1.0, math.inf, math.nan):
+            for query in (path.weights, path.gap, path.norm):
+                with pytest.raises(ValueError, match="must be positive and finite"):
+                    query(lam)
+        path.apply(problem.head, 0.2)
+        found = torch.nn.utils.parameters_to_vector(problem.head.parameters()).detach().double().numpy()
+        assert (found == vector(path.weights(0.2))).all()
+        other = multiclass(1, classes=4).head
+        with pytest.raises(ValueError, match="head has parameters"):
+            path.apply(other, 0.2)
+        weights = path.weights(0.2)
+        next(iter(weights.values())).fill_(7.0)
+        assert (vector(path.weights(0.2)) == found).all()
+        assert f"{len(path.points)} breakpoints" in repr(path)
+
+    def test_scores_leave_the_weights(self):
+        problem = multiclass(2)
+        path = follow(problem)
+        before = torch.nn.utils.parameters_to_vector(problem.head.parameters()).clone()
+        found = path.scores(
+            problem.head, lambda: float(sum(p.detach().square().sum() for p in problem.head.parameters()))
+        )
+        assert list(found) == path.breakpoints.tolist()
+        assert list(found.values()) == pytest.approx([path.norm(lam) ** 2 for lam in found])
+        assert torch.equal(torch.nn.utils.parameters_to_vector(problem.head.parameters()), before)
+        assert list(path.scores(problem.head, lambda: 1.0, [0.3])) == [0.3]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_saved_and_loaded_to_the_bit(self, dtype, tmp_path):
+        path = follow(chain(3, dtype=dtype), epsilon=0.3)
+        path.save(tmp_path / "path.pt")
+        assert [file.name for file in tmp_path.iterdir()] == ["path.pt"]
+        loaded = RegularizationPath.load(tmp_path / "path.pt")
+        assert_same(loaded.state_dict(), path.state_dict())
+        assert_same(loaded.weights(0.7), path.weights(0.7))
+        assert loaded.gap(0.7) == path.gap(0.7)
+
+    def test_damaged_files(self, tmp_path):
+        path = follow(multiclass(4), epsilon=0.3)
+        good = tmp_path / "path.pt"
+        path.save(good)
+        data = good.read_bytes()
+        place = data.find(path.points[0].weights["weight"].numpy().tobytes()[:16])
+        assert place > 0
+        flipped = bytearray(data)
+        flipped[place] ^= 1
+        other = io.BytesIO()
+        torch.save({"kind": "something"}, other)
+        bad = tmp_path / "bad.pt"
+        for content, message in (
+            (data[: len(data) // 2], "no saved regularisation path, or damaged"),
+            (b"", "no saved regularisation path, or damaged"),
+            (b"hello", "no saved regularisation path, or damaged"),
+            (bytes(flipped), "bad.pt: the path is damaged: its checksum"),
+            (other.getvalue(), "bad.pt: this is not the state of a regularisation path"),
+        ):
+            bad.write_bytes(content)
+            with pytest.raises(ValueError, match=message):
+                RegularizationPath.load(bad)
+        with pytest.raises(FileNotFoundError):
+            RegularizationPath.load(tmp_path / "missing.pt")
+        state = path.state_dict()
+        for name in state:
+            with pytest.raises(ValueError, match=r"damaged|not the state"):
+                RegularizationPath.from_state_dict({k: v for k, v in state.items() if k != name})
+        with pytest.raises(ValueError, match="this version reads format"):
+            RegularizationPath.from_state_dict({**state, "format": 99})
+
+    @pytest.mark.parametrize("rule", [Certified(), Heuristic()])
+    @pytest.mark.parametrize("storage", [MeanParts, Weights])
+    def test_resumed_to_the_bit(self, rule, storage, tmp_path):
+        def start(**options):
+            problem = chain(5, dtype=torch.float32)
+            return problem, follow(
+                problem,
+                rule=rule,
+                epsilon=0.2,
+                make_dual=lambda lam: DualState.for_head(problem.head, problem.n, lam, storage=storage()),
+                **options,
+            )
+
+        def keep(run: PathRun) -> None:
+            if len(run.path.points) == 4:
+                torch.save(run.state_dict(), tmp_path / "run.pt")
+
+        problem, whole = start(on_breakpoint=keep)
+        assert len(whole.points) > 6
+        state = torch.load(tmp_path / "run.pt", weights_only=True)
+        other, resumed = start(resume=state)
+        assert_same(
+            [point._replace(seconds=0.0)._asdict() for point in resumed.points],
+            [point._replace(seconds=0.0)._asdict() for point in whole.points],
+        )
+        assert resumed.lowest == whole.lowest
+        for p, q in zip(problem.head.parameters(), other.head.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+    def test_a_run_of_something_else_is_not_resumed(self):
+        states = []
+        follow(multiclass(6), on_breakpoint=lambda run: states.append(run.state_dict()))
+        for options, message in (
+            ({"epsilon": 0.2}, "epsilon is 0.1 there and 0.2 here"),
+            ({"rule": Heuristic()}, "rule is Certified"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                follow(multiclass(6), resume=states[1], **options)
+        run = PathRun(multiclass(6).head, Items(multiclass(6)), epsilon=0.1, lam_min=0.05)
+        broken = copy.deepcopy(states[1])
+        broken["dual"]["loss"][0] = math.nan
+        lam = run.dual.lam
+        with pytest.raises(ValueError, match="damaged"):
+            run.load_state_dict(broken)
+        assert run.dual.lam == run.dual.storage.lam == lam
+        with pytest.raises(RuntimeError, match="no breakpoint yet"):
+            _ = run.path
+        with pytest.raises(ValueError, match="damaged"):
+            run.load_state_dict({})
+
+    def test_picture(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        path = follow(multiclass(7))
+        figure = plot(path)
+        assert len(figure.axes) == 2
+        marks = [line for line in figure.axes[0].lines if line.get_marker() == "|"]
+        assert list(marks[0].get_xdata()) == path.breakpoints.tolist()
+        scored = plot(path, scores={1.0: 0.5, 0.1: 0.25}, score_name="error")
+        assert scored.axes[2].get_ylabel() == "error"
+        scored.savefig(tmp_path / "path.png")
+        assert (tmp_path / "path.png").stat().st_size > 5000
+
+
+class TestGrid:
+    LAMS = (0.25, 4.0, 1.0, 16.0)
+
+    @pytest.mark.parametrize("warm", [None, KeepWeights(), KeepDual()])
+    @pytest.mark.parametrize("kind", sorted(PROBLEMS))
+    def test_every_point_is_certified(self, kind, warm):
+        problem = PROBLEMS[kind](1)
+        truth = reference(problem)
+        points = grid_search(problem.head, Items(problem), self.LAMS, tolerance=0.05, warm_start=warm, batch_size=2)
+        assert [point.lam for point in points] == sorted(self.LAMS, reverse=True)
+        for point in points:
+            assert point.certificate.lam == pytest.approx(point.lam)
+            assert point.certificate.gap <= 0.05
+            truth.lam = point.lam
+            assert truth.primal(vector(point.weights)) == pytest.approx(point.certificate.primal, abs=1e-9)
+            assert truth.primal(vector(point.weights)) - truth.optimum() <= 0.05 + 1e-6
+        total = points[-1].certificate.passes if warm else sum(point.certificate.passes for point in points)
+        assert sum(point.passes for point in points) == pytest.approx(total)
+
+    def test_cold_points_do_not_depend_on_each_other(self):
+        problem = multiclass(2)
+        alone = grid_search(problem.copy().head, Items(problem), [0.25], tolerance=0.05)
+        all_of_them = grid_search(problem.head, Items(problem), self.LAMS, tolerance=0.05)
+        assert_same(alone[-1].weights, all_of_them[-1].weights)
+
+    def test_a_limit_of_passes_is_for_each(self):
+        problem = multiclass(3)
+        points = grid_search(
+            problem.head,
+            Items(problem),
+            [1e-4, 1e-5],
+            tolerance=1e-9,
+            warm_start=KeepWeights(),
+            max_passes=5,
+            batch_size=2,
+        )
+        assert all(5 <= point.passes < 8 for point in points)
+
+    @pytest.mark.parametrize("lams", [[], [0.0], [-1.0, 1.0], [1.0, 1.0], [math.inf], [math.nan]])
+    def test_bad_input(self, lams):
+        problem = multiclass(4)
+        with pytest.raises(ValueError, match="must hold distinct positive numbers"):
+            grid_search(problem.head, Items(problem), lams, tolerance=0.1)

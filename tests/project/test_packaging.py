@@ -1,0 +1,204 @@
+"""The wheel works without the clone, and importing the package stays light."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED_AS = {"torchssvm": "torchssvm", "models": "torchssvm.models", "datasets": "torchssvm.datasets"}
+OPTIONAL = [
+    "clarabel",
+    "lightning",
+    "matplotlib",
+    "maxflow",
+    "numba",
+    "qpsolvers",
+    "scipy",
+    "skimage",
+    "sklearn",
+    "torch_struct",
+    "triton",
+]
+
+
+def sources() -> dict[str, Path]:
+    """Every module of the clone by the name it is installed under."""
+    modules = {}
+    for folder, name in INSTALLED_AS.items():
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            parts = [name, *file.relative_to(ROOT / folder).with_suffix("").parts]
+            modules[".".join(parts).removesuffix(".__init__")] = file
+    return modules
+
+
+def pyproject() -> dict:
+    tomllib = pytest.importorskip("tomllib", reason="the standard library reads TOML from Python 3.11 on")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def python(code: str, cwd: Path, path: Path | None = None) -> str:
+    """What ``code`` prints in a fresh interpreter started in ``cwd``."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel built from the source distribution, from a copy of the clone that no build has touched."""
+    pytest.importorskip("build")
+    tmp = tmp_path_factory.mktemp("wheel")
+    for name in [*INSTALLED_AS, "pyproject.toml", "README.md", "LICENSE"]:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp / "src" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp / "src" / name)
+    result = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp / "dist", tmp / "src"],
+        cwd=tmp,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    (file,) = (tmp / "dist").glob("torchssvm-*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def target(wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_holds_every_module_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    code = {name for name in names if name.endswith(".py")}
+    expected = set()
+    for folder, name in INSTALLED_AS.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            expected.add(f"{name.replace('.', '/')}/{file.relative_to(ROOT / folder).as_posix()}")
+    assert code == expected
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"torchssvm"}
+    rest = {name for name in names if ".dist-info/" not in name} - code
+    assert rest == {"torchssvm/py.typed", "torchssvm/datasets/ocr/ocr_letters.npz", "torchssvm/datasets/ocr/OCR.md"}
+
+
+def test_the_metadata_of_the_wheel(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        read = {Path(n).name: archive.read(n).decode() for n in archive.namelist() if ".dist-info/" in n}
+    assert "torchssvm = torchssvm.cli:main" in read["entry_points.txt"]
+    assert "Apache License" in read["LICENSE"]
+    assert read["top_level.txt"].split() == ["torchssvm"]
+    required = [line for line in read["METADATA"].splitlines() if line.startswith("Requires-Dist")]
+    unconditional = sorted(line.split()[1].split(">")[0].split("<")[0] for line in required if "extra ==" not in line)
+    assert unconditional == ["numpy", "torch", "torch-struct"]
+    (lightning,) = [line for line in required if line.startswith("Requires-Dist: lightning")]
+    assert "!=2.6.2" in lightning
+    assert "!=2.6.3" in lightning
+
+
+def test_every_module_of_the_wheel_imports_outside_the_clone(target, tmp_path):
+    names = sorted(sources())
+    assert {"torchssvm", "torchssvm.models", "torchssvm.datasets", "torchssvm.datasets.ocr.dataset"} <= set(names)
+    out = python(
+        "import importlib, json, sys\n"
+        f"names = {names!r}\n"
+        "files = {name: importlib.import_module(name).__file__ for name in names}\n"
+        "bare = [name for name in ('models', 'datasets') if name in sys.modules]\n"
+        "print(json.dumps([files, bare]))",
+        cwd=tmp_path,
+        path=target,
+    )
+    files, bare = json.loads(out.splitlines()[-1])
+    strays = {name: file for name, file in files.items() if not Path(file).is_relative_to(target)}
+    assert not strays
+    assert not bare
+
+
+def test_the_data_comes_with_the_wheel(target, tmp_path):
+    out = python(
+        "from torchssvm.datasets import OCR; import torchssvm\n"
+        "print(len(OCR()), OCR.decode_word(OCR()[0].y), torchssvm.__file__)",
+        cwd=tmp_path,
+        path=target,
+    )
+    assert out.split() == ["626", "ommanding", str(target / "torchssvm" / "__init__.py")]
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_this_installation_finds_the_mapped_packages(where, tmp_path):
+    out = python(
+        "import sys, torchssvm.models, torchssvm.datasets\n"
+        "print(torchssvm.models.__file__, torchssvm.datasets.__file__, 'datasets' in sys.modules)",
+        cwd=ROOT if where == "inside" else tmp_path,
+    )
+    models, datasets, bare = out.split()
+    assert models.endswith("models/__init__.py")
+    assert datasets.endswith("datasets/__init__.py")
+    assert bare == "False"
+
+
+@pytest.mark.parametrize("module", ["torchssvm", "torchssvm.models", "torchssvm.datasets"])
+def test_importing_the_package_imports_nothing_optional(module, tmp_path):
+    out = python(
+        "import sys, torch, numpy\n"
+        "before = set(sys.modules)\n"
+        f"import {module}\n"
+        f"print([n for n in {OPTIONAL!r} if n in sys.modules and n not in before])",
+        cwd=tmp_path,
+    )
+    assert out.strip() == "[]"
+
+
+def test_every_package_is_listed():
+    listed = pyproject()["tool"]["setuptools"]["packages"]
+    packages = {name for name, file in sources().items() if file.name == "__init__.py"}
+    folders = {name.rpartition(".")[0] for name, file in sources().items() if file.name != "__init__.py"}
+    assert sorted(listed) == sorted(packages)
+    assert folders <= packages  # a folder without __init__.py would be left out
+
+
+def test_nothing_imports_the_bare_names():
+    offenders = []
+    files = [f for folder in (*INSTALLED_AS, "tests", "examples") for f in sorted((ROOT / folder).rglob("*.py"))]
+    assert len(files) > 10
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            offenders += [f"{file}:{node.lineno}" for name in names if name.split(".")[0] in ("models", "datasets")]
+    assert not offenders
+
+
+def test_the_constraints_pin_every_requirement():
+    packaging = pytest.importorskip("packaging.requirements")
+    project = pyproject()["project"]
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.lower().replace("_", "-").split("==") for line in lines if line and not line.startswith("#"))
+    requirements = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    for requirement in map(packaging.Requirement, requirements):
+        name = requirement.name.lower().replace("_", "-")
+        if name != "torchssvm":
+            assert name in pins, f"constraints.txt has no {name}"
+            assert requirement.specifier.contains(pins[name]), f"{name}=={pins[name]} is outside {requirement}"

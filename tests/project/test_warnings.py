@@ -1,0 +1,150 @@
+"""Warnings name the line of the caller, whichever way leads to them, and never a line of the library."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from problems import Problem, chain, multiclass
+from torch.utils.data import DataLoader, Dataset
+
+from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, CuttingPlane, DualState, certify
+from torchssvm.core.batch import Batch
+from torchssvm.core.caller import warn
+from torchssvm.lightning import DualityGap, StructuredSVM
+from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
+from torchssvm.solvers.solve import solve
+
+PACKAGES = [Path(__file__).parents[2] / name for name in ("torchssvm", "datasets", "models")]
+
+
+@contextmanager
+def warned_here(words: str) -> Iterator[None]:
+    """Lines of the function that has the ``with`` block are named, in this file."""
+    lines = {line for *_, line in inspect.currentframe().f_back.f_back.f_code.co_lines()}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield
+    chosen = [w for w in found if re.search(words, str(w.message))]
+    assert chosen, [str(w.message) for w in found]
+    for warning in chosen:
+        assert warning.filename == __file__
+        assert warning.category is UserWarning
+        assert warning.lineno in lines
+
+
+def not_zero(problem: Problem) -> Problem:
+    torch.nn.init.ones_(next(problem.head.parameters()))
+    return problem
+
+
+class Items(Dataset):
+    """A problem as a map-style dataset."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def __len__(self) -> int:
+        return self.problem.n
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+    def collate(self, rows: list[int]) -> Batch:
+        return self.problem.batch(rows)
+
+
+def test_in_a_plain_loop():
+    problem = not_zero(multiclass(1))
+    dual = DualState.for_head(problem.head, problem.n, problem.lam)
+    with warned_here("BCFW starts from those of its dual"):
+        BCFW(problem.head.parameters(), dual)
+    with warned_here("cutting planes start from zero"):
+        CuttingPlane(not_zero(multiclass(1)).head, 6, 0.1)
+
+
+def edited() -> tuple[Problem, DualState, BlockGap, BCFW]:
+    """A dual some of whose weights were changed in a way that torch does not see."""
+    problem = multiclass(1)
+    training = problem.train().run([[0, 1], [2, 3]])
+    problem.head.weight.data.mul_(1.5)
+    return problem, training.dual, training.loss, training.optim
+
+
+def test_in_a_certificate():
+    problem, dual, _, _ = edited()
+    with warned_here("the weights differ from those of the dual"):
+        certify(problem.head, dual, problem.everything())
+
+
+def test_in_a_certificate_inside_solve():
+    problem, dual, loss, optim = edited()
+    dual.gap_estimates[:] = 0.0  # so that it begins with an exact pass
+    with warned_here("the weights differ from those of the dual"):
+        solve(problem.head, loss, Items(problem), tolerance=1e6, optimizer=optim)
+
+
+def test_in_a_compiled_loop():
+    problem = not_zero(multiclass(1))
+    dual = DualState.for_head(problem.head, problem.n, problem.lam)
+    with warned_here("were not zero"):
+        CompiledBCFW(problem.head, dual, problem.everything())
+
+
+def test_in_the_certificate_of_a_compiled_loop():
+    problem, dual, _, _ = edited()
+    with pytest.raises(RuntimeError, match="weights"):  # it refuses weights that were changed, and so cannot warn
+        CompiledBCFW(problem.head, dual, problem.everything()).certify()
+
+
+def test_in_gdmm():
+    problem = not_zero(chain(1))
+    with warned_here("GDMM starts from those of its duals"):
+        GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=0.1)
+
+
+def test_in_a_kernel_model():
+    problem = multiclass(1, dtype=torch.float32)
+    svm = KernelSSVM(KernelMulticlass(RBF(), 3, 3), problem.x, problem.y, lam=0.1)
+    svm.step([0, 1])
+    svm.head.linear.bias.data.add_(1.0)
+    with warned_here("the explicit weights differed"):
+        svm.certify()
+
+
+def test_under_lightning(tmp_path):
+    problem = multiclass(1, dtype=torch.float32)
+    items = Items(problem)
+    loader = DataLoader(items, batch_size=2, collate_fn=items.collate)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    model = StructuredSVM(problem.head, lam=0.1)
+    first = L.Trainer(max_epochs=1, default_root_dir=tmp_path, callbacks=[DualityGap(every_n_epochs=1)], **options)
+    first.fit(model, loader)
+    again = L.Trainer(max_epochs=1, default_root_dir=tmp_path, **options)
+    with warned_here("starts anew"):
+        again.fit(model, loader)
+
+
+def test_of_a_library_that_calls_it():
+    """Frames of torch and of the standard library's context managers are passed over as well."""
+    with warned_here("^look$"):
+        torch.no_grad()(lambda: warn("look"))()
+
+
+def test_no_other_way_to_warn():
+    bare = re.compile(r"warnings\.warn\(|stacklevel")
+    found = [
+        f"{file.name}:{number}"
+        for package in PACKAGES
+        for file in package.rglob("*.py")
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if bare.search(line) and "``" not in line
+    ]
+    assert not found, f"use torchssvm.core.caller.warn, which names the caller's line: {found}"

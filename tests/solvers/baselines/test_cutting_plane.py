@@ -1,0 +1,410 @@
+"""Cutting planes against the QP over all outputs, against BCFW, and against damage."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+
+import numpy as np
+import pytest
+import qpsolvers
+import torch
+from custom import Approximate, label_sets
+from hypothesis import given, reject
+from hypothesis import strategies as st
+from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
+
+from torchssvm import CuttingPlane, NSlack, OneSlack, SlackRescaling, certify
+from torchssvm.solvers.baselines.block_qp import Blocks, _ascend, ascend_simplex
+
+pytest.importorskip("clarabel")
+
+SEEDS = st.integers(0, 2**31 - 1)
+SLACKS = {"one": OneSlack, "n": NSlack}
+both = pytest.mark.parametrize("slack", SLACKS.values(), ids=SLACKS.keys())
+
+
+def method(problem, slack=None, **options):
+    return CuttingPlane(problem.head, problem.n, problem.lam, NSlack() if slack is None else slack, **options)
+
+
+def solved(listed):
+    """The optimum; where lam is small the reference's own solver now and then misses its mark, and says so."""
+    try:
+        return listed.optimum()
+    except AssertionError:
+        reject()
+
+
+@both
+@pytest.mark.parametrize("kind", PROBLEMS)
+@examples(6)
+@given(seed=SEEDS, lam=st.sampled_from([0.1, 0.5, 3.0]))
+def test_reaches_the_optimum_of_the_qp(kind, slack, seed, lam):
+    problem = PROBLEMS[kind](seed, lam=lam)
+    listed = reference(problem.copy())
+    optimum = solved(listed)
+    cutting = method(problem, slack())
+    found = cutting.run(problem.everything(2), 1e-5)  # the QP solver of OneSlack does not always get further
+    assert found.gap <= 1e-5
+    assert found.exact
+    assert found.primal == pytest.approx(optimum, abs=2e-5)
+    assert found.dual == pytest.approx(optimum, abs=2e-5)
+    # The certificate is about the weights that the head holds.
+    assert found.primal == pytest.approx(listed.primal(flat(problem.head.parameters())), abs=1e-12)
+
+
+@both
+@examples(8)
+@given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_every_iteration_is_a_certificate(slack, seed, kind, dtype):
+    problem = PROBLEMS[kind](seed, lam=0.2, dtype=dtype)
+    optimum = solved(reference(problem.copy()))
+    cutting = method(problem, slack())
+    rounding = 2e-7 + 1e3 * torch.finfo(dtype).eps  # the reference is solved to 1e-7
+    before = None
+    for iteration in range(1, 9):
+        found = cutting.step(problem.everything(2))
+        assert found.dual - rounding <= optimum <= found.primal + rounding
+        assert found.gap == found.primal - found.dual >= -1e3 * torch.finfo(dtype).eps
+        assert found.oracle_calls == iteration * problem.n
+        assert found.passes == iteration
+        assert cutting.gap == found.gap
+        if before is not None:
+            assert found.dual >= before.dual
+            assert found.primal <= before.primal
+        before = found
+    assert all(p.dtype == dtype for p in problem.head.parameters())
+
+
+@both
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_the_interval_meets_that_of_bcfw(kind, slack):
+    problem = PROBLEMS[kind](4, n=8, lam=0.1)
+    training = problem.copy().train().run([[i] for i in range(8)] * 30)
+    theirs = certify(training.head, training.dual, training.problem.everything())
+    ours = method(problem, slack()).run(problem.everything(3), 1e-3)
+    assert ours.gap <= 1e-3
+    assert max(ours.dual, theirs.dual) <= min(ours.primal, theirs.primal)
+
+
+@both
+def test_slack_rescaling_is_solved_too(slack):
+    cost = torch.tensor([[0.0, 1.0, 3.0], [0.5, 0.0, 2.0], [3.0, 1.0, 0.0]])
+    problem = multiclass(3, n=8, lam=0.1, cost=cost)
+    rescaled = SlackRescaling(problem.structure)
+    ours = method(problem, slack(), structure=rescaled).run(problem.everything(3), 1e-5)
+    assert ours.gap <= 1e-5
+    # By its definition: min over w of lam/2 |w|^2 + mean max_y L (1 + score difference), at the weights found.
+    listed = reference(problem.copy())
+    weights = flat(problem.head.parameters()).numpy()
+    hinges = [(loss * (1 + change @ weights)).max() for loss, change in zip(listed.losses, listed.changes, strict=True)]
+    assert ours.primal == pytest.approx(0.05 * weights @ weights + np.mean(hinges), abs=1e-12)
+    for i, losses in enumerate(listed.losses):
+        listed.changes[i] = losses[:, None] * listed.changes[i]
+    assert ours.primal == pytest.approx(solved(listed), abs=2e-5)
+
+
+@both
+def test_the_first_pass_is_at_zero_weights(slack):
+    problem = chain(1)
+    listed = reference(problem.copy())
+    found = method(problem, slack()).step(problem.everything())
+    assert found.primal == pytest.approx(np.mean([losses.max() for losses in listed.losses]))
+    assert found.drift > 0.0
+    assert not flat(problem.head.parameters()).any()  # the best weights seen are the only ones seen
+
+
+@both
+def test_order_batches_and_padding_do_not_matter(slack):
+    problem = chain(2, n=6, lam=0.1)
+    other = problem.copy()
+    shuffled = [other.batch([4, 0]), other.batch([5]), other.batch([1, 2, 3])]
+    first = method(problem, slack())
+    second = method(other, slack())
+    for _ in range(5):
+        a, b = first.step(problem.everything()), second.step(shuffled)
+        assert a.primal == pytest.approx(b.primal, abs=1e-9)
+    assert first.run(problem.everything(), 1e-6).primal == pytest.approx(second.run(shuffled, 1e-6).primal, abs=2e-6)
+
+
+@both
+def test_heads_without_an_adjoint_do_the_same(slack):
+    problem, plain = chain(3, lam=0.1), chain(3, lam=0.1, adjoint=False)
+    a = method(problem, slack()).run(problem.everything(2), 1e-5)
+    b = method(plain, slack()).run(plain.everything(2), 1e-5)
+    assert a.primal == pytest.approx(b.primal, abs=2e-5)
+
+
+@both
+def test_runs_on_the_device(slack, device):
+    here, there = chain(3, lam=0.1), chain(3, lam=0.1).to(device)
+    a = method(here, slack()).run(here.everything(2), 1e-6)
+    b = method(there, slack()).run(there.everything(2), 1e-6)
+    assert a.primal == pytest.approx(b.primal, abs=2e-6)
+    assert all(p.device.type == device.type for p in there.head.parameters())
+
+
+@both
+def test_one_output_for_all_examples_is_solved_at_once(slack):
+    problem = multiclass(0, classes=1)
+    found = method(problem, slack()).run(problem.everything(), 0.0, max_iterations=2)
+    assert (found.primal, found.dual, found.passes) == (0.0, 0.0, 1.0)
+
+
+@both
+def test_approximate_oracles_give_bounds(slack):
+    head, structure, batch = label_sets(0)
+    exact = CuttingPlane(head, 5, 0.1, slack(), structure=structure).run([batch], 1e-6)
+    head, structure, batch = label_sets(0)
+    approximate = Approximate(4, 2)
+    approximate.slack = 0.125
+    found = CuttingPlane(head, 5, 0.1, slack(), structure=approximate).run([batch], 1e-6, max_iterations=25)
+    assert exact.exact
+    assert not found.exact
+    assert found.dual <= exact.primal <= found.primal
+    assert found.gap >= 0.125 - 1e-9
+
+
+@both
+def test_inactive_constraints_are_dropped_and_the_optimum_is_reached_all_the_same(slack):
+    problem = chain(5, n=6, lam=0.02, longest=4)
+    kept, dropped = slack(keep=1000), slack(keep=1)
+    a = method(problem.copy(), kept).run(problem.everything(), 1e-5, 300)
+    b = method(problem, dropped).run(problem.everything(), 1e-5, 300)
+    assert dropped.num_constraints < kept.num_constraints
+    assert b.gap <= 1e-5
+    assert a.primal == pytest.approx(b.primal, abs=2e-5)
+
+
+@both
+def test_resumes_to_the_bit(slack, tmp_path):
+    problem = chain(6, lam=0.05)
+    whole = method(problem, slack())
+    for _ in range(3):
+        whole.step(problem.everything(2))
+    torch.save(whole.state_dict(), tmp_path / "run.pt")
+    other = problem.copy()
+    with pytest.warns(UserWarning, match="were not zero"):
+        resumed = method(other, slack())
+    resumed.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True))
+    assert_same(resumed.state_dict(), whole.state_dict())
+    for _ in range(4):
+        a, b = whole.step(problem.everything(2)), resumed.step(other.everything(2))
+        assert (a.primal, a.dual, a.oracle_calls) == (b.primal, b.dual, b.oracle_calls)
+    assert_same(resumed.state_dict(), whole.state_dict())
+    assert torch.equal(flat(problem.head.parameters()), flat(other.head.parameters()))
+
+
+def damage(state, path, value):
+    state = copy.deepcopy(state)
+    place = state
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    return state
+
+
+@both
+def test_damaged_and_foreign_states_are_refused(slack):
+    problem = chain(6)
+    cutting = method(problem, slack())
+    for _ in range(2):
+        cutting.step(problem.everything())
+    good, size = cutting.state_dict(), cutting.slack.num_constraints
+    bad = [
+        (("format",), 99, "format 99"),
+        (("lam",), 0.25, "lam is 0.25 there"),
+        (("num_examples",), 7, "num_examples is 7 there"),
+        (("structure",), "Chain(9)", "structure is"),
+        (("next",), good["next"][1:], "'next' does not hold"),
+        (("best",), good["best"] * math.nan, "'best' does not hold"),
+        (("dual",), math.nan, "not a number"),
+        (("iterations",), -1, "iterations is -1"),
+        (("exact",), "yes", "exact"),
+        (("slack", "kind"), "other", "holds slack 'other'"),
+        (("slack", "planes"), good["slack"]["planes"][:, 1:], r"slack\['planes'\] should be"),
+        (("slack", "costs"), good["slack"]["costs"] * math.inf, r"slack\['costs'\] holds"),
+        (("slack", "alpha"), torch.full((size,), 2.0, dtype=torch.float64), "no distribution"),
+        (("slack", "idle"), good["slack"]["idle"].float(), r"slack\['idle'\] should be"),
+    ]
+    fresh = chain(6)
+    target = method(fresh, slack())
+    before = target.state_dict()
+    for path, value, words in bad:
+        with pytest.raises(ValueError, match=words):
+            target.load_state_dict(damage(good, path, value))
+        assert_same(target.state_dict(), before)
+    missing = {name: value for name, value in good.items() if name != "slack"}
+    with pytest.raises(ValueError, match=r"\['slack'\] should be a dict"):
+        target.load_state_dict(missing)
+
+
+def test_owners_out_of_order_are_refused():
+    problem = multiclass(1)
+    cutting = method(problem)
+    cutting.step(problem.everything())
+    state = damage(cutting.state_dict(), ("slack", "owner"), cutting.slack.owner.flip(0))
+    with pytest.raises(ValueError, match="rising order"):
+        cutting.load_state_dict(state)
+
+
+@both
+def test_a_failed_pass_changes_nothing(slack):
+    problem = chain(7, lam=0.1)
+    cutting = method(problem, slack())
+    for _ in range(2):
+        cutting.step(problem.everything())
+    before, weights = cutting.state_dict(), flat(problem.head.parameters())
+    nan = problem.batch([0])
+    nan.x[0, 0, 0] = math.nan
+    wrong = [
+        (problem.everything(2)[:-1], "left out 1 of 5 examples"),
+        ([*problem.everything(), problem.batch([0])], "gave an example twice"),
+        ([problem.batch([1, 2, 3, 4]), nan], "not finite"),
+        (iter([]), "left out 5 of 5 examples"),
+    ]
+    for batches, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            cutting.step(batches)
+        assert_same(cutting.state_dict(), before)
+        assert torch.equal(flat(problem.head.parameters()), weights)
+
+
+def test_examples_that_change_are_noticed():
+    problem = multiclass(0, lam=0.01)
+    cutting = method(problem)
+    cutting.run(problem.everything(), 1e-4)
+    problem.head.structure.cost *= 0.01
+    with pytest.raises(RuntimeError, match="below the lower bound"):
+        cutting.run(problem.everything(), 0.0, 50)
+
+
+@both
+def test_other_features_and_targets_are_refused(slack):
+    problem = chain(7, n=5, lam=0.1)
+    cutting = method(problem, slack())
+    cutting.step(problem.everything())
+    moved = [batch._replace(x=batch.x + 0.01) for batch in problem.everything()]
+    others = [batch._replace(y=torch.where(batch.y > 0, batch.y - 1, batch.y)) for batch in problem.everything()]
+    again = method(problem.copy(), slack())
+    again.load_state_dict(cutting.state_dict())
+    for batches, words in ((moved, "features have moved"), (others, "other targets")):
+        for one in (cutting, again):
+            with pytest.raises(RuntimeError, match=words):
+                one.step(batches)
+    assert cutting.step(problem.everything(2)).gap > 0.0  # in other batches
+    state = cutting.state_dict()
+    with pytest.raises(ValueError, match="numbers are not those that were saved"):
+        again.load_state_dict({**state, "dual": state["dual"] + 0.1})
+
+
+def test_bad_arguments_are_refused():
+    problem = multiclass(0)
+    for options, words in [
+        ({"keep": 0}, "keep=0"),
+        ({"accuracy": 1.0}, "accuracy=1.0"),
+        ({"max_sweeps": 0}, "max_sweeps=0"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            NSlack(**options)
+    with pytest.raises(ValueError, match="keep=True"):
+        OneSlack(keep=True)
+    with pytest.raises(ValueError, match="solver='nonsense' is not installed"):
+        OneSlack(solver="nonsense")
+    with pytest.raises(TypeError, match="slack must be OneSlack"):
+        CuttingPlane(problem.head, problem.n, problem.lam, OneSlack)
+    with pytest.raises(ValueError, match="lam=0"):
+        CuttingPlane(problem.head, problem.n, 0.0, NSlack())
+    cutting = method(problem)
+    with pytest.raises(ValueError, match="already belongs"):
+        CuttingPlane(problem.copy().head, problem.n, problem.lam, cutting.slack)
+    with pytest.raises(ValueError, match="tolerance=nan"):
+        cutting.run(problem.everything(), math.nan)
+    with pytest.raises(ValueError, match="max_iterations=0"):
+        cutting.run(problem.everything(), 0.1, 0)
+
+
+@both
+def test_too_little_memory_is_told_before_it_is_used(slack):
+    problem = multiclass(0)
+    cutting = method(problem, slack(memory_limit=50))
+    before = cutting.state_dict()
+    with pytest.raises(MemoryError, match=r"slack=(One|N)Slack\(\) would take"):
+        cutting.step(problem.everything())
+    assert_same(cutting.state_dict(), before)
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qpsolvers", None)
+    with pytest.raises(ImportError, match=r"torchssvm\[qp\]"):
+        OneSlack()
+    NSlack()  # needs nothing
+
+
+def test_a_solver_that_finds_nothing_changes_nothing(monkeypatch):
+    problem = multiclass(0)
+    cutting = method(problem, OneSlack())
+    cutting.step(problem.everything())
+    before = cutting.state_dict()
+    monkeypatch.setattr(qpsolvers, "solve_qp", lambda *a, **k: None)
+    with pytest.raises(RuntimeError, match="found no solution"):
+        cutting.step(problem.everything())
+    assert_same(cutting.state_dict(), before)
+
+
+@pytest.mark.parametrize("solver", [s for s in ("quadprog", "piqp") if s in qpsolvers.available_solvers])
+def test_other_solvers_do_as_well(solver):
+    problem = multiclass(0, classes=2, n=3, lam=1.0)
+    optimum = reference(problem.copy()).optimum()
+    if solver == "quadprog":  # it wants a regular matrix: the first planes are
+        found = method(problem, OneSlack(solver=solver)).step(problem.everything())
+        assert found.dual > 0.0
+    else:
+        found = method(problem, OneSlack(solver=solver)).run(problem.everything(), 1e-3, 50)
+        assert found.gap <= 1e-3
+    assert found.dual <= optimum + 1e-9
+
+
+@examples(40)
+@given(seed=SEEDS, size=st.integers(1, 6), rank=st.integers(0, 6))
+def test_a_block_is_ascended_and_the_compiled_kernel_agrees(seed, size, rank):
+    random = np.random.default_rng(seed)
+    factor = random.normal(size=(size, rank))
+    curvature, slopes = factor @ factor.T, random.normal(size=size)
+    alpha = random.dirichlet(np.ones(size + 1))[:size]
+    found = ascend_simplex(slopes, alpha, curvature)
+
+    def value(b):
+        return slopes @ (b - alpha) - (b - alpha) @ curvature @ (b - alpha) / 2
+
+    assert (found >= 0.0).all()
+    assert found.sum() <= 1.0 + 1e-12
+    assert value(found) >= -1e-12
+    exact = ascend_simplex(slopes - 0.0, found, curvature) if rank == 0 else found
+    assert value(exact) >= value(found) - 1e-12
+    assert np.array_equal(_ascend(slopes.copy(), alpha.copy(), curvature, 1e-3, 20 * (1 + size)), found)
+
+
+@examples(15)
+@given(seed=SEEDS, n=st.integers(1, 4), dtype=st.sampled_from([np.float32, np.float64]))
+def test_blocks_reach_the_optimum_of_the_restricted_qp(seed, n, dtype):
+    random = np.random.default_rng(seed)
+    owner = np.sort(random.integers(0, n, 7))
+    planes, costs = random.normal(size=(7, 4)).astype(dtype), random.uniform(0, 1, 7)
+    lam = 0.1
+    blocks = Blocks(planes, costs, owner, lam, n)
+    alpha = np.zeros(7)
+    allowed = 1e-5 * n
+    weights = blocks.ascend(alpha, allowed, 5000)
+    dual = costs @ alpha / n - lam / 2 * weights @ weights
+    hinges = blocks.hinges(weights)
+    primal = lam / 2 * weights @ weights + hinges.mean()
+    assert (alpha >= 0.0).all()
+    assert max(alpha[owner == i].sum() for i in range(n)) <= 1.0 + 1e-9
+    np.testing.assert_allclose(weights, alpha @ planes.astype(float) / (lam * n), atol=1e-12)
+    np.testing.assert_allclose(
+        hinges, [max([0.0, *(costs - planes @ weights)[owner == i]]) for i in range(n)], atol=1e-5
+    )
+    assert -1e-9 <= primal - dual <= 1e-4

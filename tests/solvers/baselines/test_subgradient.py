@@ -1,0 +1,297 @@
+"""The subgradient baseline, and Adam as ordinary torch."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from problems import PROBLEMS, assert_same, chain, flat, multiclass, reference, rng
+
+from torchssvm import StructuredHinge, Subgradient, SuffixAverage, UniformAverage, WeightedAverage, primal
+from torchssvm.core.batch import apply_head
+
+AVERAGES = [WeightedAverage, SuffixAverage, UniformAverage]
+
+
+class Descent:
+    """A plain torch loop with the hinge, and any optimizer."""
+
+    def __init__(self, problem, make, *, regularised=False):
+        self.problem, self.hinge = problem, StructuredHinge(problem.structure)
+        self.params = list(problem.head.parameters())
+        self.optim, self.regularised = make(self.params), regularised
+        self.random = rng(0)
+
+    def backward(self, rows):
+        batch = self.problem.batch(rows)
+        self.optim.zero_grad()
+        loss = self.hinge(apply_head(self.problem.head, batch), batch.y)
+        if self.regularised:
+            loss = loss + self.problem.lam / 2 * sum(p.square().sum() for p in self.params)
+        loss.backward()
+
+    def step(self, rows=None):
+        self.backward(torch.randint(0, self.problem.n, (1,), generator=self.random).tolist() if rows is None else rows)
+        self.optim.step()
+
+    def weights(self):
+        return flat(self.params)
+
+    def state(self):
+        return copy.deepcopy({"optim": self.optim.state_dict(), "head": self.problem.head.state_dict()})
+
+
+def descent(problem, **options):
+    return Descent(problem, lambda params: Subgradient(params, problem.lam, **options))
+
+
+def test_the_steps_are_those_of_the_paper():
+    problem = chain(2, lam=0.3)
+    run, w = descent(problem), torch.zeros(sum(p.numel() for p in problem.head.parameters()), dtype=torch.float64)
+    truth = reference(problem)
+    with torch.no_grad():
+        for p in problem.head.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng(1), dtype=p.dtype))
+    w = run.weights()
+    for k in range(12):
+        i = k % problem.n
+        best = (truth.losses[i] + truth.changes[i] @ w.numpy()).argmax()
+        eta = 1 / (problem.lam * (k + 1))
+        w = (1 - eta * problem.lam) * w - eta * torch.from_numpy(truth.changes[i][best])
+        run.step([i])
+        torch.testing.assert_close(run.weights(), w)
+        assert run.optim.param_groups[0]["lr"] == pytest.approx(eta)
+
+
+def test_the_ball_of_the_projection_holds_the_optimum_and_the_iterates():
+    problem = multiclass(3, lam=0.05)
+    free, run = descent(problem.copy()), descent(problem, max_loss=1.0)
+    radius = (1.0 / problem.lam) ** 0.5
+    outside = 0
+    for _ in range(60):
+        free.step()
+        before = run.weights()
+        run.backward([0])
+        gradient = flat(p.grad for p in run.params)
+        run.optim.step()
+        group = run.optim.param_groups[0]
+        eta = group["lr"]
+        expected = (1 - eta * problem.lam) * before - eta * gradient
+        length = float(expected.norm())
+        outside += length > radius
+        torch.testing.assert_close(run.weights(), expected * min(1.0, radius / length))
+        assert float(run.weights().norm()) <= radius * (1 + 1e-12)
+    assert outside > 0
+    trained = multiclass(3, lam=0.05).train().run([[k % problem.n] for k in range(100)])
+    assert float(trained.weights().norm()) < radius
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_averages_converge_to_the_optimum_from_above(kind):
+    problem = PROBLEMS[kind](3)
+    truth = reference(problem)
+    optimum = truth.optimum()
+    run = descent(problem, max_loss=1.0)
+    averages = [average(run.params) for average in AVERAGES]
+    above = {}
+    for count in range(1, 1001):
+        run.step()
+        for average in averages:
+            average.update()
+        if count in (1, 10, 100, 1000):
+            above[count] = [truth.primal(w) - optimum for w in (run.weights(), *(flat(a.weights) for a in averages))]
+            assert min(above[count]) >= -1e-9
+    for average, early, late in zip(averages, above[10][1:], above[1000][1:], strict=True):
+        with average.apply():
+            found = primal(problem.head, problem.structure, problem.everything(2), problem.lam).value
+        assert found == pytest.approx(optimum + late, abs=1e-11)
+        assert late < 0.3 * early, average
+        assert found <= 1.03 * optimum, average
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_weight_decay_is_lam_for_sgd_and_adam(kind):
+    """torch adds ``weight_decay w`` to the gradient: that of ``lam/2 |w|^2``. (AdamW shrinks the weights instead.)"""
+    problem = chain(4, lam=0.2)
+    decayed = Descent(problem.copy(), lambda params: kind(params, lr=0.1, weight_decay=problem.lam))
+    explicit = Descent(problem.copy(), lambda params: kind(params, lr=0.1), regularised=True)
+    for k in range(30):
+        decayed.step([k % problem.n])
+        explicit.step([k % problem.n])
+    torch.testing.assert_close(decayed.weights(), explicit.weights())
+    assert decayed.weights().abs().max() > 0.01
+
+
+def test_adam_on_the_hinge_is_a_baseline():
+    problem = chain(3)
+    optimum = reference(problem).optimum()
+    run = Descent(problem, lambda params: torch.optim.Adam(params, lr=0.01, weight_decay=problem.lam))
+    average = SuffixAverage(run.params)
+    for _ in range(300):
+        run.step(list(range(problem.n)))
+        average.update()
+    with average.apply():
+        found = primal(problem.head, problem.structure, problem.everything(), problem.lam).value
+    assert optimum - 1e-9 <= found <= 1.01 * optimum
+
+
+# -- Checkpoints -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("stop", [0, 1, 9])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(stop, dtype):
+    def start():
+        run = descent(chain(5, dtype=dtype, lam=0.1), max_loss=1.0)
+        run.average = WeightedAverage(run.params)
+        return run
+
+    def forward(run, steps):
+        for k in steps:
+            run.step([k % 5, (3 * k) % 5])
+            run.average.update()
+        return run
+
+    def state(run):
+        return {**run.state(), "average": run.average.state_dict()}
+
+    whole = forward(start(), range(20))
+    file = io.BytesIO()
+    torch.save(state(forward(start(), range(stop))), file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed = start()
+    resumed.problem.head.load_state_dict(saved["head"])
+    resumed.optim.load_state_dict(saved["optim"])
+    resumed.average.load_state_dict(saved["average"])
+    assert_same(state(forward(resumed, range(stop, 20))), state(whole))
+    assert whole.weights().abs().max() > 0
+
+
+def test_pickles_and_copies_keep_the_count():
+    run = descent(multiclass(0))
+    for _ in range(3):
+        run.step()
+    for other in (pickle.loads(pickle.dumps(run.optim)), copy.deepcopy(run.optim)):
+        assert_same(other.state_dict(), run.optim.state_dict())
+        assert other.param_groups[0]["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lam": 0.25}, "lam=0.25, and this optimizer lam=0.5"),
+        ({"max_loss": 1.0}, "max_loss=1.0, and this optimizer max_loss=None"),
+        ({"steps": -1}, "steps=-1"),
+        ({"steps": 1.5}, "should be a int"),
+        ({"lr": float("nan")}, "lr=nan"),
+        ({"params": [0]}, "doesn't match the size"),
+    ],
+)
+def test_damaged_states_are_refused_and_change_nothing(change, words):
+    run = descent(multiclass(0))
+    for _ in range(3):
+        run.step()
+    before = run.state()
+    state = copy.deepcopy(before["optim"])
+    state["param_groups"][0].update(change)
+    with pytest.raises(ValueError, match=words):
+        run.optim.load_state_dict(state)
+    assert_same(run.state(), before)
+
+
+def test_states_of_other_optimizers_are_refused():
+    run = descent(multiclass(0))
+    with pytest.raises(ValueError, match="not the state of a Subgradient"):
+        run.optim.load_state_dict(torch.optim.SGD(run.params, 0.1).state_dict())
+    for state, words in [
+        ({}, "'state'"),
+        ({"state": {}}, "'param_groups'"),
+        ({"state": {}, "param_groups": []}, "empty"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            run.optim.load_state_dict(state)
+
+
+# -- Bad input ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), True])
+def test_bad_numbers(wrong):
+    for options in ({"lam": wrong}, {"lam": 0.5, "max_loss": wrong}):
+        with pytest.raises(ValueError, match=f"{list(options)[-1]}={wrong} must be positive and finite"):
+            Subgradient(multiclass(0).head.parameters(), **options)
+
+
+def test_numbers_of_numpy():
+    run = Subgradient(multiclass(0).head.parameters(), np.float32(0.5), max_loss=np.int64(2))
+    assert [(type(run.param_groups[0][name]), run.param_groups[0][name]) for name in ("lam", "max_loss")] == [
+        (float, 0.5),
+        (float, 2.0),
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["1", None, torch.tensor(1.0)])
+def test_what_is_no_number(wrong):
+    with pytest.raises(TypeError, match=r"lam=.* must be a number, not a"):
+        Subgradient(multiclass(0).head.parameters(), wrong)
+    if wrong is not None:
+        with pytest.raises(TypeError, match=r"max_loss=.* must be a number, not a"):
+            Subgradient(multiclass(0).head.parameters(), 0.5, max_loss=wrong)
+
+
+@pytest.mark.parametrize("option", [{"lr": 0.1}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"lam": 0.1}])
+def test_options_of_groups_are_refused(option):
+    with pytest.raises(ValueError, match=rf"a group with options \['{next(iter(option))}'\]"):
+        Subgradient([{"params": multiclass(0).head.parameters(), **option}], 0.5)
+
+
+def test_groups_share_one_step_size():
+    problem = multiclass(0)
+    one, several = descent(problem.copy()), Descent(problem.copy(), lambda ps: Subgradient([{"params": [ps[0]]}], 0.5))
+    several.optim.add_param_group({"params": [several.params[1]]})
+    for _ in range(5):
+        one.step()
+        several.step()
+    assert torch.equal(one.weights(), several.weights())
+    assert {g["lr"] for g in several.optim.param_groups} == {one.optim.param_groups[0]["lr"]}
+    late = torch.nn.Parameter(torch.ones(2))
+    several.optim.add_param_group({"params": [late]})
+    several.step()  # a weight without a gradient is regularised all the same
+    torch.testing.assert_close(late.detach(), torch.full((2,), 5 / 6))
+    assert {g["steps"] for g in several.optim.param_groups} == {6}
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_gradients_that_are_not_finite_are_refused_before_anything_changes(wrong):
+    run = descent(multiclass(0))
+    run.step()
+    before = run.state()
+    run.backward([1])
+    run.params[1].grad[0] = wrong
+    with pytest.raises(RuntimeError, match="the gradient is not finite"):
+        run.optim.step()
+    run.params[1].grad = run.params[1].grad.nan_to_num(0.0, 0.0).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse"):
+        run.optim.step()
+    run.optim.zero_grad()
+    with pytest.raises(RuntimeError, match="no gradient"):
+        run.optim.step()
+    assert_same(run.state(), before)
+
+
+def test_a_closure_computes_the_loss():
+    plain, closed = descent(multiclass(0)), descent(multiclass(0))
+    for i in range(4):
+        plain.step([i])
+
+        def closure(i=i):
+            closed.backward([i])
+            return i
+
+        assert closed.optim.step(closure) == i
+    assert_same(closed.state(), plain.state())

@@ -1,0 +1,311 @@
+"""The compiled loop between checkpoints, and by turns with the plain torch loop on the same dual."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng
+
+from torchssvm import (
+    Away,
+    CacheOracle,
+    Corrective,
+    DualState,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    MaxOracle,
+    MeanParts,
+    Pairwise,
+    Permutation,
+    Proportional,
+    Uniform,
+    certify,
+)
+
+pytest.importorskip("numba")
+
+from torchssvm import CompiledBCFW
+
+DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
+ORACLES = [MaxOracle(), CacheOracle()]
+directions = pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+oracles = pytest.mark.parametrize("oracle", ORACLES, ids=repr)
+
+
+def problem(dtype: torch.dtype = torch.float64, states: int = 3, lam: float = 0.05) -> Problem:
+    return PROBLEMS["chain"](5, n=8, states=states, longest=4, lam=lam, dtype=dtype)
+
+
+def compiled(direction, oracle, order=None, *, capacity: int = 2, seed: int = 0, dtype=torch.float64) -> CompiledBCFW:
+    """A new pair of head and dual; of two labelings a block, so that some have to leave."""
+    made = problem(dtype)
+    dual = DualState.for_head(made.head, made.n, made.lam, storage=Labelings(capacity))
+    rules = {"direction": direction, "oracle": oracle, "order": order, "seed": seed}
+    return CompiledBCFW(made.head, dual, made.everything(3), **rules)
+
+
+def state(loop: CompiledBCFW) -> dict:
+    file = io.BytesIO()
+    torch.save({"dual": loop.dual.state_dict(), "loop": loop.state_dict()}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def resumed(loop: CompiledBCFW, held: dict) -> CompiledBCFW:
+    loop.dual.load_state_dict(held["dual"])
+    loop.load_state_dict(held["loop"])
+    return loop
+
+
+@pytest.mark.parametrize(
+    "order, stop", [(Proportional(), 3), (Proportional(), 45), (Permutation(), 29), (Uniform(), 20)]
+)
+@oracles
+@directions
+def test_a_resumed_run_is_the_one_left_alone_to_the_bit(direction, oracle, order, stop):
+    """Stopped in the first round of the blocks, in the middle of a permutation, and after an exact pass."""
+
+    def first(loop: CompiledBCFW) -> CompiledBCFW:
+        loop.run(stop)
+        if stop > 40:
+            loop.certify()  # its weights are for the next visit
+        return loop
+
+    def second(loop: CompiledBCFW) -> CompiledBCFW:
+        for _ in range(2):
+            loop.run(30)
+            loop.certify()
+        return loop
+
+    alone = second(first(compiled(direction, oracle, order)))
+    held = state(first(compiled(direction, oracle, order)))
+    again = second(resumed(compiled(direction, oracle, order, seed=99), held))
+    assert_same(state(again), state(alone))
+    assert bool(alone.dual.storage.mixed.any())
+    assert (alone.dual.cache_hits > 0) == oracle.needs_labelings
+
+
+@pytest.mark.parametrize("order", [Uniform(), Permutation()], ids=repr)
+@directions
+def test_visits_may_be_counted_out_in_any_portions(direction, order):
+    whole, pieces = compiled(direction, MaxOracle(), order), compiled(direction, MaxOracle(), order)
+    whole.run(60)
+    for visits in (1, 19, 3, 37):
+        pieces.run(visits)
+    assert_same(state(pieces), state(whole))
+
+
+def test_a_permutation_is_not_begun_again_before_it_is_over():
+    loop = compiled(FrankWolfe(), MaxOracle(), Permutation())
+    for _ in range(3):
+        seen = []
+        for _ in range(4):
+            before = loop.dual.storage.sets.used.amax(1)
+            loop.run(2)
+            seen += (loop.dual.storage.sets.used.amax(1) > before).nonzero().flatten().tolist()
+        assert sorted(seen) == list(range(8))
+
+
+@pytest.mark.parametrize("oracle, dtype", [(CacheOracle(), torch.float32), (MaxOracle(), torch.float64)])
+@directions
+def test_the_two_loops_take_turns_on_one_dual(direction, oracle, dtype):
+    """The compiled loop goes on where the torch loop stopped, and the torch loop where the compiled one did."""
+    rounding = 1e-10 if dtype == torch.float64 else 2e-5
+    own = problem(dtype, states=2, lam=0.5)
+    truth = reference(problem(states=2, lam=0.5))
+    optimum = truth.optimum()
+    training = Training(own, storage=Labelings(3), direction=direction, oracle=oracle)
+    loop = CompiledBCFW(own.head, training.dual, own.everything(3), direction=direction, oracle=oracle)
+    dual, random, held = training.dual, rng(1), 0.0
+    for _ in range(3):
+        for _ in range(10):
+            training.step(torch.randint(0, own.n, (2,), generator=random).tolist())
+            assert dual.value() >= held - rounding
+            held = dual.value()
+        assert certify(own.head, dual, own.everything(3)).drift < rounding
+        for _ in range(5):
+            assert loop.run(6) == 6 or not bool(dual.gap_estimates.any())  # then there is nothing left to do
+            assert dual.value() >= held - rounding
+            held = dual.value()
+        found = loop.certify()
+        assert found.drift < rounding
+        assert found.gap >= -rounding
+        assert found.dual - rounding <= optimum + 1e-7 <= found.primal + rounding + 2e-7
+    storage = dual.storage
+    torch.testing.assert_close(storage.rest_mass + storage.sets.mass.sum(1), torch.ones(own.n, dtype=torch.float64))
+    total = storage.rest_loss + (storage.sets.mass * storage.sets.loss).sum(1) / own.n
+    torch.testing.assert_close(total, dual.loss, rtol=0, atol=rounding)
+    assert dual.steps > 3 * 10 + 30
+
+
+@oracles
+@directions
+def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
+    def torch_loop() -> Training:
+        return Training(problem(), storage=Labelings(3), direction=direction, oracle=oracle)
+
+    loop, training = compiled(direction, oracle, capacity=3), torch_loop()
+    loop.run(40)
+    training.run([[k % 8] for k in range(40)])
+    there, back = torch_loop(), compiled(direction, oracle, capacity=3)
+    there.dual.load_state_dict(state(loop)["dual"])
+    back.dual.load_state_dict(training.optim.state_dict()["dual"])
+    for source, target, go in (
+        (loop.dual, there.dual, lambda: there.run([[k % 8, (k + 3) % 8] for k in range(20)])),
+        (training.dual, back.dual, lambda: back.run(40)),
+    ):
+        assert_same(target.state_dict(), source.state_dict())
+        before, seen = target.value(), target.oracle_calls + target.cache_hits
+        go()
+        assert target.value() > before
+        assert target.oracle_calls + target.cache_hits == seen + 40
+    for head, dual in ((there.head, there.dual), (back.head, back.dual)):
+        found = certify(head, dual, problem().everything(4))
+        assert found.drift < 1e-10
+        assert found.gap >= 0.0
+
+
+@pytest.mark.parametrize("damage", ["waiting", "generator", "missing", "order"])
+def test_a_damaged_state_of_the_loop_is_refused(damage):
+    loop = compiled(Pairwise(), MaxOracle(), Permutation())
+    loop.run(5)
+    held = loop.state_dict()
+    wrong = dict(held)
+    if damage == "waiting":
+        wrong["waiting"] = torch.tensor([0, 8])
+    elif damage == "generator":
+        wrong["generator"] = held["generator"][:-3]
+    elif damage == "order":
+        wrong["order"] = "Uniform"
+    else:
+        del wrong["waiting"]
+    with pytest.raises(ValueError, match=r"damaged|by Uniform"):
+        loop.load_state_dict(wrong)
+    assert_same(loop.state_dict(), held)
+
+
+def sparse(problem: Problem) -> Problem:
+    """The same problem with most features zero: they are packed as lists."""
+    problem.x[torch.rand(problem.x.shape, generator=rng(7)) < 0.7] = 0.0
+    return problem
+
+
+COST = torch.tensor([[0.0, 1.0, 0.5], [2.0, 0.0, 0.25], [1.0, 3.0, 0.0]])
+KINDS = {
+    "multiclass": lambda **o: PROBLEMS["multiclass"](4, n=8, lam=0.05, **o),
+    "multiclass, costs, no bias": lambda **o: PROBLEMS["multiclass"](4, n=8, lam=0.05, cost=COST, bias=False, **o),
+    "multiclass, sparse": lambda **o: sparse(PROBLEMS["multiclass"](4, n=8, features=9, lam=0.05, **o)),
+    "chain": lambda **o: PROBLEMS["chain"](5, n=8, states=3, longest=4, lam=0.05, **o),
+    "chain, sparse, nine states": lambda **o: sparse(
+        PROBLEMS["chain"](5, n=8, features=9, states=9, longest=4, lam=0.05, **o)
+    ),
+    "chain, no bias, no boundary": lambda **o: PROBLEMS["chain"](
+        5, n=8, states=3, longest=4, lam=0.05, bias=False, boundary=False, ragged=False, **o
+    ),
+}
+RULES = [
+    (None, FrankWolfe(), MaxOracle()),
+    (2, FrankWolfe(), CacheOracle()),
+    *[(12, direction, oracle) for direction in DIRECTIONS[:-1] for oracle in ORACLES],
+    *[(12, Corrective(300, 1e-12), oracle) for oracle in ORACLES],  # to the end: when it ends sooner, rounding chooses
+]
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def storage_of(capacity: int | None) -> Labelings | MeanParts:
+    return MeanParts() if capacity is None else Labelings(capacity)
+
+
+def both(kind: str, capacity: int | None, direction=None, oracle=None) -> tuple[Training, CompiledBCFW]:
+    """The torch loop and the compiled one, each with a problem of its own; None is mean parts."""
+    first, second = KINDS[kind](), KINDS[kind]()
+    training = Training(first, storage=storage_of(capacity), direction=direction, oracle=oracle)
+    dual = DualState.for_head(second.head, second.n, second.lam, storage=storage_of(capacity))
+    return training, CompiledBCFW(second.head, dual, second.everything(3), direction=direction, oracle=oracle)
+
+
+def same_dual(training: Training, loop: CompiledBCFW, rounding: float = 1e-9) -> None:
+    there, here = training.dual, loop.dual
+    torch.testing.assert_close(flat(here.parameters), flat(there.parameters), rtol=0, atol=rounding)
+    for name in ("loss", "gap_estimates", "oracle_gaps"):
+        torch.testing.assert_close(getattr(here, name), getattr(there, name), rtol=0, atol=rounding)
+    assert (here.oracle_calls, here.cache_hits, here.steps) == (there.oracle_calls, there.cache_hits, there.steps)
+
+
+@pytest.mark.parametrize("capacity, direction, oracle", RULES, ids=repr)
+@kinds
+def test_both_loops_take_the_same_steps(kind, capacity, direction, oracle):
+    """In turn: a block that is visited again at once has atoms that are equally good, and rounding would choose."""
+    training, loop = both(kind, capacity, direction, oracle)
+    for _ in range(3):
+        order = torch.arange(24) * 3 % 8
+        training.run([[i] for i in order.tolist()])
+        loop.visit(order)
+        same_dual(training, loop)
+        there = certify(training.head, training.dual, training.problem.everything(3))
+        here = loop.certify()
+        assert here.drift < 1e-10
+        for name in ("primal", "dual", "gap"):
+            assert getattr(here, name) == pytest.approx(getattr(there, name), abs=1e-9)
+        same_dual(training, loop)
+
+
+@pytest.mark.parametrize("capacity", [None, 2])
+@kinds
+def test_each_loop_takes_over_from_the_other(kind, capacity):
+    """Either way round, by checkpoint and in the same process."""
+    training, loop = both(kind, capacity)
+    visits = [[k % 8] for k in range(30)]
+    training.run(visits)
+    loop.visit(torch.tensor(visits).flatten())
+    training.dual.load_state_dict(loop.dual.state_dict())
+    again = Training(KINDS[kind](), storage=storage_of(capacity))
+    other = CompiledBCFW(again.head, again.dual, again.problem.everything())
+    again.dual.load_state_dict(training.dual.state_dict())
+    training.run(visits)
+    other.visit(torch.tensor(visits).flatten())
+    same_dual(training, other)
+    again.run(visits)
+    training.run(visits)
+    same_dual(training, other)
+
+
+@kinds
+def test_an_exact_pass_does_not_depend_on_threads_or_batches(kind):
+    made = [both(kind, 3, Pairwise(), CacheOracle())[1] for _ in range(2)]
+    threads = torch.get_num_threads()
+    try:
+        for count, loop in enumerate(made, 1):
+            torch.set_num_threads(count)
+            loop.visit(torch.arange(30) % 8)
+            assert loop.certify(refresh=False).gap > 0.0
+            assert loop.dual.recomputed is None
+            loop.certify()
+    finally:
+        torch.set_num_threads(threads)
+    assert_same(made[0].dual.state_dict(), made[1].dual.state_dict())
+    head, problem = made[0].head, KINDS[kind]()
+    dual = DualState.for_head(head, 8, 0.05, storage=Labelings(3))
+    with pytest.warns(UserWarning, match="were not zero"):
+        loop = CompiledBCFW(head, dual, [problem.batch([5, 1, 7]), problem.batch([0, 2, 3]), problem.batch([6, 4])])
+    for a, b in zip(loop._examples, made[0]._examples, strict=True):
+        assert a == b if isinstance(a, bool) else (a == b).all()
+
+
+@pytest.mark.parametrize(
+    "index, words",
+    [
+        (torch.tensor([0, 8]), "index holds 0 to 8; the dual has num_examples=8"),
+        (torch.tensor([0.0]), "must be an int64 tensor"),
+        ([1, 2], "must be an int64 tensor"),
+    ],
+)
+def test_a_visit_of_no_example_is_refused(index, words):
+    loop = both("chain", None)[1]
+    before = loop.dual.state_dict()
+    with pytest.raises(ValueError, match=words):
+        loop.visit(index)
+    assert_same(loop.dual.state_dict(), before)

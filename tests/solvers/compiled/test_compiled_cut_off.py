@@ -1,0 +1,184 @@
+"""What becomes of the compiled loop when a run is cut off, and what it refuses to begin with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import assert_same, flat, rng
+from refusals import changes_state
+
+from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearChain, LinearMulticlass, MeanParts
+from torchssvm.core.batch import Batch
+from torchssvm.core.schema import with_seal
+
+pytest.importorskip("numba")
+
+from torchssvm import CompiledBCFW
+from torchssvm.solvers.compiled import loop
+
+
+def many_states(storage=None, states: int = 9, dtype=torch.float64, limit: int | None = None):
+    """Rows of the weights are filled up here: the loop works on a copy."""
+    random = rng(0)
+    x, y = torch.randn(40, 5, generator=random, dtype=dtype), torch.randint(states, (40,), generator=random)
+    head = LinearMulticlass(5, states).to(dtype)
+    dual = DualState.for_head(head, 40, 0.01, storage=storage or MeanParts(), memory_limit=limit)
+    return head, dual, Batch(x, y, torch.arange(40))
+
+
+@pytest.mark.parametrize("storage", [MeanParts, lambda: Labelings(2)], ids=["mean parts", "labelings"])
+@pytest.mark.parametrize("method", ["run", "visit"])
+def test_an_interrupt_loses_nothing(storage, method, monkeypatch):
+    """It is raised where Python gets the control back: after the compiled code."""
+    head, dual, batch = many_states(storage())
+    cut = CompiledBCFW(head, dual, [batch])
+    other, other_dual, _ = many_states(storage())
+    whole = CompiledBCFW(other, other_dual, [batch])
+    visit_blocks = loop.visit_blocks
+
+    def interrupted(*arguments):
+        visit_blocks(*arguments)
+        raise KeyboardInterrupt
+
+    def go(made: CompiledBCFW) -> None:
+        made.run(30) if method == "run" else made.visit(torch.arange(30))
+
+    monkeypatch.setattr(loop, "visit_blocks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go(cut)
+    monkeypatch.undo()
+    go(whole)
+    assert_same(dual.state_dict(), other_dual.state_dict())
+    assert_same(cut.state_dict(), whole.state_dict())
+    assert cut.certify().drift < 1e-10
+
+
+def test_a_run_that_finds_no_memory_can_go_on():
+    head, dual, batch = many_states(Labelings(1))
+    made = CompiledBCFW(head, dual, [batch])
+    dual.storage.memory_limit = 40 * (16 + 1 * (1 + 25) + 17) + 100  # the labelings, and nothing beside them
+    with changes_state("the visits before it count"), pytest.raises(MemoryError, match="a larger capacity"):
+        made.run(2000)
+    assert dual.steps > 0
+    assert made.certify().drift < 1e-10
+    dual.storage.memory_limit = None
+    before = dual.value()
+    assert made.run(500) == 500
+    assert dual.value() > before
+    assert made.certify().drift < 1e-10
+
+
+def test_features_that_overflow_the_dtype_of_the_weights_are_refused():
+    head, dual, batch = many_states(dtype=torch.float32)
+    x = batch.x.double()
+    x[3, 0] = 1e300
+    with pytest.raises(ValueError, match=r"x of example 3 holds numbers that are not finite in torch.float32.*1e\+300"):
+        CompiledBCFW(head, dual, [batch._replace(x=x)])
+
+
+def test_weights_set_before_the_first_visit_are_refused():
+    head, dual, batch = many_states()
+    made = CompiledBCFW(head, dual, [batch])
+    with torch.no_grad():
+        head.weight.normal_()
+    with pytest.raises(RuntimeError, match="weights have changed"):
+        made.run(10)
+    assert dual.steps == 0
+
+
+def test_blocks_without_rows_are_refused():
+    head, dual, batch = many_states()
+    made = CompiledBCFW(head, dual, [batch])
+    made.run(80)
+    state = dual.state_dict()
+    state["storage"]["buffers"]["potentials"]["rows"][5] = 0
+    other, fresh, _ = many_states()
+    again = CompiledBCFW(other, fresh, [batch])
+    fresh.load_state_dict(with_seal(state))
+    with pytest.raises(ValueError, match="not of this problem"):
+        again.run(10)
+
+
+def test_heads_with_hooks_are_refused():
+    head, dual, batch = many_states()
+    head.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    with pytest.raises(TypeError, match="forward hooks"):
+        CompiledBCFW(head, dual, [batch])
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_gradient_that_keeps_its_length_is_compared_while_weights_are_zero(in_turn):
+    """Euler's identity does not see weights that are zero."""
+    random = rng(0)
+    head = LinearChain(4, 3)
+    dual = DualState.for_head(head, 6, 0.1)
+    loss, optim = BlockGap(dual, in_turn=in_turn), BCFW(head.parameters(), dual)
+    x, y = torch.randn(6, 4, 4, generator=random), torch.randint(3, (6, 4), generator=random)
+    loss(head(x), y, torch.arange(6)).backward()
+    with torch.no_grad():
+        head.transition.grad.neg_()
+    with pytest.raises(RuntimeError, match="differs from the one that the backward pass gave"):
+        optim.step()
+    assert not bool(flat(head.parameters()).any())
+
+
+def test_labels_out_of_range_are_an_error_in_every_method():
+    head = LinearChain(4, 3)
+    potentials = head(torch.zeros(2, 3, 4)).detach()
+    target = torch.tensor([[0, 1, 5], [0, 1, 2]])
+    good = target.clamp(max=2)
+    for call in (
+        lambda: head.structure.augmented_argmax(potentials, target),
+        lambda: head.structure.difference(good, target, potentials),
+        lambda: head.structure.examine(good, target, potentials),
+    ):
+        with pytest.raises((RuntimeError, IndexError, ValueError)):
+            call()
+
+
+def test_empty_sequences_are_refused():
+    with pytest.raises(ValueError, match="at least one position"):
+        LinearChain(3, 4)(torch.zeros(2, 0, 3))
+
+
+def test_a_dual_that_was_shared_between_processes_goes_on():
+    head, dual, batch = many_states()
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    for _ in range(6):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+        for buffer in dual.storage.buffers.values():
+            buffer.values.share_memory_()
+    assert CompiledBCFW(head, dual, [batch]).certify().drift < 1e-10
+
+
+def test_transforms_of_torch_func_go_through_the_head():
+    head = LinearChain(2, 3)
+    x = torch.randn(2, 4, 2, generator=rng(1))
+    found = torch.func.jacrev(lambda weights: torch.func.functional_call(head, weights, (x,))["emission"])(
+        dict(head.named_parameters())
+    )
+    torch.testing.assert_close(found["bias"][:, :, 0, 0], torch.ones(2, 4))
+    torch.testing.assert_close(found["first"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda batch: [tuple(batch)], "batches gave a tuple"),
+        (lambda batch: batch, "batches gave a Tensor"),
+        (lambda batch: [batch._replace(x=batch.x.to_sparse())], "x must be a dense tensor"),
+    ],
+    ids=["tuple", "bare", "sparse"],
+)
+def test_batches_of_another_kind_are_refused(change, words):
+    head, dual, batch = many_states()
+    with pytest.raises(TypeError, match=words):
+        CompiledBCFW(head, dual, change(batch))
+
+
+def test_a_generator_that_was_used_up_is_named():
+    head, dual, _ = many_states()
+    with pytest.raises(ValueError, match=r"left out 40 of 40 examples.*used up"):
+        CompiledBCFW(head, dual, iter([]))

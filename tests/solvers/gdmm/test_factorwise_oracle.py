@@ -1,0 +1,141 @@
+"""The factorwise maximisation oracle against all pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from torchssvm.solvers.gdmm.brute_force import dense
+from torchssvm.solvers.gdmm.sorted_entries import COUNT, VISITED, make_entries
+
+pytest.importorskip("numba")
+
+from random_entries import (
+    STAMP,
+    check_found,
+    check_heaps,
+    count_wrong,
+    filled,
+    large,
+    marks,
+    numbers,
+    random_entries,
+    some,
+    spread,
+    zipf,
+)
+
+from torchssvm.solvers.gdmm.entry_heaps import add
+from torchssvm.solvers.gdmm.maximisation import indicator_fmo, interaction_fmo
+from torchssvm.solvers.gdmm.walks import best_unmarked
+
+
+@settings(max_examples=120, deadline=None)
+@random_entries
+def test_indicator_oracle(seed, rows, cols, symmetric, density, mean):
+    rng = np.random.default_rng(seed)
+    entries, v = filled(rng, rows, cols, False, density, mean)
+    left_labels, right_labels = some(rng, rows), some(rng, cols)
+    left, right = numbers(rng, rows, rng.normal()), numbers(rng, cols, rng.normal())
+    marked_row, marked_col = np.full(rows, -1), np.full(cols, -1)
+    both = (len(left_labels), len(right_labels)), (min(1, len(left_labels)), min(2, len(right_labels)))
+    for stamp, sizes in enumerate(both):
+        found = indicator_fmo(
+            entries, left_labels, left, sizes[0], right_labels, right, sizes[1], marked_row, marked_col, stamp
+        )
+        forces = [
+            spread(size, labels[:num], force[:num])
+            for size, labels, force, num in zip(
+                (rows, cols), (left_labels, right_labels), (left, right), sizes, strict=True
+            )
+        ]
+        check_found(found, v, np.ones_like(v, dtype=bool), *forces)
+
+
+@settings(max_examples=120, deadline=None)
+@random_entries
+def test_interaction_oracle(seed, rows, cols, symmetric, density, mean):
+    rng = np.random.default_rng(seed)
+    entries, v = filled(rng, rows, rows, True, density, mean)
+    labels, force = some(rng, rows).astype(np.int32), numbers(rng, rows, rng.normal())
+    allowed = np.triu(rng.random((rows, rows)) < rng.choice([0.0, 0.5, 1.0]), 1)
+    excluded = np.flatnonzero(np.triu(~allowed, 1))
+    excluded = np.concatenate([excluded, [-1, -1]])  # what is after num_excluded does not count
+    found = interaction_fmo(entries, labels, force, len(labels), excluded, len(excluded) - 2, np.full(rows, -1), STAMP)
+    full = spread(rows, labels, force[: len(labels)])
+    check_found(found, v, allowed, full, full)
+
+
+@pytest.mark.parametrize("mean", [0.0, -8.0])
+def test_thousands_of_labels(mean):
+    rng = np.random.default_rng(0)
+    entries = large(rng, 2000, 110_000, mean)
+    assert entries.counters[COUNT] > 50_000
+    check_heaps(entries)
+    v = dense(entries)
+    assert count_wrong(entries, v) == 0
+    marked_row, marked_col = np.full(2000, -1), np.full(2000, -1)
+    for stamp in range(100):
+        left_labels, right_labels = np.unique(zipf(rng, 2000, 12)), np.unique(zipf(rng, 2000, 12))
+        left, right = numbers(rng, len(left_labels), 1.0), numbers(rng, len(right_labels), 1.0)
+        found = indicator_fmo(
+            entries,
+            left_labels,
+            left,
+            len(left_labels),
+            right_labels,
+            right,
+            len(right_labels),
+            marked_row,
+            marked_col,
+            stamp,
+        )
+        forces = spread(2000, left_labels, left), spread(2000, right_labels, right)
+        check_found(found, v, np.ones_like(v, dtype=bool), *forces)
+
+
+def test_what_is_visited_hardly_grows_with_the_domain():
+    visited = []
+    for size in (100, 1000, 3000):
+        rng = np.random.default_rng(size)
+        entries = large(rng, size, 30 * size)
+        marked = np.full(size, -1), np.full(size, -1)
+        for stamp in range(100):
+            labels = np.unique(zipf(rng, size, 8)), np.unique(zipf(rng, size, 8))
+            force = numbers(rng, 8, 1.0), numbers(rng, 8, 1.0)
+            indicator_fmo(
+                entries, labels[0], force[0], len(labels[0]), labels[1], force[1], len(labels[1]), *marked, stamp
+            )
+        visited.append(entries.counters[VISITED] / 100)
+    assert visited[0] >= 1
+    assert visited[1] < 10 * visited[0]
+    assert visited[2] < 30 * visited[0]  # 900 times as many pairs
+    assert visited[2] < 100
+
+
+def test_values_that_cannot_be_best_are_not_visited():
+    size = 50
+    entries = make_entries(size, size, capacity=size * size)
+    for a in range(size):
+        for b in range(size):
+            add(entries, a, b, float(a == b == 0))
+    labels, force, marked = np.arange(1, 20), np.full(19, 2.0), np.full(size, -1)
+    assert indicator_fmo(entries, labels, force, 19, labels, force, 19, marked, marked.copy(), 0) == (1.0, 0, 0)
+    assert entries.counters[VISITED] == 1
+
+
+def test_marking_everything_leaves_only_pairs_of_marked_labels():
+    rng = np.random.default_rng(0)
+    entries, v = filled(rng, 40, 40, False, 1.0, 0.0)
+    labels, force, marked = np.arange(40), numbers(rng, 40), np.full(40, -1)
+    assert best_unmarked(entries, marks(40, labels), marked, STAMP) == (-np.inf, -1, -1)
+    entries.counters[VISITED] = 0
+    check_found(
+        indicator_fmo(entries, labels, force, 40, labels, force, 40, marked, marked.copy(), 0),
+        v,
+        np.ones_like(v, dtype=bool),
+        force,
+        force,
+    )
+    assert entries.counters[VISITED] <= 40 * 40

@@ -1,0 +1,386 @@
+"""GDMM on label sets with interactions."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from factor_graphs import Duals, FactorGraph, Task, label_set_graph, label_set_task
+from gdmm_cases import ORACLES, RULES, FactorGraphTestCase, rules
+from hypothesis import given
+from hypothesis import strategies as st
+from optima import enclose
+from problems import Reference, examples, flat, rng
+
+pytest.importorskip("numba")
+
+from torchssvm import (
+    GDMM,
+    AwayStep,
+    BranchAndBound,
+    BruteForce,
+    DualState,
+    FactorwiseCertificate,
+    MessagePassing,
+    Penalty,
+    SortedOracle,
+)
+from torchssvm.core.batch import apply_head
+from torchssvm.solvers.gdmm.label_set_means import choose_means
+from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
+from torchssvm.solvers.gdmm.label_set_sums import sum_consistent
+
+
+class TestLabelSets(FactorGraphTestCase):
+    VARIANTS: ClassVar[list[dict[str, Any]]] = [
+        {},
+        {"sparse": True},
+        {"sparse": True, "bias": False, "n": 6},
+        {"bias": False},
+        {"weighted": True},
+        {"normalize": False, "weighted": True},
+        {"labels": 4, "n": 3},
+        {"labels": 2},
+        {"labels": 1, "n": 2},
+    ]
+    is_loose = True
+
+    def make(self, seed: int, **options: Any) -> Task:
+        return label_set_task(seed, **options)
+
+    def graph(self, task: Task) -> FactorGraph:
+        return label_set_graph(task)
+
+    def duals(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
+        q, held = gdmm.problem.q, gdmm.problem.factors
+        labels = q.shape[1]
+        found = Duals([np.array([1.0 - on, on]) for on in q.flatten()], [])
+        for factor in graph.factors:
+            i, key = factor.example, (factor.left % labels) * labels + factor.right % labels
+            places = [f for f in range(held.start[i], held.start[i] + held.size[i]) if held.key[f] == key]
+            assert len(places) <= 1, "a factor was made twice"
+            if not places:
+                found.factors.append(None)
+                found.multipliers.append(None)
+                continue
+            both, first, second = held.mass[places[0]]
+            found.factors.append(np.array([[1.0 - both - first - second, second], [first, both]]))
+            left, right = held.multiplier[places[0]]
+            found.multipliers.append((np.array([0.0, left]), np.array([0.0, right])))
+        return found
+
+    def check_held(self, gdmm: GDMM, graph: FactorGraph, duals: Duals) -> None:
+        """A factor that is not made could agree with its labels at the mass of its target."""
+        super().check_held(gdmm, graph, duals)
+        for place, factor in enumerate(graph.factors):
+            if duals.factors[place] is None:
+                a, b = duals.variables[factor.left][1], duals.variables[factor.right][1]
+                both = float(graph.target(factor) == (1, 1))
+                assert max(0.0, a + b - 1.0) - 1e-9 <= both <= min(a, b) + 1e-9
+        if gdmm.problem.ordered:
+            entries, pairs = gdmm.problem.entries, gdmm.problem.pairs.value
+            count = int(entries.counters[0])
+            assert np.array_equal(entries.value[:count], pairs[entries.row[:count], entries.col[:count]])
+
+    def rounded(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
+        problem, point = gdmm.problem, self.duals(gdmm, graph)
+        n, labels = problem.q.shape
+        room, both = np.zeros(labels, np.int64), np.full((labels, labels), -1.0)
+        point.factors = []
+        for i in range(n):
+            total, y = np.zeros((labels, labels)), problem.sets.y[i].astype(float)
+            sum_consistent(i, problem.sets, problem.q, problem.factors, room, both, 1.0, total)
+            assert (both == -1.0).all()
+            for a, b in itertools.combinations(range(labels), 2):
+                on, first, second = y[a] * y[b] - total[a, b], problem.q[i, a], problem.q[i, b]
+                assert on >= 0.0
+                point.factors.append(np.array([[1.0 - first - second + on, second - on], [first - on, on]]))
+        return point
+
+    def compiled(self) -> Any:
+        return visit_label_sets
+
+    def check_room(self, gdmm: GDMM) -> None:
+        held = gdmm.problem.factors
+        assert (held.size <= np.diff(held.start)).all()
+        assert int(gdmm.problem.entries.counters[0]) <= len(gdmm.problem.entries.value)
+
+    def parts(self, task: Task, dual: DualState, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        batch, graph = task.batch([i]), label_set_graph(task)
+        psi = dual.storage.gather(batch.index, apply_head(task.head, batch), batch.y).psi
+        variables = [v for v in graph.variables if v.example == i]
+
+        def listed(output: tuple[int, ...]) -> list[int]:
+            return [*output, *(a * b for a, b in itertools.combinations(output, 2))]
+
+        outputs = list(itertools.product((0, 1), repeat=len(variables)))
+        true = np.array(listed(tuple(v.target for v in variables)))
+        losses = [sum(v.cost[k] for v, k in zip(variables, output, strict=True)) for output in outputs]
+        return true - flat(psi.values()).numpy(), np.array([listed(o) for o in outputs]), np.array(losses)
+
+    def own_damages(self, good: dict[str, Any]):
+        problem = good["gdmm"]["problem"]
+        yield ("gdmm", "problem", "passes"), -1
+        for path, wrong in (
+            (("q",), 1.5),
+            (("q",), -0.5),
+            (("pairs",), 9.0),
+            (("factors", "key"), 0),
+            (("factors", "key"), 10**6),
+            (("factors", "key"), -1),
+            (("factors", "mass"), -0.1),
+            (("factors", "mass"), 3.0),
+            (("factors", "size"), -1),
+            (("factors", "size"), 10**9),
+            (("factors", "room"), 10**12),
+            (("factors", "room"), 0),
+        ):
+            held = problem
+            for key in path:
+                held = held[key]
+            if held.numel():
+                changed = held.clone()
+                changed.view(-1)[0 if path != ("pairs",) else 1] = wrong
+                yield ("gdmm", "problem", *path), changed
+
+
+@pytest.mark.parametrize("decoder", [MessagePassing(), BranchAndBound(), BranchAndBound(sweeps=1, effort=1)])
+def test_a_frustrated_triangle_is_loose_and_searched_by_the_decoder(decoder):
+    """Three labels repel each other: half of each is better than any set."""
+    task = label_set_task(0, n=2, labels=3, features=1)
+    task.head.structure.decoder = decoder
+    task.x, task.y = torch.zeros_like(task.x), torch.tensor([[1, 0, 0], [0, 0, 0]])
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam)
+    weights = [torch.zeros(1, 3).double(), torch.ones(3).double(), torch.full((3,), -5.0).double()]
+    found = gdmm.problem.hinges(weights)
+    # 3/2 of the score, and half of the costs; the best sets hold one label
+    assert found.relaxed == pytest.approx([1.5 + 0.5 - 1.0, 1.5 + 0.5], abs=1e-9)
+    assert found.relaxed.sum() == pytest.approx(label_set_graph(task).hinges(flat(weights).numpy()), abs=1e-9)
+    best = [2.0 / 3.0, 1.0 + 1.0 / 3.0]
+    assert found.exact == (decoder == BranchAndBound())
+    assert (found.value <= found.relaxed).all()
+    assert (found.value >= np.array(best) - 1e-12).all()
+    if found.exact:
+        assert found.value == pytest.approx(best, abs=1e-9)
+    weights[2] *= -1.0  # nothing is frustrated where labels attract each other
+    found = gdmm.problem.hinges(weights)
+    assert found.exact
+    assert found.value == pytest.approx([18.0 + 2.0 / 3.0 - 1.0, 18.0 + 1.0], abs=1e-9)
+    assert np.array_equal(found.relaxed, found.value)
+
+
+@pytest.mark.parametrize("decoder", [MessagePassing(), BranchAndBound()])
+def test_where_the_relaxation_is_loose_both_problems_are_told_apart(decoder):
+    task = label_set_task(27, n=6, labels=4, lam=0.01)
+    task.head.structure.decoder = decoder
+    task.y = torch.nn.functional.one_hot(torch.randint(0, 4, (6,), generator=rng(27)), 4)
+    graph = label_set_graph(task)
+    truth = listed(graph)
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, rule=AwayStep(), penalty=Penalty())
+    loose: list[bool] = []
+    exacts: list[bool] = []
+    duals = [(0.0, 0.0)]
+
+    def look(found: FactorwiseCertificate) -> None:
+        exact = truth.primal(flat(task.head.parameters()).numpy())
+        assert exact - 1e-9 <= found.primal <= found.relaxed_primal
+        assert found.primal <= exact + 1e-9 or not found.exact
+        assert ("upper bound" in str(found)) != found.exact
+        assert f"gap {found.gap:.6f}; relaxed to the local polytope: primal {found.relaxed_primal:.6f}" in str(found)
+        assert found.dual >= duals[-1][0]
+        assert found.relaxed_dual >= duals[-1][1]
+        duals.append((found.dual, found.relaxed_dual))
+        loose.append(found.relaxed_primal > exact + 1e-6)
+        exacts.append(found.exact)
+
+    found = gdmm.solve(1e-5, max_sweeps=200, check_every=2, on_check=look)
+    assert any(loose)
+    assert all(exacts) == (decoder == BranchAndBound())
+    assert found.relaxed_gap <= 1e-3
+    assert found.relaxed_primal == pytest.approx(graph.optimum(), abs=1e-3)
+
+
+def listed(graph: FactorGraph) -> Reference:
+    """All label sets of all examples."""
+    truth = Reference([], [], [], graph.lam)
+    for i in range(graph.n):
+        variables = [v for v in graph.variables if v.example == i]
+        factors = [f for f in graph.factors if f.example == i]
+        first, features, losses = i * len(variables), {}, {}
+        for output in itertools.product((0, 1), repeat=len(variables)):
+            features[output] = sum(v.phi[k] for v, k in zip(variables, output, strict=True))
+            features[output] += sum(f.phi[output[f.left - first], output[f.right - first]] for f in factors)
+            losses[output] = sum(v.cost[k] for v, k in zip(variables, output, strict=True))
+        truth.losses.append(np.array(list(losses.values())))
+        truth.changes.append(np.array(list(features.values())) - features[tuple(v.target for v in variables)])
+    return truth
+
+
+@examples(20)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    rule=st.sampled_from(RULES),
+    oracle=st.sampled_from(ORACLES),
+    variant=st.sampled_from(TestLabelSets.VARIANTS),
+    lam=st.floats(0.02, 2.0),
+    rho=st.floats(1e-3, 30.0),
+)
+def test_the_optimum_over_label_sets_is_enclosed_too(seed, rule, oracle, variant, lam, rho):
+    """Of all kinds of heads and losses; that of the relaxation may be above it."""
+    task = label_set_task(seed, lam=lam, **variant)
+    truth = listed(label_set_graph(task))
+    best = enclose(truth)
+    options = {"rule": rule, "oracle": oracle, "penalty": Penalty(rho), "seed": seed}
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, **options)
+    for passes in (1, 4, 20):
+        for _ in range(passes):
+            gdmm.step()
+        found = gdmm.certify()
+        assert found.exact
+        assert found.primal == pytest.approx(truth.primal(flat(task.head.parameters()).numpy()), abs=1e-9)
+        assert found.dual - 1e-9 <= best.high
+        assert best.low <= found.primal + 1e-9
+
+
+def means_task(seed: int, labels: int, n: int = 6):
+    """Shares of labels, and targets."""
+    random = np.random.default_rng(seed)
+    q, y = random.uniform(size=(n, labels)), random.uniform(size=(n, labels)) < 0.5
+    q[random.uniform(size=q.shape) < 0.2] = 1.0
+    q[random.uniform(size=q.shape) < 0.2] = 0.0
+    return random, q, y
+
+
+def together(begin: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """How often two labels are on, ``[n, P]``: the circle cut wherever an arc begins or ends, piece by piece."""
+    found = []
+    for its_begin, its_q in zip(begin, q, strict=True):
+        cuts = np.unique(np.concatenate([[0.0, 1.0], its_begin % 1.0, (its_begin + its_q) % 1.0]))
+        middle, length = (cuts[1:] + cuts[:-1]) / 2, np.diff(cuts)
+        on = (middle[:, None] - its_begin) % 1.0 < its_q
+        pairs = [(on[:, a] & on[:, b]) @ length for a, b in itertools.combinations(range(len(its_q)), 2)]
+        assert length @ on == pytest.approx(its_q, abs=1e-12)
+        found.append(pairs)
+    return np.array(found).reshape(len(q), -1)
+
+
+@examples(30)
+@given(seed=st.integers(0, 2**31 - 1), labels=st.integers(1, 4))
+def test_pairs_of_means_are_those_of_label_sets(seed, labels):
+    _, q, y = means_task(seed, labels)
+    i, j = np.triu_indices(labels, 1)
+    means = choose_means(q, y)
+    pairs = means.pairs(np.arange(len(q)))
+    assert pairs == pytest.approx(together(means.begin, q), abs=1e-12)
+    assert means.rest[i, j] == pytest.approx((y[:, i] & y[:, j]).sum(0) - pairs.sum(0), abs=1e-12)
+    sets = np.array(list(itertools.product((0.0, 1.0), repeat=labels)))
+    corners = np.concatenate([sets, sets[:, i] * sets[:, j], np.ones((len(sets), 1))], 1)
+    for own, its in zip(q, pairs, strict=True):
+        _, distance = scipy.optimize.nnls(corners.T, np.concatenate([own, its, [1.0]]))
+        assert distance <= 1e-9
+
+
+@examples(20)
+@given(seed=st.integers(0, 2**31 - 1), labels=st.integers(2, 5), n=st.integers(1, 6))
+def test_means_make_the_weights_of_pairs_small(seed, labels, n):
+    """Smaller than where they began; and in the end no arc gains by going where another one ends."""
+    _, q, y = means_task(seed, labels, n)
+    i, j = np.triu_indices(labels, 1)
+    means, goal = choose_means(q, y), (y[:, i] & y[:, j]).sum(0)
+
+    def length(begin: np.ndarray) -> float:
+        return float(np.square(goal - together(begin, q).sum(0)).sum())
+
+    found = length(means.begin)
+    assert found <= length(np.where(y, 0.0, 1.0 - q)) + 1e-9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchssvm.solvers.gdmm.label_set_means._SWEEPS", 100)
+        means = choose_means(q, y)
+    settled = length(means.begin)
+    assert settled <= found + 1e-9
+    for row, label, other in itertools.product(range(n), range(labels), range(labels)):
+        if label != other and 0.0 < q[row, other] < 1.0:
+            begin = means.begin.copy()
+            begin[row, label] = (begin[row, other] + q[row, other]) % 1.0
+            assert settled <= length(begin) + 1e-9
+
+
+def test_the_dual_handed_over_is_the_certified_one_or_says_that_it_is_below():
+    """Labels that repel each other: the relaxation is loose, and passes may lead away from the best mean of sets."""
+    task = label_set_task(27, n=60, labels=6, features=4, lam=0.01)
+    random = rng(5)
+    task.x = torch.randn(60, 4, generator=random, dtype=torch.float64)
+    scores = task.x @ torch.randn(4, 6, generator=random, dtype=torch.float64)
+    task.y = torch.nn.functional.one_hot(scores.argmax(1), 6)
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam)
+    gdmm.solve(0.02, max_sweeps=100)
+    seen = {"same": 0, "below": 0}
+    for _ in range(60):
+        gdmm.step()
+        found, state = gdmm.certify(), gdmm.state_dict()
+        mean = gdmm.problem.rounded().mean.value(task.lam)
+        below = mean < found.dual * (1.0 - 1e-9)
+        seen["below" if below else "same"] += 1
+        if max(seen.values()) > 3 and min(seen.values()) > 0:
+            break
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            dual = gdmm.dual_state(task.everything())
+        assert dual.value() == pytest.approx(mean, rel=1e-9)
+        assert [
+            rf"best that GDMM certified for the features it was made with, {found.dual:.6g}" in str(w.message)
+            for w in warned
+        ] == [True] * below
+        gdmm.load_state_dict(state)
+    assert min(seen.values()) > 0
+
+
+@rules
+def test_labels_without_features_go_where_the_loss_is(rule):
+    """No weight and no factor holds them: all their mass must end on the wrong label."""
+    task = label_set_task(1, n=3, bias=False)
+    task.x, task.y = torch.zeros_like(task.x), torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 0]])
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, rule=rule, penalty=Penalty())
+    best = label_set_graph(task).optimum()
+    found = gdmm.solve(3e-6, violation=1e-3, max_sweeps=3000)
+    assert found.relaxed_primal == pytest.approx(best, abs=1e-5)
+    assert found.relaxed_dual == pytest.approx(best, abs=1e-5)
+
+
+def test_the_oracle_of_a_checkpoint_must_be_the_same():
+    """Sorted weights that are not those of the pairs would lead the oracle astray."""
+    states = []
+    for oracle in (SortedOracle(), BruteForce()):
+        task = label_set_task(1)
+        gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, oracle=oracle)
+        for _ in range(5):
+            gdmm.step()
+        states.append((gdmm, gdmm.state_dict()))
+    for (gdmm, _), (_, other) in zip(states, reversed(states), strict=True):
+        with pytest.raises(ValueError, match="oracle"):
+            gdmm.load_state_dict(other)
+        gdmm.step()
+
+
+def test_a_factor_without_room_waits_for_the_next_pass():
+    """An example may get 32 factors and half of those that it has: of 45, some come later."""
+    task = label_set_task(3, n=3, labels=10, lam=0.001)
+    task.y = torch.ones_like(task.y)
+    task.y[1] = 0
+    gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam)
+    sizes = []
+    for _ in range(60):
+        gdmm.visit(torch.tensor([0, 1, 2, 2]))
+        held = gdmm.problem.factors
+        assert (held.size <= np.diff(held.start)).all()
+        sizes.append(int(held.size.max()))
+        gdmm.end_pass()
+    assert sizes[0] <= 32 < max(sizes)
+    found = gdmm.certify()
+    assert found.gap >= -1e-12
+    assert found.drift < 1e-9

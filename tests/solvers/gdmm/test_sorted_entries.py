@@ -1,0 +1,135 @@
+"""Sorted entries and the walks over them, against dense matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from torchssvm.solvers.gdmm.brute_force import dense
+from torchssvm.solvers.gdmm.sorted_entries import VISITED, from_state, grown, make_entries, state
+
+pytest.importorskip("numba")
+
+from random_entries import STAMP, check_found, check_heaps, filled, marks, random_entries, some, touch
+
+from torchssvm.solvers.gdmm.entry_heaps import add, change, room, value_of
+from torchssvm.solvers.gdmm.walks import best_in_column, best_in_row, best_unmarked
+
+
+@settings(max_examples=60, deadline=None)
+@random_entries
+def test_entries_are_what_was_put_there(seed, rows, cols, symmetric, density, mean):
+    rng = np.random.default_rng(seed)
+    entries, v = filled(rng, rows, rows if symmetric else cols, symmetric, density, mean)
+    np.testing.assert_array_equal(dense(entries), v)
+    check_heaps(entries)
+    for a, b in rng.integers(0, v.shape, (20, 2)).tolist():
+        if not (symmetric and a == b):
+            assert value_of(entries, a, b) == v[a, b]
+
+
+@settings(max_examples=120, deadline=None)
+@random_entries
+def test_walks_find_the_largest_that_is_not_marked(seed, rows, cols, symmetric, density, mean):
+    rng = np.random.default_rng(seed)
+    entries, v = filled(rng, rows, rows if symmetric else cols, symmetric, density, mean)
+    rows, cols = v.shape
+    pairs = ~np.eye(rows, dtype=bool) if symmetric else np.ones((rows, cols), bool)
+    left, right = marks(rows, some(rng, rows)), marks(cols, some(rng, cols))
+    if symmetric:
+        right = left
+    free = (left != STAMP)[:, None] & (right != STAMP)[None, :]
+    check_found(best_unmarked(entries, left, right, STAMP), v, free & pairs)
+    for a in rng.integers(0, rows, 3).tolist():
+        allowed = pairs & (right != STAMP)[None, :]
+        allowed[np.arange(rows) != a] = False
+        check_found(best_in_row(entries, a, right, STAMP), v, allowed | allowed.T if symmetric else allowed)
+    for b in rng.integers(0, cols, 3).tolist():
+        allowed = pairs & (left != STAMP)[:, None]
+        allowed[:, np.arange(cols) != b] = False
+        check_found(best_in_column(entries, b, left, STAMP), v, allowed | allowed.T if symmetric else allowed)
+
+
+@pytest.mark.parametrize("before", [0, 4, 513])
+def test_lists_that_have_just_moved_fit_in_the_pool(before):
+    entries = make_entries(1, 1025, capacity=before)
+    for b in range(1025):
+        if b == before:
+            entries = grown(entries, 1025)
+        add(entries, 0, b, float(b))
+    assert room(entries) == 0
+    check_heaps(entries)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_resumes_to_the_same_bits(symmetric, tmp_path):
+    rng = np.random.default_rng(3)
+    first, _ = filled(rng, 12, 12, symmetric, 0.3, 0.0)
+    first.counters[VISITED] = 7
+    torch.save(state(first), tmp_path / "entries.pt")
+    second = from_state(torch.load(tmp_path / "entries.pt", weights_only=True))
+    assert second.counters[VISITED] == 7
+    assert room(first) == room(second)
+    marked = np.full(12, -1), np.full(12, -1)
+    for stamp in range(100):
+        a, b = rng.choice(12, 2, replace=False).tolist()
+        value = float(rng.integers(-1, 2))  # so that many are equal, and only the order of heaps tells them apart
+        first, second = touch(first, a, b, value), touch(second, a, b, value)
+        answers = [best_unmarked(entries, *marked, STAMP) for entries in (first, second)]
+        assert answers[0] == answers[1]
+        marked[0][rng.integers(12)] = marked[1][rng.integers(12)] = STAMP if stamp % 3 == 0 else -1
+    check_heaps(second)
+    ours, theirs = state(first), state(second)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]
+
+
+def test_a_state_does_not_share_memory_with_entries():
+    entries, v = filled(np.random.default_rng(4), 9, 7, False, 0.5, 0.0)
+    kept = state(entries)
+    again = from_state(kept)
+    change(entries, 0, 100.0)
+    change(again, 0, -100.0)
+    np.testing.assert_array_equal(dense(from_state(kept)), v)
+
+
+@pytest.mark.parametrize(
+    "name, damage, message",
+    [
+        ("row", lambda x: x + 50, "out of range"),
+        ("row", lambda x: x.long(), "int32"),
+        ("col", lambda x: x[:-1], "must have"),
+        ("col", lambda x: torch.zeros_like(x), "twice"),
+        ("value", lambda x: x * float("nan"), "not finite"),
+        ("value", lambda x: x.flip(0), "order of value"),
+        ("heaps", lambda x: x.clamp(max=5), "three times"),
+        ("heaps", lambda x: x.roll(1), "not theirs"),
+        ("size", lambda x: x.roll(1), "does not fit"),
+        ("capacity", lambda x: 2, "room for 2"),
+        ("rows", lambda x: x + 1, "numbers"),
+        ("rows", lambda x: 0, "rows is 0"),
+        ("cols", lambda x: "7", "whole numbers"),
+    ],
+)
+def test_damaged_states(name, damage, message):
+    kept = state(filled(np.random.default_rng(4), 9, 7, False, 0.5, 0.0)[0])
+    with pytest.raises(ValueError, match=message):
+        from_state({**kept, name: damage(kept[name])})
+    del kept[name]
+    with pytest.raises(ValueError, match=name):
+        from_state(kept)
+
+
+def test_bad_sizes():
+    with pytest.raises(ValueError, match="cols is 0"):
+        make_entries(3, 0)
+    with pytest.raises(ValueError, match="symmetric"):
+        make_entries(3, 4, symmetric=True)
+    with pytest.raises(ValueError, match="room for -1"):
+        make_entries(3, 4, capacity=-1)
+    entries = touch(make_entries(3, 4), 0, 0, 1.0)
+    with pytest.raises(ValueError, match="there are 1 entries and room for 0"):
+        grown(entries, 0)

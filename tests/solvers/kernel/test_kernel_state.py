@@ -1,0 +1,369 @@
+"""Kernel models: padding, bounded kernel rows, support, checkpoints and prediction on their own."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from kernel_problems import circles, kernel_head, kernel_svm
+from problems import PROBLEMS, Problem, WithoutAdjoint, assert_same, chain, multiclass, rng
+from torch import Tensor
+
+from torchssvm import (
+    Batch,
+    GapBatchSampler,
+    LinearChain,
+    LinearMulticlass,
+    Permutation,
+    Potentials,
+    Proportional,
+    Uniform,
+    WeightedLabels,
+)
+from torchssvm.solvers.kernel import (
+    RBF,
+    FrankWolfe,
+    KernelChain,
+    KernelHead,
+    KernelMulticlass,
+    KernelSSVM,
+    Pairwise,
+    Polynomial,
+)
+from torchssvm.solvers.report import evaluate
+
+DIRECTIONS = [FrankWolfe(), Pairwise()]
+
+
+class Counting:
+    """A kernel that knows what it was asked for."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, int]] = []
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        self.shapes.append((len(a), len(b)))
+        return RBF(0.5)(a, b)
+
+
+def trained(problem: Problem, steps: int = 30, kernel: Any = None, **options: Any) -> KernelSSVM:
+    svm = kernel_svm(problem, kernel or RBF(0.5), **options)
+    random = rng(1)
+    for step in range(steps):
+        svm.step(torch.randperm(problem.n, generator=random)[: 1 + step % 3])
+    return svm
+
+
+class TestPadding:
+    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+    def test_what_stands_in_the_padding_never_matters(self, direction: Any) -> None:
+        problem = chain(0, n=6)
+        wide = torch.full((6, 7, 2), math.nan, dtype=torch.float64)
+        labels = torch.full((6, 7), 99)
+        for i, length in enumerate(problem.lengths.tolist()):
+            wide[i, :length], labels[i, :length] = problem.x[i, :length], problem.y[i, :length]
+        padded = Problem(problem.head, wide, labels, problem.lengths, problem.lam)
+        plain, other = trained(problem, direction=direction), trained(padded, direction=direction)
+        assert plain.dual.value() == pytest.approx(other.dual.value(), abs=1e-12)
+        assert plain.certify().gap == pytest.approx(other.certify().gap, abs=1e-12)
+        assert plain.support_counts() == other.support_counts()
+        found = other.decode(wide, problem.lengths)
+        assert torch.equal(found[:, :3], plain.decode(problem.x, problem.lengths))
+        assert bool((found[:, 3:] == -1).all())
+
+    def test_one_example_of_a_batch_decodes_as_alone(self) -> None:
+        problem = chain(1, n=6)
+        svm = trained(problem)
+        together = svm.decode(problem.x, problem.lengths)
+        for i, length in enumerate(problem.lengths.tolist()):
+            alone = svm.decode(problem.x[i : i + 1, :length], problem.lengths[i : i + 1])
+            assert torch.equal(alone[0], together[i, :length])
+
+
+class TestKernelRows:
+    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+    def test_a_small_cache_changes_no_bit(self, direction: Any) -> None:
+        problem = chain(0, n=8, longest=4)
+        large = trained(problem, direction=direction)
+        row = 8 * len(large.data.tokens)
+        limit = 14 * row  # 3 examples of 4 tokens, and hardly more
+        small = trained(problem, direction=direction, memory_limit=10**6)
+        small.gram.memory_limit = limit
+        assert_same(large.state_dict(), small.state_dict())
+        before = small.gram.computed
+        for rows in ([0, 1, 2], [3, 4, 5], [6, 7], [0, 1, 2]):
+            large.step(rows)
+            small.step(rows)
+            assert small.gram.nbytes() <= limit
+        assert_same(large.state_dict(), small.state_dict())
+        assert small.gram.computed > before  # rows had to go, and were computed again
+        assert large.gram.computed == len(large.data.tokens)  # each once
+        assert large.gram.nbytes() == len(large.data.tokens) * row
+        assert small.certify().gap == pytest.approx(large.certify().gap, abs=1e-12)
+
+    def test_rows_that_do_not_fit_are_refused_before_anything_changes(self) -> None:
+        problem = chain(0, n=8, longest=4)
+        svm = trained(problem)
+        svm.gram.memory_limit = 8 * len(svm.data.tokens) * 4
+        before = copy.deepcopy(svm.state_dict())
+        with pytest.raises(MemoryError, match="smaller batches, float32 features, or a larger memory_limit"):
+            svm.step(range(8))
+        assert_same(before, svm.state_dict())
+        svm.step([0])  # four rows fit
+        assert svm.nbytes()["kernel rows"] <= svm.gram.memory_limit
+
+    def test_support_labelings_and_blocks_that_do_not_fit_are_refused(self) -> None:
+        problem = chain(0, n=8)
+        with pytest.raises(MemoryError, match="smaller capacity"):
+            kernel_svm(problem, RBF(0.5), capacity=1000, memory_limit=50_000)
+        svm = kernel_svm(problem, RBF(0.5), capacity=2)
+        svm.dual.storage.memory_limit = 100
+        with pytest.raises(MemoryError, match="larger memory_limit, float32 features, or fewer examples"):
+            svm.step([0])
+        assert svm.dual.steps == 0
+
+    def test_only_support_tokens_are_used_for_prediction(self) -> None:
+        kernel = Counting()
+        x, y = circles(30)
+        svm = trained(Problem(LinearMulticlass(2, 2).double(), x, y, None, 0.05), 60, kernel, direction=Pairwise())
+        counts = svm.support_counts()
+        assert 0 < counts.tokens < 30
+        assert counts.tokens == counts.examples == counts.labelings  # two classes: one wrong labeling each
+        kernel.shapes.clear()
+        svm.decode(circles(17, seed=2)[0])
+        assert kernel.shapes == [(17, counts.tokens)]
+
+
+class TestSupport:
+    def test_at_the_start_there_is_none(self) -> None:
+        svm = kernel_svm(chain(0, n=4), RBF(1.0))
+        counts = svm.support_counts()
+        assert (counts.examples, counts.labelings, counts.merged, counts.tokens) == (0, 0, 0, 0)
+        assert "0 support labelings of 0/4 examples" in str(counts)
+        assert torch.equal(svm.decode(svm.data.tokens[:1].view(1, 1, -1)), torch.zeros(1, 1, dtype=torch.int64))
+        svm.step([2])
+        counts = svm.support_counts()
+        assert (counts.examples, counts.labelings) == (1, 1)
+
+    def test_the_blocks_follow_from_masses_and_labelings(self) -> None:
+        for direction in DIRECTIONS:
+            svm = trained(chain(4, n=6, states=3), 60, direction=direction)
+            table = torch.zeros_like(svm._blocks.table())
+            start = 0
+            for i, length in enumerate(svm.data.counts.tolist()):
+                for slot in svm.support.mass[i].nonzero().flatten().tolist():
+                    for t in range(length):
+                        table[start + t, svm.support.labels[i, 0, t]] += svm.support.mass[i, slot]
+                        table[start + t, svm.support.labels[i, slot, t]] -= svm.support.mass[i, slot]
+                start += length
+            assert torch.allclose(table, svm._blocks.table(), atol=1e-12)
+            assert torch.allclose((svm.support.mass * svm.support.loss).sum(1) / 6, svm.dual.loss, atol=1e-12)
+
+    def test_weighted_labels(self) -> None:
+        problem = chain(0, n=6)
+        weights = torch.rand(problem.y.shape, generator=rng(3), dtype=torch.float64)
+        svm = KernelSSVM(
+            kernel_head(problem, RBF(0.5)), problem.x, WeightedLabels(problem.y, weights), problem.lengths, lam=0.1
+        )
+        for _ in range(20):
+            svm.step(range(6))
+        real = torch.arange(3) < problem.lengths.unsqueeze(1)
+        largest = (weights * real).sum(1) / problem.lengths
+        assert 0.0 < svm.certify().primal < float(largest.mean())
+
+
+class TestResume:
+    @pytest.mark.parametrize("order", [Proportional(), Uniform(), Permutation()], ids=repr)
+    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+    @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
+    def test_to_the_bit_in_the_middle_of_an_epoch(self, make: Any, direction: Any, order: Any) -> None:
+        def fresh() -> tuple[KernelSSVM, GapBatchSampler]:
+            svm = kernel_svm(make(0, n=9, dtype=torch.float32), RBF(0.5), direction=direction, capacity=3)
+            return svm, GapBatchSampler(svm.dual, batch_size=2, order=order, seed=3, chunk=2)
+
+        def run(svm: KernelSSVM, sampler: GapBatchSampler, steps: int) -> None:
+            taken = 0
+            while taken < steps:
+                for index in sampler:
+                    svm.step(index)
+                    taken += 1
+                    if taken == steps:
+                        break
+                if taken == 10:
+                    svm.certify()
+
+        straight, order_straight = fresh()
+        run(straight, order_straight, 13)
+        file = io.BytesIO()
+        torch.save({"svm": straight.state_dict(), "sampler": order_straight.state_dict()}, file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+        resumed, order_resumed = fresh()
+        resumed.step([0])  # what was there before must not shine through
+        resumed.load_state_dict(state["svm"])
+        order_resumed.load_state_dict(state["sampler"])
+        order_straight.load_state_dict(state["sampler"])
+        run(straight, order_straight, 11)
+        run(resumed, order_resumed, 11)
+        assert_same(straight.state_dict(), resumed.state_dict())
+        ours, theirs = straight.certify(), resumed.certify()
+        assert (ours.primal, ours.dual, ours.gap) == (theirs.primal, theirs.dual, theirs.gap)
+        x = straight.data.tokens if make is multiclass else straight.data.tokens.unsqueeze(1)
+        assert torch.equal(straight.decode(x), resumed.decode(x))
+
+    def test_states_of_other_problems_and_damaged_ones_are_refused(self) -> None:
+        problem = chain(0, n=6)
+        svm = trained(problem)
+        good = svm.state_dict()
+        others = {
+            "kernel": kernel_svm(problem, RBF(0.6)),
+            "tokens": kernel_svm(chain(1, n=6), RBF(0.5)),
+            "lam": kernel_svm(problem, RBF(0.5), lam=0.7),
+            "capacity": kernel_svm(problem, RBF(0.5), capacity=5),
+        }
+        for word, other in others.items():
+            before = copy.deepcopy(other.state_dict())
+            with pytest.raises(ValueError, match=word):
+                other.load_state_dict(good)
+            assert_same(before, other.state_dict())
+        flipped = Problem(problem.head, problem.x, torch.where(problem.y < 0, -1, 1 - problem.y), problem.lengths, 0.5)
+        with pytest.raises(ValueError, match="targets differ"):
+            kernel_svm(flipped, RBF(0.5)).load_state_dict(good)
+
+        def damaged(change: Any) -> dict[str, Any]:
+            state = copy.deepcopy(good)
+            change(state)
+            return state
+
+        before = copy.deepcopy(svm.state_dict())
+        for change in (
+            lambda s: s.pop("support"),
+            lambda s: s.pop("dual"),
+            lambda s: s.update(format=7),
+            lambda s: s["support"].pop("mass"),
+            lambda s: s["support"]["mass"].mul_(2.0),
+            lambda s: s["support"]["mass"].fill_(math.nan),
+            lambda s: s["support"].update(labels=s["support"]["labels"][:3]),
+            lambda s: s["support"].update(loss=s["support"]["loss"].float()),
+            lambda s: s["support"]["loss"].fill_(math.inf),
+            lambda s: s["support"]["labels"][:, 1:].fill_(5),
+            lambda s: s["dual"].update(kernel_squared_norm=math.nan),
+            lambda s: s["dual"].pop("kernel_squared_norm"),
+            lambda s: s["dual"].update(steps=-1),
+        ):
+            with pytest.raises(ValueError, match="checkpoint"):
+                svm.load_state_dict(damaged(change))
+            assert_same(before, svm.state_dict())
+
+
+class TestOtherHeadsAndDevices:
+    def test_a_linear_head_without_adjoint(self) -> None:
+        problem = chain(0, n=6)
+        linear = WithoutAdjoint(LinearChain(0, 2))
+        head = KernelHead(RBF(0.5), 2, linear, unary="emission", num_states=2, structure=linear.structure).double()
+        other = KernelSSVM(head, problem.x, problem.y, problem.lengths, lam=problem.lam)
+        svm = kernel_svm(problem, RBF(0.5))
+        for rows in ([0, 1, 2], [3], [4, 5], [0, 5]):
+            assert svm.step(rows) == pytest.approx(other.step(rows), abs=1e-12)
+        assert svm.dual.value() == pytest.approx(other.dual.value(), abs=1e-12)
+
+    def test_a_linear_head_that_is_not_linear(self) -> None:
+        class Bent(LinearChain):
+            def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
+                found = super().forward(x, lengths)
+                return Potentials({n: t.tanh() for n, t in found.tensors.items()}, found.lengths, ragged=found.ragged)
+
+        problem = chain(0, n=6)
+        linear = Bent(0, 2)
+        head = KernelHead(RBF(0.5), 2, linear, unary="emission", num_states=2, structure=linear.structure).double()
+        svm = KernelSSVM(head, problem.x, problem.y, problem.lengths, lam=problem.lam)
+        with pytest.raises(ValueError, match="not linear in its weights"):
+            svm.step([0])
+
+    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+    def test_on_every_device_the_same(self, device: torch.device, direction: Any) -> None:
+        problem = chain(0, n=8, features=4)
+        here = trained(problem, direction=direction)
+        x, y, lengths = (t.to(device) for t in (problem.x, problem.y, problem.lengths))
+        head = kernel_head(problem, RBF(0.5)).to(device)
+        there = KernelSSVM(head, x, y, lengths, lam=problem.lam, direction=direction)
+        random = rng(1)
+        for step in range(30):
+            there.step(torch.randperm(8, generator=random)[: 1 + step % 3])
+        assert there.dual.value() == pytest.approx(here.dual.value(), abs=1e-9)
+        assert there.certify().gap == pytest.approx(here.certify().gap, abs=1e-9)
+        assert there.decode(x, lengths).device == x.device
+        assert torch.equal(there.decode(x, lengths).cpu(), here.decode(problem.x, problem.lengths))
+        here.load_state_dict(there.state_dict())
+
+
+class TestTrainedHead:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_its_state_dict_predicts_without_the_training_set(self, dtype: torch.dtype) -> None:
+        problem = chain(0, n=6, dtype=dtype)
+        svm = trained(problem)
+        head = svm.update_head()
+        file = io.BytesIO()
+        torch.save(head.state_dict(), file)
+        file.seek(0)
+        alone = KernelChain(RBF(0.5), 2, 2).to(dtype)
+        alone.load_state_dict(torch.load(file, weights_only=True))
+        ours, theirs = head(problem.x, problem.lengths), alone(problem.x, problem.lengths)
+        assert torch.equal(ours["emission"], theirs["emission"])
+        assert ours["emission"].dtype == dtype
+        assert len(alone.support) == svm.support_counts().tokens
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            KernelChain(RBF(0.5), 3, 2).to(dtype).load_state_dict(head.state_dict())
+
+    def test_its_potentials_are_those_of_training(self) -> None:
+        problem = chain(0, n=6)
+        svm = trained(problem)
+        batch = svm._blocks.read(torch.arange(6), svm._blocks.table())
+        found = svm.update_head()(problem.x, problem.lengths)
+        for name, tensor in batch.potentials.tensors.items():
+            real = torch.ones_like(tensor)
+            if name == "emission":
+                real *= (torch.arange(3) < problem.lengths.unsqueeze(1)).unsqueeze(2)
+            assert torch.allclose(tensor * real, found[name].detach() * real, atol=1e-12)
+
+    def test_it_follows_training_and_is_evaluated_as_any_head(self) -> None:
+        x, y = circles(20)
+        head = KernelMulticlass(RBF(1.0), 2, 2).double()
+        svm = KernelSSVM(head, x, y, lam=0.01)
+        assert svm.update_head() is head
+        assert len(head.support) == 0
+        sampler = GapBatchSampler(svm.dual, batch_size=4)
+        certificate = svm.fit(sampler, tolerance=0.02, max_passes=500, epochs=3)
+        assert certificate.gap <= 0.02
+        assert evaluate(svm.update_head(), head.structure, [Batch(x, y, torch.arange(20))]).loss == 0.0
+        assert len(head.support) > 0
+        assert svm.fit(sampler, tolerance=1e-12, max_passes=svm.dual.passes + 2).gap > 1e-12  # stopped by the passes
+
+    def test_large_inputs_are_expanded_in_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernel = Counting()
+        problem = chain(0, n=6)
+        svm = trained(problem, kernel=kernel)
+        whole = svm.update_head()(problem.x)["emission"]
+        monkeypatch.setattr("torchssvm.solvers.kernel.head._CHUNK", 8 * len(svm.head.support) * 5)
+        kernel.shapes.clear()
+        assert torch.allclose(svm.head(problem.x)["emission"], whole, atol=1e-14)
+        assert max(rows for rows, _ in kernel.shapes) == 5
+
+
+def test_float32_stays_near_float64() -> None:
+    values = []
+    for dtype in (torch.float32, torch.float64):
+        svm = trained(chain(0, n=8, features=4, dtype=dtype), 60, Polynomial(2, 1.0, 0.3))
+        certificate = svm.certify()
+        assert certificate.drift < 1e-5
+        values.append(certificate.gap)
+    assert values[0] == pytest.approx(values[1], abs=0.05)  # a tie may fall the other way
+
+
+@pytest.mark.parametrize("head", [LinearChain(0, 2), LinearMulticlass(0, 2)], ids=["chain", "multiclass"])
+def test_linear_heads_without_features_are_what_stays_explicit(head: Any) -> None:
+    assert next(iter(head.parameters())).numel() == 0

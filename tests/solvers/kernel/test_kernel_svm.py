@@ -1,0 +1,257 @@
+"""Kernel models: the same as explicit features give, and as a QP solver says."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import qpsolvers
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_problems import alphas, circles, gram_features, kernel_svm, monomials, with_features
+from problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
+
+from torchssvm import LinearMulticlass, Multiclass, certify
+from torchssvm.solvers.kernel import RBF, FrankWolfe, KernelSSVM, Linear, Pairwise, Polynomial
+
+KERNELS = {"linear": Linear(), "polynomial": Polynomial(3, 0.5, 0.4), "rbf": RBF(0.7), "function": lambda a, b: a @ b.T}
+VARIANTS = {
+    **PROBLEMS,
+    "cost": functools.partial(multiclass, cost=torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 0.5], [1.0, 1.0, 0.0]])),
+    "no bias": functools.partial(multiclass, bias=False),
+    "positions": functools.partial(chain, shared=False),
+    "full length": functools.partial(chain, ragged=False),
+    "bare chain": functools.partial(chain, bias=False, boundary=False),
+}
+DIRECTIONS = [FrankWolfe(), Pairwise()]
+PAIRS = [(variant, kernel) for variant in VARIANTS for kernel in ("polynomial", "rbf")]
+PAIRS += [(variant, kernel) for variant in PROBLEMS for kernel in ("linear", "function")]
+
+
+def visits(n: int, steps: int, seed: int = 0) -> list[list[int]]:
+    random = rng(seed)
+    return [torch.randperm(n, generator=random)[: 1 + step % 4].tolist() for step in range(steps)]
+
+
+def prediction(problem: Problem) -> torch.Tensor:
+    batch = problem.batch(range(problem.n))
+    found = problem.head(batch.x) if batch.lengths is None else problem.head(batch.x, batch.lengths)
+    return problem.structure.argmax(found.detach()).labeling
+
+
+class TestAgainstExplicitFeatures:
+    @pytest.mark.parametrize(
+        "variant, kernel, sweeps", [*((*pair, 5) for pair in PAIRS), ("chain", "rbf", 0), ("multiclass", "linear", 0)]
+    )
+    def test_every_step_is_that_of_the_linear_head(self, variant: str, kernel: str, sweeps: int) -> None:
+        problem = VARIANTS[variant](0, n=8, lam=0.1)
+        explicit = gram_features(problem, KERNELS[kernel])
+        listed = reference(explicit)
+        training = explicit.train(sweeps=sweeps)
+        svm = kernel_svm(problem, KERNELS[kernel], sweeps=sweeps)
+        taken = 0
+        for rows in visits(8, 40):
+            if listed.tied(training.weights(), rows):
+                continue  # rounding decides which of two best outputs is found
+            taken += 1
+            assert svm.step(rows) == pytest.approx(training.step(rows), abs=1e-9)
+            assert svm.dual.value() == pytest.approx(training.dual.value(), abs=1e-9)
+            assert torch.allclose(svm.dual.loss, training.dual.loss, atol=1e-9)
+            assert torch.allclose(svm.dual.gap_estimates, training.dual.gap_estimates, atol=1e-9)
+        assert taken >= 15
+        assert svm.dual.oracle_calls == training.dual.oracle_calls
+        learned = list(explicit.head.parameters())[1:]  # the first one is what the kernel stands for
+        assert torch.allclose(
+            flat(svm.head.linear.parameters()),
+            flat([learned[0].new_zeros(0), *learned]) if learned else torch.zeros(0, dtype=torch.float64),
+            atol=1e-9,
+        )
+        ours, theirs = svm.certify(), certify(explicit.head, training.dual, explicit.everything())
+        assert ours.primal == pytest.approx(theirs.primal, abs=1e-9)
+        assert ours.dual == pytest.approx(theirs.dual, abs=1e-9)
+        assert torch.equal(svm.decode(problem.x, problem.lengths), prediction(explicit))
+
+    @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
+    @pytest.mark.parametrize("kernel", [Polynomial(2, 1.0, 1.0), Polynomial(3, 0.3, 0.5)], ids=str)
+    def test_polynomials_are_their_monomials_on_new_inputs_too(self, make: Any, kernel: Polynomial) -> None:
+        problem = make(1, n=6, lam=0.2)
+        assert torch.allclose(
+            kernel(problem.x[0].view(-1, problem.x.shape[-1]), problem.x[1].view(-1, problem.x.shape[-1])),
+            monomials(kernel, problem.x[0]).view(-1, monomials(kernel, problem.x).shape[-1])
+            @ monomials(kernel, problem.x[1]).view(-1, monomials(kernel, problem.x).shape[-1]).T,
+        )
+        explicit = with_features(problem, monomials(kernel, problem.x))
+        listed, training, svm = reference(explicit), explicit.train(), kernel_svm(problem, kernel)
+        for rows in visits(6, 60):
+            if not listed.tied(training.weights(), rows):
+                training.step(rows)
+                svm.step(rows)
+        assert svm.dual.value() == pytest.approx(training.dual.value(), abs=1e-9)
+        new = torch.randn(40, *problem.x.shape[1:], generator=rng(5), dtype=torch.float64)
+        lengths = None if problem.lengths is None else torch.randint(1, new.shape[1] + 1, (40,), generator=rng(6))
+        theirs = explicit.head(monomials(kernel, new), *([] if lengths is None else [lengths])).detach()
+        ours = svm.update_head()(new, lengths).detach()
+        for name, tensor in theirs.tensors.items():
+            real = (
+                torch.ones(())
+                if lengths is None or name != "emission"
+                else (torch.arange(new.shape[1]) < lengths.unsqueeze(1)).unsqueeze(2)
+            )
+            assert torch.allclose(ours[name] * real, tensor * real, atol=1e-9)
+        assert torch.equal(svm.decode(new, lengths), problem.structure.argmax(theirs).labeling)
+
+    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+    @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
+    @pytest.mark.parametrize("kernel", ["polynomial", "rbf"])
+    def test_it_reaches_the_optimum_of_a_qp_solver(self, make: Any, kernel: str, direction: Any) -> None:
+        problem = make(2, n=5, lam=1.0)
+        svm = kernel_svm(problem, KERNELS[kernel], direction=direction)
+        for _ in range(100):
+            for rows in ([0, 1], [2], [3, 4]):
+                svm.step(rows)
+            if svm.dual.steps % 30 == 0 and svm.certify().gap < 1e-6:
+                break
+        certificate = svm.certify()
+        optimum = reference(gram_features(problem, KERNELS[kernel])).optimum()
+        assert certificate.dual <= optimum + 1e-7
+        assert certificate.primal >= optimum - 1e-7
+        if isinstance(direction, Pairwise):
+            assert certificate.dual == pytest.approx(optimum, abs=2e-6)
+        else:
+            assert certificate.dual == pytest.approx(optimum, abs=2e-3)  # sublinear
+
+
+class TestNonlinearProblems:
+    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
+    def test_circles(self, direction: Any) -> None:
+        x, y = circles(30)
+        linear = Problem(LinearMulticlass(2, 2).double(), x, y, None, 1e-3)
+        training = linear.train().run(visits(30, 100))
+        assert float((prediction(training.problem) != y).double().mean()) > 0.2
+        svm = kernel_svm(linear, RBF(1.0), direction=direction)
+        for rows in visits(30, 500):
+            svm.step(rows)
+        assert torch.equal(svm.decode(x), y)
+        new, labels = circles(200, seed=1)
+        assert float((svm.decode(new) != labels).double().mean()) < 0.05
+
+        # min lam/2 |w|^2 + mean hinge, straight from the Gram matrix: alpha_i is the mass of the wrong class
+        gram = RBF(1.0)(x, x).numpy() + 1.0  # the bias is one more feature
+        sign = (2 * y - 1).numpy()
+        quadratic = 2.0 * np.outer(sign, sign) * gram / (svm.dual.lam * 30**2)
+        found = qpsolvers.solve_qp(
+            quadratic + 1e-10 * np.eye(30), -np.ones(30) / 30, lb=np.zeros(30), ub=np.ones(30), solver="quadprog"
+        )
+        assert found is not None
+        optimum = float(found.sum() / 30 - found @ quadratic @ found / 2)
+        certificate = svm.certify()
+        assert certificate.dual <= optimum + 1e-8
+        assert certificate.dual == pytest.approx(optimum, abs=1e-5 if isinstance(direction, Pairwise) else 2e-3)
+        assert certificate.primal >= optimum - 1e-8
+
+    def test_xor(self) -> None:
+        x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+        y = torch.tensor([0, 1, 1, 0])
+        svm = kernel_svm(Problem(LinearMulticlass(2, 2), x, y, None, 0.01), RBF(2.0))
+        for _ in range(50):
+            svm.step(range(4))
+        assert torch.equal(svm.decode(x), y)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Problem, KernelSSVM, list[list[int]]]:
+    make = draw(st.sampled_from(sorted(VARIANTS)))
+    lam = draw(st.sampled_from([0.01, 0.1, 1.0]))
+    problem = VARIANTS[make](draw(st.integers(0, 1000)), n=5, lam=lam)
+    kernel = draw(st.sampled_from([Linear(), Polynomial(2, 1.0, 0.5), RBF(0.5)]))
+    svm = kernel_svm(
+        problem,
+        kernel,
+        direction=draw(st.sampled_from(DIRECTIONS)),
+        sweeps=draw(st.sampled_from([0, 1, 5])),
+        capacity=draw(st.sampled_from([2, 3, 64])),
+    )
+    return problem, svm, draw(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=25))
+
+
+class TestInvariants:
+    @examples(40)
+    @given(runs())
+    def test_the_dual_rises_and_the_gap_is_exact(self, run: tuple[Problem, KernelSSVM, list[list[int]]]) -> None:
+        problem, svm, batches = run
+        value = svm.dual.value()
+        assert value == 0.0
+        for rows in batches:
+            assert svm.step(rows) >= -1e-12
+            assert svm.dual.value() >= value - 1e-12
+            value = svm.dual.value()
+        held = svm.dual.value()
+        certificate = svm.certify()
+        assert certificate.dual == pytest.approx(held, abs=1e-9)
+        assert certificate.gap >= -1e-12
+        assert certificate.drift < 1e-9
+        assert svm.dual.gap_estimate == pytest.approx(certificate.gap, abs=1e-9)
+
+        # P by listing all outputs under explicit features; their weights follow from the blocks of the tokens
+        explicit = gram_features(problem, svm.head.kernel)
+        listed = reference(explicit)
+        real = (
+            torch.ones(problem.x.shape[:-1], dtype=torch.bool)
+            if problem.lengths is None
+            else torch.arange(problem.x.shape[1]) < problem.lengths.unsqueeze(1)
+        )
+        emission = explicit.x[real].T @ svm._blocks.table() / (svm.dual.lam * problem.n)
+        weights = torch.cat([emission.flatten(), flat(svm.head.linear.parameters())]).detach()
+        assert certificate.primal == pytest.approx(listed.primal(weights), abs=1e-8)
+        assert certificate.dual == pytest.approx(
+            float(svm.dual.loss.sum()) - svm.dual.lam / 2 * float(weights @ weights), abs=1e-8
+        )
+        # The masses say the same as the blocks, in labelings.
+        assert torch.allclose(svm.support.mass.sum(1) + svm.support.merged, torch.ones(5, dtype=torch.float64))
+        if not bool(svm.support.merged.any()):
+            said = alphas(svm, listed)
+            assert np.allclose(listed.weights(said), weights.numpy(), atol=1e-8)
+            assert listed.dual(said) == pytest.approx(certificate.dual, abs=1e-8)
+
+    @examples(6)
+    @given(st.integers(0, 1000), st.sampled_from([2, 3, 5]))
+    def test_frank_wolfe_does_not_depend_on_the_capacity(self, seed: int, capacity: int) -> None:
+        problem = chain(seed, n=5, lam=0.05)
+        small, large = (kernel_svm(problem, RBF(0.5), capacity=c) for c in (capacity, 64))
+        for rows in visits(5, 40, seed):
+            assert small.step(rows) == large.step(rows)
+        assert torch.equal(small._blocks.table(), large._blocks.table())
+        counts = small.support_counts()
+        assert counts.labelings <= 5 * (capacity - 1)
+        assert counts.tokens == large.support_counts().tokens
+        assert int((small.support.merged > 0).sum()) == counts.merged
+
+    def test_pairwise_with_merged_mass_still_approaches_the_optimum(self) -> None:
+        problem = chain(3, n=5, states=3, lam=0.3)
+        svm = kernel_svm(problem, RBF(0.5), direction=Pairwise(), capacity=2)
+        for rows in visits(5, 800):
+            svm.step(rows)
+        assert svm.support_counts().merged > 0
+        optimum = reference(gram_features(problem, RBF(0.5))).optimum()
+        assert svm.certify().dual == pytest.approx(optimum, abs=2e-3)
+
+    def test_a_batch_solves_the_same_problem_as_single_blocks(self) -> None:
+        problem = multiclass(0, n=6, lam=0.5)
+        single, together = kernel_svm(problem, RBF(0.5)), kernel_svm(problem, RBF(0.5))
+        for _ in range(100):
+            for i in range(6):
+                single.step([i])
+            together.step(range(6))
+        optimum = reference(gram_features(problem, RBF(0.5))).optimum()
+        assert single.dual.value() == pytest.approx(optimum, abs=2e-3)
+        assert together.dual.value() == pytest.approx(optimum, abs=2e-3)
+
+
+def test_multiclass_cost_is_the_structures_own() -> None:
+    cost = torch.tensor([[0.0, 2.0], [5.0, 0.0]])
+    problem = Problem(LinearMulticlass(2, 2, structure=Multiclass(2, cost)).double(), *circles(6), None, 0.1)
+    svm = kernel_svm(problem, RBF(1.0))
+    assert svm.certify().primal == pytest.approx(3.5)  # at zero weights, the mean of the largest losses

@@ -1,0 +1,593 @@
+"""Weights with bounds: the constrained optimum, and everything that must hold on the way to it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from bounded import Bounded, groups_of, optimum_within
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, multiclass, reference, rng
+
+from torchssvm import (
+    BCFW,
+    Away,
+    BlockGap,
+    CacheOracle,
+    Corrective,
+    DualState,
+    ExactSearch,
+    GapBatchSampler,
+    Labelings,
+    LinearChain,
+    MeanParts,
+    Pairwise,
+    Permutation,
+    ShortStep,
+    Weights,
+    certify,
+    recompute_weights,
+)
+from torchssvm.core.batch import apply_head
+
+SEEDS = st.integers(0, 2**31 - 1)
+STORAGES = {"labelings": Labelings, "mean_parts": MeanParts, "weights": Weights}
+
+
+def solve(run: Bounded, *, steps: int, batch_size: int = 1):
+    """Train, and check that certificates enclose the constrained optimum; the last one, and the optimum."""
+    problem = run.problem
+    lower, upper = run.limits()
+    optimum, w = optimum_within(reference(problem), lower, upper)
+    sampler = GapBatchSampler(run.dual, batch_size=batch_size, order=Permutation())
+    found = None
+    while run.dual.steps < steps:
+        for rows in sampler:
+            run.step(rows)
+        if found is None or run.dual.steps >= steps:
+            found = certify(run.head, run.dual, problem.everything(2))
+            assert found.dual <= optimum + 1e-7
+            assert found.primal >= optimum - 1e-7
+    return found, optimum, w
+
+
+# -- The optimum -------------------------------------------------------------------------------------------
+
+TWO_CLASS_BOUNDS = [
+    {"weight": (0.0, None)},
+    {"weight": (None, 0.1), "bias": (-0.05, 0.05)},
+    {"weight": (-0.1, 0.2), "bias": (0.05, None)},  # zero is not allowed
+    {"weight": (torch.tensor([[-math.inf], [0.2]]), torch.tensor([0.3, math.inf]))},
+]
+
+
+@pytest.mark.parametrize("bounds", TWO_CLASS_BOUNDS, ids=str)
+@pytest.mark.parametrize(
+    ("storage", "batch_size", "search"),
+    [("mean_parts", 1, ExactSearch()), ("weights", 3, ExactSearch()), ("mean_parts", 6, ShortStep())],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_two_classes_to_the_optimum(bounds, storage, batch_size, search, seed):
+    problem = multiclass(seed, n=6, classes=2, features=2, lam=0.3)
+    run = Bounded(problem, bounds, storage=STORAGES[storage](), line_search=search)
+    found, optimum, w = solve(run, steps=120, batch_size=batch_size)
+    assert found.gap < 1e-6
+    assert found.primal == pytest.approx(optimum, abs=1e-6)
+    assert found.dual == pytest.approx(optimum, abs=1e-6)
+    np.testing.assert_allclose(run.weights().numpy(), w, atol=2e-3)  # strong convexity: |w - w*|^2 <= 2 gap / lam
+    lower, upper = run.limits()
+    assert ((w <= lower) | (w >= upper)).any()  # a bound binds
+    assert optimum > reference(problem).optimum() + 1e-4
+
+
+@pytest.mark.parametrize("storage", sorted(STORAGES))
+@pytest.mark.parametrize(
+    ("batch_size", "sweeps", "adjoint"), [(1, 5, True), (3, 5, True), (3, 1, True), (3, 0, True), (1, 5, False)]
+)
+def test_chains_to_the_optimum(storage, batch_size, sweeps, adjoint):
+    problem = chain(2, n=4, lam=30.0, adjoint=adjoint)
+    prefix = "" if adjoint else "head."
+    bounds = {f"{prefix}transition": (0.0, None), f"{prefix}bias": (-0.004, 0.004)}
+    run = Bounded(problem, bounds, storage=STORAGES[storage](), sweeps=sweeps)
+    found, optimum, w = solve(run, steps=120, batch_size=batch_size)
+    assert found.dual == pytest.approx(optimum, abs=1e-6)
+    assert found.gap < 1e-4
+    lower, upper = run.limits()
+    assert ((w <= lower) | (w >= upper)).any()
+    truth = reference(problem)
+    assert optimum > truth.optimum() + 1e-4
+    assert truth.primal(np.clip(np.zeros_like(w), lower, upper)) > optimum + 1e-3
+
+
+@pytest.mark.parametrize("direction", [Pairwise(), Away(), Corrective()], ids=repr)
+@pytest.mark.parametrize("oracle", [None, CacheOracle()], ids=repr)
+@pytest.mark.parametrize(("batch_size", "lam"), [(1, 2.0), (3, 0.5)])
+def test_active_sets_converge_linearly_within_bounds(direction, oracle, batch_size, lam):
+    """Blocks of several outputs, to a gap that Frank-Wolfe steps do not reach."""
+    problem = chain(3, n=4, lam=lam)
+    run = Bounded(problem, {"transition": (0.0, None), "emission": (None, 0.1)}, storage=Labelings())
+    run.loss = BlockGap(run.dual, direction, oracle=oracle)
+    found, optimum, w = solve(run, steps=150 + 150 * batch_size, batch_size=batch_size)
+    assert found.gap < 1e-6
+    assert found.primal == pytest.approx(optimum, abs=1e-6)
+    np.testing.assert_allclose(run.weights().numpy(), w, atol=2e-3)
+    assert optimum > reference(problem).optimum() + 1e-3
+
+
+def test_padding_does_not_matter_within_bounds():
+    """The same words in longer batches, with numbers in the padding."""
+    problem = chain(1, lam=0.4)
+    noisy = problem.copy()
+    noisy.x = torch.cat([problem.x, torch.zeros(problem.n, 2, 2)], 1).double()
+    noisy.x[torch.arange(5).expand(5, 5) >= problem.lengths.unsqueeze(1)] = 7.0
+    noisy.y = torch.cat([problem.y, torch.full((problem.n, 2), -1)], 1)
+    bounds = {"transition": (0.0, None), "emission": (None, 0.2)}
+    plain, padded = Bounded(problem, bounds), Bounded(noisy, bounds)
+    for k in range(20):
+        plain.step([k % 5, (k + 2) % 5])
+        padded.step(full_width(noisy, [k % 5, (k + 2) % 5]))
+    torch.testing.assert_close(padded.unclipped(), plain.unclipped())
+    torch.testing.assert_close(padded.weights(), plain.weights())
+    assert plain.weights().count_nonzero() > 0
+
+
+def full_width(problem: Problem, rows: list[int]):
+    index = torch.tensor(rows)
+    return type(problem.batch([0]))(problem.x[index], problem.y[index], index, problem.lengths[index])
+
+
+# -- At every moment ---------------------------------------------------------------------------------------
+
+
+def random_bounds(head: torch.nn.Module, random: torch.Generator):
+    """For each parameter none, a number, or a tensor on one side or both; zero may be outside."""
+    bounds = {}
+    for name, parameter in head.named_parameters():
+        kind = int(torch.randint(0, 5, (), generator=random))
+        a, b = (0.3 * torch.randn(parameter.shape, generator=random, dtype=parameter.dtype) for _ in range(2))
+        if kind == 1:
+            bounds[name] = (0.0, None)
+        elif kind == 2:
+            bounds[name] = (torch.minimum(a, b), torch.maximum(a, b))
+        elif kind == 3:
+            bounds[name] = (None, a)
+        elif kind == 4:
+            bounds[name] = (-0.2, 0.1)
+    return bounds
+
+
+@examples(25)
+@given(
+    seed=SEEDS,
+    kind=st.sampled_from(sorted(PROBLEMS)),
+    storage=st.sampled_from([MeanParts, Weights, Labelings]),
+    search=st.sampled_from([ExactSearch(), ShortStep()]),
+    sweeps=st.sampled_from([0, 1, 10]),
+    adjoint=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.float64, torch.float32]),
+)
+def test_what_holds_after_every_step(seed, kind, storage, search, sweeps, adjoint, dtype):
+    random = rng(seed)
+    lam = float(10.0 ** (3 * torch.rand((), generator=random) - 2))
+    problem = PROBLEMS[kind](seed, lam=lam, adjoint=adjoint, dtype=dtype)
+    run = Bounded(problem, random_bounds(problem.head, random), storage=storage(), line_search=search, sweeps=sweeps)
+    if storage is Labelings:
+        run.loss = BlockGap(run.dual, [None, Pairwise(), Away(), Corrective()][seed % 4], sweeps=sweeps)
+    dual, truth = run.dual, reference(problem)
+    rounding = 1e-10 if dtype == torch.float64 else 1e-4 / min(lam, 1.0)
+    lower, upper = run.limits()
+    held = dual.value()
+    assert held == pytest.approx(run.explicit_dual(), abs=rounding)
+    for _ in range(16):
+        action = int(torch.randint(0, 10, (), generator=random))
+        rows = torch.randint(0, problem.n, (int(torch.randint(1, 5, (), generator=random)),), generator=random).tolist()
+        if action == 0:  # two batches accumulated, of the same examples perhaps
+            others = torch.randint(0, problem.n, (2,), generator=random).tolist()
+            if storage is Labelings:  # which cannot take an example twice
+                others = sorted(set(range(problem.n)) - set(rows))
+            run.optim.zero_grad()
+            run.backward(rows, 0.5)
+            run.backward(others, 0.5)
+            run.optim.step()
+        elif action == 1:
+            primal = truth.primal(run.weights())
+            found = certify(run.head, dual, problem.everything(2), refresh=bool(rows[0] % 2))
+            assert found.primal == pytest.approx(primal, abs=rounding)
+            assert found.dual == pytest.approx(run.explicit_dual(), abs=rounding)
+            assert found.gap >= -rounding
+            assert found.gap == pytest.approx(float(dual.gap_estimates.sum()), abs=rounding)  # P - D = sum of g_i
+            assert found.drift <= 100 * rounding
+        else:
+            assert run.step(rows) >= -rounding
+        w, v = run.weights().double().numpy(), run.unclipped().double().numpy()
+        tiny = 1e-7 if dtype == torch.float32 else 0.0  # the bounds are rounded too
+        np.testing.assert_allclose(w, np.clip(v, lower, upper), rtol=tiny, atol=tiny)
+        now = dual.value()
+        assert now >= held - rounding * (1 + abs(held)), f"the dual fell from {held} to {now}"
+        assert now == pytest.approx(run.explicit_dual(), abs=rounding)
+        assert truth.primal(w) - now >= -rounding
+        held = now
+    if dual.recomputed is None:
+        np.testing.assert_allclose(v, run.recomputed(), rtol=100 * rounding, atol=100 * rounding)
+
+
+@pytest.mark.parametrize("storage", sorted(STORAGES))
+@pytest.mark.parametrize("sweeps", [0, 2])
+def test_accumulated_batches_equal_one_batch(storage, sweeps):
+    problem = chain(3, lam=0.3)
+    bounds = {"transition": (0.0, None), "emission": (-0.1, 0.3)}
+    together, apart = (Bounded(problem.copy(), bounds, storage=STORAGES[storage](), sweeps=sweeps) for _ in range(2))
+    for first, second in [([0, 1], [2]), ([4], [3, 0]), ([2, 1], [4, 3]), ([0], [1])]:
+        together.step(first + second)
+        apart.optim.zero_grad()
+        apart.backward(first, 0.5)
+        apart.backward(second, 0.5)
+        apart.optim.step()
+        torch.testing.assert_close(apart.unclipped(), together.unclipped())
+        torch.testing.assert_close(apart.weights(), together.weights())
+        torch.testing.assert_close(apart.dual.loss, together.dual.loss)
+        assert apart.dual.moved == together.dual.moved
+    assert (together.unclipped() != together.weights()).any()
+
+
+def test_float32_reaches_its_precision():
+    problem = multiclass(2, n=6, classes=2, features=2, lam=0.3, dtype=torch.float32)
+    run = Bounded(problem, {"weight": (-0.1, 0.2), "bias": (0.05, None)})
+    found, optimum, _ = solve_loosely(run, 120)
+    assert found.gap == pytest.approx(0, abs=1e-5)
+    assert found.primal == pytest.approx(optimum, abs=1e-5)
+    assert run.dual.unclipped[0].dtype == torch.float32
+
+
+def solve_loosely(run: Bounded, steps: int):
+    lower, upper = run.limits()
+    optimum, w = optimum_within(reference(run.problem), lower, upper)
+    for k in range(steps):
+        run.step([k % run.problem.n, (k + 1) % run.problem.n])
+    return certify(run.head, run.dual, run.problem.everything()), optimum, w
+
+
+# -- Where it begins, and no bounds at all -----------------------------------------------------------------
+
+
+def test_the_start_is_the_weight_nearest_to_zero():
+    problem = multiclass(0, lam=0.5)
+    run = Bounded(problem, {"weight": (0.25, 1.0), "bias": (-2.0, -1.0)})
+    assert (problem.head.weight == 0.25).all()
+    assert (problem.head.bias == -1.0).all()
+    assert run.unclipped().count_nonzero() == 0
+    size = 0.25**2 * problem.head.weight.numel() + problem.head.bias.numel()
+    assert run.dual.value() == pytest.approx(0.25 * size, abs=1e-12)  # lam/2 |w|^2: no smaller primal is possible
+    run.step([0])
+    assert certify(run.head, run.dual, problem.everything()).gap >= 0
+
+
+def test_weights_from_elsewhere_are_overwritten_with_a_warning():
+    problem = multiclass(0)
+    with torch.no_grad():
+        problem.head.weight.fill_(2.0)
+    dual = DualState.for_head(problem.head, problem.n, problem.lam)
+    with pytest.warns(UserWarning, match="nearest to zero"):
+        BCFW(groups_of(problem.head, {"bias": (1.0, None)}), dual)
+    assert (problem.head.weight == 0.0).all()
+    assert (problem.head.bias == 1.0).all()
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bounds", [{"lower": -math.inf}, {"lower": None, "upper": math.inf}])
+def test_groups_without_bounds_have_the_same_bits(kind, dtype, bounds):
+    """Also beside a short step, which is the step of a parabola and knows nothing of bounds."""
+    problem = PROBLEMS[kind](6, dtype=dtype, lam=0.1)
+    plain, other, short = problem.copy().train(), problem.copy().train(), problem.copy().train()
+    other.optim = BCFW([{"params": list(other.head.parameters()), **bounds}], other.dual)
+    short.optim = BCFW(short.head.parameters(), short.dual, line_search=ShortStep())
+    assert not other.dual.box
+    for k in range(20):
+        for run in (plain, other, short):
+            run.step([k % 5, (k * 3 + 1) % 5])
+            if k == 9:
+                certify(run.head, run.dual, problem.everything(2))
+    assert_same(other.snapshot(), plain.snapshot())
+    assert_same(short.snapshot(), plain.snapshot())
+    assert all(v is p for v, p in zip(other.dual.unclipped, other.dual.parameters, strict=True))
+
+
+def test_bounds_that_never_bind_change_rounding_only():
+    problem = chain(6, lam=0.1)
+    plain, wide = problem.copy().train(), Bounded(problem.copy(), {"emission": (-1e6, 1e6), "transition": (-1e6, 1e6)})
+    for k in range(12):
+        plain.step([k % 5])
+        wide.step([k % 5])
+    torch.testing.assert_close(wide.weights(), plain.weights())
+    assert torch.equal(wide.weights(), wide.unclipped())
+
+
+# -- Certificates and moved features -----------------------------------------------------------------------
+
+
+def test_a_refresh_goes_to_v():
+    """Float32 increments drift; the next step starts from the recomputed v, clipped."""
+    problem = multiclass(4, lam=0.02, dtype=torch.float32)
+    run = Bounded(problem, {"weight": (-0.2, 0.3)})
+    for k in range(200):
+        run.step([k % problem.n])
+    found = certify(run.head, run.dual, problem.everything())
+    assert 0 < found.drift < 1e-4
+    np.testing.assert_allclose(flat(run.dual.recomputed).double().numpy(), run.recomputed(), rtol=1e-6)
+    assert (flat(run.dual.recomputed) > 0.3).any()  # v, not w
+    before = run.dual.objective(float(run.dual.loss.sum()), run.dual.recomputed)
+    run.step([0, 1])
+    assert run.dual.value() >= before - 1e-5
+    assert certify(run.head, run.dual, problem.everything()).drift < found.drift
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_weights_are_recomputed_when_the_features_have_moved(kind):
+    problem = PROBLEMS[kind](2, lam=0.2)
+    bounds = {"weight": (-0.1, 0.1)} if kind == "multiclass" else {"transition": (0.0, None), "emission": (None, 0.1)}
+    run = Bounded(problem, bounds)
+    for k in range(30):
+        run.step([k % problem.n])
+    problem.x = problem.x * 1.5 + 0.1
+    if problem.lengths is not None:
+        problem.x[torch.arange(problem.x.shape[1]) >= problem.lengths.unsqueeze(1)] = 0.0
+    with pytest.warns(UserWarning, match="differ from those of the dual"):
+        moved = certify(run.head, run.dual, problem.everything(), refresh=False)
+    assert moved.dual == pytest.approx(run.explicit_dual(), abs=1e-10)  # still a certificate
+    assert moved.gap >= 0
+    assert recompute_weights(run.head, run.dual, problem.everything(2)) > 0.01
+    np.testing.assert_allclose(run.unclipped().numpy(), run.recomputed(), atol=1e-12)
+    np.testing.assert_allclose(run.weights().numpy(), np.clip(run.recomputed(), *run.limits()), atol=1e-12)
+    after = certify(run.head, run.dual, problem.everything())
+    assert after.drift < 1e-12
+    assert after.gap == pytest.approx(float(run.dual.gap_estimates.sum()), abs=1e-10)
+    run.step([0, 1])
+    assert run.dual.value() >= after.dual
+
+
+def test_weights_out_of_their_bounds_have_no_certificate():
+    problem = multiclass(1)
+    run = Bounded(problem, {"weight": (-0.1, 0.1)}).run([[0], [1]])
+    before = run.snapshot()
+    with torch.no_grad():
+        problem.head.weight[0, 0] = 0.2
+    with pytest.raises(RuntimeError, match="out of their bounds"):
+        certify(run.head, run.dual, problem.everything())
+    with torch.no_grad():
+        problem.head.weight.copy_(before["weights"][0])
+    assert_same(run.snapshot(), before)
+
+
+def test_changed_weights_are_refused():
+    run = Bounded(multiclass(1), {"weight": (-0.1, 0.1)}).run([[0], [1]])
+    with torch.no_grad():
+        run.head.weight.zero_()
+    run.optim.zero_grad()
+    run.backward([2])
+    with pytest.raises(RuntimeError, match="weights have changed"):
+        run.optim.step()
+
+
+# -- Checkpoints -------------------------------------------------------------------------------------------
+
+CHECKPOINTED = {"transition": (0.0, None), "emission": (torch.full((2, 2), -0.2), 0.3)}
+
+
+def in_training(storage: str = "mean_parts", dtype: torch.dtype = torch.float32, bounds=CHECKPOINTED) -> Bounded:
+    return Bounded(chain(4, lam=0.05, dtype=dtype), bounds, storage=STORAGES[storage]())
+
+
+def go_on(run: Bounded, first: int, last: int) -> Bounded:
+    for k in range(first, last):
+        run.step([k % 5, (k * 2 + 1) % 5])
+        if k % 6 == 5:
+            certify(run.head, run.dual, run.problem.everything(2))
+    return run
+
+
+@pytest.mark.parametrize("stop", [0, 3, 6, 11])
+@pytest.mark.parametrize("storage", sorted(STORAGES))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, storage, dtype, stop):
+    whole = go_on(in_training(storage, dtype), 0, 16)
+    torch.save(go_on(in_training(storage, dtype), 0, stop).optim.state_dict(), tmp_path / "run.pt")
+    resumed = in_training(storage, dtype)
+    resumed.optim.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True))
+    go_on(resumed, stop, 16)
+    assert_same(resumed.optim.state_dict(), whole.optim.state_dict())
+    assert torch.equal(resumed.unclipped(), whole.unclipped())
+    assert (whole.unclipped() != whole.weights()).any()
+
+
+def test_copies_and_pickles_go_on_alike():
+    run = go_on(in_training(), 0, 7)
+    for twin in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert_same(twin.optim.state_dict(), run.optim.state_dict())
+        assert twin.dual.unclipped[2] is twin.dual.parameters[2]  # no bounds there
+        go_on(twin, 7, 12)
+        go_on(fresh := copy.deepcopy(run), 7, 12)
+        assert_same(twin.optim.state_dict(), fresh.optim.state_dict())
+
+
+def test_a_new_optimizer_may_take_over_with_the_same_bounds():
+    run = go_on(in_training(), 0, 7)
+    before = run.snapshot()
+    run.optim = BCFW(groups_of(run.head, CHECKPOINTED), run.dual)
+    assert_same(run.snapshot(), before)
+    go_on(run, 7, 9)
+
+
+OTHERS = [
+    {},
+    {"transition": (0.0, None)},
+    {"transition": (0.0, None), "emission": (-0.2, 0.4)},
+    {"transition": (0.0, 5.0), "emission": (-0.2, 0.3)},
+    {**CHECKPOINTED, "bias": (0.0, None)},
+]
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=str)
+def test_checkpoints_with_other_bounds_are_refused(others):
+    state = go_on(in_training(), 0, 4).optim.state_dict()
+    other = go_on(in_training(bounds=others), 0, 2)
+    before, groups = other.snapshot(), copy.deepcopy(other.optim.param_groups[0]["lr"])
+    with pytest.raises(ValueError, match="other bounds"):
+        other.optim.load_state_dict(state)
+    assert_same(other.snapshot(), before)
+    assert other.optim.param_groups[0]["lr"] == groups
+    with pytest.raises(ValueError, match="other bounds"):
+        in_training().optim.load_state_dict(other.optim.state_dict())
+
+
+def test_equal_bounds_may_be_written_differently():
+    state = go_on(in_training(), 0, 4).optim.state_dict()
+    same = {"transition": (torch.zeros(2, 2), math.inf), "emission": (-0.2, torch.tensor(0.3))}
+    other = in_training(bounds=same)
+    other.optim.load_state_dict(state)
+    go_on(other, 4, 8)
+    assert torch.equal(other.unclipped(), go_on(in_training(), 0, 8).unclipped())
+
+
+def test_groups_in_another_order_keep_their_own_bounds():
+    state = go_on(in_training(bounds={"first": (0.0, None)}), 0, 4).optim.state_dict()
+    problem = chain(4, lam=0.05, dtype=torch.float32)
+    other = Bounded(problem, {})
+    other.optim = BCFW(groups_of(problem.head, {"first": (0.0, None)})[::-1], other.dual)
+    other.optim.load_state_dict(state)
+    go_on(other, 4, 8)
+    assert torch.equal(other.unclipped(), go_on(in_training(bounds={"first": (0.0, None)}), 0, 8).unclipped())
+    assert [group.get("lower") for group in other.optim.param_groups] == [None, 0.0, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda dual: dual.pop("box"), "'box'] is missing"),
+        (lambda dual: dual.update(box=[1.0]), "'box'] should be a dict"),
+        (lambda dual: dual["box"].pop("unclipped"), "'unclipped'"),
+        (lambda dual: dual["box"]["unclipped"][0].fill_(math.nan), "'unclipped'"),
+        (lambda dual: dual["box"]["unclipped"].pop(), "'unclipped'"),
+        (lambda dual: dual["box"]["unclipped"].__setitem__(0, None), "'unclipped'"),
+        (lambda dual: dual["box"]["lower"].pop(), "'box'"),
+        (lambda dual: dual["box"]["lower"][1].fill_(math.nan), "'box'"),
+        (lambda dual: dual["box"].update(upper="high"), "'upper'"),
+        (lambda dual: dual.update(moved=-1), "'moved'"),
+    ],
+)
+def test_damaged_checkpoints(damage, words):
+    state = copy.deepcopy(go_on(in_training(), 0, 4).optim.state_dict())
+    damage(state["dual"])
+    run = go_on(in_training(), 0, 2)
+    before = run.snapshot()
+    with pytest.raises(ValueError, match=re.escape(words)):
+        run.optim.load_state_dict(state)
+    assert_same(run.snapshot(), before)
+
+
+def test_checkpoints_move_between_devices(device):
+    state = go_on(in_training(dtype=torch.float64), 0, 7).optim.state_dict()
+    problem = chain(4, lam=0.05).to(device)
+    other = Bounded(problem, CHECKPOINTED)
+    other.optim.load_state_dict(state)
+    go_on(other, 7, 10)
+    expected = go_on(in_training(dtype=torch.float64), 0, 10)
+    torch.testing.assert_close(other.unclipped().cpu(), expected.unclipped())
+    problem.head.cpu()  # the dual follows
+    assert other.dual.value() == pytest.approx(expected.dual.value(), abs=1e-10)
+    assert certify(other.head, other.dual, expected.problem.everything()).gap >= 0
+
+
+# -- What is refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"lower": 1.0, "upper": 0.5}, ValueError, "lower=1.0 is above upper=0.5"),
+        ({"lower": torch.tensor([0.0, 3.0]), "upper": 2.0}, ValueError, "lower=3.0 is above upper=2.0"),
+        ({"lower": math.nan}, ValueError, "lower=nan"),
+        ({"upper": torch.tensor([0.0, math.nan])}, ValueError, "NaN"),
+        ({"lower": torch.zeros(3)}, ValueError, "lower of shape [3] does not broadcast to weights of shape [2, 2]"),
+        ({"upper": torch.zeros(2, 2, 2)}, ValueError, "upper of shape [2, 2, 2]"),
+        ({"lower": math.inf}, ValueError, "no finite weight"),
+        ({"upper": -math.inf}, ValueError, "no finite weight"),
+        ({"lower": "0"}, TypeError, "lower must be a number"),
+        ({"lower": [0.0, 0.0]}, TypeError, "lower must be a number"),
+        ({"upper": True}, TypeError, "upper must be a number"),
+        ({"upper": torch.ones(2, dtype=torch.complex64)}, TypeError, "upper must be a number"),
+    ],
+)
+def test_bounds_that_make_no_sense(options, error, words):
+    head = LinearChain(2, 2)
+    with torch.no_grad():
+        head.transition.fill_(2.0)
+    dual = DualState.for_head(head, 6, 0.5)
+    rest = [p for p in head.parameters() if p is not head.transition]
+    with pytest.raises(error, match=re.escape(words)):
+        BCFW([{"params": [head.transition], **options}, {"params": rest}], dual)
+    assert (head.transition == 2.0).all()
+    assert not dual.box
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({}, {"weight": (0.0, None)}), ({"weight": (0.0, None)}, {}), ({"weight": (0.0, None)}, {"weight": (0.1, None)})],
+    ids=str,
+)
+def test_a_trained_dual_keeps_its_bounds(before, after):
+    run = Bounded(multiclass(1), before).run([[0], [1, 2]])
+    held = run.snapshot()
+    with pytest.raises(ValueError, match="other bounds"):
+        BCFW(groups_of(run.head, after), run.dual)
+    assert_same(run.snapshot(), held)
+    run.step([0])
+
+
+@pytest.mark.parametrize(("name", "value"), [("lower", -5.0), ("upper", 1.0), ("lower", None)])
+def test_bounds_cannot_be_changed_later(name, value):
+    run = Bounded(multiclass(1), {"weight": (0.0, None)}).run([[0], [1, 2]])
+    held = run.snapshot()
+    run.optim.param_groups[0][name] = value
+    run.optim.zero_grad()
+    run.backward([0])
+    with pytest.raises(RuntimeError, match="changed after BCFW was made"):
+        run.optim.step()
+    assert_same(run.snapshot(), held)
+
+
+def test_bounds_are_copied():
+    bound = torch.full((3, 3), 0.1)
+    run = Bounded(multiclass(1), {"weight": (None, bound)})
+    bound.fill_(-1.0)
+    run.run([[0], [1], [2]])
+    assert run.head.weight.max() == torch.tensor(0.1).double()
+
+
+def test_the_loop_as_users_write_it():
+    problem = chain(2, lam=0.1)
+    head = problem.head
+    dual = DualState.for_head(head, problem.n, problem.lam)
+    rest = [p for p in head.parameters() if p is not head.transition]
+    optim = BCFW([{"params": [head.transition], "lower": 0.0}, {"params": rest}], dual)
+    loss = BlockGap(dual)
+    for _ in range(40):
+        for rows in ([0, 1], [2, 3, 4]):
+            batch = problem.batch(rows)
+            optim.zero_grad()
+            loss(apply_head(head, batch), batch.y, batch.index).backward()
+            optim.step()
+    assert (head.transition >= 0).all()
+    assert (dual.unclipped[1] < 0).any()
+    assert (head.emission < 0).any()
+    assert dual.unclipped[0] is head.emission
+    found = certify(head, dual, problem.everything())
+    assert 0 <= found.gap < 0.2
+    assert "lower: 0.0" in repr(optim)

@@ -1,0 +1,348 @@
+"""What a certificate says is true."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from custom import Approximate, LabelSets, label_sets
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
+
+from torchssvm import BCFW, BlockGap, DualState, MeanParts, Weights, certify, recompute_weights
+from torchssvm.core.batch import apply_head
+from torchssvm.core.potentials import as_potentials
+
+SEEDS = st.integers(0, 2**31 - 1)
+KINDS = st.sampled_from(sorted(PROBLEMS))
+STORAGES = st.sampled_from([MeanParts, Weights])
+ROWS = [[0, 1], [2], [3, 1], [4], [0]]
+
+
+# -- Numbers -----------------------------------------------------------------------------------------------
+
+
+@examples(20)
+@given(seed=SEEDS, kind=KINDS, storage=STORAGES, batch_size=st.integers(1, 6), adjoint=st.booleans())
+def test_against_brute_force(seed, kind, storage, batch_size, adjoint):
+    problem = PROBLEMS[kind](seed, adjoint=adjoint)
+    training = problem.train(storage=storage()).run(ROWS)
+    calls = training.dual.oracle_calls
+    value, w = training.dual.value(), training.weights()
+    found = certify(training.head, training.dual, problem.everything(batch_size))
+    truth = reference(problem)
+    assert found.primal == pytest.approx(truth.primal(w), abs=1e-11)
+    assert found.dual == pytest.approx(value, abs=1e-11)
+    assert found.gap == found.primal - found.dual
+    assert found.gap >= -1e-12
+    assert found.exact
+    assert found.drift < 1e-12
+    assert found.oracle_calls == calls + problem.n == training.dual.oracle_calls
+    assert found.passes == found.oracle_calls / problem.n == training.dual.passes
+    assert (found.num_examples, found.lam) == (problem.n, problem.lam)
+    assert found.seconds > 0
+    assert float(training.dual.gap_estimates.sum()) == pytest.approx(found.gap, abs=1e-11)
+
+
+def test_a_new_dual():
+    """w = 0, all l_i = 0: the primal is the mean of the largest losses."""
+    problem = chain(1)
+    training = problem.train()
+    found = certify(training.head, training.dual, problem.everything(2))
+    assert (found.primal, found.dual, found.gap, found.drift) == (1.0, 0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Weights])
+def test_float32(storage):
+    problem = chain(3, dtype=torch.float32, lam=0.05)
+    wide = chain(3, lam=0.05)
+    training = problem.train(storage=storage()).run(ROWS * 20)
+    found = certify(training.head, training.dual, problem.everything(2))
+    assert found.primal == pytest.approx(reference(wide).primal(training.weights().double()), abs=1e-5)
+    assert found.dual == pytest.approx(training.dual.value(), abs=1e-4)
+    assert 0 < found.drift < 1e-4
+    assert training.dual.loss.dtype == training.dual.gap_estimates.dtype == torch.float64
+
+
+def test_the_order_and_the_batches_do_not_matter():
+    problem = chain(4)
+    training = problem.train().run(ROWS)
+    found = [
+        certify(training.head, training.dual, [problem.batch(rows) for rows in batches], refresh=False)
+        for batches in ([[0, 1, 2, 3, 4]], [[4], [3], [2], [1], [0]], [[2, 0], [4, 1, 3]])
+    ]
+    for other in found[1:]:
+        assert other.primal == pytest.approx(found[0].primal, abs=1e-12)
+        assert other.dual == pytest.approx(found[0].dual, abs=1e-12)
+
+
+def test_it_prints_and_cannot_be_changed():
+    problem = multiclass(4)
+    training = problem.train().run(ROWS)
+    found = certify(training.head, training.dual, problem.everything())
+    text = str(found)
+    assert f"primal {found.primal:.6f}, dual {found.dual:.6f}, gap {found.gap:.6f}" in text
+    assert "upper bound" not in text
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.gap = 0.0
+
+
+def test_devices(device):
+    here, there = chain(5), chain(5).to(device)
+    a, b = here.train(), there.train()
+    for rows in ROWS:
+        batch = here.batch(rows)
+        a.step(batch)
+        b.step(type(batch)(*(t.to(device) for t in batch)))
+    first = certify(a.head, a.dual, here.everything(2))
+    second = certify(b.head, b.dual, here.everything(2))  # batches come from the CPU, as from a loader
+    assert second.primal == pytest.approx(first.primal, abs=1e-10)
+    assert second.dual == pytest.approx(first.dual, abs=1e-10)
+
+
+# -- Every example once ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pass_over", [certify, recompute_weights])
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ([[0, 1], [2, 3]], "left out 1 of 5 examples"),
+        ([[0]], "left out 4 of 5 examples"),
+        ([], "left out 5 of 5 examples"),
+        ([[0, 1], [2, 3], [4, 0]], "twice"),
+        ([[0, 1, 1], [2, 3], [4]], "twice"),
+    ],
+)
+def test_missing_and_repeated_examples_are_errors(pass_over, batches, words):
+    problem = chain(2)
+    training = problem.train().run(ROWS)
+    before = training.snapshot()
+    with pytest.raises(ValueError, match=words):
+        pass_over(training.head, training.dual, [problem.batch(rows) for rows in batches])
+    assert_same(training.snapshot(), before)
+    training.step([0, 1])
+
+
+def test_bad_batches_are_errors_and_change_nothing():
+    problem = multiclass(2)
+    training = problem.train().run(ROWS)
+    before = training.snapshot()
+    batch = problem.batch(range(6))
+    for wrong, words in [
+        (batch._replace(index=batch.index + 1), "index holds 1 to 6"),
+        (batch._replace(y=torch.full_like(batch.y, 7)), "label 7"),
+        (batch._replace(x=batch.x * torch.nan), "not finite"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            certify(training.head, training.dual, [wrong])
+        assert_same(training.snapshot(), before)
+
+
+# -- Refreshing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Weights])
+def test_the_weights_stay_until_the_next_step_and_then_start_from_the_dual(storage):
+    problem = chain(6)
+    training = problem.train(storage=storage()).run(ROWS)
+    clean = training.weights()
+    drift = [1e-3 * torch.randn(p.shape, generator=rng(1), dtype=p.dtype) for p in training.dual.parameters]
+    with torch.no_grad():
+        for p, d in zip(training.dual.parameters, drift, strict=True):
+            p += d
+    held = training.weights()
+    found = certify(training.head, training.dual, problem.everything(2))
+    assert torch.equal(training.weights(), held)
+    assert found.drift == pytest.approx(float(flat(drift).norm() / clean.norm()), rel=1e-6)
+    assert found.primal == pytest.approx(reference(problem).primal(held), abs=1e-11)
+    training.optim.zero_grad()
+    training.backward([3])
+    gradient = flat(p.grad for p in training.dual.parameters)
+    training.optim.step()
+    rate = training.optim.param_groups[0]["lr"]
+    torch.testing.assert_close(training.weights(), clean - rate * gradient, rtol=1e-9, atol=1e-12)
+    assert certify(training.head, training.dual, problem.everything(2)).drift < 1e-10
+
+
+def test_without_refresh_the_next_step_starts_from_the_held_weights():
+    problem = chain(6)
+    a, b = problem.copy().train().run(ROWS), problem.copy().train().run(ROWS)
+    certify(a.head, a.dual, problem.everything(2), refresh=False)
+    a.step([3])
+    b.step([3])
+    assert torch.equal(a.weights(), b.weights())
+    assert torch.equal(a.dual.loss, b.dual.loss)
+
+
+def test_certificates_never_change_blocks_or_steps():
+    problem = chain(6)
+    training = problem.train().run(ROWS)
+    before = training.snapshot()
+    certify(training.head, training.dual, problem.everything(2))
+    after = training.snapshot()
+    for state in (before, after):
+        for name in ("gap_estimates", "oracle_gaps", "certified_gap", "oracle_calls", "recomputed", "targets"):
+            state["dual"].pop(name)
+    assert_same(after, before)
+    assert all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in training.dual.parameters)
+
+
+def test_a_certificate_leaves_gradients_and_proposals_alone():
+    problem = chain(6)
+    a, b = problem.copy().train().run(ROWS), problem.copy().train().run(ROWS)
+    for training in (a, b):
+        training.optim.zero_grad()
+        training.backward([2, 3])
+    gradient = flat(p.grad for p in a.dual.parameters)
+    certify(a.head, a.dual, problem.everything(2), refresh=False)
+    assert torch.equal(flat(p.grad for p in a.dual.parameters), gradient)
+    a.optim.step()
+    b.optim.step()
+    assert torch.equal(a.weights(), b.weights())
+
+
+def test_it_works_under_no_grad():
+    problem = chain(6)
+    training = problem.train().run(ROWS)
+    expected = certify(training.head, training.dual, problem.everything(2), refresh=False)
+    with torch.no_grad():
+        found = certify(training.head, training.dual, problem.everything(2), refresh=False)
+    assert (found.primal, found.dual, found.drift) == (expected.primal, expected.dual, expected.drift)
+
+
+# -- Approximate oracles -----------------------------------------------------------------------------------
+
+
+def test_bounds_make_the_certificate_of_an_approximate_oracle_valid():
+    head, _, batch = label_sets(1)
+    structure = Approximate(4, 2)
+    dual = DualState.for_head(head, 5, 0.2, structure=structure)
+    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+    exact_gap = None
+    for k in range(60):
+        row = torch.tensor([k % 5])
+        optim.zero_grad()
+        loss(head(batch.x[row]), batch.y[row], row).backward()
+        optim.step()
+        if k % 20 == 19:
+            found = certify(head, dual, [batch])
+            assert not found.exact
+            assert "upper bound: approximate oracle" in str(found)
+            scores = batch.x @ head.weight.detach().T
+            outputs = every(head, batch)
+            listed = torch.stack([structure.loss(y, batch.y) + (scores * (y - batch.y)).sum(1) for y in outputs])
+            primal = 0.1 * float(head.weight.detach().square().sum()) + float(listed.max(0).values.mean())
+            assert found.primal == pytest.approx(primal + structure.slack, abs=1e-10)
+            assert found.gap == pytest.approx(found.primal - dual.value(), abs=1e-10)
+            exact_gap = found.gap - structure.slack
+    assert 0 <= exact_gap < 0.2
+    assert bool((dual.gap_estimates >= 0).all())
+
+
+def every(head, batch):
+    return list(LabelSets(4, 2).enumerate(as_potentials(head(batch.x))))
+
+
+# -- Features that move ------------------------------------------------------------------------------------
+
+
+@examples(15)
+@given(seed=SEEDS, kind=KINDS, adjoint=st.booleans())
+def test_recomputed_weights_are_those_of_the_dual_for_the_new_features(seed, kind, adjoint):
+    problem = PROBLEMS[kind](seed, adjoint=adjoint)
+    training = problem.train().run(ROWS)
+    before = reference(problem)
+    problem.x = problem.x + 0.5 * torch.randn(problem.x.shape, generator=rng(seed + 1), dtype=torch.float64)
+    truth = reference(problem)
+    held = training.weights()
+    change = recompute_weights(training.head, training.dual, problem.everything(2))
+    w = training.weights()
+    assert change == pytest.approx(float((w - held).norm() / held.norm()), rel=1e-8)
+    assert change > 1e-6
+    # mu_i keeps its meaning: w = -(1/(lam n)) sum_i Phi_i^T (mu_i - p(y_i)) with the new Phi_i
+    expected = torch.zeros_like(w)
+    for i in range(problem.n):
+        batch = problem.batch([i])
+        potentials = apply_head(training.head, batch)
+        stored = training.dual.storage.gather(batch.index, potentials, batch.y)
+        own = torch.autograd.grad(
+            list(potentials.tensors.values()),
+            training.dual.parameters,
+            [stored.psi[name] for name in potentials.tensors],
+            allow_unused=True,
+        )
+        own = [torch.zeros_like(p) if g is None else g for g, p in zip(own, training.dual.parameters, strict=True)]
+        expected += flat(own) / (problem.lam * problem.n)
+    torch.testing.assert_close(w, expected)
+    assert bool(torch.isinf(training.dual.gap_estimates).all())
+    found = certify(training.head, training.dual, problem.everything(2))
+    assert found.gap >= -1e-12
+    assert found.drift < 1e-12
+    assert found.primal == pytest.approx(truth.primal(w), abs=1e-10)
+    assert before.n == truth.n
+    value = training.dual.value()
+    for rows in ROWS:
+        assert training.step(rows) >= -1e-12
+        assert training.dual.value() >= value - 1e-12
+        value = training.dual.value()
+
+
+def test_recomputing_changes_nothing_when_nothing_moved():
+    problem = chain(3)
+    training = problem.train().run(ROWS)
+    before = training.snapshot()
+    assert recompute_weights(training.head, training.dual, problem.everything(2)) < 1e-12
+    after = training.snapshot()
+    torch.testing.assert_close(flat(after["weights"]), flat(before["weights"]))
+    assert_same(after["dual"]["storage"], before["dual"]["storage"])
+    assert_same(after["dual"]["loss"], before["dual"]["loss"])
+
+
+def test_a_certificate_after_moved_features_is_still_a_bound():
+    problem = chain(3, lam=2.0)
+    training = problem.train().run(ROWS)
+    problem.x = problem.x + torch.randn(problem.x.shape, generator=rng(9), dtype=torch.float64)
+    optimum = reference(problem).optimum()
+    found = certify(training.head, training.dual, problem.everything(2), refresh=False)
+    assert found.dual <= optimum + 1e-9
+    assert found.primal >= optimum - 1e-9
+    assert found.primal == pytest.approx(reference(problem).primal(training.weights()), abs=1e-10)
+    assert found.drift > 1e-3
+
+
+def test_the_dual_does_not_fall_after_a_certificate_of_moved_features():
+    """The step after a refreshing certificate starts from w(alpha), and must be exact there too."""
+    for seed in range(8):
+        problem = chain(seed, lam=0.05)
+        training = problem.train().run(ROWS)
+        problem.x = problem.x + 2 * torch.randn(problem.x.shape, generator=rng(seed), dtype=torch.float64)
+        before = certify(training.head, training.dual, problem.everything()).dual
+        try:
+            training.step([0, 1])
+        except RuntimeError:
+            continue  # refusing is right too
+        assert certify(training.head, training.dual, problem.everything()).dual >= before - 1e-10
+
+
+def test_recomputing_replaces_what_an_earlier_certificate_kept_for_the_next_step():
+    problem = chain(3)
+    training = problem.train().run(ROWS)
+    certify(training.head, training.dual, problem.everything(2))
+    problem.x = problem.x + torch.randn(problem.x.shape, generator=rng(9), dtype=torch.float64)
+    recompute_weights(training.head, training.dual, problem.everything(2))
+    start = training.weights()
+    training.step([2, 3])
+    gradient = flat(p.grad for p in training.dual.parameters)
+    torch.testing.assert_close(training.weights(), start - training.optim.param_groups[0]["lr"] * gradient)
+
+
+def test_weights_of_old_features_cannot_be_recomputed():
+    problem = chain(3)
+    training = problem.train(storage=Weights()).run(ROWS)
+    before = training.snapshot()
+    with pytest.raises(ValueError, match=r"storage=Weights\(\) keeps weights of old features: use MeanParts\(\)"):
+        recompute_weights(training.head, training.dual, problem.everything())
+    assert_same(training.snapshot(), before)

@@ -1,0 +1,525 @@
+"""A dual that meets another problem than its own refuses: other targets, features, losses, heads."""
+
+from __future__ import annotations
+
+import copy
+import re
+from contextlib import nullcontext
+
+import pytest
+import torch
+from problems import PROBLEMS, assert_same, chain, multiclass
+from refusals import changes_state
+from torch import Tensor, nn
+
+from torchssvm import (
+    BCFW,
+    GDMM,
+    Batch,
+    BlockGap,
+    CompiledBCFW,
+    CuttingPlane,
+    Decoding,
+    DualState,
+    ExponentiatedGradient,
+    GraphCut,
+    Labelings,
+    LinearMulticlass,
+    LinearMultilabel,
+    MeanParts,
+    Pairwise,
+    Structure,
+    WeightedAverage,
+    WeightedLabels,
+    Weights,
+    certify,
+    check,
+    recompute_weights,
+)
+from torchssvm.core.digest import digest_targets
+from torchssvm.core.schema import with_seal
+from torchssvm.solvers.kernel import RBF, KernelChain, KernelMulticlass, KernelSSVM
+
+STORAGES = [MeanParts, Weights, Labelings]
+ROWS = [[0, 1], [2, 3], [4, 0]]
+
+
+def relabelled(problem, rows):
+    """The batch with other targets."""
+    batch = problem.batch(rows)
+    states = problem.structure.num_states if problem.y.ndim > 1 else problem.structure.num_classes
+    return batch._replace(y=torch.where(batch.y >= 0, (batch.y + 1) % states, batch.y))
+
+
+# -- Targets --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_other_targets_are_refused_at_the_next_visit(kind, storage):
+    problem = PROBLEMS[kind](3, n=6)
+    training = problem.train(storage=storage()).run(ROWS)
+    before = training.snapshot()
+    batch = relabelled(problem, [5, 2])
+    with pytest.raises(RuntimeError, match=r"1 of 2 examples have other targets .* \[2\]"):
+        training.loss(training.head(batch.x, batch.lengths) if kind == "chain" else training.head(batch.x), *batch[1:3])
+    assert_same(training.snapshot(), before)
+    training.run([[5, 2]])
+
+
+def test_other_targets_are_refused_after_a_resume_without_an_exact_pass():
+    problem = chain(3, n=6)
+    training = problem.train().run(ROWS)
+    again = problem.copy().train()
+    again.optim.load_state_dict(training.optim.state_dict())
+    batch = relabelled(problem, [2])
+    with pytest.raises(RuntimeError, match="other targets"):
+        again.loss(again.head(batch.x, batch.lengths), batch.y, batch.index)
+    with pytest.raises(RuntimeError, match="other targets"):
+        recompute_weights(again.head, again.dual, [relabelled(problem, range(6))])
+    with pytest.raises(RuntimeError, match="other targets"):
+        CompiledBCFW(again.head, again.dual, [relabelled(problem, range(6))])
+
+
+def test_a_compiled_loop_refuses_a_dual_that_went_on_elsewhere_on_other_targets():
+    problem = chain(3, n=6)
+    training = problem.train()
+    loop = CompiledBCFW(training.head, training.dual, [problem.batch(range(6))])
+    batch = relabelled(problem, [2])
+    other = BlockGap(training.dual)
+    other(training.head(batch.x, batch.lengths), batch.y, batch.index).backward()
+    training.optim.step()
+    with pytest.raises(RuntimeError, match="other targets"):
+        loop.run(3)
+    with pytest.raises(RuntimeError, match="other targets"):
+        loop.certify()
+
+
+def test_exponentiated_gradient_knows_its_targets():
+    problem = chain(3, n=6)
+    head = copy.deepcopy(problem.head)
+    gradient = ExponentiatedGradient(head, num_examples=6, lam=0.1)
+    gradient.start(problem.everything(3))
+    with pytest.raises(RuntimeError, match="other targets"):
+        gradient.step(relabelled(problem, [1]))
+    gradient.step(problem.batch([1]))
+    gradient.certify(problem.everything(3))
+
+
+# -- Losses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Labelings])
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_losses_that_are_not_those_of_the_blocks_are_found(kind, storage, compiled):
+    problem = PROBLEMS[kind](3, n=6)
+    training = problem.train(storage=storage(), direction=Pairwise() if storage is Labelings else None).run(ROWS)
+    state = training.optim.state_dict()
+    state["dual"]["loss"][2] += 1e-4
+    again = problem.copy().train(storage=storage(), direction=Pairwise() if storage is Labelings else None)
+    with pytest.raises(ValueError, match="numbers are not those that were saved"):
+        again.optim.load_state_dict(state)
+    again.optim.load_state_dict({**state, "dual": with_seal(state["dual"])})
+    loop = CompiledBCFW(again.head, again.dual, problem.everything(2)) if compiled else None
+    before = again.snapshot()
+    room = changes_state("every block gets its room") if compiled and storage is MeanParts else nullcontext()
+    with room, pytest.raises(RuntimeError, match=r"losses of 1 blocks are not those .* \[2\]"):
+        if loop is not None:
+            loop.certify()
+        else:
+            certify(again.head, again.dual, problem.everything(2))
+    after = again.snapshot()
+    if loop is not None:  # which gives every block its room
+        del before["dual"]["storage"], after["dual"]["storage"]
+    assert_same(after, before)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", ["loss", "gap_estimates", "weights", "storage"])
+def test_an_edited_checkpoint_is_refused(storage, name):
+    training = chain(3, n=6).train(storage=storage()).run(ROWS)
+    state = copy.deepcopy(training.optim.state_dict())
+    value = state["dual"][name]
+    while not isinstance(value, Tensor):
+        value = next(v for v in (value.values() if isinstance(value, dict) else value) if not isinstance(v, str | int))
+    flat = value.view(-1)
+    flat[0] = flat[0] * 0.5 if value.is_floating_point() and float(flat[0]) else flat[0] + 1
+    with pytest.raises(ValueError, match="damaged"):
+        training.optim.load_state_dict(state)
+
+
+# -- Features -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adjoint", [True, False])
+@pytest.mark.parametrize("change", ["noise", "scaled", "one token"])
+def test_weights_refuse_features_that_move(adjoint, change):
+    problem = chain(3, n=6)
+    head = problem.head if adjoint else Bare(problem.head)
+    dual = DualState.for_head(head, 6, 0.1, storage=Weights(), structure=problem.structure)
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+
+    def step(batch):
+        optim.zero_grad()
+        loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+        optim.step()
+
+    def moved(batch):
+        x = batch.x.clone()
+        if change == "noise":
+            x += torch.randn_like(x)
+        elif change == "scaled":
+            x /= 4
+        else:
+            x[0, 0, 0] += 0.01
+        return batch._replace(x=x)
+
+    for rows in ROWS:
+        step(problem.batch(rows))
+    before = copy.deepcopy(optim.state_dict())
+    with pytest.raises(RuntimeError, match=r"examples \[0.*\] came with other features"):
+        step(moved(problem.batch([0, 5])))
+    with pytest.raises(RuntimeError, match=r"came with other features"):
+        certify(head, dual, [moved(problem.batch([0, 1, 2])), problem.batch([3, 4, 5])])
+    assert_same(optim.state_dict(), before)
+    step(problem.batch([0, 5]))
+    assert certify(head, dual, problem.everything(2)).gap > 0.0  # in other batches, padded otherwise
+
+
+def test_weights_remember_their_features_in_checkpoints():
+    problem = chain(3, n=6)
+    training = problem.train(storage=Weights()).run(ROWS)
+    again = problem.copy().train(storage=Weights())
+    again.optim.load_state_dict(training.optim.state_dict())
+    batch = problem.batch([2])
+    with pytest.raises(RuntimeError, match="other features"):
+        again.loss(again.head(batch.x + 1.0, batch.lengths), batch.y, batch.index)
+    state = training.dual.state_dict()
+    for wrong in (None, torch.zeros(6), torch.full((6,), torch.nan, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"storage\['features'\]"):
+            again.dual.load_state_dict({**state, "storage": {**state["storage"], "features": wrong}})
+
+
+def test_weights_refuse_two_views_of_an_example_in_one_step():
+    problem = chain(3, n=6)
+    training = problem.train(storage=Weights())
+    training.loss.sweeps = 0  # else an example counts once
+    batch = problem.batch([2])
+    for x in (batch.x, batch.x * 1.1):
+        training.loss(training.head(x, batch.lengths), batch.y, batch.index).backward()
+    with pytest.raises(RuntimeError, match=r"examples \[2\] came with other features"):
+        training.optim.step()
+
+
+class Bare(nn.Module):
+    """A head that gives nothing but tensors and lengths."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head, self.structure = head, head.structure
+
+    def forward(self, x, lengths=None):
+        potentials = self.head(x, lengths)
+        return type(potentials)(potentials.tensors, lengths, ragged=potentials.ragged)
+
+
+# -- Heads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_only_the_weights_of_the_dual_are_certified(storage):
+    problem = chain(3, n=6)
+    training = problem.train(storage=storage()).run(ROWS)
+    head, everything = training.head, problem.everything(2)
+    found = certify(head, training.dual, everything, refresh=False)
+    for alike in (copy.deepcopy(head), head.forward, lambda x, lengths: head(x, lengths)):
+        again = certify(alike, training.dual, everything, refresh=False)
+        assert (again.primal, again.dual) == (found.primal, found.dual)
+    other = copy.deepcopy(head)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(3.0)
+    before = training.snapshot()
+    wrong = (
+        (other, "has other weights than the dual"),
+        (lambda x, lengths: other(x, lengths), "not those of the dual's parameters alone"),
+        (lambda x, lengths: copy.deepcopy(head)(x, lengths), "not those of the dual's parameters alone"),
+        (lambda x, lengths: both(head(x, lengths), other(x, lengths)), "not those of the dual's parameters alone"),
+        (lambda x, lengths: head(x, lengths).detach(), "carry no gradient"),
+    )
+    for head_given, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            certify(head_given, training.dual, everything)
+        if storage is not Weights:
+            with pytest.raises(ValueError, match=message):
+                recompute_weights(head_given, training.dual, everything)
+    assert_same(training.snapshot(), before)
+
+
+def both(a, b):
+    return type(a)({name: a[name] + b[name] for name in a.tensors}, a.lengths, ragged=a.ragged)
+
+
+def test_a_copy_of_features_and_head_is_certified_as_they_are():
+    problem = multiclass(3, n=6)
+    head = nn.Sequential(nn.Linear(problem.x.shape[1], 4).double(), LinearMulticlass(4, 3).double())
+    head[0].requires_grad_(False)
+    dual = DualState.for_head(head[1], 6, 0.1)
+    loss, optim = BlockGap(dual), BCFW(head[1].parameters(), dual)
+    batch = problem.batch(range(6))
+    for _ in range(5):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    found, again = (certify(model, dual, [batch], refresh=False) for model in (head, copy.deepcopy(head)))
+    assert (again.primal, again.dual) == (found.primal, found.dual)
+
+
+# -- lam ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lam", "dtype"),
+    [
+        (1e-310, torch.float64),
+        (1e-300, torch.float32),
+        (1e-45, torch.float32),
+        (1e39, torch.float32),
+        (1e308, torch.float64),
+    ],
+)
+def test_a_lam_out_of_range_is_refused(lam, dtype):
+    head = LinearMulticlass(2, 3).to(dtype)
+    with pytest.raises(ValueError, match=re.escape(f"lam={lam:g} with num_examples=50 is out of range")):
+        DualState.for_head(head, 50, lam)
+    dual = DualState.for_head(head, 50, 1.0)
+    with pytest.raises(ValueError, match="out of range"):
+        dual.change_lam(lam)
+    if lam < 1.0:
+        with pytest.raises(ValueError, match="out of range"):
+            dual.rescale(lam)
+    assert dual.lam == 1.0
+
+
+@pytest.mark.parametrize(("lam", "dtype"), [(1e-12, torch.float32), (1e12, torch.float32), (1e-60, torch.float64)])
+def test_a_lam_within_range_certifies_finite_numbers(lam, dtype):
+    torch.manual_seed(0)
+    head = LinearMulticlass(2, 3).to(dtype)
+    batch = Batch(torch.randn(5, 2, dtype=dtype), torch.tensor([0, 1, 2, 0, 1]), torch.arange(5))
+    dual = DualState.for_head(head, 5, lam)
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    for _ in range(20):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    found = certify(head, dual, [batch])
+    assert 0.0 <= found.dual <= found.primal < float("inf")
+
+
+# -- Relaxations ----------------------------------------------------------------------------------------------
+
+
+class OneOfThree(Structure):
+    """One of three classes; decoded, if ``relaxed``, with the point (1/2, 1/2, 1/2) outside of their hull."""
+
+    def __init__(self, relaxed: bool) -> None:
+        self.relaxed = relaxed
+
+    def argmax(self, potentials):
+        points = torch.eye(3, dtype=torch.float64)
+        if self.relaxed:
+            points = torch.cat([points, torch.full((1, 3), 0.5, dtype=torch.float64)])
+        best = (potentials.single @ points.T).max(1)
+        return Decoding(points[best.indices], best.values, relaxed=self.relaxed)
+
+    def parts(self, labeling):
+        return labeling
+
+    def loss(self, labeling, target):
+        return (labeling * (1.0 - target)).sum(1)
+
+    def loss_potentials(self, target):
+        return 1.0 - target, torch.zeros(len(target))
+
+
+def train_one_of_three(relaxed, steps=60):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+    batch = Batch(x, torch.eye(3, dtype=torch.float64).repeat(2, 1), torch.arange(6))
+    head = LinearMulticlass(2, 3, bias=False).double()
+    dual = DualState.for_head(head, 6, 0.5, structure=OneOfThree(relaxed))
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    for _ in range(steps):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    return head, dual, optim, batch
+
+
+def test_a_certificate_says_that_it_is_of_the_relaxation():
+    """The dual of a relaxation may lie above the optimum, which is what the certificate must tell."""
+    found = {}
+    for relaxed in (True, False):
+        head, dual, _, batch = train_one_of_three(relaxed)
+        found[relaxed] = certify(head, dual, [batch])
+    loose, exact = found[True], found[False]
+    assert loose.dual > exact.primal + 1e-3  # else the test shows nothing
+    assert (loose.relaxed, loose.exact) == (True, False)
+    assert (exact.relaxed, exact.exact) == (False, True)
+    assert str(loose).startswith("relaxation: primal")
+    assert loose.gap == loose.primal - loose.dual >= 0.0
+
+
+def test_a_relaxation_is_remembered():
+    head, dual, optim, batch = train_one_of_three(True, 0)
+    BlockGap(dual)(head(batch.x), batch.y, batch.index).backward()
+    assert not dual.relaxed  # a proposal is no step
+    optim.step()
+    assert dual.relaxed
+    _, again, other, _ = train_one_of_three(True, 0)
+    other.load_state_dict(optim.state_dict())
+    assert again.relaxed
+
+
+def test_check_finds_a_relaxation_that_does_not_say_so():
+    class Unmarked(OneOfThree):
+        def argmax(self, potentials):
+            return super().argmax(potentials)._replace(relaxed=False)
+
+        def enumerate(self, potentials):
+            for point in torch.eye(3, dtype=torch.float64):
+                yield point.expand(potentials.batch_size, 3)
+
+    _, _, _, batch = train_one_of_three(True, 0)
+    head = LinearMulticlass(2, 3, bias=False).double()
+    assert "it is no output" in str(check(head, Unmarked(True), batch))
+    assert "it is no output" not in str(check(head, Unmarked(False), batch))
+
+
+# -- What once went unseen, or was refused without a reason ------------------------------------------------------
+
+
+def test_planes_of_paired_examples_and_of_zero_mean_noise_are_refused():
+    problem = multiclass(3, n=30)
+    batch = problem.batch(range(30))
+    cutting = CuttingPlane(problem.head, 30, 0.1)
+    cutting.step([batch])
+    noise = torch.randn_like(batch.x)
+    for x in (batch.x.flip(0), batch.x + 0.02 * (noise - noise.mean(0))):
+        with pytest.raises(RuntimeError, match="features have moved"):
+            cutting.step([batch._replace(x=x)])
+
+
+def test_an_average_of_features_that_have_moved_a_little_is_refused():
+    problem = multiclass(3, n=12, dtype=torch.float32)
+    training = problem.train()
+    average = WeightedAverage.following(training.dual)
+    training.run([[k % 12] for k in range(60)])
+    certify(training.head, training.dual, problem.everything())
+    training.step([0])
+    moved = [batch._replace(x=1.005 * batch.x) for batch in problem.everything()]
+    with pytest.raises(RuntimeError, match="not those of the dual for these examples"):
+        average.certify(training.head, training.dual, moved)
+    average.certify(training.head, training.dual, problem.everything())
+
+
+def test_an_average_of_another_run_is_refused():
+    runs = [multiclass(seed, n=6).train() for seed in (3, 4)]
+    averages = [WeightedAverage.following(run.dual) for run in runs]
+    for run in runs:
+        run.run(ROWS)
+    with pytest.raises(ValueError, match="of another dual"):
+        averages[0].load_state_dict(averages[1].state_dict())
+    averages[0].load_state_dict(averages[0].state_dict())
+
+
+def test_a_kernel_model_refuses_the_state_of_other_costs():
+    x, y = torch.randn(5, 3, 2), torch.randint(0, 2, (5, 3))
+    made = [
+        KernelSSVM(KernelChain(RBF(1.0), 2, 2), x, WeightedLabels(y, torch.full((5, 3), cost)), lam=0.1)
+        for cost in (1.0, 3.0)
+    ]
+    made[0].step([0, 1])
+    with pytest.raises(ValueError, match="other targets"):
+        made[1].load_state_dict(made[0].state_dict())
+
+
+def test_lam_is_changed_by_what_changes_all_of_it():
+    dual = multiclass(3, n=6).train().dual
+    with pytest.raises(AttributeError):
+        dual.lam = 0.3
+
+
+def test_the_costs_of_graphs_do_not_depend_on_the_padding():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (1, 7), generator=generator)
+    weights = torch.rand(1, 7, generator=generator, dtype=torch.float64)
+    for balanced in (True, False):
+        structure = GraphCut(balanced=balanced)
+        alone = structure._costs(labels, weights)
+        for more in range(1, 40):
+            wide = structure._costs(
+                torch.nn.functional.pad(labels, (0, more), value=-1), torch.nn.functional.pad(weights, (0, more))
+            )
+            assert torch.equal(wide[:, :7], alone)
+
+
+def test_targets_of_another_width_than_the_tokens_are_the_same_in_every_batch():
+    costs, labels = torch.tensor([[0.5, 1.0, 0.0, 2.0]]), torch.tensor([[1, 2, 1]])
+    lengths = torch.tensor([3])
+    found = digest_targets((labels, costs), lengths)
+    for more in range(4):
+        wide = torch.nn.functional.pad(labels, (0, more), value=-1)
+        assert torch.equal(digest_targets((wide, costs), lengths), found)
+
+
+def test_the_losses_of_blocks_may_round_at_every_move():
+    training = multiclass(3, n=6, dtype=torch.float32).train().run(ROWS)
+    training.dual.loss += 4e-4 * training.dual.loss.max()
+    everything = [training.problem.batch(range(6))]
+    with pytest.raises(RuntimeError, match="losses of"):
+        certify(training.head, training.dual, everything)
+    training.dual.moved = 6 * 200_000
+    certify(training.head, training.dual, everything)
+
+
+def test_a_refused_step_of_exponentiated_gradient_keeps_the_recomputed_weights():
+    problem = chain(3, n=6)
+    gradient = ExponentiatedGradient(copy.deepcopy(problem.head), num_examples=6, lam=0.1)
+    gradient.start(problem.everything(3))
+    gradient.step(problem.batch([1]))
+    gradient.certify(problem.everything(3))
+    batch = problem.batch([2])
+    with pytest.raises(ValueError, match="not finite"):
+        gradient.step(batch._replace(x=batch.x * torch.nan))
+    assert gradient.dual.recomputed is not None
+
+
+def test_states_whose_bounds_were_edited_are_refused():
+    problem = chain(3, n=6)
+    training = problem.train().run(ROWS)
+    average = WeightedAverage.following(training.dual)
+    training.step([1])
+    state = average.state_dict()
+    with pytest.raises(ValueError, match="not those that were saved"):
+        average.load_state_dict({**state, "loss": state["loss"] + 0.1})
+    factors = GDMM(LinearMultilabel(2, 3).double(), label_sets(), num_examples=4, lam=0.1)
+    factors.step()
+    factors.certify()
+    state = factors.state_dict()
+    state["gdmm"]["best_dual"] += 0.02
+    with pytest.raises(ValueError, match="not those that were saved"):
+        factors.load_state_dict(state)
+    model = KernelSSVM(KernelMulticlass(RBF(1.0), 2, 3), torch.randn(5, 2), torch.arange(5) % 3, lam=0.1)
+    model.step([0, 1, 2])
+    state = model.state_dict()
+    state["dual"]["kernel_squared_norm"] *= 0.5
+    with pytest.raises(ValueError, match="not those that were saved"):
+        model.load_state_dict(state)
+
+
+def label_sets():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    return [Batch(x, torch.randint(0, 2, (4, 3), generator=generator), torch.arange(4))]

@@ -1,0 +1,254 @@
+"""The table, the JSON and the picture of a run, without Lightning."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from torchssvm import (
+    BCFW,
+    Batch,
+    BlockGap,
+    Certificate,
+    Chain,
+    DualState,
+    LinearChain,
+    LinearMulticlass,
+    Multiclass,
+    WeightedLabels,
+    certify,
+)
+from torchssvm.datasets import OCR
+from torchssvm.datasets.ocr.drawing import draw_words
+from torchssvm.solvers.report import Entry, Evaluation, RunReport, count_errors, describe_device, evaluate, versions
+
+KEYS = [
+    "task",
+    "n",
+    "num_weights",
+    "lam",
+    "primal",
+    "dual",
+    "gap",
+    "oracle_calls",
+    "passes",
+    "seconds",
+    "train_loss",
+    "test_loss",
+    "stopped_because",
+    "seed",
+    "device",
+    "versions",
+]
+
+
+def certificate(passes: float = 1.0, gap: float = 0.5) -> Certificate:
+    return Certificate(0.7, 0.7 - gap, gap, True, 1e-7, int(passes * 10), passes, 0.01, 10, 0.25)
+
+
+@pytest.fixture
+def report() -> RunReport:
+    history = [Entry(certificate(k, 1.0 / k), 0.5 * k) for k in (1.0, 2.0, 4.0)]
+    return RunReport.from_history(
+        "letters",
+        history,
+        num_weights=42,
+        stopped_because="certified gap 0.25 <= tolerance 0.3",
+        train=Evaluation(0.1, 0.2, 0.3, 10),
+        test=Evaluation(0.4, None, None, 5),
+        seed=7,
+        extra={"letters": 26},
+    )
+
+
+def test_the_report_speaks_of_the_last_certificate(report):
+    content = report.to_dict()
+    assert list(content)[: len(KEYS)] == KEYS
+    assert content["n"] == 10
+    assert content["lam"] == 0.25
+    assert (content["gap"], content["passes"], content["oracle_calls"], content["seconds"]) == (0.25, 4.0, 40, 2.0)
+    assert (content["train_loss"], content["test_loss"]) == (0.1, 0.4)
+    assert content["train_token_error"] == 0.2
+    assert "test_token_error" not in content
+    assert content["letters"] == 26
+    assert [entry["gap"] for entry in content["history"]] == [1.0, 0.5, 0.25]
+
+
+def test_the_table_has_a_line_for_every_entry(report):
+    lines = report.table().splitlines()
+    assert len(lines) == len(report.to_dict()) - 1
+    assert any(line.split() == ["gap", "0.25"] for line in lines)
+    assert "stopped because" in report.table()
+    assert str(report) == report.table()
+
+
+def test_the_files(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn = []
+    report.write(tmp_path / "new" / "folder", drawn.append)
+    content = json.loads((tmp_path / "new" / "folder" / "report.json").read_text())
+    assert set(KEYS) <= content.keys()
+    assert content["versions"]["torch"] == torch.__version__
+    picture = (tmp_path / "new" / "folder" / "convergence.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(drawn) == 1
+    assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == ["convergence.png", "report.json"]
+
+
+def test_figures_that_are_not_finite_are_null_in_json(tmp_path):
+    pytest.importorskip("matplotlib")
+    odd = RunReport.from_history(
+        "t", [(certificate(gap=-1e-9), math.inf)], num_weights=1, stopped_because="s", extra={"x": [math.nan]}
+    )
+    odd.write(tmp_path)
+    content = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert content["seconds"] is None
+    assert content["x"] == [None]
+    assert content["train_loss"] is None
+    assert "not known" in odd.table()
+
+
+def test_the_picture_shows_primal_dual_and_gap_by_passes_and_by_seconds(report):
+    pytest.importorskip("matplotlib")
+    figure = report.figure()
+    (value_p, value_s, gap_p, gap_s) = figure.subfigs[0].axes
+    passes, seconds, gaps = [1.0, 2.0, 4.0], [0.5, 1.0, 2.0], [1.0, 0.5, 0.25]
+    for axis, x in ((gap_p, passes), (gap_s, seconds)):
+        assert axis.get_yscale() == "log"
+        assert axis.lines[0].get_xdata().tolist() == x
+        assert axis.lines[0].get_ydata().tolist() == gaps
+    for axis, x in ((value_p, passes), (value_s, seconds)):
+        primal, dual = axis.lines
+        assert primal.get_xdata().tolist() == dual.get_xdata().tolist() == x
+        assert primal.get_ydata().tolist() == [0.7] * 3
+        assert dual.get_ydata().tolist() == pytest.approx([0.7 - gap for gap in gaps])
+
+
+def test_what_a_report_refuses(report):
+    with pytest.raises(ValueError, match="history is empty"):
+        RunReport.from_history("t", [], num_weights=1, stopped_because="s")
+    with pytest.raises(ValueError, match=r"\['gap'\]"):
+        RunReport.from_history("t", report.history, num_weights=1, stopped_because="s", extra={"gap": 0.0}).to_dict()
+
+
+def test_a_missing_matplotlib_names_the_extra_and_leaves_the_numbers(tmp_path):
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from torchssvm import Certificate\n"
+        "from torchssvm.solvers.report import RunReport\n"
+        "c = Certificate(1.0, 0.5, 0.5, True, 0.0, 10, 1.0, 0.1, 10, 0.1)\n"
+        "try:\n"
+        f"    RunReport.from_history('t', [(c, 1.0)], num_weights=1, stopped_because='s').write({str(tmp_path)!r})\n"
+        "except ImportError as error:\n"
+        "    assert 'torchssvm[plot]' in str(error), error\n"
+        "else:\n"
+        "    raise SystemExit('nothing was raised')\n"
+        "assert 'lightning' not in sys.modules\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["gap"] == 0.5
+
+
+def test_versions_and_device():
+    found = versions()
+    assert found["torch"] == torch.__version__
+    assert {"python", "torchssvm", "numpy"} <= found.keys()
+    assert describe_device("cpu") == "cpu"
+
+
+# Plain decoding
+
+
+def test_evaluate_counts_what_is_wrong():
+    """Words of 1 and of 3 letters: 1 of 1 wrong, and 1 of 3."""
+    x = torch.zeros(2, 3, 2)
+    x[0, 0, 1] = 1.0
+    x[1] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    y = torch.tensor([[0, -1, -1], [0, 0, 0]])
+    batch = Batch(x, y, torch.arange(2), torch.tensor([1, 3]))
+    head = LinearChain(2, 2)
+    with torch.no_grad():
+        head.emission.copy_(torch.eye(2))
+    found = evaluate(head, head.structure, [batch], "cpu")
+    assert found == Evaluation(loss=pytest.approx(2 / 3), token_error=0.5, example_error=1.0, num_examples=2)
+    unscaled = Chain(2, normalize=False)
+    assert evaluate(head, unscaled, [batch, batch]).loss == pytest.approx(1.0)
+    weighted = batch._replace(y=WeightedLabels(y, torch.tensor([[2.0, 9.0, 9.0], [0.0, 4.0, 0.0]])))
+    found = evaluate(head, unscaled, [weighted])
+    assert (found.loss, found.token_error) == (3.0, 0.5)
+
+
+def test_evaluate_leaves_modes_and_gradients_alone():
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout, self.head = nn.Dropout(0.5), LinearMulticlass(3, 2)
+            self.head.eval()
+
+        def forward(self, x):
+            assert not torch.is_grad_enabled()
+            assert not self.dropout.training
+            return self.head(self.dropout(x))
+
+    model = Noisy()
+    batch = Batch(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4))
+    found = evaluate(model, Multiclass(2), [batch])
+    assert (found.token_error, found.example_error, found.num_examples) == (0.5, 0.5, 4)
+    assert model.training
+    assert model.dropout.training
+    assert not model.head.training
+    with pytest.raises(ValueError, match="no example"):
+        evaluate(model, Multiclass(2), [])
+
+
+def test_errors_are_counted_for_integers_by_position_only():
+    assert count_errors(torch.zeros(2, 3), torch.zeros(2, 3)) is None
+    assert count_errors((torch.zeros(2),), torch.zeros(2)) is None
+    assert count_errors(torch.zeros(2, 2, 2, dtype=torch.int64), torch.zeros(2, 2, 2)) is None
+    wrong, tokens = count_errors(torch.tensor([[1, 2], [3, -1]]), torch.tensor([[1, 1], [3, -1]]))
+    assert (wrong.tolist(), tokens.tolist()) == ([1, 0], [2, 1])
+
+
+def test_a_run_of_words_end_to_end(tmp_path):
+    pytest.importorskip("matplotlib")
+    words = OCR()
+    head = LinearChain(128, 26)
+    small = torch.utils.data.Subset(words, range(20))
+    batches = DataLoader(small, batch_size=5, collate_fn=words.collate)
+    dual = DualState.for_head(head, 20, lam=0.1)
+    loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
+    history = []
+    for epoch in range(3):
+        for batch in batches:
+            optimizer.zero_grad()
+            loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+            optimizer.step()
+        history.append(Entry(certify(head, dual, batches), float(epoch)))
+    found = evaluate(head, head.structure, batches)
+    assert 0.0 < found.loss < found.example_error  # the loss is a word's share of wrong letters
+    report = RunReport.from_history(
+        "words",
+        history,
+        num_weights=sum(p.numel() for p in head.parameters()),
+        stopped_because="three epochs",
+        train=found,
+    )
+    assert report.num_weights == 4082
+    batch = next(iter(batches))
+    labelings = head.structure.argmax(head(batch.x, batch.lengths)).labeling
+    figure = report.figure(lambda part: draw_words(part, batch, labelings))
+    texts = [text for axis in figure.subfigs[1].axes for text in axis.texts]
+    assert len(texts) == int(batch.lengths.sum())
+    wrong = [text for text in texts if text.get_color() == "red"]
+    assert len(wrong) == int(((labelings != batch.y) & (batch.y >= 0)).sum())
+    assert all("(" in text.get_text() for text in wrong)
+    report.write(tmp_path, lambda part: draw_words(part, batch, labelings, count=1))
+    assert (tmp_path / "convergence.png").stat().st_size > 10_000

@@ -1,0 +1,359 @@
+"""Line searches: along one direction, against scalar maximisation, and the papers' algorithms with their own steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from bounded import Bounded
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
+from scipy.optimize import minimize_scalar
+
+from torchssvm import BCFW, BlockGap, DualState, ExactSearch, MeanParts, PredefinedStep, ShortStep, Weights, certify
+from torchssvm.core.batch import apply_head
+from torchssvm.core.bounds import Box
+from torchssvm.steps.line_search import Line
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def line(
+    v: torch.Tensor,
+    d: torch.Tensor,
+    lower: torch.Tensor | float | None,
+    upper: torch.Tensor | float | None,
+    *,
+    loss: float = 0.0,
+    lam: float = 0.5,
+    largest: float = 1.0,
+) -> Line:
+    """One bounded parameter; the losses change by ``loss`` at gamma = 1."""
+    box = Box([torch.nn.Parameter(v)], [(lower, upper)])
+    value = loss + float(box.clip([v])[0].double() @ d.double())
+    return Line(value, [d], lam, largest, [v], box, 0, 1)
+
+
+def gain(of: Line, gamma: float) -> float:
+    """D(gamma) - D(0), from the formula of the dual: no piece of the search is used."""
+    v, d = of.start[0].double(), of.gradients[0].double()
+    clip = of.box.clip
+
+    def penalty(v: torch.Tensor) -> float:
+        (w,) = clip([v])
+        return of.lam * float(v @ w - w @ w / 2)
+
+    loss = of.value - float(clip([v])[0] @ d)
+    return gamma * loss - penalty(v - gamma / of.lam * d) + penalty(v)
+
+
+def random_line(seed: int) -> Line:
+    random = rng(seed)
+
+    def normal(size: int) -> torch.Tensor:
+        return torch.randn(size, generator=random, dtype=torch.float64)
+
+    size = int(torch.randint(1, 12, (), generator=random))
+    v, d, a, b = normal(size), normal(size) / 2, normal(size), normal(size)
+    lower, upper = torch.minimum(a, b), torch.maximum(a, b)
+    free = torch.rand(2, size, generator=random) < 0.3
+    lower[free[0]], upper[free[1]] = -torch.inf, torch.inf
+    if seed % 3 == 0:  # weights on a bound, weights that do not move, equal bounds, breakpoints at the same place
+        v = v.round()
+        lower, upper = lower.round(), upper.round()
+        d = d.round()
+    most = float(10.0 ** torch.randn((), generator=random).clamp(-1, 2))
+    of = line(v, d, lower, upper, largest=most)
+    loss = float(normal(1)) * 2.0 + (1.0 - of.value if seed % 2 else 0.0)
+    return line(v, d, lower, upper, loss=loss, largest=most, lam=float(0.1 + torch.rand((), generator=random)))
+
+
+@examples(150)
+@given(seed=SEEDS)
+def test_the_exact_search_finds_the_maximum(seed):
+    of = random_line(seed)
+    found = ExactSearch()(of)
+    assert 0.0 <= found <= of.largest
+    best = gain(of, found)
+    grid = np.linspace(0.0, of.largest, 65)
+    sampled = max(gain(of, g) for g in grid)
+    other = minimize_scalar(lambda g: -gain(of, g), bounds=(0.0, of.largest), method="bounded").x
+    scale = 1e-12 * (1.0 + abs(best))
+    assert best >= sampled - scale
+    assert best >= gain(of, other) - scale
+    assert best >= -scale
+    step = 1e-6 * of.largest  # and it is no flat place far from the maximum: both sides are lower, or it is an end
+    for side in (max(found - step, 0.0), min(found + step, of.largest)):
+        assert gain(of, side) <= best + scale
+
+
+@examples(100)
+@given(seed=SEEDS)
+def test_the_short_step_is_shorter_and_never_lowers_the_dual(seed):
+    of = random_line(seed)
+    exact, short = ExactSearch()(of), ShortStep()(of)
+    assert 0.0 <= short <= exact * (1 + 1e-12)
+    assert gain(of, short) >= -1e-12
+    assert gain(of, exact) >= gain(of, short) - 1e-12
+
+
+@examples(50)
+@given(seed=SEEDS)
+def test_bounds_that_are_far_away_change_nothing(seed):
+    of = random_line(seed)
+    far = Box([torch.nn.Parameter(of.start[0])], [(-1e9, 1e9)])
+    free = Box([torch.nn.Parameter(of.start[0])])
+    steps = [
+        search(Line(of.value, of.gradients, of.lam, of.largest, of.start, box, 0, 1))
+        for search in (ExactSearch(), ShortStep())
+        for box in (far, free)
+    ]
+    assert steps == pytest.approx([steps[-1]] * 4, rel=1e-12)
+
+
+def test_weights_that_cannot_move():
+    """At their bounds and pushed outwards: only the losses change, and any step is as good as they say."""
+    v, d = torch.tensor([1.0, -2.0]), torch.tensor([-1.0, 3.0])  # v moves along -d
+    outwards = line(v, d, torch.tensor([-5.0, -2.0]), torch.tensor([1.0, 9.0]), loss=10.0, largest=0.5)
+    assert outwards.value > 0
+    assert ExactSearch()(outwards) == 0.5
+    fixed = line(v, d, v, v, loss=10.0)
+    assert ExactSearch()(fixed) == 1.0
+    assert ExactSearch()(line(v, d, v, v, loss=-1.0)) == 0.0
+    assert ExactSearch()(line(v, torch.zeros(2), -9.0, 9.0, loss=1.0)) == 1.0
+    assert ExactSearch()(line(v, torch.zeros(2), -9.0, 9.0, loss=0.0)) == 0.0
+
+
+def test_a_breakpoint_by_hand():
+    """One weight with w <= 1, lam = 1, v = 0, d = -1: it moves up to gamma = 1, and the losses' 3/2 go on for ever."""
+    v, d = torch.zeros(1, dtype=torch.float64), -torch.ones(1, dtype=torch.float64)
+    assert ExactSearch()(line(v, d, None, 1.0, loss=1.5, lam=1.0, largest=4.0)) == 4.0
+    assert ExactSearch()(line(v, d, None, 2.0, loss=1.5, lam=1.0, largest=4.0)) == 1.5
+    assert ShortStep()(line(v, d, None, 1.0, loss=1.5, lam=1.0, largest=4.0)) == 1.5
+    # From below its lower bound of 1: it begins to move at gamma = 2, and the derivative 3 - (gamma - 2) is zero at 5.
+    v = torch.tensor([-1.0], dtype=torch.float64)
+    assert ExactSearch()(line(v, d, 1.0, None, loss=4.0, lam=1.0, largest=9.0)) == 5.0
+
+
+def test_float32_weights_are_searched_in_float64():
+    of = random_line(5)
+    half = Line(
+        of.value,
+        [of.gradients[0].float()],
+        of.lam,
+        of.largest,
+        [of.start[0].float()],
+        Box([torch.nn.Parameter(of.start[0].float())], [(of.box.lower[0], of.box.upper[0])]),
+        0,
+        1,
+    )
+    assert ExactSearch()(half) == pytest.approx(ExactSearch()(of), rel=1e-5)
+
+
+# -- Steps in training -------------------------------------------------------------------------------------
+
+WITHIN = {
+    "multiclass": {"weight": (-0.1, 0.15)},
+    "chain": {"emission": (-0.2, 0.2), "transition": (0.0, None)},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_exact_steps_gain_more_than_short_ones(kind, batch_size):
+    """From the same state, always; hence fewer steps over several runs, though in one the short may be lucky."""
+    totals = {"exact": 0, "short": 0}
+    for seed in range(3):
+        problem = PROBLEMS[kind](seed, lam=0.3)
+        for name, search in (("exact", ExactSearch()), ("short", ShortStep())):
+            run = Bounded(problem.copy(), WITHIN[kind], line_search=search)
+            twin = Bounded(problem.copy(), WITHIN[kind], line_search=ShortStep())
+            for k in range(120):
+                start = k * batch_size % problem.n
+                rows = range(start, min(start + batch_size, problem.n))
+                if name == "exact" and k < 6:
+                    twin.optim.load_state_dict(run.optim.state_dict())
+                    twin.step(rows)
+                run.step(rows)
+                if name == "exact" and k < 6:
+                    assert run.dual.value() >= twin.dual.value() - 1e-12
+                totals[name] += 1
+                if certify(run.head, run.dual, problem.everything(), refresh=False).gap <= 0.1:
+                    break
+    assert totals["exact"] < totals["short"], totals
+
+
+@pytest.mark.parametrize(("storage", "adjoint"), [(MeanParts, True), (MeanParts, False), (Weights, True)])
+@pytest.mark.parametrize("make", [multiclass, chain])
+@pytest.mark.parametrize("search", [PredefinedStep(), ExactSearch()], ids=repr)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_all_examples_in_one_batch_are_batch_frank_wolfe(storage, make, search, bounded, adjoint):
+    """[B13] Algorithm 2 (and [G16] Algorithm 8 under bounds), line by line, on explicit outputs."""
+    problem = with_costs(make, 3, adjoint=adjoint)
+    bounds = WITHIN_HEAD[make.__name__, adjoint] if bounded else {}
+    run = Bounded(problem, bounds, line_search=search, sweeps=0, storage=storage())
+    truth, (lower, upper) = reference(problem), run.limits()
+    lam, n = truth.lam, truth.n
+    v, ell = np.zeros(len(lower)), 0.0  # line 1
+    for k in range(15):
+        w = np.clip(v, lower, upper)
+        if truth.tied(w, range(n)):
+            break
+        best = [int((losses + c @ w).argmax()) for losses, c in zip(truth.losses, truth.changes, strict=True)]  # 3
+        v_s = -sum(c[y] for c, y in zip(truth.changes, best, strict=True)) / (lam * n)
+        ell_s = sum(losses[y] for losses, y in zip(truth.losses, best, strict=True)) / n  # 5
+        gap = lam * (v - v_s) @ w - ell + ell_s  # 6
+        assert float(run.forward(problem.batch(range(n))).detach()) == pytest.approx(gap, abs=1e-12)
+        if isinstance(search, PredefinedStep):
+            gamma = 2 / (k + 2)
+        else:  # by a search of its own over the piecewise parabola
+            gamma = maximise(
+                lambda g, v=v, v_s=v_s, ell=ell, ell_s=ell_s: explicit(
+                    v + g * (v_s - v), ell + g * (ell_s - ell), lam, lower, upper
+                )
+            )
+        v, ell = (1 - gamma) * v + gamma * v_s, (1 - gamma) * ell + gamma * ell_s  # 7
+        run.step(range(n))
+        tolerance = 1e-12 if isinstance(search, PredefinedStep) else 1e-6
+        assert run.optim.param_groups[0]["lr"] == pytest.approx(gamma / lam, abs=tolerance / lam)
+        if not isinstance(search, PredefinedStep):  # go on from the very same point
+            v, ell = run.recomputed(), float(run.dual.loss.sum())
+        np.testing.assert_allclose(run.recomputed(), v, atol=1e-12)
+        np.testing.assert_allclose(run.unclipped().numpy(), v, atol=1e-12)
+        np.testing.assert_allclose(run.weights().numpy(), np.clip(v, lower, upper), atol=1e-12)
+        assert float(run.dual.loss.sum()) == pytest.approx(ell, abs=1e-12)
+    assert k > 3
+
+
+@pytest.mark.parametrize("make", [multiclass, chain])
+@pytest.mark.parametrize("sweeps", [0, 5])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_one_example_a_batch_is_algorithm_3(make, sweeps, bounded):
+    """[B13] Algorithm 3 ([G16] Algorithm 9 with another step), on explicit outputs; the box QP has no say."""
+    problem = with_costs(make, 5)
+    run = Bounded(problem, WITHIN[make.__name__] if bounded else {}, line_search=PredefinedStep(), sweeps=sweeps)
+    truth, (lower, upper) = reference(problem), run.limits()
+    lam, n = truth.lam, truth.n
+    blocks, losses = np.zeros((n, len(lower))), np.zeros(n)
+    fell = False
+    for k in range(40):
+        i = k * 7 % n
+        w = np.clip(blocks.sum(0), lower, upper)
+        if truth.tied(w, [i]):
+            break
+        y = int((truth.losses[i] + truth.changes[i] @ w).argmax())
+        gamma = 2 * n / (k + 2 * n)
+        blocks[i] = (1 - gamma) * blocks[i] - gamma * truth.changes[i][y] / (lam * n)
+        losses[i] = (1 - gamma) * losses[i] + gamma * truth.losses[i][y] / n
+        before = run.dual.value()
+        run.step([i])
+        fell |= run.dual.value() < before - 1e-9
+        np.testing.assert_allclose(run.unclipped().numpy(), blocks.sum(0), atol=1e-12)
+        np.testing.assert_allclose(run.dual.loss.numpy(), losses, atol=1e-12)
+        assert run.dual.value() == pytest.approx(run.explicit_dual(), abs=1e-12)
+    assert k > 10
+    assert fell  # the dual is not monotone here
+
+
+def test_predefined_steps_count_blocks():
+    """Batches of B blocks: 2N/(k + 2N) with N = n/B; duplicates count once, and exact passes do not count."""
+    problem = multiclass(1, n=6)
+    run = Bounded(problem, {}, line_search=PredefinedStep(), sweeps=0)
+    for k in range(7):
+        rows = [2 * k % 6, (2 * k + 1) % 6]
+        run.step([*rows, rows[0]])
+        certify(run.head, run.dual, problem.everything())
+        assert run.optim.param_groups[0]["lr"] == pytest.approx(2 * 3 / (k + 2 * 3) / problem.lam, rel=1e-15)
+    assert run.dual.moved == 14
+
+
+def test_predefined_steps_go_on_from_a_checkpoint():
+    problem = chain(2)
+    whole, first, second = (Bounded(problem.copy(), {}, line_search=PredefinedStep(), sweeps=0) for _ in range(3))
+    order = [[0], [1, 2], [3], [4, 0], [2], [1]]
+    whole.run(order)
+    second.optim.load_state_dict(first.run(order[:3]).optim.state_dict())
+    second.run(order[3:])
+    assert torch.equal(second.weights(), whole.weights())
+
+
+def test_accumulated_batches_with_predefined_steps_stay_feasible():
+    problem = multiclass(4)
+    run = Bounded(problem, {}, line_search=PredefinedStep(), sweeps=0)
+    most = [losses.max() / problem.n for losses in reference(problem).losses]
+    for k in range(8):
+        run.optim.zero_grad()
+        run.backward([k % 6, 0])
+        run.backward([0, 3])
+        run.optim.step()
+        assert all(-1e-12 <= own <= top + 1e-12 for own, top in zip(run.dual.loss.tolist(), most, strict=True))
+        np.testing.assert_allclose(run.recomputed(), run.unclipped().numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("step", [-0.1, 1.5, float("nan")])
+def test_searches_that_leave_the_dual_are_refused(step):
+    problem = multiclass(1)
+    run = Bounded(problem, {}, line_search=lambda line: step)
+    before = run.snapshot()
+    run.optim.zero_grad()
+    run.backward([0])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        run.optim.step()
+    assert str(run.snapshot()) == str(before)
+
+
+def test_a_line_search_is_an_object():
+    problem = multiclass(1)
+    dual = DualState.for_head(problem.head, problem.n, problem.lam)
+    with pytest.raises(TypeError, match="line_search=exact"):
+        BCFW(problem.head.parameters(), dual, line_search="exact")
+    assert [repr(s()) for s in (ExactSearch, ShortStep, PredefinedStep)] == [
+        "ExactSearch()",
+        "ShortStep()",
+        "PredefinedStep()",
+    ]
+
+
+def test_users_may_write_their_own():
+    class Half:
+        def __call__(self, line: Line) -> float:
+            return ExactSearch()(line) / 2
+
+    problem = multiclass(1)
+    half, exact = Bounded(problem.copy(), {}, line_search=Half()), Bounded(problem.copy(), {})
+    for run in (half, exact):
+        batch = problem.batch([0])
+        run.optim.zero_grad()
+        BlockGap(run.dual)(apply_head(run.head, batch), batch.y, batch.index).backward()
+        run.optim.step()
+    torch.testing.assert_close(flat(half.dual.parameters), flat(exact.dual.parameters) / 2)
+
+
+# -- Helpers -----------------------------------------------------------------------------------------------
+
+WITHIN_HEAD = {
+    (kind, adjoint): bounds if adjoint else {f"head.{name}": pair for name, pair in bounds.items()}
+    for kind, bounds in WITHIN.items()
+    for adjoint in (True, False)
+}
+
+
+def with_costs(make, seed: int, **options) -> Problem:
+    """Without ties at w = 0: outputs that are equally wrong cost different amounts."""
+    if make is chain:
+        return chain(seed, lam=0.3, **options)
+    cost = 0.5 + torch.rand(3, 3, generator=rng(seed), dtype=torch.float64)
+    return multiclass(seed, lam=0.3, cost=cost.fill_diagonal_(0.0), **options)
+
+
+def explicit(v: np.ndarray, ell: float, lam: float, lower: np.ndarray, upper: np.ndarray) -> float:
+    w = np.clip(v, lower, upper)
+    return ell - lam * v @ w + lam / 2 * w @ w
+
+
+def maximise(function) -> float:
+    """On [0, 1], by golden section refined until its bracket is as wide as rounding allows."""
+    return float(
+        minimize_scalar(lambda g: -function(g), bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-9}).x
+    )

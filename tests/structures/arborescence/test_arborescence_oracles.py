@@ -1,0 +1,212 @@
+"""The oracles of arborescences: against all of them, against each other and against torch-struct."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+
+import pytest
+import torch
+from arborescences import KINDS, outputs, own_outputs
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, rng
+
+from torchssvm import Potentials, TorchStruct
+from torchssvm.core.structure import as_decoding
+from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
+from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.structure import has_root, is_projective
+
+eisner_module = importlib.import_module(
+    "torchssvm.structures.arborescence.eisner"
+)  # functions of the same names hide them
+edmonds_module = importlib.import_module("torchssvm.structures.arborescence.chu_liu_edmonds")
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def test_as_many_as_are_known():
+    """Cayley's formula; and ternary trees, A001764 and A006013 of the On-Line Encyclopedia of Integer Sequences."""
+    for length, (all_of_them, rooted, projective, both) in enumerate(
+        [(1, 1, 1, 1), (3, 2, 3, 2), (16, 9, 12, 7), (125, 64, 55, 30), (1296, 625, 273, 143)], start=1
+    ):
+        assert len(outputs(length, False, False)) == all_of_them == (length + 1) ** (length - 1)
+        assert len(outputs(length, False, True)) == rooted == length ** (length - 1)
+        assert len(outputs(length, True, False)) == projective
+        assert len(outputs(length, True, True)) == both
+
+
+def draw(seed, batch, longest, integers=False, dtype=torch.float64):
+    random = rng(seed)
+    shape = (batch, longest, longest + 1)
+    if integers:
+        scores = torch.randint(-2, 3, shape, generator=random).to(dtype)
+    else:
+        scores = torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+    return scores, torch.randint(1, longest + 1, (batch,), generator=random)
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def available(request, monkeypatch):
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    for module in (eisner_module, edmonds_module):
+        monkeypatch.setattr(module, "numba_available", lambda: request.param == "compiled")
+
+
+@pytest.mark.parametrize("among", KINDS)
+@examples(40)
+@given(seed=SEEDS, longest=st.integers(1, 5), integers=st.booleans())
+def test_the_best_of_all_arborescences(available, among, seed, longest, integers):
+    scores, lengths = draw(seed, 3, longest, integers)
+    heads, value = among.argmax(scores, lengths)
+    for b, length in enumerate(lengths.tolist()):
+        found = tuple(heads[b, :length].tolist())
+        assert found in own_outputs(among, length)
+        total = {y: float(scores[b, range(length), list(y)].sum()) for y in own_outputs(among, length)}
+        assert total[found] == pytest.approx(max(total.values()), abs=1e-12)
+        assert float(value[b]) == pytest.approx(total[found], abs=1e-12)
+        assert heads[b, length:].tolist() == [-1] * (longest - length)
+
+
+@examples(40)
+@given(
+    seed=SEEDS,
+    longest=st.integers(1, 12),
+    integers=st.booleans(),
+    single_root=st.booleans(),
+    ragged=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_eisner_gives_the_same_bits_from_every_kernel(seed, longest, integers, single_root, ragged, dtype):
+    scores, lengths = draw(seed, 4, longest, integers, dtype)
+    arguments = (scores, lengths if ragged else None, single_root)
+    for mine, plain in zip(eisner(*arguments), eisner_module.eisner_torch(*arguments), strict=True):
+        assert mine.dtype == plain.dtype
+        assert torch.equal(mine, plain)
+
+
+def with_cycles(scores):
+    """Neighbours would be each other's heads, and the pairs so too: contractions within others."""
+    t = torch.arange(scores.shape[1])
+    scores[:, t, (t ^ 1).clamp(max=len(t) - 1) + 1] += 20.0
+    scores[:, t, (t ^ 2).clamp(max=len(t) - 1) + 1] += 10.0
+    return scores
+
+
+@functools.cache
+def all_of_six():
+    """The 7^5 arborescences of six tokens, ``[M, 6]``; pointers are followed six times."""
+    heads = torch.tensor(list(itertools.product(range(7), repeat=6)))
+    above = torch.nn.functional.pad(heads, (1, 0))
+    at = above
+    for _ in range(6):
+        at = above.gather(1, at)
+    return heads[(at == 0).all(1)]
+
+
+@pytest.mark.parametrize("single_root", [True, False])
+@examples(40)
+@given(seed=SEEDS, integers=st.booleans(), cycles=st.booleans())
+def test_the_best_of_all_arborescences_of_six(single_root, seed, integers, cycles):
+    scores, _ = draw(seed, 2, 6, integers)
+    scores = with_cycles(scores) if cycles else scores
+    every = all_of_six()
+    assert len(every) == 7**5
+    every = every[(every == 0).sum(1) == 1] if single_root else every
+    _, value = max_arborescence(scores, None, single_root)
+    for b in range(2):
+        total = scores[b].gather(1, every.mT).sum(0)
+        assert float(value[b]) == pytest.approx(float(total.max()), abs=1e-12)
+
+
+@examples(15)
+@given(seed=SEEDS, longest=st.integers(6, 14), single_root=st.booleans(), kind=st.sampled_from(["normal", "cycles"]))
+def test_long_sentences(seed, longest, single_root, kind):
+    """The best of all arborescences is at least as good as the best projective one, and equal where that is enough."""
+    scores, lengths = draw(seed, 3, longest)
+    if kind == "cycles":
+        scores = with_cycles(scores)
+    projective, lower = eisner(scores, lengths, single_root)
+    heads, upper = max_arborescence(scores, lengths, single_root)
+    assert bool(has_root(heads).all())
+    assert bool(is_projective(projective).all())
+    assert bool((upper >= lower - 1e-9).all())
+    own = scores.gather(2, heads.clamp(min=0).unsqueeze(2)).squeeze(2).masked_fill(heads < 0, 0.0).sum(1)
+    torch.testing.assert_close(own, upper)
+    if single_root:
+        assert ((heads == 0).sum(1) == 1).all()
+        torch.testing.assert_close(upper, best_of_every_root(scores, lengths))
+    same = is_projective(heads)
+    torch.testing.assert_close(lower[same], upper[same])
+
+
+def best_of_every_root(scores, lengths):
+    """The root's only child is each token in turn."""
+    best = torch.full((len(scores),), -torch.inf, dtype=torch.float64)
+    for child in range(scores.shape[1]):
+        only = scores.clone()
+        only[:, :, 0] = -1e6
+        only[:, child, 0] = scores[:, child, 0]
+        heads, value = max_arborescence(only, lengths)
+        single = ((heads == 0).sum(1) == 1) & (child < lengths)
+        best = torch.where(single, torch.maximum(best, value), best)
+    return best
+
+
+@pytest.mark.parametrize("among", KINDS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_oracles_return_from_numbers_that_are_not_finite(available, among, value):
+    scores, _ = draw(1, 3, 6)
+    scores[0], scores[1, 2], scores[2, :, 0] = value, value, value
+    heads, _ = among.argmax(scores, None)
+    assert bool(((heads >= 0) & (heads <= 6)).all())
+
+
+@pytest.mark.parametrize("oracle", [eisner, max_arborescence])
+def test_oracles_refuse_what_does_not_fit(oracle):
+    for shape in ((2, 3, 3), (2, 3), (2, 0, 1), (2, 4, 3)):
+        with pytest.raises(ValueError, match=r"scores must be \[B, N, N\+1\]"):
+            oracle(torch.zeros(shape))
+    for lengths in (torch.tensor([1]), torch.tensor([1.0, 2.0])):
+        with pytest.raises(ValueError, match=r"lengths must be int64 \[2\]"):
+            oracle(torch.zeros(2, 3, 4), lengths)
+    for wrong in (0, 4):
+        with pytest.raises(ValueError, match=f"lengths must lie between 1 and the padded length 3.*{wrong}"):
+            oracle(torch.zeros(2, 3, 4), torch.tensor([1, wrong]))
+    heads, value = oracle(torch.zeros(0, 3, 4))
+    assert heads.shape == (0, 3)
+    assert value.shape == (0,)
+
+
+@pytest.mark.parametrize("oracle", [eisner, max_arborescence])
+def test_oracles_are_operators(oracle):
+    scores, lengths = draw(3, 2, 4, dtype=torch.float32)
+    torch.library.opcheck(
+        getattr(torch.ops.torchssvm, oracle.__name__).default,
+        (scores, lengths, True),
+        test_utils=["test_schema", "test_faketensor"],
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning")
+@pytest.mark.parametrize("single_root", [True, False])
+@examples(25)
+@given(seed=SEEDS, longest=st.integers(1, 7))
+def test_torch_struct_agrees(single_root, seed, longest):
+    """Its arcs ``[head, token]`` have those of the root on the diagonal."""
+    torch_struct = pytest.importorskip("torch_struct")
+    scores, lengths = draw(seed, 3, longest)
+    theirs = TorchStruct(torch_struct.DependencyCRF, multiroot=not single_root)
+    arcs = scores[:, :, 1:].mT.clone()
+    arcs.diagonal(0, 1, 2).copy_(scores[:, :, 0])
+    events = as_decoding(theirs.argmax(Potentials(arcs, lengths))).labeling
+    real = torch.arange(longest) < lengths.unsqueeze(1)
+    value = (events * arcs * real.unsqueeze(1) * real.unsqueeze(2)).flatten(1).sum(1)
+    heads, ours = eisner(scores, lengths, single_root)
+    torch.testing.assert_close(ours, value)
+    children = torch.arange(longest).expand_as(heads)
+    row = torch.where(heads > 0, heads - 1, children)
+    assert torch.equal(events.gather(1, row.unsqueeze(1)).squeeze(1).bool(), real)  # the same arcs

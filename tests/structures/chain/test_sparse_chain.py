@@ -1,0 +1,496 @@
+"""Chains on lists of features: the same as on dense features in every loop, and no work in all the weights."""
+
+from __future__ import annotations
+
+import copy
+
+import lightning as L
+import pytest
+import torch
+from head_cases import HeadTestCase
+from problems import rng
+from torch.utils.data import DataLoader, Dataset
+
+from torchssvm import (
+    BCFW,
+    Batch,
+    BlockGap,
+    CacheOracle,
+    CompiledBCFW,
+    Corrective,
+    DualState,
+    FrankWolfe,
+    Labelings,
+    LinearChain,
+    MaxOracle,
+    MeanParts,
+    Pairwise,
+    SparseFeatures,
+    SparseLinearChain,
+    StructuredHinge,
+    WeightedAverage,
+    Weights,
+    certify,
+    check,
+    primal,
+)
+from torchssvm.lightning import DualityGap, StructuredSVM
+from torchssvm.solvers import gradient_check
+from torchssvm.steps import box_qp
+from torchssvm.steps.box_qp import solve_batch
+
+F, K, N, P, EXAMPLES, LAM = 40, 4, 6, 5, 24, 0.02
+
+
+class Packed(SparseLinearChain):
+    """Takes columns and values in one tensor ``[B, N, 2 P]``, whatever numbers they are."""
+
+    with_values = True
+
+    def forward(self, x, lengths=None):
+        columns = x[..., :2].abs().round().remainder(len(self.emission) + 1).long() - 1
+        return super().forward(SparseFeatures(columns, x[..., 2:] if self.with_values else None), lengths)
+
+
+class TestSparseLinearChain(HeadTestCase):
+    bias = boundary = True
+
+    def make_head(self):
+        return Packed(3, 2, bias=self.bias, boundary=self.boundary, sparse_gradient=False)
+
+    def make_input(self, random, batch):
+        columns = torch.randint(-1, 3, (batch, 4, 2), generator=random) + 1.0
+        x = torch.cat([columns, torch.randn(batch, 4, 2, generator=random)], 2).double()
+        return x, torch.randint(1, 5, (batch,), generator=random)
+
+    def reference(self, head, x):
+        dense = torch.zeros(len(x), 3, dtype=x.dtype)
+        for t in range(len(x)):
+            for p in range(2):
+                column = round(abs(float(x[t, p]))) % 4 - 1
+                if column >= 0:
+                    dense[t, column] += x[t, 2 + p] if head.with_values else 1.0
+        plain = LinearChain(3, 2, bias=self.bias, boundary=self.boundary).double()
+        plain.load_state_dict(head.state_dict())
+        potentials = plain(dense.unsqueeze(0))
+        return {"emission": potentials["emission"][0], "transition": potentials["transition"][0]}
+
+    def bad_inputs(self, inputs):
+        x, _ = inputs
+        for wrong in (0, -1, 5):
+            yield (x, torch.tensor([4, 2, wrong])), "lengths"
+
+
+class TestWithoutBiases(TestSparseLinearChain):
+    bias = boundary = False
+
+
+class Ones(Packed):
+    with_values = False
+
+
+class TestWithoutValues(TestSparseLinearChain):
+    def make_head(self):
+        return Ones(3, 2, sparse_gradient=False)
+
+
+def problem(seed=0, values=True):
+    random = rng(seed)
+    lengths = torch.randint(1, N + 1, (EXAMPLES,), generator=random)
+    outside = torch.arange(N) >= lengths.unsqueeze(1)
+    columns = torch.randint(-1, F, (EXAMPLES, N, P), generator=random)  # some come twice in a list
+    columns[:, :, 1] = torch.where(columns[:, :, 0] > F // 2, columns[:, :, 0], columns[:, :, 1])
+    y = torch.randint(0, K, (EXAMPLES, N), generator=random)
+    y[outside], columns[outside] = -1, -1
+    numbers = torch.randn(EXAMPLES, N, P, generator=random, dtype=torch.float64) if values else None
+    return SparseFeatures(columns, numbers), y, lengths
+
+
+def batch_of(sparse, data, rows):
+    x, y, lengths = data
+    features = SparseFeatures(x.columns[rows], None if x.values is None else x.values[rows])
+    return Batch(features if sparse else features.dense(F, torch.float64), y[rows], rows, lengths[rows])
+
+
+def make(sparse, storage, dtype=torch.float64):
+    head = (SparseLinearChain if sparse else LinearChain)(F, K).to(dtype)
+    return head, DualState.for_head(head, EXAMPLES, LAM, storage=storage)
+
+
+def train(sparse, data, storage=None, direction=None, oracle=None, epochs=4, accumulate=1, **options):
+    head, dual = make(sparse, storage)
+    loss, optimizer = BlockGap(dual, direction, oracle=oracle, **options), BCFW(head.parameters(), dual)
+    everything, random = [batch_of(sparse, data, torch.arange(EXAMPLES))], rng(5)
+    certificates = []
+    for _ in range(epochs):
+        for place, rows in enumerate(torch.randperm(EXAMPLES, generator=random).split(5)):
+            if place % accumulate == 0:
+                optimizer.zero_grad()
+            batch = batch_of(sparse, data, rows)
+            loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+            if place % accumulate == accumulate - 1:
+                optimizer.step()
+        certificates.append(certify(head, dual, everything))
+    return head, dual, certificates
+
+
+SETTINGS = {
+    "box QP": {},
+    "one step": {"sweeps": 0},
+    "in turn": {"in_turn": True},
+    "accumulated": {"accumulate": 3},
+    "weights": {"storage": Weights},
+    "pairwise": {"storage": Labelings, "direction": Pairwise()},
+    "cache": {"storage": Labelings, "oracle": CacheOracle()},
+    "corrective": {"storage": Labelings, "direction": Corrective(steps=1)},  # more of them follow the rounding
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("values", [True, False])
+def test_the_torch_loop_is_that_of_dense_features(name, values):
+    options = dict(SETTINGS[name])
+    storage = options.pop("storage", MeanParts)
+    data = problem(values=values)
+    ours, dual, mine = train(True, data, storage(), **options)
+    plain, _, theirs = train(False, data, storage(), **options)
+    assert mine[-1].gap < mine[0].gap
+    assert dual.steps > 0
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.gap == pytest.approx(b.gap, abs=1e-10)
+        assert a.dual == pytest.approx(b.dual, abs=1e-10)
+        assert a.drift < 1e-10
+    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize(("storage", "direction"), [(MeanParts, None), (Labelings, Pairwise()), (Labelings, None)])
+def test_the_compiled_loop_is_that_of_dense_features(storage, direction):
+    data = problem()
+    found = []
+    for sparse in (True, False):
+        head, dual = make(sparse, storage())
+        everything = [batch_of(sparse, data, rows) for rows in torch.arange(EXAMPLES).split(7)]
+        loop = CompiledBCFW(head, dual, everything, direction=direction)
+        loop.run(3 * EXAMPLES)
+        first = loop.certify()
+        loop.visit(torch.arange(EXAMPLES))
+        found.append((first, loop.certify(), certify(head, dual, everything)))
+    for a, b in zip(*found, strict=True):
+        assert a.gap == pytest.approx(b.gap, abs=1e-10)
+        assert a.dual == pytest.approx(b.dual, abs=1e-10)
+    assert found[0][1].gap == pytest.approx(found[0][2].gap, abs=1e-12)
+
+
+def test_the_loops_continue_each_other():
+    data = problem()
+    head, dual, certificates = train(True, data)
+    loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
+    loop.run(2 * EXAMPLES)
+    assert loop.certify().gap < certificates[-1].gap
+    batch = batch_of(True, data, torch.arange(8))
+    before, optimizer = dual.value(), BCFW(head.parameters(), dual)
+    optimizer.zero_grad()
+    BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+    optimizer.step()
+    assert dual.value() >= before - 1e-12
+
+
+@pytest.mark.parametrize("sweeps", [0, 5])
+def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps):
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
+    monkeypatch.setattr("torchssvm.dual.state._PER_BLOCK", 0)
+    data = problem()
+    head, dual, _ = train(True, data, epochs=1)
+    optimizer, loss = BCFW(head.parameters(), dual), BlockGap(dual, sweeps=sweeps)
+    batch = batch_of(True, data, torch.arange(2))
+    optimizer.zero_grad()
+    loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+    optimizer.step()  # after an exact pass all weights are new
+
+    def refuse(*_):
+        raise AssertionError("all weights were read")
+
+    for place in ("torchssvm.dual.state.squared_norm", "torchssvm.dual.state.flat"):
+        monkeypatch.setattr(place, refuse)
+    for name in ("squared_norm", "flat"):
+        monkeypatch.setattr(gradient_check, name, refuse)
+    before = head.emission.detach().clone()
+    optimizer.zero_grad()
+    loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+    assert head.emission.grad.is_sparse
+    assert not head.transition.grad.is_sparse
+    optimizer.step()
+    named = torch.zeros(F, dtype=torch.bool)
+    named[batch.x.columns[batch.x.columns >= 0]] = True
+    assert torch.equal(head.emission[~named], before[~named])
+    assert not torch.equal(head.emission[named], before[named])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_norm_is_kept_up_to_date(compiled, monkeypatch):
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
+    data = problem()
+    head, dual, _ = train(True, data, epochs=6)
+    if compiled:
+        loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
+        for _ in range(3):
+            loop.run(EXAMPLES)
+            loop.visit(torch.arange(3))
+    exact = sum(float(p.detach().square().sum()) for p in head.parameters()) ** 0.5
+    assert dual.held_norm == pytest.approx(exact, rel=1e-12)
+
+
+def test_weights_and_gradients_changed_by_others_are_noticed(monkeypatch):
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
+    data = problem()
+    head, dual, _ = train(True, data, epochs=2)
+    optimizer, loss, batch = BCFW(head.parameters(), dual), BlockGap(dual), batch_of(True, data, torch.arange(4))
+
+    def propose():
+        optimizer.zero_grad()
+        loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+
+    propose()
+    optimizer.step()
+    for factor in (0.5, 1.001):
+        propose()
+        head.emission.grad = head.emission.grad * factor
+        with pytest.raises(RuntimeError, match="gradient"):
+            optimizer.step()
+    propose()
+    head.emission.grad = head.emission.grad.to_dense() * 0.5
+    with pytest.raises(RuntimeError, match="gradient"):
+        optimizer.step()
+    loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
+    with torch.no_grad():
+        head.emission[0] += 1.0
+    propose()
+    with pytest.raises(RuntimeError, match="weights have changed"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="weights have changed"):
+        loop.run(5)
+
+
+def test_resume_gives_the_same_bits():
+    data = problem()
+    head, dual, _ = train(True, data, epochs=2)
+    optimizer = BCFW(head.parameters(), dual)
+    state = copy.deepcopy(optimizer.state_dict())
+    other, other_dual = make(True, None)
+    other_optimizer = BCFW(other.parameters(), other_dual)
+    other_optimizer.load_state_dict(state)
+    for h, d, o in ((head, dual, optimizer), (other, other_dual, other_optimizer)):
+        for rows in torch.arange(EXAMPLES).split(5):
+            batch = batch_of(True, data, rows)
+            o.zero_grad()
+            BlockGap(d)(h(batch.x, batch.lengths), batch.y, batch.index).backward()
+            o.step()
+    for p, q in zip(head.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_an_average_follows():
+    data = problem()
+    head, dual = make(True, None)
+    average, optimizer = WeightedAverage.following(dual), BCFW(head.parameters(), dual)
+    everything = [batch_of(True, data, torch.arange(EXAMPLES))]
+    for _ in range(3):
+        for rows in torch.arange(EXAMPLES).split(5):
+            batch = batch_of(True, data, rows)
+            optimizer.zero_grad()
+            BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+            optimizer.step()
+    assert 0.0 <= average.certify(head, dual, everything).gap < 1.0
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", ["emission", "transition"])
+def test_bounds(name, accumulate):
+    data = problem()
+    results = []
+    for sparse in (True, False):
+        head, dual = make(sparse, None)
+        bounded = getattr(head, name)
+        rest = [p for p in head.parameters() if p is not bounded]
+        optimizer = BCFW([{"params": [bounded], "lower": -0.05}, {"params": rest}], dual)
+        for epoch in range(3):
+            for place, rows in enumerate(torch.arange(EXAMPLES).split(6)):
+                batch = batch_of(sparse, data, rows)
+                if place % accumulate == 0:
+                    optimizer.zero_grad()
+                BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+                if place % accumulate == accumulate - 1:
+                    optimizer.step()
+            if epoch == 0:
+                certify(head, dual, [batch_of(sparse, data, torch.arange(EXAMPLES))])
+        results.append(certify(head, dual, [batch_of(sparse, data, torch.arange(EXAMPLES))]))
+        assert float(bounded.detach().min()) == pytest.approx(-0.05)
+        assert dual.held_norm**2 == pytest.approx(sum(float(p.detach().square().sum()) for p in head.parameters()))
+    assert results[0].gap == pytest.approx(results[1].gap, abs=1e-10)
+    assert results[0].dual == pytest.approx(results[1].dual, abs=1e-10)
+
+
+def test_the_box_qp_without_its_kernel(monkeypatch):
+    data = problem()
+    head, _dual, _ = train(True, data, epochs=1)
+    batch = batch_of(True, data, torch.arange(9))
+    potentials = head(batch.x, batch.lengths)
+    random = rng(3)
+    inside = (torch.arange(potentials["emission"].shape[1]) < batch.lengths.unsqueeze(1)).unsqueeze(2)
+    parts = {name: torch.randn(t.shape, generator=random, dtype=t.dtype) for name, t in potentials.tensors.items()}
+    parts["emission"] *= inside
+    gradients = potentials.adjoint(parts)
+    assert gradients[0].is_sparse
+    values = torch.rand(9, generator=random, dtype=torch.float64)
+    quick = solve_batch(gradients, values, 1e-2, 100)
+    monkeypatch.setattr(box_qp, "ascend_rows", lambda *_: None)
+    monkeypatch.setattr("torchssvm.core.row_sparse._NUMBERS", 50)
+    slow = solve_batch(gradients, values, 1e-2, 100)
+    dense = solve_batch([g.to_dense() if g.is_sparse else g for g in gradients], values, 1e-2, 100)
+    for other in (slow, dense):
+        torch.testing.assert_close(quick.gammas, other.gammas, atol=1e-6, rtol=1e-6)
+        assert quick.squared_norm == pytest.approx(other.squared_norm, rel=1e-5)
+        for a, b in zip(quick.combined, other.combined, strict=True):
+            a, b = (t.to_dense() if t.is_sparse else t for t in (a, b))
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+class Words(Dataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, i):
+        return i
+
+    def collate(self, rows):
+        batch = batch_of(True, self.data, torch.tensor(rows))
+        values = None if batch.x.values is None else batch.x.values.float()
+        return batch._replace(x=SparseFeatures(batch.x.columns, values))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_under_a_trainer(compiled):
+    words = Words(problem())
+    model = StructuredSVM(SparseLinearChain(F, K), lam=LAM, compiled=compiled)
+    gap = DualityGap(tolerance=0.06, every_n_epochs=5)
+    trainer = L.Trainer(
+        max_epochs=400, callbacks=[gap], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu",
+    )  # fmt: skip
+    trainer.fit(model, DataLoader(words, batch_size=6, collate_fn=words.collate))
+    assert gap.history[-1].certificate.gap <= 0.06
+    batch = words.collate([0, 1, 2])
+    assert model.decode(batch.x, batch.lengths).shape[0] == 3
+
+
+def test_other_optimizers_take_a_dense_gradient():
+    data = problem()
+    head = SparseLinearChain(F, K, sparse_gradient=False).double()
+    batch = batch_of(True, data, torch.arange(EXAMPLES))
+    optimizer, hinge = torch.optim.Adam(head.parameters(), lr=0.01), StructuredHinge(head.structure)
+    values = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        value = hinge(head(batch.x, batch.lengths), batch.y)
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    assert values[-1] < 0.5 * values[0]
+    assert primal(head, head.structure, [batch], lam=LAM).value > 0.0
+
+
+def test_values_that_are_learned_get_their_gradient():
+    data = problem()
+    head, _, _ = train(True, data, epochs=1)
+    batch = batch_of(True, data, torch.arange(3))
+    values = batch.x.values.clone().requires_grad_()
+
+    def total(numbers):
+        return head(SparseFeatures(batch.x.columns, numbers), batch.lengths)["emission"].sin().sum()
+
+    total(values).backward()
+    step = torch.zeros_like(values)
+    step[1, 0, 2] = 1e-6
+    expected = (total(values + step) - total(values - step)) / 2e-6
+    assert float(values.grad[1, 0, 2]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_check_finds_nothing_wrong():
+    data = problem()
+    report = check(head := SparseLinearChain(F, K).double(), head.structure, batch_of(True, data, torch.arange(4)))
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "words"),
+    [
+        (torch.zeros(2, 3, 4), TypeError, "SparseFeatures"),
+        (SparseFeatures(torch.zeros(2, 3, dtype=torch.int64)), ValueError, r"x.columns must be int64 \[B, N, P\]"),
+        (SparseFeatures(torch.zeros(2, 3, 4)), ValueError, "int64"),
+        (SparseFeatures(torch.full((2, 3, 4), F)), ValueError, f"columns are 0 to {F - 1}"),
+        (SparseFeatures(torch.full((2, 3, 4), -2)), ValueError, "-1"),
+        (SparseFeatures(torch.zeros(2, 0, 4, dtype=torch.int64)), ValueError, "at least one position"),
+        (SparseFeatures(torch.zeros(2, 3, 4, dtype=torch.int64), torch.zeros(2, 3)), ValueError, "x.values"),
+    ],
+)
+def test_bad_features(x, error, words):
+    with pytest.raises(error, match=words):
+        SparseLinearChain(F, K)(x)
+
+
+def test_dense_heads_say_which_head_takes_lists():
+    with pytest.raises(TypeError, match="SparseLinearChain"):
+        LinearChain(F, K)(SparseFeatures(torch.zeros(2, 3, 4, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_values_that_are_not_finite_are_refused(compiled):
+    data = problem()
+    data[0].values[3, 0, 0] = torch.nan
+    data[0].columns[3, 0, 0] = 0
+    head, dual = make(True, None)
+    batch = batch_of(True, data, torch.arange(EXAMPLES))
+    with pytest.raises(ValueError, match="finite"):
+        if compiled:
+            CompiledBCFW(head, dual, [batch])
+        else:
+            BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_values_beyond_the_lists_do_not_matter(compiled):
+    data = problem()
+    data[0].values[data[0].columns < 0] = torch.nan
+    head, dual = make(True, None)
+    batch = batch_of(True, data, torch.arange(EXAMPLES))
+    if compiled:
+        CompiledBCFW(head, dual, [batch]).run(EXAMPLES)
+    else:
+        BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+    assert torch.isfinite(certify(head, dual, [batch]).gap * torch.ones(1))
+
+
+def test_the_norm_is_read_now_and_then(monkeypatch):
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
+    data = problem()
+    head, dual, _ = train(True, data, epochs=1)
+    dual.held_norm = dual._held_square = 7.0  # what rounding would do, and much more
+    loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
+    loop.run(EXAMPLES)
+    assert dual.held_norm == pytest.approx(sum(float(p.detach().square().sum()) for p in head.parameters()) ** 0.5)
+
+
+def test_a_batch_without_examples_has_potentials():
+    found = SparseLinearChain(F, K)(SparseFeatures(torch.zeros(0, 3, 2, dtype=torch.int64)))
+    assert found["emission"].shape == (0, 3, K)
+
+
+def test_rules_are_the_defaults():
+    head, dual = make(True, None)
+    loop = CompiledBCFW(head, dual, [batch_of(True, problem(), torch.arange(EXAMPLES))])
+    assert isinstance(loop.direction, FrankWolfe)
+    assert isinstance(loop.oracle, MaxOracle)

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from bounded import Bounded, optimum_within
+from graphs import GraphProblem
+from head_cases import HeadTestCase
+from hypothesis import strategies as st
+from problems import flat, rng
+from torch import nn
+from torch.utils.data import DataLoader
+
+from torchssvm import (
+    Away,
+    CacheOracle,
+    Corrective,
+    ExactSearch,
+    FrankWolfe,
+    GraphCut,
+    Graphs,
+    Labelings,
+    LinearGraph,
+    MeanParts,
+    MinCut,
+    Pairwise,
+    RoofDual,
+    Segmentation,
+    ShortStep,
+    Weights,
+    certify,
+    check,
+)
+from torchssvm.core.batch import apply_head
+
+SEEDS = st.integers(0, 2**31 - 1)
+pytest.importorskip("maxflow")
+
+
+# -- The head ----------------------------------------------------------------------------------------------
+
+
+class Complete(nn.Module):
+    """``LinearGraph`` on complete graphs, all of whose features stand in one tensor ``[B, N, F + 3 G]``."""
+
+    features, links = 3, 2
+
+    def __init__(self):
+        super().__init__()
+        self.head = LinearGraph(self.features, self.links)
+
+    def forward(self, x, lengths=None):
+        pairs = [(p, q) for q in range(x.shape[1]) for p in range(q)]
+        edges = torch.tensor(pairs, dtype=torch.int64, device=x.device).view(-1, 2).expand(len(x), -1, 2)
+        if lengths is not None:
+            edges = torch.where((edges < lengths.view(-1, 1, 1)).all(2, keepdim=True), edges, -1)
+        links = [x[:, q, self.features + p * self.links :][:, : self.links] for p, q in pairs]
+        links = torch.stack(links, 1) if links else x.new_zeros(len(x), 0, self.links)
+        return self.head(Graphs(x[..., : self.features], links, edges), lengths)
+
+
+class TestLinearGraph(HeadTestCase):
+    lengths = True
+
+    def make_head(self):
+        return Complete()
+
+    def make_input(self, random, batch):
+        x = torch.randn(batch, 4, 9, generator=random, dtype=torch.float64)
+        return (x, torch.randint(1, 5, (batch,), generator=random)) if self.lengths else (x,)
+
+    def reference(self, head, x):
+        node = sum(x[:, f] * head.head.unary[f] for f in range(3))
+        pairs = [(p, q) for q in range(len(x)) for p in range(q)]
+        edge = [sum(x[q, 3 + 2 * p + g] * head.head.pairwise[g] for g in range(2)) for p, q in pairs]
+        return {"node": node, "edge": torch.stack(edge) if edge else x.new_zeros(0)}
+
+    def edges(self, potentials, row):
+        size = potentials["node"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
+        return size * (size - 1) // 2
+
+    def own(self, potentials, row):
+        found = super().own(potentials, row)
+        return {"node": found["node"], "edge": found["edge"][: self.edges(potentials, row)]}
+
+    def random_parts(self, potentials, random):
+        parts = super().random_parts(potentials, random)
+        for row in range(potentials.batch_size):
+            parts["edge"][row, self.edges(potentials, row) :] = 0.0
+        return parts
+
+    def bad_inputs(self, inputs):
+        x = inputs[0]
+        for wrong in (0, -1, 5):
+            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
+        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths must be int64"
+
+    def test_graphs_that_do_not_fit_are_refused(self):
+        for wrong in (torch.zeros(2, 4, 3), [1, 2, 3]):
+            with pytest.raises(TypeError, match=r"must be Graphs\(nodes, edge_features, edges\)"):
+                LinearGraph(3, 2)(wrong)
+        head, good = LinearGraph(3, 2), Graphs(torch.zeros(2, 4, 3), torch.zeros(2, 5, 2), torch.full((2, 5, 2), -1))
+        head(good)
+        for wrong, words in [
+            (good._replace(nodes=torch.zeros(2, 4, 2)), r"x.nodes must be \[B, N, 3\]"),
+            (good._replace(nodes=torch.zeros(2, 3)), "x.nodes must be"),
+            (good._replace(edge_features=torch.zeros(2, 5, 3)), r"x.edge_features must be \[B, E, 2\]"),
+            (good._replace(edge_features=torch.zeros(1, 5, 2)), "x.edge_features must be"),
+            (good._replace(edges=torch.zeros(2, 5, 2)), "edges must be int64"),
+            (good._replace(edges=torch.full((2, 4, 2), -1)), "edges must be int64"),
+            (good._replace(edges=torch.zeros(2, 5, 2, dtype=torch.int64)), r"edges has \[0, 0\]"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                head(wrong)
+        for sizes in ((0, 1), (1, 0)):
+            with pytest.raises(ValueError, match="must be a whole number, at least 1"):
+                LinearGraph(*sizes)
+
+    def test_the_structure_is_the_one_given(self):
+        own = GraphCut(RoofDual())
+        assert LinearGraph(2, 2, structure=own).structure is own
+        assert repr(own) == "GraphCut(RoofDual(), balanced=False, normalize=True)"
+        assert not own.same_as(LinearGraph(2, 2).structure)
+        assert own.same_as(GraphCut(RoofDual()))
+
+
+class TestLinearGraphWithoutLengths(TestLinearGraph):
+    lengths = False
+
+
+# -- Training ----------------------------------------------------------------------------------------------
+
+ATTRACTIVE = {"pairwise": (0.0, None)}
+
+
+def train(problem, storage, direction=None, oracle=None, *, bounds=ATTRACTIVE, search=None, passes=150, tolerance=1e-6):
+    training = Bounded(problem, bounds, line_search=search, storage=storage, direction=direction, oracle=oracle)
+    return training.until(tolerance, passes=passes)
+
+
+@pytest.mark.parametrize(
+    ("storage", "direction", "oracle", "search", "tolerance"),
+    [
+        (Labelings(), Corrective(), None, ExactSearch(), 1e-6),
+        (Labelings(capacity=3), Corrective(), CacheOracle(), ExactSearch(), 1e-3),  # labelings are merged
+        (Labelings(), Pairwise(), CacheOracle(), ExactSearch(), 1e-4),
+        (Labelings(), Away(), None, ShortStep(), 1e-3),
+        (MeanParts(), FrankWolfe(), None, ExactSearch(), 1e-2),
+        (Weights(), FrankWolfe(), None, ExactSearch(), 1e-2),
+    ],
+    ids=lambda value: "" if value is None or isinstance(value, float) else type(value).__name__,
+)
+def test_training_reaches_the_optimum_within_the_bounds(storage, direction, oracle, search, tolerance):
+    problem = GraphProblem(2, lam=0.3)
+    truth = problem.reference()
+    lower = np.array([-np.inf, -np.inf, 0.0, 0.0])
+    best, weights = optimum_within(truth, lower, np.full(4, np.inf))
+    assert (weights[2:] <= 1e-9).any()  # a bound binds
+    assert best > truth.optimum() + 1e-4
+    found = train(problem, storage, direction, oracle, search=search, tolerance=tolerance)
+    assert found.gap <= tolerance
+    assert found.exact
+    assert found.dual <= best + 1e-7
+    assert found.primal >= best - 1e-7
+    held = flat(problem.head.parameters()).numpy()
+    assert (held >= lower).all()
+    assert problem.lam / 2 * float(((held - weights) ** 2).sum()) <= found.gap + 1e-6  # strong convexity
+
+
+def follow(problem, direction, bounds, passes=6):
+    """The certified gap after every pass."""
+    training, gaps = Bounded(problem, bounds, storage=Labelings(), direction=direction), []
+    for _ in range(passes):
+        training.run([i] for i in range(problem.n))
+        gaps.append(certify(problem.head, training.dual, problem.everything()).gap)
+    return gaps, training.dual
+
+
+def smooth_problem(seed, structure):
+    """Connected regions of two labels seen through noise: all weights of edges are positive at the optimum."""
+    problem = GraphProblem(seed, n=6, links=1, lam=3.0, structure=structure, most=12)
+    problem.lengths = torch.full((6,), 12)
+    problem.edges = [torch.tensor([(p, p + 1) for p in range(11)])] * 6
+    problem.y = (torch.arange(12) >= 6).long().expand(6, -1)
+    problem.nodes = (problem.y - 0.5).unsqueeze(2) + torch.randn(6, 12, 2, generator=rng(seed), dtype=torch.float64)
+    problem.links = [torch.ones(11, 1, dtype=torch.float64)] * 6
+    return problem
+
+
+@pytest.mark.parametrize("direction", [Corrective(), Pairwise()], ids=lambda d: type(d).__name__)
+def test_bounds_that_do_not_bind_cost_nothing(direction):
+    """How far training gets in a pass is the blocks' doing: without bounds it is the same."""
+    bounded, unbounded = smooth_problem(0, GraphCut()), smooth_problem(0, GraphCut(RoofDual()))
+    (gaps, dual), (others, _) = follow(bounded, direction, ATTRACTIVE), follow(unbounded, direction, {})
+    assert float(dual.unclipped[1].detach()) > 0.0
+    assert gaps == pytest.approx(others, rel=1e-9)
+    assert torch.allclose(flat(bounded.head.parameters()), flat(unbounded.head.parameters()), rtol=1e-12)
+
+
+def test_float32_is_certified_too():
+    found = train(GraphProblem(2, lam=0.3, dtype=torch.float32), Labelings(), Corrective(), tolerance=1e-4)
+    assert found.gap <= 1e-4
+
+
+def test_without_bounds_the_error_says_what_to_do():
+    problem = GraphProblem(2, lam=0.05)
+    with pytest.raises(ValueError, match=r"potential -.*bound their weights at 0"):
+        train(problem, MeanParts(), bounds={}, passes=20)
+
+
+def test_roof_duals_train_without_bounds():
+    """The dual is that of the exact problem, and the certificate encloses its optimum."""
+    problem = GraphProblem(2, lam=0.3, structure=GraphCut(RoofDual(), balanced=True))
+    best = problem.reference().optimum()
+    found = train(problem, Labelings(), Corrective(), bounds={}, passes=60)
+    assert found.dual <= best + 1e-7
+    assert found.primal >= best - 1e-7
+    assert found.gap < 0.05
+    assert float(problem.head.pairwise.detach().min()) < 0.0
+
+
+@pytest.mark.parametrize(("oracle", "bounds"), [(MinCut(), ATTRACTIVE), (RoofDual(), None)], ids=str)
+def test_head_and_structure_pass_the_check(oracle, bounds):
+    structure = GraphCut(oracle)
+    problem = GraphProblem(5, structure=structure)
+    held = flat(problem.head.parameters())
+    report = check(problem.head, structure, problem.batch(range(5)), bounds=bounds)
+    assert report.ok, str(report)
+    assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
+    assert torch.equal(flat(problem.head.parameters()), held)
+
+
+def test_the_check_takes_weights_within_bounds_only():
+    problem = GraphProblem(5)
+    batch = problem.batch(range(5))
+    assert "bound their weights at 0" in str(check(problem.head, problem.structure, batch))
+    with pytest.raises(ValueError, match=r"bounds names .'edge'.*'pairwise', 'unary'"):
+        check(problem.head, problem.structure, batch, bounds={"edge": (0.0, None)})
+
+
+def test_lightning_trains_within_bounds_and_decodes(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from torchssvm.lightning import DualityGap, StructuredSVM, WritePredictions
+
+    problem = GraphProblem(2, lam=0.3)
+    best, _ = optimum_within(problem.reference(), np.array([-np.inf, -np.inf, 0.0, 0.0]), np.full(4, np.inf))
+    model = StructuredSVM(
+        problem.head, lam=problem.lam, direction=Corrective(), storage=Labelings(), bounds=ATTRACTIVE
+    ).double()
+    loader = DataLoader(range(problem.n), batch_size=2, collate_fn=problem.batch)
+    gap = DualityGap(tolerance=1e-4, every_n_epochs=5)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(
+        max_epochs=200, callbacks=[gap], enable_model_summary=False, default_root_dir=tmp_path, **quiet
+    )
+    trainer.fit(model, loader)
+    assert gap.certificate.gap <= 1e-4
+    assert gap.certificate.primal == pytest.approx(best, abs=1e-3)
+    assert float(problem.head.pairwise.detach().min()) == 0.0
+    batch = problem.batch([1, 4])
+    found = model.decode(batch.x, batch.lengths)
+    expected = problem.structure.argmax(apply_head(problem.head, batch)).labeling
+    assert isinstance(found, Segmentation)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    everything = DataLoader(range(problem.n), batch_size=problem.n, collate_fn=problem.batch)
+    writer = WritePredictions(tmp_path / "labels.jsonl")
+    lightning.Trainer(callbacks=[writer], enable_model_summary=False, default_root_dir=tmp_path, **quiet).predict(
+        model, everything
+    )
+    lines = [json.loads(line) for line in writer.path.read_text().splitlines()]
+    batch = problem.batch(range(problem.n))
+    labels = problem.structure.argmax(apply_head(problem.head, batch)).labeling.labels
+    pairs = zip(labels.tolist(), problem.lengths.tolist(), strict=True)
+    assert lines == [{"index": i, "labeling": own[:size]} for i, (own, size) in enumerate(pairs)]

@@ -1,0 +1,492 @@
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import qpsolvers
+import torch
+from head_cases import HeadTestCase
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import Training, examples, flat, rng
+from scipy.optimize import linprog
+from structure_cases import StructureTestCase
+from torch.utils.data import DataLoader
+
+from torchssvm import (
+    Away,
+    Batch,
+    CacheOracle,
+    Corrective,
+    EdgePotentials,
+    Edges,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    LinearEdges,
+    Matching,
+    MeanParts,
+    Pairwise,
+    Potentials,
+    Weights,
+    check,
+)
+from torchssvm.core.batch import apply_head
+from torchssvm.structures import POSSIBLE, find_corner
+
+
+def random_matching(left, right, random):
+    """Every left node asks for a node at random; the first one gets it, and a third of them asks for none."""
+    edges = torch.zeros(left, right, dtype=torch.int64)
+    for s in range(left):
+        t = int(torch.randint(-right // 2, right, (1,), generator=random))
+        if t >= 0 and not edges[:, t].any():
+            edges[s, t] = 1
+    return edges
+
+
+class MatchingCase(StructureTestCase):
+    most = (3, 3)
+    padded = True
+    possible = True
+    options: dict = {}  # noqa: RUF012
+
+    def make_structure(self):
+        return Matching(**self.options)
+
+    def make_potentials(self, random, batch, integers, dtype):
+        sizes = [torch.randint(1, most + 1, (batch,), generator=random) for most in self.most]
+        shape = (batch, *(int(s.max()) for s in sizes)) if self.padded else (batch, *self.most)
+        if integers:
+            scores = torch.randint(-2, 3, shape, generator=random).to(dtype)
+        else:
+            scores = torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+        return EdgePotentials(scores, *sizes) if self.padded else Potentials(scores)
+
+    def sizes(self, potentials, row):
+        _, left, right = potentials.single.shape
+        widths = getattr(potentials, "widths", None)
+        return (
+            left if potentials.lengths is None else int(potentials.lengths[row]),
+            right if widths is None else int(widths[row]),
+        )
+
+    def random_target(self, structure, potentials, random):
+        target = torch.randint(-5, 9, potentials.single.shape, generator=random)  # garbage in the padding
+        for row in range(potentials.batch_size):
+            left, right = self.sizes(potentials, row)
+            edges = random_matching(left, right, random)
+            if self.possible:
+                free = torch.rand(edges.shape, generator=random) < 0.3
+                edges[free & (edges == 0)] = POSSIBLE
+            target[row, :left, :right] = edges
+        return target
+
+    def one(self, labeling, potentials, row):
+        left, right = self.sizes(potentials, row)
+        return labeling[row, :left, :right]
+
+    def cropped(self, potentials, row):
+        left, right = self.sizes(potentials, row)
+        own = {name: tensor[row : row + 1, :left, :right] for name, tensor in potentials.tensors.items()}
+        return (
+            EdgePotentials(own, *(torch.tensor([size]) for size in (left, right))) if self.padded else Potentials(own)
+        )
+
+    def reference_score(self, potentials, labeling):
+        (scores,) = potentials.values()
+        return sum(float(scores[s, t]) for s, t in itertools.product(*map(range, scores.shape)) if labeling[s, t] == 1)
+
+    def reference_loss(self, structure, labeling, target):
+        found, true, free = ({tuple(e) for e in (m == k).nonzero().tolist()} for m, k in
+                             ((labeling, 1), (target, 1), (target, POSSIBLE)))  # fmt: skip
+        cost = structure.precision_cost * len(found - true - free) + structure.recall_cost * len(true - found)
+        return cost / len(target) if structure.normalize else cost
+
+    def count(self, structure, potentials, row):
+        left, right = self.sizes(potentials, row)
+        return sum(math.comb(left, k) * math.comb(right, k) * math.factorial(k) for k in range(min(left, right) + 1))
+
+    def bad_targets(self, potentials, target):
+        for number in (3, -1):
+            wrong = target.clone()
+            wrong[1, 0, 0] = number
+            yield wrong, f"target has {number} in row 1"
+        yield target[:, :, 1:], "target must be int64"
+        yield target[:2], "target must be int64"
+        yield target.double(), "float64"
+        yield target.to(torch.int8), "int8"
+
+    def bad_potentials(self, potentials):
+        yield Potentials(potentials.single[:, :, 1:])
+        yield Potentials(potentials.single.unsqueeze(3))
+        yield Potentials(potentials.single[:, 0])
+        yield Potentials({"a": potentials.single, "b": potentials.single})
+
+    def test_devices(self, device):
+        structure, potentials, target = self.setting(11, 4, integers=True)
+        here = find_corner(structure, potentials, target)
+        if self.padded:
+            sizes = [potentials.lengths.to(device), potentials.widths.to(device)]
+            moved = EdgePotentials(potentials.single.to(device), *sizes)
+        else:
+            moved = Potentials(potentials.single.to(device))
+        there = find_corner(structure, moved, structure.check_target(target.to(device), moved))
+        assert there.labeling.device.type == device.type
+        assert torch.equal(there.labeling.cpu(), here.labeling)
+        assert torch.equal(there.hinge.cpu(), here.hinge)
+        assert torch.equal(there.loss.cpu(), here.loss)
+
+    @examples(25)
+    @given(seed=st.integers(0, 2**31 - 1), noise=st.sampled_from([1.0, 1e6]))
+    def test_what_stands_beyond_the_right_nodes_does_not_matter(self, seed, noise):
+        structure, potentials, target = self.setting(seed)
+        if not self.padded:
+            return
+        beyond = torch.arange(target.shape[2]) >= potentials.widths.view(-1, 1, 1)
+        garbage = noise * torch.randn(target.shape, generator=rng(seed), dtype=torch.float64)
+        other = potentials.replace({"potentials": torch.where(beyond, garbage, potentials.single)})
+        corner, again = (find_corner(structure, p, target) for p in (potentials, other))
+        assert torch.equal(again.labeling, corner.labeling)
+        assert torch.equal(again.hinge, corner.hinge)
+        assert torch.equal(structure.argmax(other).labeling, structure.argmax(potentials).labeling)
+
+    @examples(15)
+    @given(seed=st.integers(0, 2**31 - 1))
+    def test_labelings_are_matchings(self, seed):
+        structure, potentials, target = self.setting(seed, integers=True)
+        for found in (structure.argmax(potentials), structure.augmented_argmax(potentials, target)):
+            labeling = found.labeling
+            assert torch.equal(labeling == -1, target == -1)
+            assert int((labeling == 1).sum(1).max()) <= 1
+            assert int((labeling == 1).sum(2).max()) <= 1
+            assert int(labeling.max()) <= 1
+
+    @examples(15)
+    @given(seed=st.integers(0, 2**31 - 1))
+    def test_the_linear_program_has_the_same_value(self, seed):
+        """max <p, theta> subject to at most one edge a node: bipartite, so integral."""
+        structure, potentials, _ = self.setting(seed, 1)
+        found = structure.argmax(potentials)
+        left, right = self.sizes(potentials, 0)
+        scores = potentials.single[0, :left, :right].numpy()
+        rows = np.kron(np.eye(left), np.ones(right))
+        columns = np.kron(np.ones(left), np.eye(right))
+        solved = linprog(-scores.ravel(), A_ub=np.concatenate([rows, columns]), b_ub=np.ones(left + right))
+        assert -solved.fun == pytest.approx(float(found.value[0]), abs=1e-9)
+        assert found.exact
+
+
+class TestMatching(MatchingCase):
+    """Both sides differ in size, and some edges are possible."""
+
+
+class TestMatchingUnpadded(MatchingCase):
+    padded = False
+    possible = False
+    most = (2, 4)
+
+
+class TestMatchingCounts(MatchingCase):
+    options = {"precision_cost": 2.0, "recall_cost": 0.5, "normalize": False}  # noqa: RUF012
+    most = (4, 2)
+
+
+class TestMatchingRecallOnly(MatchingCase):
+    options = {"precision_cost": 0.0}  # noqa: RUF012
+
+
+def test_a_known_matching():
+    """The greedy choice (5, then 0) is worse; and the row that only loses stays alone."""
+    scores = torch.tensor([[[5.0, 4.0], [4.0, 0.5], [-1.0, -2.0]]])
+    found = Matching().argmax(Potentials(scores))
+    assert found.labeling.tolist() == [[[0, 1], [1, 0], [0, 0]]]
+    assert found.value.tolist() == [8.0]
+    assert found.value.dtype == torch.float64
+
+
+def test_edges_that_gain_nothing_are_not_used():
+    scores = torch.zeros(1, 3, 2)
+    scores[0, 1, 1] = 1e-30
+    assert Matching().argmax(Potentials(scores)).labeling.tolist() == [[[0, 0], [0, 1], [0, 0]]]
+
+
+def test_a_known_loss():
+    target = torch.tensor([[[1, 2, 0], [0, 0, 1]]])
+    cases = {
+        ((0, 0), (1, 2)): 0.0,
+        ((0, 0),): 3.0,
+        (): 6.0,
+        ((0, 1), (1, 2)): 3.0,  # the possible edge is free, the edge it replaces is missed
+        ((0, 2), (1, 1)): 8.0,
+    }
+    for edges, cost in cases.items():
+        labeling = torch.zeros_like(target)
+        for s, t in edges:
+            labeling[0, s, t] = 1
+        assert Matching(normalize=False).loss(labeling, target).tolist() == [cost]
+        assert Matching().loss(labeling, target).tolist() == [cost / 2]
+
+
+def test_targets_that_are_no_matchings_are_refused():
+    potentials = Potentials(torch.zeros(2, 2, 3))
+    target = torch.zeros(2, 2, 3, dtype=torch.int64)
+    target[1, 0, 0] = target[1, 0, 2] = 1
+    with pytest.raises(ValueError, match="left node 0 has several edges in row 1"):
+        Matching().check_target(target, potentials)
+    target = torch.zeros(2, 2, 3, dtype=torch.int64)
+    target[0, :, 2] = 1
+    with pytest.raises(ValueError, match="right node 2 has several edges in row 0"):
+        Matching().check_target(target, potentials)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision_cost": -1.0}, "precision_cost=-1"),
+        ({"recall_cost": math.nan}, "recall_cost=nan"),
+        ({"recall_cost": math.inf}, "recall_cost=inf"),
+        ({"precision_cost": 0.0, "recall_cost": 0.0}, "nothing is ever wrong"),
+    ],
+)
+def test_costs_must_make_sense(options, words):
+    with pytest.raises(ValueError, match=words):
+        Matching(**options)
+
+
+@examples(20)
+@given(seed=st.integers(0, 2**31 - 1))
+def test_partners_go_there_and_back(seed):
+    random = rng(seed)
+    labeling = torch.stack([random_matching(4, 3, random) for _ in range(5)])
+    partners = Matching.partners(labeling)
+    assert torch.equal(Matching.from_partners(partners, 3), labeling)
+    for row, s in itertools.product(range(5), range(4)):
+        assert labeling[row, s].nonzero().flatten().tolist() == [t for t in [int(partners[row, s])] if t >= 0]
+    assert Matching.partners(torch.tensor([[-1, 2, -1]])).tolist() == [-1]
+    for wrong in (3, -2):
+        with pytest.raises(ValueError, match=f"between -1 and 2.*{wrong}"):
+            Matching.from_partners(torch.tensor([0, wrong]), 3)
+
+
+class TestEdgePotentials:
+    def test_sizes_that_do_not_fit_are_refused(self):
+        scores, two = torch.zeros(2, 3, 4), torch.tensor([3, 1])
+        for sizes, words in [
+            ((torch.tensor([3, 4]), two), "lengths must lie between 1 and the padded length 3"),
+            ((torch.tensor([0, 3]), two), "lengths must lie between"),
+            ((two, torch.tensor([5, 1])), r"widths must lie between 1 and the padded width 4, got \[5, 1\]"),
+            ((None, torch.tensor([0, 1])), "widths must lie between"),
+            ((two, torch.tensor([1])), r"widths must be int64 \[2\]"),
+            ((two, torch.tensor([1.0, 2.0])), "widths must be int64"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                EdgePotentials(scores, *sizes)
+        for wrong in (scores[0], scores.unsqueeze(3), {"a": scores, "b": scores}):
+            with pytest.raises(ValueError, match="one tensor"):
+                EdgePotentials(wrong)
+
+    def test_sizes_go_with_the_examples(self):
+        scores = torch.randn(3, 2, 4, requires_grad=True)
+        potentials = EdgePotentials(scores, torch.tensor([2, 1, 2]), torch.tensor([4, 3, 1]), adjoint=lambda parts: [])
+        chosen = potentials.select(torch.tensor([2, 0])).detach()
+        assert chosen.widths.tolist() == [1, 4]
+        assert chosen.lengths.tolist() == [2, 2]
+        assert chosen.adjoint is None
+        assert not chosen.requires_grad
+        assert torch.equal(chosen.single, scores[[2, 0]])
+        assert potentials.replace({"potentials": 2 * scores}).widths is potentials.widths
+        assert EdgePotentials(scores).select(torch.tensor([1])).widths is None
+
+
+class TestLinearEdges(HeadTestCase):
+    lengths = True
+
+    def make_head(self):
+        return LinearEdges(3)
+
+    def make_input(self, random, batch):
+        x = torch.randn(batch, 4, 2, 3, generator=random, dtype=torch.float64)
+        return (x, torch.randint(1, 5, (batch,), generator=random)) if self.lengths else (x,)
+
+    def reference(self, head, x):
+        return {"potentials": sum(x[:, :, f] * head.weight[f] for f in range(3))}
+
+    def bad_inputs(self, inputs):
+        x, *lengths = inputs
+        yield (x[..., :2], *lengths), r"x must be \[B, S, T, 3\]"
+        yield (x[0], *lengths), r"x must be \[B, S, T, 3\]"
+        for wrong in (0, -1, 5):
+            yield (x, torch.tensor([1, wrong, 1])), f"lengths must lie between 1 and .*{wrong}"
+        yield (x, torch.tensor([1, 2])), "lengths"
+        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths must be int64"
+        yield (Edges(x, torch.tensor([1, 3, 1])), *lengths), "widths must lie between 1 and"
+        yield (Edges(x, torch.tensor([1, 2])), *lengths), "widths must be int64"
+
+    def test_edges_bring_their_widths(self):
+        head, (x, *lengths) = self.setting(1)
+        widths = torch.tensor([2, 1, 2])
+        potentials = head(Edges(x, widths), *lengths)
+        assert potentials.widths is widths
+        assert torch.equal(potentials.single, head(x, *lengths).single)
+
+    def test_the_structure_is_the_one_given(self):
+        own = Matching(recall_cost=1.0)
+        assert LinearEdges(2, structure=own).structure is own
+        assert repr(LinearEdges(2).structure) == "Matching(normalize=True, precision_cost=1.0, recall_cost=3.0)"
+
+
+class TestLinearEdgesWithoutLengths(TestLinearEdges):
+    lengths = False
+
+
+# -- Training -------------------------------------------------------------------------------------------------
+
+
+class Problem:
+    """Random bipartite graphs; batches are cropped to their largest sides."""
+
+    lam = 0.1
+
+    def __init__(self, seed, n=5, features=3, dtype=torch.float64):
+        random = rng(seed)
+        self.n = n
+        self.sizes = torch.randint(1, 4, (n, 2), generator=random)
+        self.x = torch.randn(n, 3, 3, features, generator=random, dtype=torch.float64).to(dtype)
+        self.y = torch.full((n, 3, 3), -1)
+        for i, (left, right) in enumerate(self.sizes.tolist()):
+            self.y[i, :left, :right] = random_matching(left, right, random)
+            self.y[i, 0, 0] = POSSIBLE if self.y[i, 0, 0] == 0 else 1
+        self.head = LinearEdges(features).to(dtype)
+
+    def batch(self, rows):
+        index = torch.as_tensor(rows)
+        left, right = self.sizes[index].max(0).values.tolist()
+        x = Edges(self.x[index, :left, :right], self.sizes[index, 1])
+        return Batch(x, self.y[index, :left, :right], index, self.sizes[index, 0])
+
+    def everything(self):
+        return [self.batch(rows) for rows in torch.arange(self.n).split(2)]
+
+    def optimum(self):
+        """By a QP over all matchings of all examples, from the definitions."""
+        losses, changes = [], []
+        for i, (left, right) in enumerate(self.sizes.tolist()):
+            x, y = self.x[i, :left, :right].double().numpy(), self.y[i, :left, :right].numpy()
+            own, cost = [], []
+            for bits in itertools.product((0, 1), repeat=left * right):
+                edges = np.array(bits).reshape(left, right)
+                if edges.sum(0).max() > 1 or edges.sum(1).max() > 1:
+                    continue
+                wrong, missed = (edges * (y == 0)).sum(), ((1 - edges) * (y == 1)).sum()
+                cost.append((wrong + 3 * missed) / left)
+                own.append(np.einsum("st,stf->f", edges - (y == 1), x))
+            losses.append(np.array(cost))
+            changes.append(np.array(own))
+        sizes = [len(cost) for cost in losses]
+        matrix, cost = np.concatenate(changes) / self.n, np.concatenate(losses) / self.n
+        equal = np.zeros((self.n, sum(sizes)))
+        for row, (end, size) in enumerate(zip(np.cumsum(sizes), sizes, strict=True)):
+            equal[row, end - size : end] = 1.0
+        gram = matrix @ matrix.T / self.lam + 1e-9 * np.eye(len(cost))
+        alpha = qpsolvers.solve_qp(gram, -cost, A=equal, b=np.ones(self.n), lb=np.zeros(len(cost)), solver="quadprog")
+        alphas = [np.clip(a, 0.0, None) / np.clip(a, 0.0, None).sum() for a in np.split(alpha, np.cumsum(sizes)[:-1])]
+        alpha = np.concatenate(alphas)
+        weights = -matrix.T @ alpha / self.lam
+        hinges = [(c + d @ weights).max() for c, d in zip(losses, changes, strict=True)]
+        primal = self.lam / 2 * weights @ weights + np.mean(hinges)
+        dual = cost @ alpha - self.lam / 2 * weights @ weights
+        assert primal - dual < 1e-6, "the reference itself is not solved"
+        return dual, weights
+
+    def train(self, storage, direction, oracle=None, passes=200, tolerance=1e-5):
+        training = Training(self, storage=storage, direction=direction, oracle=oracle)
+        return training.until(tolerance, passes=passes)
+
+
+@pytest.mark.parametrize(
+    ("storage", "direction", "oracle", "tolerance"),
+    [
+        (Labelings(), Corrective(), None, 1e-6),
+        (Labelings(capacity=3), Corrective(), CacheOracle(), 1e-3),  # capacity 3: labelings are merged
+        (Labelings(), Pairwise(), CacheOracle(), 1e-5),
+        (Labelings(), Hybrid(), None, 1e-5),
+        (Labelings(), Away(), None, 1e-3),
+        (MeanParts(), FrankWolfe(), None, 2e-2),
+        (Weights(), FrankWolfe(), None, 2e-2),
+    ],
+    ids=lambda value: "" if value is None or isinstance(value, float) else type(value).__name__,
+)
+def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tolerance):
+    problem = Problem(3)
+    best, weights = problem.optimum()
+    certificate = problem.train(storage, direction, oracle, tolerance=tolerance)
+    assert certificate.gap <= tolerance
+    assert certificate.exact
+    assert certificate.dual <= best + 1e-6
+    assert certificate.primal >= best - 1e-6
+    assert certificate.drift < 1e-10
+    distance = float((flat(problem.head.parameters()) - torch.from_numpy(weights)).norm())
+    assert problem.lam / 2 * distance**2 <= certificate.gap + 1e-6  # strong convexity
+
+
+def test_float32_is_certified_too():
+    certificate = Problem(3, dtype=torch.float32).train(Labelings(), Corrective(), tolerance=1e-4)
+    assert certificate.gap <= 1e-4
+    assert certificate.dual <= Problem(3).optimum()[0] + 1e-4
+
+
+def test_head_and_structure_pass_the_check():
+    problem = Problem(5)
+    report = check(problem.head, problem.head.structure, problem.batch(range(5)))
+    assert report.ok, str(report)
+    assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
+
+
+def test_lightning_trains_and_decodes(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from torchssvm.lightning import DualityGap, StructuredSVM
+
+    problem = Problem(3)
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return problem.n
+
+        def __getitem__(self, i):
+            return i
+
+    model = StructuredSVM(problem.head, lam=problem.lam, direction=Corrective(), storage=Labelings()).double()
+    loader = DataLoader(Data(), batch_size=2, collate_fn=problem.batch)
+    gap = DualityGap(tolerance=1e-4, every_n_epochs=5)
+    trainer = lightning.Trainer(
+        max_epochs=200,
+        callbacks=[gap],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(model, loader)
+    assert gap.history[-1].certificate.gap <= 1e-4
+    batch = problem.batch([1, 4])
+    found = model.decode(batch.x, batch.lengths)
+    expected = problem.head.structure.argmax(apply_head(problem.head, batch)).labeling
+    assert torch.equal(getattr(found, "labeling", found), expected)
+
+
+def test_without_scipy_the_extra_is_named():
+    code = (
+        "import sys, torch, torchssvm\n"
+        "assert 'scipy' not in sys.modules\n"
+        "sys.modules['scipy'] = None\n"
+        "try:\n    torchssvm.Matching().argmax(torchssvm.Potentials(torch.zeros(1, 2, 2)))\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert "torchssvm[scipy]" in done.stdout, done.stderr

@@ -1,0 +1,264 @@
+"""The best label sets against all sets, and their bounds against linear programs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, rng
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix
+
+from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
+from torchssvm.structures.multilabel.reference import _screen, best_label_sets_torch
+
+SEEDS = st.integers(0, 2**31 - 1)
+pytest.importorskip("numba")
+
+
+def problem(seed, size, batch=4, *, integers=False, attractive=False, strength=1.0, density=0.7):
+    """Scores ``[B, K]`` and ``[P]``, float64; of integers many are 0, and many sets are equally good."""
+    random = rng(seed)
+    unary = torch.randn(batch, size, generator=random, dtype=torch.float64)
+    pairwise = strength * torch.randn(size * (size - 1) // 2, generator=random, dtype=torch.float64)
+    if integers:
+        unary, pairwise = (2 * unary).round(), (2 * pairwise).round()
+    pairwise[torch.rand(len(pairwise), generator=random) > density] = 0.0
+    if attractive:
+        pairwise, unary = pairwise.abs(), unary - 1.0
+    return unary, pairwise
+
+
+def every_set(size):
+    return torch.tensor(list(itertools.product((0.0, 1.0), repeat=size)), dtype=torch.float64)
+
+
+def scores(unary, pairwise, labels):
+    """By the definition, ``[B, Y]`` of sets ``[Y, K]``."""
+    pairs = list(itertools.combinations(range(unary.shape[1]), 2))
+    together = sum(w * labels[:, i] * labels[:, j] for w, (i, j) in zip(pairwise, pairs, strict=True))
+    return unary @ labels.t() + together
+
+
+def linear_program(unary, pairwise):
+    """The maximum over the local polytope of one example, and where it is: every pair has its own variable."""
+    size = len(unary)
+    pairs = list(itertools.combinations(range(size), 2))
+    entries, limits = [], []
+    for p, (i, j) in enumerate(pairs):
+        z = size + p
+        for coefficients, limit in (({z: 1, i: -1}, 0), ({z: 1, j: -1}, 0), ({z: -1, i: 1, j: 1}, 1)):
+            entries += [(len(limits), column, number) for column, number in coefficients.items()]
+            limits.append(limit)
+    gains = -torch.cat([unary, pairwise]).numpy()
+    rows, columns, numbers = zip(*entries, strict=True) if entries else ((), (), ())
+    matrix = coo_matrix((numbers, (rows, columns)), shape=(len(limits), len(gains)))
+    options = {"A_ub": matrix, "b_ub": limits} if limits else {}
+    found = linprog(gains, bounds=(0, 1), **options)
+    assert found.success
+    return -found.fun, found.x[:size]
+
+
+draws = given(
+    seed=SEEDS,
+    size=st.integers(1, 8),
+    integers=st.booleans(),
+    strength=st.sampled_from([0.2, 1.0, 3.0]),
+    sweeps=st.sampled_from([1, 5, 200]),
+)
+
+
+@examples(60)
+@draws
+@pytest.mark.parametrize("effort", [0, 10_000_000])
+def test_the_maximum_is_between_value_and_bound(effort, seed, size, integers, strength, sweeps):
+    unary, pairwise = problem(seed, size, integers=integers, strength=strength)
+    labels, value, bound = best_label_sets(unary, pairwise, sweeps=sweeps, effort=effort)
+    everything = scores(unary, pairwise, every_set(size))
+    best = everything.amax(1)
+    assert labels.dtype == torch.int64
+    assert bool(((labels == 0) | (labels == 1)).all())
+    own = scores(unary, pairwise, labels.double()).diagonal()
+    torch.testing.assert_close(value, own)
+    assert bool((value <= best + 1e-9).all())
+    assert bool((best <= bound + 1e-9).all())
+    exact = value == bound
+    torch.testing.assert_close(value[exact], best[exact])
+    if effort:
+        assert bool(exact.all())
+
+
+@examples(40)
+@given(seed=SEEDS, size=st.integers(1, 9), integers=st.booleans(), strength=st.sampled_from([0.3, 1.0]))
+def test_messages_are_exact_where_all_pairs_attract(seed, size, integers, strength):
+    unary, pairwise = problem(seed, size, integers=integers, attractive=True, strength=strength)
+    _, value, bound = best_label_sets(unary, pairwise, sweeps=10_000)
+    assert torch.equal(value, bound)
+    torch.testing.assert_close(value, scores(unary, pairwise, every_set(size)).amax(1))
+
+
+@examples(25)
+@given(seed=SEEDS, size=st.integers(1, 7), integers=st.booleans(), strength=st.sampled_from([0.3, 1.0, 3.0]))
+def test_messages_reach_the_optimum_of_the_linear_program(seed, size, integers, strength):
+    unary, pairwise = problem(seed, size, 2, integers=integers, strength=strength)
+    _, _, bound = best_label_sets(unary, pairwise, sweeps=5_000)
+    for row in range(2):
+        assert float(bound[row]) == pytest.approx(linear_program(unary[row], pairwise)[0], abs=1e-6)
+
+
+@examples(25)
+@given(seed=SEEDS, size=st.integers(1, 15))
+def test_more_sweeps_never_loosen_the_bound(seed, size):
+    unary, pairwise = problem(seed, size)
+    bounds = [best_label_sets(unary, pairwise, sweeps=sweeps)[2] for sweeps in (1, 2, 5, 20, 200)]
+    for loose, tight in itertools.pairwise(bounds):
+        assert bool((tight <= loose + 1e-12).all())
+
+
+@examples(60)
+@given(seed=SEEDS, size=st.integers(1, 8), integers=st.booleans(), strength=st.sampled_from([0.1, 0.5, 2.0]))
+def test_screening_removes_no_maximiser(seed, size, integers, strength):
+    unary, pairwise = problem(seed, size, integers=integers, strength=strength)
+    weights = symmetric(pairwise, size)
+    fixed, sets = screened(unary, weights), every_set(size)
+    assert torch.equal(fixed, _screen(unary, weights.unsqueeze(0)))
+    for row, found in enumerate(scores(unary, pairwise, sets)):
+        known = fixed[row] >= 0
+        best = sets[found >= found.max() - 1e-9]
+        assert torch.equal(best[:, known], fixed[row, known].double().expand(len(best), -1))
+        _, x = linear_program(unary[row], pairwise)
+        np.testing.assert_allclose(x[known.numpy()], fixed[row, known], atol=1e-6)
+
+
+def screened(unary, weights):
+    from torchssvm.structures.multilabel.message_passing import workspace
+    from torchssvm.structures.multilabel.numba import row_sums, screen
+
+    fixed = torch.empty(unary.shape, dtype=torch.int64)
+    size = unary.shape[1]
+    sums, memory = (np.empty(size), np.empty(size)), workspace(size)
+    row_sums(weights.numpy(), *sums)
+    for row in range(len(unary)):
+        undecided = screen(unary[row].numpy(), weights.numpy(), *sums, memory, fixed[row].numpy())
+        assert undecided == int((fixed[row] < 0).sum())
+        assert memory.free[:undecided].tolist() == (fixed[row] < 0).nonzero().flatten().tolist()
+    return fixed
+
+
+@examples(25)
+@given(seed=SEEDS, size=st.integers(1, 14), sweeps=st.sampled_from([1, 7, 60]), by_example=st.booleans())
+def test_torch_operations_send_the_same_messages(seed, size, sweeps, by_example):
+    unary, pairwise = problem(seed, size)
+    if by_example:
+        pairwise = pairwise + torch.randn(4, len(pairwise), generator=rng(seed), dtype=torch.float64)
+    compiled = best_label_sets(unary, pairwise, sweeps=sweeps)
+    plain = best_label_sets_torch(unary, symmetric(pairwise, size), sweeps, 0)
+    for mine, other in zip(compiled, plain, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@examples(10)
+@given(seed=SEEDS, size=st.integers(1, 12))
+def test_branching_in_torch_operations_is_exact(seed, size):
+    unary, pairwise = problem(seed, size, strength=2.0)
+    _, value, bound = best_label_sets_torch(unary, symmetric(pairwise, size), 5, 10_000_000)
+    assert torch.equal(value, bound)
+    torch.testing.assert_close(value, best_label_sets(unary, pairwise, effort=10_000_000)[1])
+
+
+def test_branching_in_torch_operations_stops(monkeypatch):
+    monkeypatch.setattr("torchssvm.structures.multilabel.reference._OPEN", 2)
+    unary, pairwise = problem(1, 14, strength=3.0)
+    best = best_label_sets(unary, pairwise, effort=10_000_000)[1]
+    loose = best_label_sets_torch(unary, symmetric(pairwise, 14), 5, 0)[2]
+    bound = best_label_sets_torch(unary, symmetric(pairwise, 14), 5, 1000)[2]
+    assert bool((best <= bound + 1e-9).all())
+    assert bool((bound <= loose).all())
+    assert bool((bound < loose).any())
+
+
+def test_weights_are_shared_or_each_examples_own():
+    unary, pairwise = problem(3, 9, batch=6)
+    shared = best_label_sets(unary, pairwise, effort=10**6)
+    for other in (pairwise.expand(6, -1), pairwise.repeat(6, 1), pairwise.float().double()):
+        found = best_label_sets(unary, other, effort=10**6)
+        assert torch.equal(found[0], shared[0])
+        torch.testing.assert_close(found[1], shared[1], rtol=1e-5, atol=1e-5)
+    own = pairwise * torch.arange(6).unsqueeze(1)
+    together = best_label_sets(unary, own, effort=10**6)
+    for row in range(6):
+        alone = best_label_sets(unary[row : row + 1], own[row], effort=10**6)
+        assert torch.equal(alone[0][0], together[0][row])
+        assert torch.equal(alone[1][0], together[1][row])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_batches_are_shared_by_threads(threads):
+    unary, pairwise = problem(4, 12, batch=400)
+    held = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        together = best_label_sets(unary, pairwise, effort=10**6)
+    finally:
+        torch.set_num_threads(held)
+    for row in range(0, 400, 37):
+        alone = best_label_sets(unary[row : row + 1], pairwise, effort=10**6)
+        assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
+    torch.testing.assert_close(together[1], scores(unary, pairwise, every_set(12)).amax(1))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_numbers_that_are_not_finite_spoil_their_own_example_alone(number, compiled, monkeypatch):
+    monkeypatch.setattr("torchssvm.structures.multilabel.oracle.numba_available", lambda: compiled)
+    unary, pairwise = problem(5, 6)
+    clean = best_label_sets(unary, pairwise, effort=10**6)
+    spoiled = unary.clone()
+    spoiled[2, 3] = number
+    labels, value, _ = best_label_sets(spoiled, pairwise, effort=10**6)
+    assert not bool(torch.isfinite(value[2]))
+    for row in (0, 1, 3):
+        assert torch.equal(labels[row], clean[0][row])
+        torch.testing.assert_close(value[row], clean[1][row])
+    pairwise = pairwise.clone()
+    pairwise[0] = number
+    assert best_label_sets(unary, pairwise, effort=10**6)[0].shape == unary.shape
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_batch_without_examples(compiled, monkeypatch):
+    monkeypatch.setattr("torchssvm.structures.multilabel.oracle.numba_available", lambda: compiled)
+    labels, value, bound = best_label_sets(torch.zeros(0, 3), torch.zeros(3))
+    assert labels.shape == (0, 3)
+    assert value.shape == bound.shape == (0,)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_devices(compiled, device, monkeypatch):
+    monkeypatch.setattr("torchssvm.structures.multilabel.oracle.numba_available", lambda: compiled)
+    unary, pairwise = problem(6, 8)
+    here = best_label_sets(unary, pairwise, effort=10**6)
+    there = best_label_sets(unary.to(device), pairwise.to(device), effort=10**6)
+    for mine, other in zip(here, there, strict=True):
+        assert other.device.type == device.type
+        torch.testing.assert_close(other.cpu(), mine)
+
+
+@pytest.mark.parametrize(
+    ("unary", "pairwise", "options", "words"),
+    [
+        (torch.zeros(3), torch.zeros(3), {}, r"unary must be \[B, K\]"),
+        (torch.zeros(2, 0), torch.zeros(0), {}, "at least one label"),
+        (torch.zeros(2, 3), torch.zeros(4), {}, r"pairwise must be \[3\] or \[2, 3\]"),
+        (torch.zeros(2, 3), torch.zeros(1, 3), {}, "pairwise"),
+        (torch.zeros(2, 3), torch.zeros(3), {"sweeps": 0}, "sweeps=0"),
+        (torch.zeros(2, 3), torch.zeros(3), {"effort": -1}, "effort=-1"),
+    ],
+)
+def test_arguments_that_do_not_fit(unary, pairwise, options, words):
+    with pytest.raises(ValueError, match=words):
+        best_label_sets(unary, pairwise, **options)

@@ -1,0 +1,208 @@
+"""Sets of labels with pairwise scores: the structure, with each of its decoders, against all sets of few labels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, rng
+from structure_cases import BATCHES, SEEDS, StructureTestCase
+
+from torchssvm import BranchAndBound, MessagePassing, Multilabel, Potentials
+from torchssvm.structures import find_corner
+
+K = 4
+WEIGHTS = torch.tensor([1.0, 0.5, 0.0, 3.0])
+
+
+class MultilabelCase(StructureTestCase):
+    options: dict = {}  # noqa: RUF012
+    shared = True
+    attractive = False
+
+    def make_structure(self):
+        return Multilabel(K, **self.options)
+
+    def make_potentials(self, random, batch, integers, dtype):
+        def draw(*shape):
+            numbers = torch.randn(shape, generator=random, dtype=torch.float64)
+            return (2 * numbers).round().to(dtype) if integers else numbers.to(dtype)
+
+        unary, pairs = draw(batch, K), K * (K - 1) // 2
+        pairwise = draw(pairs).expand(batch, -1) if self.shared else draw(batch, pairs)
+        tensors = {"unary": unary, "pairwise": pairwise.abs() if self.attractive else pairwise}
+        return Potentials(tensors if self.options.get("pairwise", True) else {"unary": unary})
+
+    def random_target(self, structure, potentials, random):
+        return torch.randint(0, 2, (potentials.batch_size, K), generator=random)
+
+    def reference_score(self, potentials, labeling):
+        on = [k for k, y in enumerate(labeling.tolist()) if y]
+        pairs = [(i, j) for i in range(K) for j in range(i + 1, K)]
+        together = potentials.get("pairwise", torch.zeros(len(pairs))).tolist()
+        own = sum(potentials["unary"][k].item() for k in on)
+        return own + sum(w for (i, j), w in zip(pairs, together, strict=True) if i in on and j in on)
+
+    def reference_loss(self, structure, labeling, target):
+        weights = self.options.get("weights", torch.ones(K)).tolist()
+        wrong = [a != b for a, b in zip(labeling.tolist(), target.tolist(), strict=True)]
+        total = sum(weight for weight, bad in zip(weights, wrong, strict=True) if bad)
+        return total / sum(weights) if self.options.get("normalize", True) else total
+
+    def count(self, structure, potentials, row):
+        return 2**K
+
+    def bad_targets(self, potentials, target):
+        for number in (2, -1):
+            wrong = target.clone()
+            wrong[1, 2] = number
+            yield wrong, f"target has {number} at label 2 in row 1"
+        yield target[:, 1:], "target must be int64"
+        yield target[:2], "target must be int64"
+        yield target.double(), "float64"
+        yield target.bool(), "bool"
+        yield target.tolist(), "list"
+
+    def bad_potentials(self, potentials):
+        yield Potentials(potentials["unary"])
+        unary, pairs = potentials["unary"], potentials["unary"].new_zeros(3, 7)
+        yield Potentials({"unary": unary[:, 1:], "pairwise": pairs[:, :6]})
+        yield Potentials({"unary": unary, "pairwise": pairs})
+        yield Potentials({"unary": unary, "pairwise": pairs[:, :6], "more": pairs})
+
+    def several(self, structure, potentials, seed, count):
+        """At potentials of any sign, where messages alone are not exact."""
+        return super().several(Multilabel(K, pairwise=structure.pairwise), potentials, seed, count)
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+    def test_potentials_that_are_not_finite_are_refused(self, value):
+        structure, potentials, target = self.setting(5, 3)
+        for name in potentials.tensors:
+            for place in range(potentials[name].shape[1]):
+                tensors = {key: tensor.clone() for key, tensor in potentials.tensors.items()}
+                tensors[name][1, place] = value
+                with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
+                    find_corner(structure, potentials.replace(tensors), target)
+
+
+class TestMultilabel(MultilabelCase):
+    """Weights that all examples share, as the heads give them."""
+
+
+class TestMultilabelByExample(MultilabelCase):
+    """Every example has its own scores of pairs; a label that costs nothing, and the sum of costs."""
+
+    shared = False
+    options = {"normalize": False, "weights": WEIGHTS}  # noqa: RUF012
+
+
+class TestMultilabelWithoutPairs(MultilabelCase):
+    options = {"pairwise": False, "weights": WEIGHTS}  # noqa: RUF012
+
+
+class TestAttractiveByMessages(MultilabelCase):
+    """A minimum cut: messages alone are exact."""
+
+    attractive = True
+    options = {"decoder": MessagePassing(10_000)}  # noqa: RUF012
+
+
+class TestWithoutNumba(TestMultilabel):
+    @pytest.fixture(autouse=True)
+    def plain(self, monkeypatch):
+        monkeypatch.setattr("torchssvm.structures.multilabel.oracle.numba_available", lambda: False)
+
+
+# -- What approximate decoding says --------------------------------------------------------------------------
+
+
+@examples(40)
+@given(seed=SEEDS, batch=BATCHES, sweeps=st.integers(1, 30))
+def test_messages_that_leave_a_gap_still_bound_the_hinge(seed, batch, sweeps):
+    random = rng(seed)
+    structure = Multilabel(6, decoder=MessagePassing(sweeps))
+    unary = torch.randn(batch, 6, generator=random, dtype=torch.float64)
+    pairwise = 3 * torch.randn(15, generator=random, dtype=torch.float64)
+    potentials = Potentials({"unary": unary, "pairwise": pairwise.expand(batch, -1)})
+    target = structure.check_target(torch.randint(0, 2, (batch, 6), generator=random), potentials)
+    corner, best = (find_corner(s, potentials, target) for s in (structure, Multilabel(6)))
+    assert best.exact
+    assert bool((corner.hinge >= 0.0).all())
+    assert bool((corner.hinge <= best.hinge + 1e-9).all())
+    assert bool((corner.bound >= best.hinge - 1e-9).all())
+    if corner.exact:
+        torch.testing.assert_close(corner.hinge, best.hinge)
+
+
+def test_a_frustrated_triangle():
+    """Of three labels that repel each other one is on; the linear program takes a half of each."""
+    unary, pairwise = torch.ones(1, 3, dtype=torch.float64), torch.full((1, 3), -2.0, dtype=torch.float64)
+    potentials = Potentials({"unary": unary, "pairwise": pairwise})
+    found = Multilabel(3, decoder=MessagePassing()).argmax(potentials)
+    assert not found.exact
+    assert found.value.tolist() == [1.0]
+    assert found.bound.tolist() == pytest.approx([1.5])
+    exact = Multilabel(3).argmax(potentials)
+    assert exact.exact
+    assert exact.bound is None
+    assert exact.value.tolist() == [1.0]
+    assert exact.labeling.sum() == 1
+
+
+def test_what_is_too_much_for_branching_has_a_bound():
+    random = rng(0)
+    unary = torch.randn(2, 40, generator=random, dtype=torch.float64) * 0.1
+    pairwise = torch.randn(780, generator=random, dtype=torch.float64)
+    potentials = Potentials({"unary": unary, "pairwise": pairwise.expand(2, -1)})
+    found = Multilabel(40, decoder=BranchAndBound(effort=20_000)).argmax(potentials)
+    longer = Multilabel(40, decoder=BranchAndBound(effort=1_000_000)).argmax(potentials)
+    messages = Multilabel(40, decoder=MessagePassing()).argmax(potentials)
+    assert not found.exact
+    assert bool((messages.value <= found.value).all())
+    assert bool((found.value <= longer.value).all())
+    assert bool(((longer.value if longer.exact else longer.bound) <= found.bound + 1e-9).all())
+    assert bool((found.bound <= messages.bound + 1e-9).all())
+
+
+# -- Arguments -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_labels": 0}, "num_labels=0"),
+        ({"weights": torch.ones(3)}, "weights must hold 4"),
+        ({"weights": -torch.ones(4)}, "non-negative"),
+        ({"weights": torch.tensor([1.0, 1.0, 1.0, math.nan])}, "finite"),
+        ({"weights": torch.zeros(4)}, "not all of them 0"),
+    ],
+)
+def test_bad_options(options, words):
+    with pytest.raises(ValueError, match=words):
+        Multilabel(**{"num_labels": 4, **options})
+
+
+def test_bad_decoders():
+    for make in (MessagePassing, BranchAndBound):
+        with pytest.raises(ValueError, match="sweeps=0"):
+            make(sweeps=0)
+    with pytest.raises(ValueError, match="effort=0"):
+        BranchAndBound(effort=0)
+
+
+def test_repr_tells_structures_apart():
+    structures = [
+        Multilabel(4), Multilabel(5), Multilabel(4, normalize=False), Multilabel(4, weights=WEIGHTS),
+        Multilabel(4, weights=WEIGHTS + 1), Multilabel(4, pairwise=False), Multilabel(4, decoder=MessagePassing()),
+        Multilabel(4, decoder=MessagePassing(7)), Multilabel(4, decoder=BranchAndBound(effort=3)),
+    ]  # fmt: skip
+    assert len({repr(s) for s in structures}) == len(structures)
+    assert Multilabel(4).same_as(Multilabel(4, decoder=BranchAndBound()))
+    assert not Multilabel(4).same_as(Multilabel(4, pairwise=False))
+
+
+def test_many_labels_are_not_listed():
+    assert Multilabel(13).enumerate(Potentials({"unary": torch.zeros(1, 13), "pairwise": torch.zeros(1, 78)})) is None

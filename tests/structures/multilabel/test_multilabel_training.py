@@ -1,0 +1,283 @@
+"""The heads of multilabel problems, and training them to the optimum that a QP solver finds."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from bounded import Bounded, optimum_within
+from head_cases import HeadTestCase
+from problems import Reference, flat, rng
+from torch.utils.data import DataLoader
+
+from torchssvm import (
+    Batch,
+    CacheOracle,
+    Corrective,
+    FrankWolfe,
+    Labelings,
+    LinearMultilabel,
+    MeanParts,
+    MessagePassing,
+    Multilabel,
+    Pairwise,
+    SparseFeatures,
+    SparseLinearMultilabel,
+    Weights,
+    check,
+)
+from torchssvm.core.batch import apply_head
+from torchssvm.core.potentials import per_example_adjoint
+
+F, K = 3, 3
+
+
+class TestLinearMultilabel(HeadTestCase):
+    bias = pairwise = True
+
+    def make_head(self):
+        return LinearMultilabel(F, K, bias=self.bias, pairwise=self.pairwise)
+
+    def make_input(self, random, batch):
+        return (torch.randn(batch, F, generator=random, dtype=torch.float64),)
+
+    def reference(self, head, x):
+        unary = torch.stack([sum(x[f] * head.unary[f, k] for f in range(F)) for k in range(K)])
+        tensors = {"unary": unary + head.bias if self.bias else unary}
+        return {**tensors, "pairwise": head.pairwise} if self.pairwise else tensors
+
+    def bad_inputs(self, inputs):
+        (x,) = inputs
+        yield (x[:, :2],), r"x must be \[B, 3\]"
+        yield (x[0],), r"x must be \[B, 3\]"
+        yield (x, torch.ones(3, dtype=torch.int64)), "lengths must be None"
+
+    def test_weights_are_counted(self):
+        count = sum(p.numel() for p in self.make_head().parameters())
+        assert count == F * K + K * self.bias + K * (K - 1) // 2 * self.pairwise
+
+    def test_interactions(self):
+        head, _ = self.setting(3)
+        if not self.pairwise:
+            with pytest.raises(ValueError, match="pairwise=False"):
+                head.interactions()
+            return
+        a, b, c = head.pairwise.tolist()
+        expected = [[0.0, a, b], [a, 0.0, c], [b, c, 0.0]]
+        assert head.interactions().tolist() == expected
+        head.interactions().sum().backward()
+        assert head.pairwise.grad.tolist() == [2.0] * 3
+
+
+class TestWithoutBias(TestLinearMultilabel):
+    bias = False
+
+
+class TestWithoutPairs(TestLinearMultilabel):
+    pairwise = False
+
+
+class Packed(SparseLinearMultilabel):
+    """Takes columns and values in one tensor ``[B, 4]``, whatever numbers they are."""
+
+    def forward(self, x, lengths=None):
+        columns = x[:, :2].abs().round().remainder(F + 1).long() - 1
+        return super().forward(SparseFeatures(columns, x[:, 2:]), lengths)
+
+
+class TestSparseLinearMultilabel(TestLinearMultilabel):
+    def make_head(self):
+        return Packed(F, K, bias=self.bias, pairwise=self.pairwise, sparse_gradient=False)
+
+    def make_input(self, random, batch):
+        columns = torch.randint(0, F + 1, (batch, 2), generator=random)
+        return (torch.cat([columns.double(), torch.randn(batch, 2, generator=random, dtype=torch.float64)], 1),)
+
+    def reference(self, head, x):
+        dense = torch.zeros(F, dtype=x.dtype)
+        for column, value in zip(x[:2].tolist(), x[2:], strict=True):
+            place = round(abs(column)) % (F + 1) - 1
+            if place >= 0:
+                dense[place] += value
+        return super().reference(head, dense)
+
+    def bad_inputs(self, inputs):
+        (x,) = inputs
+        yield (x, torch.ones(3, dtype=torch.int64)), "lengths must be None"
+
+
+class TestSparseWithoutBiasAndPairs(TestSparseLinearMultilabel):
+    bias = pairwise = False
+
+
+def test_sparse_gradients_have_the_rows_of_the_batch():
+    head = SparseLinearMultilabel(9, K).double()
+    x = SparseFeatures(torch.tensor([[2, 5], [5, -1]]))
+    potentials = head(x)
+    parts = {"unary": torch.ones(2, K).double(), "pairwise": torch.ones(2, K).double()}
+    unary, bias, pairwise = per_example_adjoint(potentials, parts, list(head.parameters()), sparse=True)
+    assert unary.is_sparse
+    assert unary.indices().tolist() == [[0, 0, 1], [2, 5, 5]]
+    assert torch.equal(unary.to_dense(), x.dense(9, torch.float64).unsqueeze(2).expand(-1, -1, K))
+    assert bias.shape == pairwise.shape == (2, K)
+    potentials["unary"].sum().backward()
+    assert head.unary.grad.is_sparse
+
+
+def test_the_pairs_are_one_vector_for_all_examples():
+    assert LinearMultilabel(F, K)(torch.randn(5, F))["pairwise"].stride(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "words"),
+    [
+        (torch.zeros(2, 3), TypeError, "SparseFeatures"),
+        (SparseFeatures(torch.zeros(2, 3, 4, dtype=torch.int64)), ValueError, r"x.columns must be \[B, L\]"),
+        (SparseFeatures(torch.full((2, 3), F)), ValueError, f"columns are 0 to {F - 1}"),
+        (SparseFeatures(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 2)), ValueError, "x.values"),
+    ],
+)
+def test_lists_that_do_not_fit(x, error, words):
+    with pytest.raises(error, match=words):
+        SparseLinearMultilabel(F, K)(x)
+
+
+def test_options_that_do_not_fit():
+    with pytest.raises(TypeError, match="SparseLinearMultilabel"):
+        LinearMultilabel(F, K)(SparseFeatures(torch.zeros(2, 3, dtype=torch.int64)))
+    for head in (LinearMultilabel, SparseLinearMultilabel):
+        with pytest.raises(ValueError, match="in_features=0"):
+            head(0, K)
+        with pytest.raises(ValueError, match="num_labels=3"):
+            head(F, K, structure=Multilabel(4))
+        with pytest.raises(ValueError, match="pairwise=True"):
+            head(F, K, structure=Multilabel(K, pairwise=False))
+        own = Multilabel(K, normalize=False)
+        assert head(F, K, structure=own).structure is own
+
+
+# -- Training ----------------------------------------------------------------------------------------------
+
+ATTRACTIVE = {"pairwise": (0.0, None)}
+
+
+class MultilabelProblem:
+    """Few labels, of which two come together and two do not; some features are 0; the loss is a share."""
+
+    def __init__(self, seed, n=6, lam=0.3, structure=None, sparse=False, dtype=torch.float64):
+        random = rng(seed)
+        self.n, self.lam = n, lam
+        self.columns = torch.randint(-1, F, (n, 2), generator=random)
+        self.values = torch.randn(n, 2, generator=random, dtype=torch.float64).to(dtype)
+        self.dense = SparseFeatures(self.columns, self.values).dense(F, dtype)
+        self.y = torch.randint(0, 2, (n, K), generator=random)
+        alike, apart = (torch.rand(2, n, generator=random) < 0.7).unbind()
+        self.y[:, 1] = torch.where(alike, self.y[:, 0], self.y[:, 1])
+        self.y[:, 2] = torch.where(apart, 1 - self.y[:, 0], self.y[:, 2])
+        kind = SparseLinearMultilabel if sparse else LinearMultilabel
+        self.sparse, self.head = sparse, kind(F, K, structure=structure).to(dtype)
+
+    def batch(self, rows):
+        index = torch.as_tensor(rows)
+        x = SparseFeatures(self.columns[index], self.values[index]) if self.sparse else self.dense[index]
+        return Batch(x, self.y[index], index)
+
+    def everything(self):
+        return [self.batch(rows) for rows in torch.arange(self.n).split(4)]
+
+    def reference(self):
+        """All sets of labels of all examples, from the definitions of score and loss."""
+        truth, sets = Reference([], [], [], self.lam), np.array(list(itertools.product((0.0, 1.0), repeat=K)))
+        pairs = np.array([[y[0] * y[1], y[0] * y[2], y[1] * y[2]] for y in sets])
+        for x, y in zip(self.dense.double().numpy(), self.y.double().numpy(), strict=True):
+            features = np.concatenate([np.einsum("f,yk->yfk", x, sets).reshape(len(sets), -1), sets, pairs], 1)
+            truth.losses.append(np.abs(sets - y).mean(1))
+            truth.changes.append(features - features[(sets == y).all(1)])
+        return truth
+
+
+def train(problem, storage, direction=None, oracle=None, *, bounds=None, passes=200, tolerance=1e-6):
+    training = Bounded(problem, bounds or {}, storage=storage, direction=direction, oracle=oracle)
+    return training.until(tolerance, passes=passes)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(
+    ("storage", "direction", "oracle", "tolerance"),
+    [
+        (Labelings, Corrective, None, 1e-5),
+        (Labelings, Pairwise, CacheOracle, 1e-3),
+        (MeanParts, FrankWolfe, None, 1e-2),
+        (Weights, FrankWolfe, None, 1e-2),
+    ],
+    ids=lambda value: "" if value is None or isinstance(value, float) else value.__name__,
+)
+def test_training_reaches_the_optimum(storage, direction, oracle, tolerance, sparse):
+    problem = MultilabelProblem(5, sparse=sparse)
+    best = problem.reference().optimum()
+    found = train(problem, storage(), direction(), oracle and oracle(), tolerance=tolerance)
+    assert found.exact
+    assert found.gap <= tolerance
+    assert found.dual - 1e-7 <= best <= found.primal + 1e-7
+    assert float(problem.head.pairwise.detach().min()) < 0.0  # not all pairs attract
+
+
+def test_training_within_bounds_needs_messages_only():
+    problem = MultilabelProblem(5, structure=Multilabel(K, decoder=MessagePassing(10_000)))
+    truth = problem.reference()
+    lower = np.array([-np.inf] * (F * K + K) + [0.0] * K)
+    best, weights = optimum_within(truth, lower, np.full(len(lower), np.inf))
+    assert (weights[-K:] <= 1e-9).any()  # a bound binds
+    found = train(problem, Labelings(), Corrective(), bounds=ATTRACTIVE)
+    assert found.exact
+    assert found.gap <= 1e-6
+    assert found.dual - 1e-7 <= best <= found.primal + 1e-7
+    held = flat(problem.head.parameters()).numpy()
+    assert (held >= lower).all()
+    assert problem.lam / 2 * float(((held - weights) ** 2).sum()) <= found.gap + 1e-6  # strong convexity
+
+
+@pytest.mark.parametrize("sweeps", [1, 200])
+def test_bounds_of_messages_certify_training_by_messages(sweeps):
+    """The dual is that of the exact problem, and the certificate encloses its optimum."""
+    problem = MultilabelProblem(3, lam=0.02, structure=Multilabel(K, decoder=MessagePassing(sweeps)))
+    best = problem.reference().optimum()
+    found = train(problem, Labelings(), Corrective(), passes=40)
+    assert found.dual - 1e-7 <= best <= found.primal + 1e-7
+    assert found.gap < 0.1
+
+
+def test_float32_is_certified_too():
+    assert train(MultilabelProblem(5, dtype=torch.float32), Labelings(), Corrective(), tolerance=1e-4).gap <= 1e-4
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("decoder", [None, MessagePassing()], ids=str)
+def test_head_and_structure_pass_the_check(decoder, sparse):
+    problem = MultilabelProblem(5, structure=Multilabel(K, decoder=decoder), sparse=sparse)
+    held = flat(problem.head.parameters())
+    report = check(problem.head, problem.head.structure, problem.batch(range(6)))
+    assert report.ok, str(report)
+    assert torch.equal(flat(problem.head.parameters()), held)
+
+
+def test_lightning_trains_and_decodes(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from torchssvm.lightning import DualityGap, StructuredSVM
+
+    problem = MultilabelProblem(5)
+    best = problem.reference().optimum()
+    model = StructuredSVM(problem.head, lam=problem.lam, direction=Corrective(), storage=Labelings()).double()
+    gap = DualityGap(tolerance=1e-4, every_n_epochs=5)
+    trainer = lightning.Trainer(
+        max_epochs=200, callbacks=[gap], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(model, DataLoader(range(problem.n), batch_size=2, collate_fn=problem.batch))
+    assert gap.certificate.gap <= 1e-4
+    assert gap.certificate.primal == pytest.approx(best, abs=1e-3)
+    batch = problem.batch([1, 4])
+    expected = problem.head.structure.argmax(apply_head(problem.head, batch)).labeling
+    assert torch.equal(model.decode(batch.x), expected)

@@ -1,0 +1,167 @@
+"""Max-sum on trees of grid places: against all outputs, and the same bits from every implementation."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, rng
+from test_max_sum_tree import random_parents
+
+from torchssvm.structures.pose.oracle import max_sum_grid, max_sum_grid_torch
+
+module = importlib.import_module("torchssvm.structures.pose.oracle")  # the function of the same name hides it
+
+SEEDS = st.integers(0, 10**6)
+DTYPES = st.sampled_from([torch.float32, torch.float64])
+
+
+def problem(seed, batch=2, parts=3, height=2, width=3, types=2, integers=False, dtype=torch.float64, shared=False):
+    """Costs of any form and sign; with ``integers`` ties are common and sums exact."""
+    random = rng(seed)
+    parent = random_parents(random, parts)
+    edges = int((parent >= 0).sum())
+
+    def draw(*shape):
+        if integers:
+            return torch.randint(-2, 3, shape, generator=random).to(dtype)
+        return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+
+    node, kinds = draw(batch, parts, height, width), draw(batch, edges, 2, types, height, width)
+    costs = [draw(1 if shared else batch, edges, 2, types, 2 * size - 1) for size in (width, height)]
+    return node, kinds, *(cost.expand(batch, -1, -1, -1, -1) for cost in costs), parent
+
+
+def score(arguments, b, place, kind):
+    """Of one output, by its definition."""
+    node, kinds, cost_x, cost_y, parent = arguments
+    height, width = node.shape[2:]
+    lower = [v for v in range(len(parent)) if parent[v] >= 0]
+    total = sum(float(node[b, v, p // width, p % width]) for v, p in enumerate(place))
+    for e, v in enumerate(lower):
+        (s, t), q, p = kind[e], place[v], place[int(parent[v])]
+        total += float(kinds[b, e, 0, s, q // width, q % width] + kinds[b, e, 1, t, p // width, p % width])
+        dx, dy = q % width - p % width + width - 1, q // width - p // width + height - 1
+        for arc, one in ((0, s), (1, t)):
+            total -= float(cost_x[b, e, arc, one, dx] + cost_y[b, e, arc, one, dy])
+    return total
+
+
+def decode(available, arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "numba_available", lambda: available)
+        return max_sum_grid(*arguments)
+
+
+@pytest.mark.parametrize("available", [True, False])
+@examples(8)
+@given(
+    seed=SEEDS,
+    shape=st.sampled_from([(3, 2, 2, 2), (3, 1, 3, 2), (3, 3, 1, 1), (2, 2, 3, 3), (1, 3, 2, 2), (3, 1, 1, 2)]),
+    shared=st.booleans(),
+    integers=st.booleans(),
+)
+def test_the_best_of_all_outputs(available, seed, shape, shared, integers):
+    parts, height, width, types = shape
+    arguments = problem(seed, 2, *shape, shared=shared, integers=integers)
+    place, kind, value = decode(available, arguments)
+    edges = kind.shape[1]
+    for b in range(2):
+        best = max(
+            score(arguments, b, places, list(zip(kinds[::2], kinds[1::2], strict=True)))
+            for places in itertools.product(range(height * width), repeat=parts)
+            for kinds in itertools.product(range(types), repeat=2 * edges)
+        )
+        assert float(value[b]) == pytest.approx(best, abs=1e-11)
+        assert score(arguments, b, place[b].tolist(), kind[b].tolist()) == pytest.approx(best, abs=1e-11)
+
+
+@examples(40)
+@given(
+    seed=SEEDS,
+    batch=st.integers(1, 3),
+    parts=st.integers(1, 6),
+    height=st.integers(1, 9),
+    width=st.integers(1, 10),
+    types=st.integers(1, 3),
+    integers=st.booleans(),
+    dtype=DTYPES,
+    shared=st.booleans(),
+)
+def test_the_operator_equals_torch(seed, batch, parts, height, width, types, integers, dtype, shared):
+    pytest.importorskip("numba")
+    arguments = problem(seed, batch, parts, height, width, types, integers, dtype, shared)
+    for found, expected in zip(max_sum_grid(*arguments), max_sum_grid_torch(*arguments), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+def test_ties_go_to_the_first():
+    """Everything is equal: the first places and kinds; and with one node, the first place in rows."""
+    shapes = (2, 3, 4, 5), (2, 2, 2, 3, 4, 5), (2, 2, 2, 3, 9), (2, 2, 2, 3, 7)
+    zeros = [torch.zeros(shape) for shape in shapes]
+    for way in (max_sum_grid, max_sum_grid_torch):
+        place, kind, value = way(*zeros, torch.tensor([1, -1, 1]))
+        assert not place.any()
+        assert not kind.any()
+        assert value.tolist() == [0.0, 0.0]
+
+
+def test_several_threads():
+    arguments = problem(3, 6, 5, 20, 22, 3, dtype=torch.float32)
+    expected = max_sum_grid(*arguments)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = max_sum_grid(*arguments)
+    finally:
+        torch.set_num_threads(threads)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_what_does_not_fit_is_refused(available):
+    good = list(problem(1, 2, 3, 4, 5, 2))
+    good[4] = torch.tensor([-1, 0, 0])
+    good[1:4] = [tensor[:, :1].expand(-1, 2, *[-1] * (tensor.ndim - 2)) for tensor in good[1:4]]
+    decode(available, good)
+    for place, wrong, words in [
+        (0, torch.zeros(2, 3, 4), r"node must be \[B, P, H, W\]"),
+        (0, torch.zeros(2, 3, 0, 5).double(), "at least one node and place"),
+        (1, good[1][..., :4], r"kinds must be \[2, E, 2, T, 4, 5\]"),
+        (1, good[1][:, :, :, :0], "kinds must be"),
+        (1, good[1][:1], "kinds must be"),
+        (2, good[2][..., :4], r"cost_x must be \[2, 2, 2, 2, 9\]"),
+        (3, good[2], r"cost_y must be \[2, 2, 2, 2, 7\]"),
+        (4, torch.tensor([-1, 0]), r"parent must be int64 \[3\]"),
+        (4, torch.tensor([-1.0, 0, 0]), "parent must be int64"),
+        (4, torch.tensor([-1, 2, 1]), "cycle"),
+        (4, torch.tensor([-1, 0, 7]), "parent must hold nodes"),
+        (4, torch.tensor([-1, 0, -1]), "kinds has 2 edges, and 1 nodes have a parent"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            decode(available, [*good[:place], wrong, *good[place + 1 :]])
+
+
+def test_the_operator_is_well_formed():
+    arguments = problem(5)
+    torch.library.opcheck(torch.ops.torchssvm.max_sum_grid.default, arguments)
+    assert not max_sum_grid(arguments[0].requires_grad_(), *arguments[1:])[2].requires_grad
+
+
+def test_no_examples():
+    place, kind, value = max_sum_grid(*(tensor[:0] for tensor in problem(7)[:4]), problem(7)[4])
+    assert len(place) == len(kind) == len(value) == 0
+
+
+def test_devices(device):
+    arguments = problem(7, 3, 4, 6, 7, 2, integers=True)
+    expected = max_sum_grid(*arguments)
+    for a, b in zip(max_sum_grid(*(tensor.to(device) for tensor in arguments)), expected, strict=True):
+        assert a.device.type == device.type
+        assert torch.equal(a.cpu(), b)

@@ -1,0 +1,368 @@
+"""Approximate oracles: the rates of [B13] Theorem C.1, certificates from bounds, and that everything shown says so."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from approximate_oracles import Adversary
+from custom import LabelSets, label_sets
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Reference, chain, examples, multiclass, reference, rng
+from torch.utils.data import DataLoader
+
+from torchssvm import (
+    BCFW,
+    Batch,
+    BlockGap,
+    Certificate,
+    Decoding,
+    DualState,
+    ExactSearch,
+    GapBatchSampler,
+    LargestGap,
+    LinearMulticlass,
+    Multiclass,
+    PredefinedStep,
+    StructuredHinge,
+    Weights,
+    certify,
+)
+from torchssvm.core.batch import apply_head
+from torchssvm.solvers.report import Entry, Evaluation, RunReport, evaluate
+
+SEEDS = st.integers(0, 2**31 - 1)
+MAKE = {
+    "chain": lambda: chain(1, n=4, states=4, longest=2, lam=3.0),
+    "multiclass": lambda: multiclass(1, n=4, classes=6, lam=1.0),
+}
+
+
+# -- Rates -------------------------------------------------------------------------------------------------
+
+
+def curvatures(truth: Reference) -> np.ndarray:
+    """C_f^(i) of every block ([B13] eq. 8): the dual is quadratic, so it is max |psi_i(y) - psi_i(z)|^2 / (lam n^2)."""
+    found = []
+    for changes in truth.changes:
+        differences = changes[:, None, :] - changes[None, :, :]
+        found.append(np.square(differences).sum(2).max() / (truth.lam * truth.n**2))
+    return np.array(found)
+
+
+@functools.cache
+def solved(kind: str) -> tuple[Reference, float]:
+    truth = reference(MAKE[kind]())
+    return truth, truth.optimum()
+
+
+def suboptimality(kind: str, seed: int, steps: int, floor_of, line_search=None, **options) -> tuple[list[float], dict]:
+    """Train by uniform single blocks; ``floor_of(k, i, offset, truth)`` is the oracle's floor in step k."""
+    problem = MAKE[kind]()
+    truth, optimum = solved(kind)
+    adversary = Adversary(problem.structure)
+    problem.head.structure = adversary
+    training = problem.train(**options)
+    training.optim = BCFW(problem.head.parameters(), training.dual, line_search=line_search)
+    dual, values = training.dual, [optimum]
+    for k, i in enumerate(torch.randint(0, problem.n, (steps,), generator=rng(seed)).tolist()):
+        batch = problem.batch([i])
+        potentials = apply_head(training.head, batch)
+        with torch.no_grad():
+            target = problem.structure.check_target(batch.y, potentials)
+            stored = dual.storage.gather(batch.index, potentials.detach(), target)
+            offset = problem.n * (stored.inner(potentials.detach()) - dual.loss[batch.index])
+        adversary.floor = floor_of(k, i, offset, curvatures(truth))
+        training.step([i])
+        values.append(optimum - dual.value())
+    facts = {
+        "n": problem.n,
+        "curvature": float(curvatures(truth).sum()),
+        "start": optimum,
+        "errors": adversary.errors / adversary.calls,
+    }
+    return values, facts
+
+
+def multiplicative(accuracy: float):
+    """Attains ``accuracy`` times the block's gap ([B13] eq. 12), with n g_i = H_i + offset_i."""
+
+    def floor_of(k, i, offset, curvature):
+        return lambda best: accuracy * (best + offset) - offset
+
+    return floor_of
+
+
+def additive(error: float, shrinking: bool = True):
+    """Within ``error/2 * 2n/(k + 2n) * C_f^(i)`` of the maximum ([B13] eq. 11), times n for H_i."""
+
+    def floor_of(k, i, offset, curvature):
+        n = len(curvature)
+        return lambda best: best - n * 0.5 * error * (2 * n / (k + 2 * n) if shrinking else 1.0) * curvature[i]
+
+    return floor_of
+
+
+def mean_over_runs(kind: str, steps: int, floor_of, line_search=None, runs: int = 3) -> tuple[np.ndarray, dict]:
+    found = [suboptimality(kind, seed, steps, floor_of, line_search) for seed in range(runs)]
+    facts = found[0][1] | {"errors": np.mean([facts["errors"] for _, facts in found])}
+    return np.mean([values for values, _ in found], 0), facts
+
+
+def test_the_curvature_is_below_its_bound_in_the_paper():
+    for kind in MAKE:
+        truth, _ = solved(kind)
+        radius = max(np.linalg.norm(changes, axis=1).max() for changes in truth.changes)
+        assert 0 < curvatures(truth).sum() <= 4 * radius**2 / (truth.lam * truth.n)
+
+
+@pytest.mark.parametrize("accuracy", [0.1, 0.5])
+@pytest.mark.parametrize("kind", sorted(MAKE))
+def test_the_rate_of_multiplicative_accuracy(kind, accuracy):
+    """[B13] Theorem C.1: ``2n/(nu k + 2n) (C/nu + h_0)``, by line search, in expectation over the blocks."""
+    values, facts = mean_over_runs(kind, 100, multiplicative(accuracy))
+    assert facts["errors"] > 0.25
+    n, steps = facts["n"], np.arange(len(values))
+    bound = 2 * n / (accuracy * steps + 2 * n) * (facts["curvature"] / accuracy + facts["start"])
+    assert bool((values >= -1e-8).all())
+    assert bool((values <= bound).all())
+    assert values[-1] < 0.5 * facts["start"]
+
+
+@pytest.mark.parametrize("line_search", [ExactSearch(), PredefinedStep()], ids=["exact", "predefined"])
+@pytest.mark.parametrize("error", [0.2, 1.0])
+@pytest.mark.parametrize("kind", sorted(MAKE))
+def test_the_rate_of_additive_accuracy(kind, error, line_search):
+    """[B13] Theorem C.1: ``2n/(k + 2n) (C (1 + delta) + h_0)``, by line search and with the predefined step."""
+    values, facts = mean_over_runs(kind, 100, additive(error), line_search)
+    assert facts["errors"] > 0.2
+    n, steps = facts["n"], np.arange(len(values))
+    bound = 2 * n / (steps + 2 * n) * (facts["curvature"] * (1 + error) + facts["start"])
+    assert bool((values >= -1e-8).all())
+    assert bool((values <= bound).all())
+
+
+@pytest.mark.parametrize("kind", sorted(MAKE))
+def test_an_oracle_that_is_not_accurate_enough_breaks_the_rates(kind):
+    """The bounds above can be violated: by an oracle of accuracy 0, and by an additive error that does not shrink."""
+    steps = 200
+    values, facts = mean_over_runs(kind, steps, multiplicative(0.0), runs=1)
+    n = facts["n"]
+    assert values[-1] > 2 * n / (0.5 * steps + 2 * n) * (facts["curvature"] / 0.5 + facts["start"])
+    values, facts = mean_over_runs(kind, steps, additive(1.0, shrinking=False), runs=1)
+    assert values[-1] > 2 * n / (steps + 2 * n) * (facts["curvature"] * 2 + facts["start"])
+
+
+def test_accuracy_1_and_error_0_are_the_exact_oracle():
+    exact, facts = suboptimality("chain", 0, 30, lambda k, i, offset, curvature: lambda best: best)
+    assert facts["errors"] == 0.0
+    for floor_of in (multiplicative(1.0), additive(0.0)):
+        values, facts = suboptimality("chain", 0, 30, floor_of)
+        assert facts["errors"] == 0.0
+        assert values == pytest.approx(exact, abs=1e-12)
+
+
+@pytest.mark.parametrize("accuracy", [0.2, 1.0])
+def test_storages_agree_under_an_approximate_oracle(accuracy):
+    parts, _ = suboptimality("multiclass", 3, 40, multiplicative(accuracy))
+    weights, _ = suboptimality("multiclass", 3, 40, multiplicative(accuracy), storage=Weights())
+    assert weights == pytest.approx(parts, abs=1e-9)
+
+
+# -- Certificates ------------------------------------------------------------------------------------------
+
+
+@examples(10)
+@given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), looseness=st.sampled_from([0.0, 0.25]))
+def test_certificates_are_bounds_and_are_not_called_exact(seed, kind, looseness):
+    problem = PROBLEMS[kind](seed)
+    truth = reference(problem)
+    adversary = problem.head.structure = Adversary(problem.structure, looseness)
+    training = problem.train()
+    for rows in ([0], [1, 2], [3, 4, 0], [2], [1, 1]):
+        adversary.floor = lambda best: 0.5 * best
+        training.step(rows)
+        found = certify(training.head, training.dual, problem.everything(2))  # the oracle errs here too
+        primal = truth.primal(training.weights())
+        assert not found.exact
+        assert found.primal == pytest.approx(primal + looseness, abs=1e-9)
+        assert found.dual == pytest.approx(training.dual.value(), abs=1e-9)
+        assert 0 <= found.dual <= primal + 1e-9
+        assert found.gap == pytest.approx(found.primal - found.dual, abs=1e-12)
+        # What the outputs themselves reach is no bound: the sum of their gaps is never more than the true gap.
+        assert float(training.dual.gap_estimates.sum()) <= found.gap + 1e-9
+
+
+def test_without_a_bound_nothing_is_certified_or_trained():
+    class NoBound(LabelSets):
+        def augmented_argmax(self, potentials, target):
+            return Decoding(target, exact=False)
+
+    head, _, batch = label_sets()
+    dual = DualState.for_head(head, 5, 0.1, structure=NoBound(4, 2))
+    optim = BCFW(head.parameters(), dual)
+    with pytest.raises(ValueError, match="must return bound"):
+        certify(head, dual, [batch])
+    with pytest.raises(ValueError, match="must return bound"):
+        BlockGap(dual)(head(batch.x), batch.y, batch.index)
+    with pytest.raises(ValueError, match="must return bound"):
+        StructuredHinge(NoBound(4, 2))(head(batch.x), batch.y)
+    assert dual.steps == dual.oracle_calls == 0
+    assert not optim.state_dict()["state"]
+
+
+def test_one_inexact_batch_makes_the_certificate_inexact():
+    class Sometimes(Multiclass):
+        def augmented_argmax(self, potentials, target):
+            found = super().augmented_argmax(potentials, target)
+            return found if 0 in target else found._replace(bound=found.value + 1.0, exact=False)
+
+    x, y = torch.randn(6, 3), torch.tensor([0, 0, 1, 1, 0, 0])
+    head = LinearMulticlass(3, 2, structure=Sometimes(2))
+    dual = DualState.for_head(head, 6, 0.1)
+    batches = [Batch(x[i : i + 2], y[i : i + 2], torch.arange(i, i + 2)) for i in (0, 2, 4)]
+    found = certify(head, dual, batches)
+    assert not found.exact
+    assert found.primal == pytest.approx(1.0 + 2 / 6)
+    head.structure = Multiclass(2)
+    assert certify(head, DualState.for_head(head, 6, 0.1), batches).exact
+
+
+def test_no_known_gap_does_not_end_the_drawing():
+    """Estimates are lower bounds here: all of them zero means that the oracle finds nothing, not that none is left."""
+    problem = multiclass(1, n=6)
+    adversary = problem.head.structure = Adversary(problem.structure)
+    adversary.floor = lambda best: 0 * best
+    training = problem.train()
+    found = certify(training.head, training.dual, problem.everything())
+    assert training.dual.gap_estimate == 0.0 < found.gap
+    for order in (None, LargestGap()):
+        drawn = [i for rows in GapBatchSampler(training.dual, batch_size=2, order=order) for i in rows]
+        assert len(drawn) == 6
+
+
+# -- What is shown -----------------------------------------------------------------------------------------
+
+
+def certificate(exact: bool) -> Certificate:
+    return Certificate(0.7, 0.5, 0.2, exact, 1e-7, 10, 1.0, 0.01, 10, 0.25)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_report_says_whether_the_oracle_was_exact(exact):
+    pytest.importorskip("matplotlib")
+    history = [Entry(certificate(True), 0.5), Entry(certificate(exact), 1.0)]
+    report = RunReport.from_history(
+        "t",
+        history,
+        num_weights=1,
+        stopped_because="s",
+        train=Evaluation(0.1, None, None, 10),
+        test=Evaluation(0.1, None, None, 10, exact=exact),
+    )
+    content = report.to_dict()
+    assert content["exact"] is exact
+    assert [entry["exact"] for entry in content["history"]] == [True, exact]
+    (line,) = [line for line in report.table().splitlines() if line.startswith("exact")]
+    assert line.split(maxsplit=1)[1] == ("yes" if exact else "no: primal and gap are upper bounds (approximate oracle)")
+    assert ("test_decoding" in content) is not exact
+    assert "train_decoding" not in content
+    axes = report.figure().subfigs[0].axes
+    labels = {axis.get_ylabel() for axis in axes} | {line.get_label() for axis in axes for line in axis.get_lines()}
+    assert ("certified gap (upper bound)" in labels) is not exact
+    assert ("primal (upper bound)" in labels) is not exact
+    assert ("upper bound" in str(certificate(exact))) is not exact
+
+
+def test_an_evaluation_says_whether_decoding_was_exact():
+    class Guesses(LabelSets):
+        def argmax(self, potentials):
+            return Decoding(super().argmax(potentials), bound=potentials.single.sum(1), exact=False)
+
+    head, structure, batch = label_sets()
+    assert evaluate(head, structure, [batch]).exact
+    assert not evaluate(head, Guesses(4, 2), [batch]).exact
+
+
+def test_lightning_goes_on_where_certificates_turn_exact_and_back():
+    lightning = pytest.importorskip("lightning")
+    from torchssvm.lightning import DualityGap, StructuredSVM
+
+    class Turning(Adversary):
+        exact = True
+
+        def augmented_argmax(self, potentials, target):
+            return super().augmented_argmax(potentials, target)._replace(exact=self.exact)
+
+    class Turn(lightning.pytorch.callbacks.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            pl_module.structure.exact = trainer.current_epoch % 3 != 1
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            shown.append(trainer.progress_bar_metrics["exact"])
+
+    random, shown = rng(1), []
+    x, y = torch.randn(20, 4, generator=random), torch.randint(0, 3, (20,), generator=random)
+
+    def collate(index):
+        return Batch(x[index], y[index], torch.tensor(index))
+
+    gap = DualityGap(0.0, every_n_epochs=1)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    fitting = lightning.Trainer(max_epochs=6, accelerator="cpu", callbacks=[gap, Turn()], **quiet)
+    model = StructuredSVM(LinearMulticlass(4, 3), lam=2.0, structure=Turning(Multiclass(3)))
+    fitting.fit(model, DataLoader(range(20), batch_size=5, collate_fn=collate))
+    assert [entry.certificate.exact for entry in gap.history] == shown == [True, False, True] * 2
+
+
+def test_lightning_says_that_its_gap_is_an_upper_bound(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.loggers import CSVLogger
+
+    from torchssvm.lightning import DualityGap, Report, StructuredSVM
+
+    random = rng(1)
+    x, y = torch.randn(20, 4, generator=random), torch.randint(0, 3, (20,), generator=random)
+    data = [(x[i], int(y[i]), i) for i in range(20)]
+
+    def collate(items):
+        xs, ys, index = zip(*items, strict=True)
+        return Batch(torch.stack(xs), torch.tensor(ys), torch.tensor(index))
+
+    shown = {}
+
+    class Bar(lightning.pytorch.callbacks.Callback):
+        def on_train_end(self, trainer, pl_module):
+            shown.update(trainer.progress_bar_metrics)
+
+    for looseness, tolerance, stops in ((0.5, 0.3, False), (0.0, 0.3, True)):
+        gap, report = DualityGap(tolerance, every_n_epochs=2), Report(tmp_path / f"report{looseness}")
+        fitting = lightning.Trainer(
+            max_epochs=20,
+            accelerator="cpu",
+            callbacks=[gap, report, Bar()],
+            logger=CSVLogger(tmp_path / f"log{looseness}"),
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
+        )
+        model = StructuredSVM(LinearMulticlass(4, 3), lam=2.0, structure=Adversary(Multiclass(3), looseness))
+        sampler = GapBatchSampler(num_examples=20, batch_size=5)
+        fitting.fit(model, DataLoader(data, batch_sampler=sampler, collate_fn=collate))
+        # Its own outputs' gaps fall below the tolerance in both runs; only what the bounds prove stops a run.
+        assert model.dual.gap_estimate < tolerance
+        assert (fitting.current_epoch < 20) is stops
+        assert (gap.certificate.gap <= tolerance) is stops
+        assert "(upper bound: approximate oracle)" in gap.stopped_because
+        assert ("<= tolerance" in gap.stopped_because) is stops
+        assert not any(entry.certificate.exact for entry in gap.history)
+        assert shown["exact"] == 0.0
+        assert "upper bounds (approximate oracle)" in str(report.report)
+        logged = next((tmp_path / f"log{looseness}").rglob("metrics.csv")).read_text().splitlines()
+        column = logged[0].split(",").index("exact")
+        assert {line.split(",")[column] for line in logged[1:]} <= {"", "0.0"}
+        assert any(line.split(",")[column] == "0.0" for line in logged[1:])

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from head_cases import HeadTestCase
+
+from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, Potentials
+from torchssvm.core.potentials import per_example_adjoint
+
+
+class TestLinearMulticlass(HeadTestCase):
+    bias = True
+
+    def make_head(self):
+        return LinearMulticlass(3, 4, bias=self.bias)
+
+    def make_input(self, random, batch):
+        return (torch.randn(batch, 3, generator=random, dtype=torch.float64),)
+
+    def reference(self, head, x):
+        scores = [sum(x[f] * head.weight[f, k] for f in range(3)) for k in range(4)]
+        return {"potentials": torch.stack([s + (head.bias[k] if self.bias else 0.0) for k, s in enumerate(scores)])}
+
+    def bad_inputs(self, inputs):
+        (x,) = inputs
+        yield (x[:, :2],), r"x must be \[B, 3\]"
+        yield (x.unsqueeze(0),), r"x must be \[B, 3\]"
+        yield (x[0],), r"x must be \[B, 3\]"
+
+    def test_weights_are_counted(self):
+        assert sum(p.numel() for p in self.make_head().parameters()) == 3 * 4 + 4 * self.bias
+
+    def test_the_structure_must_fit(self):
+        with pytest.raises(ValueError, match="num_classes=4"):
+            LinearMulticlass(3, 4, structure=Multiclass(5))
+
+
+class TestLinearMulticlassWithoutBias(TestLinearMulticlass):
+    bias = False
+
+
+class LinearChainCase(HeadTestCase):
+    bias = True
+    boundary = True
+    positions: int | None = None
+    lengths = True
+
+    def make_head(self):
+        return LinearChain(2, 3, bias=self.bias, boundary=self.boundary, positions=self.positions)
+
+    def make_input(self, random, batch):
+        x = torch.randn(batch, 4, 2, generator=random, dtype=torch.float64)
+        if not self.lengths:
+            return (x,)
+        return x, torch.randint(1, 5, (batch,), generator=random)
+
+    def reference(self, head, x):
+        rows = []
+        for t in range(len(x)):
+            row = sum(x[t, f] * head.emission[f] for f in range(2))
+            if self.bias:
+                row = row + head.bias
+            if self.boundary and t == 0:
+                row = row + head.first
+            if self.boundary and t == len(x) - 1:
+                row = row + head.last
+            rows.append(row)
+        transition = head.transition if self.positions is None else head.transition[: len(x) - 1]
+        return {"emission": torch.stack(rows), "transition": transition}
+
+    def bad_inputs(self, inputs):
+        x, *lengths = inputs
+        yield (x[:, :, :1], *lengths), r"x must be \[B, N, 2\]"
+        yield (x[0], *lengths), r"x must be \[B, N, 2\]"
+        long = torch.zeros(3, 9, 2, dtype=torch.float64)
+        if self.positions is not None:
+            yield (long, *lengths), f"x has 9 positions.*positions={self.positions}"
+        for wrong in (0, -1, 5):
+            yield (x, torch.tensor([1, wrong, 1])), f"lengths must lie between 1 and .*{wrong}"
+        yield (x, torch.tensor([1, 2])), "lengths"
+        yield (x, torch.tensor([1, 2, 3, 4])), "lengths"
+        yield (x, torch.tensor([[1], [2], [3]])), "lengths"
+        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths must be int64"
+
+    def test_weights_are_counted(self):
+        pairs = 9 if self.positions is None else 9 * (self.positions - 1)
+        count = sum(p.numel() for p in self.make_head().parameters())
+        assert count == 2 * 3 + pairs + 3 * self.bias + 6 * self.boundary
+
+
+for _bias, _boundary, _positions, _lengths in itertools.product((True, False), (True, False), (None, 4, 6), (1, 0)):
+    _words = ["bias"] * _bias + ["boundary"] * _boundary + ["lengths"] * _lengths + [f"positions{_positions}"]
+    _name = "TestLinearChain_" + "_".join(_words)
+    _options = {"bias": _bias, "boundary": _boundary, "positions": _positions, "lengths": bool(_lengths)}
+    globals()[_name] = type(_name, (LinearChainCase,), {**_options, "__module__": __name__})
+
+
+def test_the_ocr_model_has_the_papers_4082_weights():
+    assert sum(p.numel() for p in LinearChain(128, 26).parameters()) == 4082
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"structure": Chain(4)}, "num_states=3"),
+        ({"structure": Chain(3, shared=False)}, "positions=None"),
+        ({"structure": Chain(3), "positions": 5}, "positions=5"),
+        ({"positions": 1}, "positions=1"),
+    ],
+)
+def test_chain_options_must_fit(options, words):
+    with pytest.raises(ValueError, match=words):
+        LinearChain(2, 3, **options)
+
+
+def test_default_structures():
+    assert LinearChain(2, 3).structure.shared
+    assert not LinearChain(2, 3, positions=4).structure.shared
+    assert LinearMulticlass(2, 5).structure.num_classes == 5
+    own = Chain(3, normalize=False)
+    assert LinearChain(2, 3, structure=own).structure is own
+
+
+def test_an_adjoint_of_other_shapes_is_refused():
+    weight = torch.zeros(3, 2, requires_grad=True)
+    potentials = Potentials(torch.zeros(4, 3) @ weight, adjoint=lambda parts: [torch.zeros(4, 2, 3)])
+    with pytest.raises(ValueError, match=r"adjoint returned shapes \[\[4, 2, 3\]\].*\[\[3, 2\]\]"):
+        per_example_adjoint(potentials, {"potentials": torch.zeros(4, 2)}, [weight])
+
+
+class TestPotentials:
+    def test_wrong_arguments_are_quoted(self):
+        t = torch.zeros(2, 3)
+        for arguments, words in [
+            (({"a": t, "b": torch.zeros(3, 3)},), "first axis"),
+            ((torch.tensor(1.0),), "first axis"),
+            ((t, torch.tensor([1])), r"lengths must be int64 \[2\]"),
+            ((t, torch.tensor([1.0, 2.0])), "lengths must be int64"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                Potentials(*arguments)
+        with pytest.raises(ValueError, match="ragged names"):
+            Potentials(t, torch.tensor([1, 1]), ragged={"other": 0})
+        with pytest.raises(ValueError, match="needs lengths"):
+            Potentials(t, ragged={"potentials": 0})
+        for wrong in ([1.0], {}, {"a": 1.0}, None):
+            with pytest.raises(TypeError, match="tensors must be a tensor or a mapping"):
+                Potentials(wrong)
+
+    def test_select_and_detach(self):
+        weight = torch.randn(3, 2, requires_grad=True)
+        lengths = torch.tensor([3, 1, 2])
+        potentials = Potentials(
+            {"a": torch.randn(3, 3, 3) @ weight}, lengths, ragged={"a": 0}, adjoint=lambda parts: []
+        )
+        assert potentials.requires_grad
+        chosen = potentials.select(torch.tensor([2, 0]))
+        assert torch.equal(chosen["a"], potentials["a"][[2, 0]])
+        assert chosen.lengths.tolist() == [2, 3]
+        assert chosen.ragged == {"a": 0}
+        assert chosen.adjoint is None
+        assert not potentials.detach().requires_grad
+        assert torch.equal(potentials.detach()["a"], potentials["a"])
+        assert potentials.single is potentials["a"]

@@ -1,0 +1,369 @@
+"""Training with slack rescaling: the optimum of a QP, exact gaps, every storage, `check`, reports and Lightning."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from custom import LabelSets, Scores, label_sets
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Problem, Reference, assert_same, chain, examples, flat, multiclass, reference, rng
+from test_solve import Items
+from torch.utils.data import DataLoader
+
+from torchssvm import (
+    BCFW,
+    Away,
+    Batch,
+    BlockGap,
+    CacheOracle,
+    Corrective,
+    CuttingPlane,
+    Decoding,
+    DualState,
+    EveryClass,
+    EveryOutput,
+    FrankWolfe,
+    GapBatchSampler,
+    Hybrid,
+    Labelings,
+    LinearMulticlass,
+    LossScaleSearch,
+    MaxOracle,
+    MeanParts,
+    Multiclass,
+    NSlack,
+    Pairwise,
+    Permutation,
+    SlackRescaling,
+    Structure,
+    StructuredHinge,
+    Weights,
+    certify,
+    check,
+)
+from torchssvm.core.batch import apply_head
+from torchssvm.path import start_at_largest_lam
+from torchssvm.solvers.report import evaluate
+
+SEEDS = st.integers(0, 2**31 - 1)
+STORAGES = {"mean_parts": MeanParts, "weights": Weights}
+ROWS = ([0], [1, 2], [3], [0, 3, 2], [1], [2, 2, 0])
+
+
+def rescaled(problem: Problem, oracle=None) -> tuple[Problem, Reference]:
+    """The problem with slack rescaling, and its explicit form: the loss times features and parts."""
+    truth = reference(problem)
+    for name in ("changes", "parts"):
+        pairs = zip(truth.losses, getattr(truth, name), strict=True)
+        setattr(truth, name, [losses[:, None] * rows for losses, rows in pairs])
+    problem.head.structure = SlackRescaling(problem.head.structure, oracle)
+    return problem, truth
+
+
+def uneven(seed: int, **options) -> Problem:
+    """Classes that cost 1 to 4: with the zero-one loss both kinds of rescaling are the same."""
+    cost = torch.randint(1, 5, (3, 3), generator=rng(seed)).double().fill_diagonal_(0)
+    return multiclass(seed, cost=cost, **options)
+
+
+# -- The optimum of a QP solver ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", sorted(STORAGES))
+@pytest.mark.parametrize(("batch_size", "adjoint"), [(1, True), (3, True), (1, False)])
+@pytest.mark.parametrize(("make", "lam"), [(chain, 2.0), (uneven, 1.0)])
+def test_to_the_optimum(storage, batch_size, adjoint, make, lam):
+    margin = reference(make(3, n=4, lam=lam)).optimum()
+    problem, truth = rescaled(make(3, n=4, lam=lam, adjoint=adjoint))
+    optimum = truth.optimum()
+    assert abs(optimum - margin) > 0.03  # another problem than margin rescaling
+    assert truth.primal(np.zeros_like(truth.changes[0][0])) - optimum > 0.1  # and not solved from the start
+    training = problem.train(storage=STORAGES[storage]())
+    sampler = GapBatchSampler(training.dual, batch_size=batch_size, order=Permutation())
+    while training.dual.steps < 240:
+        for rows in sampler:
+            training.step(rows)
+        if training.dual.steps in (4, 40):
+            found = certify(training.head, training.dual, problem.everything(2))
+            assert found.dual <= optimum + 1e-7
+            assert found.primal >= optimum - 1e-7
+    found = certify(training.head, training.dual, problem.everything(2))
+    assert found.exact
+    assert found.dual == pytest.approx(optimum, abs=1e-3)
+    assert 0 <= found.gap < 3e-3
+    assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-9)
+
+
+DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
+
+
+@pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=lambda direction: type(direction).__name__)
+@pytest.mark.parametrize(("make", "lam"), [(chain, 2.0), (uneven, 1.0)])
+def test_active_sets_and_caches(make, lam, direction, oracle):
+    """Cached labelings are scored with their losses: a small capacity, so that some are merged into the rest."""
+    problem, truth = rescaled(make(3, n=4, lam=lam))
+    training = problem.train(storage=Labelings(capacity=3))
+    training.loss = BlockGap(training.dual, direction, oracle=oracle)
+    value, optimum = 0.0, truth.optimum()
+    for k in range(30):
+        for i in range(4):
+            training.step([i])
+            assert training.dual.value() >= value - 1e-10
+            value = training.dual.value()
+        if k % 10 == 0:
+            certify(training.head, training.dual, problem.everything())
+    found = certify(training.head, training.dual, problem.everything(2))
+    assert found.drift < 1e-9
+    assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-9)
+    assert found.dual == pytest.approx(optimum, abs=5e-3)
+    assert found.dual <= optimum + 1e-7
+
+
+@examples(15)
+@given(seed=SEEDS, kind=st.sampled_from(["chain", "uneven"]))
+def test_labelings_are_scored_and_averaged_as_one_after_another(seed, kind):
+    problem, _ = rescaled((PROBLEMS | {"uneven": uneven})[kind](seed))
+    structure, random = problem.structure, rng(seed)
+    potentials = apply_head(problem.head, problem.everything()[0])
+    noise = {name: torch.randn(t.shape, generator=random, dtype=t.dtype) for name, t in potentials.tensors.items()}
+    potentials = potentials.replace(noise)
+    target = structure.check_target(problem.everything()[0].y, potentials)
+    outputs = list(structure.enumerate(potentials))[:4]
+    labelings, mass = torch.stack(outputs, 1), torch.randn(problem.n, len(outputs), generator=random).double()
+    torch.testing.assert_close(
+        structure.relative_scores(labelings, target, potentials),
+        Structure.relative_scores(structure, labelings, target, potentials),
+    )
+    ours = structure.mean_difference(labelings, mass, target, potentials)
+    for name, parts in Structure.mean_difference(structure, labelings, mass, target, potentials).items():
+        torch.testing.assert_close(ours[name], parts)
+    every = torch.stack(list(structure.enumerate(potentials)), 1)
+    best = structure.relative_scores(every, target, potentials).amax(1).clamp(min=0)
+    gain = structure.largest_gain(potentials, target)
+    assert bool((gain >= best - 1e-9).all())
+    assert bool((gain <= best + 1e-3).all())  # a loss of at most 4, divided by 10 000
+
+
+def test_cutting_planes_come_to_the_same_optimum():
+    problem, truth = rescaled(uneven(3, n=4, lam=1.0))
+    planes = CuttingPlane(problem.head, 4, 1.0, NSlack())
+    found = planes.run(problem.everything(), tolerance=1e-5)
+    assert found.primal == pytest.approx(truth.optimum(), abs=1e-4)
+
+
+def test_a_path_begins_where_its_gap_is_small():
+    for seed in range(5):
+        problem, truth = rescaled(uneven(seed))
+        dual = DualState.for_head(problem.head, problem.n, 1.0)
+        bound = start_at_largest_lam(problem.head, dual, Items(problem), tolerance=0.05)
+        truth.lam = dual.lam
+        assert float(dual.gap_estimates.sum()) <= bound + 1e-9
+        found = certify(problem.head, dual, problem.everything())  # of the dual; its weights wait for the next step
+        assert found.dual <= truth.optimum() + 1e-7
+        assert dual.recomputed is not None
+        assert -1e-9 <= truth.primal(flat(dual.recomputed)) - found.dual <= bound + 1e-9
+
+
+def test_with_the_zero_one_loss_it_is_margin_rescaling():
+    problem, _ = rescaled(multiclass(5))
+    plain = multiclass(5)
+    slack, margin = problem.train().run(ROWS), plain.train().run(ROWS)
+    torch.testing.assert_close(slack.weights(), margin.weights())
+    assert slack.weights().any()
+
+
+# -- Exact gaps --------------------------------------------------------------------------------------------
+
+
+@examples(15)
+@given(seed=SEEDS, kind=st.sampled_from(["chain", "uneven"]), storage=st.sampled_from(sorted(STORAGES)))
+def test_the_gap_is_exact(seed, kind, storage):
+    problem, truth = rescaled((PROBLEMS | {"uneven": uneven})[kind](seed))
+    training = problem.train(storage=STORAGES[storage]())
+    value = 0.0
+    for rows in ROWS:
+        gap = training.step(rows)
+        assert gap >= -1e-12
+        assert training.dual.value() >= value - 1e-12
+        value = training.dual.value()
+    w = training.weights()
+    found = certify(training.head, training.dual, problem.everything(2), refresh=False)
+    assert found.primal == pytest.approx(truth.primal(w), abs=1e-10)
+    assert found.dual == pytest.approx(value, abs=1e-10)
+    everything = problem.everything()[0]
+    with torch.no_grad():
+        total = float(training.loss(apply_head(training.head, everything), everything.y, everything.index))
+    assert total == pytest.approx(found.gap, abs=1e-10)
+    assert float(training.dual.gap_estimates.sum()) == pytest.approx(found.gap, abs=1e-10)
+    hinge = StructuredHinge(problem.structure)(apply_head(training.head, everything), everything.y)
+    assert float(hinge.detach()) == pytest.approx(truth.hinges(w).mean(), abs=1e-10)
+
+
+@examples(10)
+@given(seed=SEEDS)
+def test_the_gradient_of_the_hinge(seed):
+    problem, truth = rescaled(chain(seed))
+    with torch.no_grad():
+        for p in problem.head.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng(seed), dtype=p.dtype))
+    w = flat(problem.head.parameters()).numpy()
+    batch = problem.everything()[0]
+    StructuredHinge(problem.structure)(apply_head(problem.head, batch), batch.y).backward()
+    found = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
+    best = [truth.changes[i][(truth.losses[i] + truth.changes[i] @ w).argmax()] for i in range(problem.n)]
+    assert found == pytest.approx(sum(best) / problem.n, abs=1e-10)
+
+
+@pytest.mark.parametrize("make", [chain, uneven])
+def test_the_search_is_enclosed_by_its_certificates(make):
+    for seed in range(3):
+        problem, truth = rescaled(make(seed, lam=2.0), LossScaleSearch(6))
+        training = problem.train()
+        optimum = truth.optimum()
+        for _ in range(10):
+            training.run([[i] for i in range(problem.n)])
+            found = certify(training.head, training.dual, problem.everything())
+            assert found.dual <= optimum + 1e-9
+            assert found.primal >= truth.primal(training.weights()) - 1e-9
+        assert found.primal < truth.primal(np.zeros_like(truth.changes[0][0]))
+
+
+# -- Losses that do not decompose --------------------------------------------------------------------------
+
+
+class F1(LabelSets):
+    """One minus the F1 score, squared: no sum over labels."""
+
+    def loss(self, labeling, target):
+        return (1 - (labeling * target).sum(1).double() / self.size) ** 2
+
+    def loss_potentials(self, target):
+        raise NotImplementedError("the loss does not decompose over the labels")
+
+
+def test_a_loss_that_does_not_decompose():
+    head, _, batch = label_sets(1, n=6)
+    structure = SlackRescaling(F1(4, 2))
+    assert isinstance(structure.oracle, EveryOutput)
+    report = check(head, structure, batch)
+    assert report.ok, str(report)
+    assert "not checked: there are no loss_potentials" in str(report)
+    assert "NotImplementedError" in str(check(head, F1(4, 2), batch))
+    dual = DualState.for_head(head, 6, 0.5, structure=structure)
+    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+    gaps = [certify(head, dual, [batch]).gap]
+    for _ in range(60):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    gaps.append(certify(head, dual, [batch]).gap)
+    assert 0 <= gaps[1] < 0.2 * gaps[0]
+
+
+# -- check, evaluation, checkpoints ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("oracle", [None, EveryOutput(), LossScaleSearch()])
+@pytest.mark.parametrize("make", [chain, uneven])
+def test_check_finds_nothing_wrong(make, oracle):
+    problem, _ = rescaled(make(1, n=4), oracle)
+    report = check(problem.head, problem.structure, problem.batch(range(4)))
+    assert report.ok, str(report)
+
+
+def test_check_finds_an_oracle_of_margin_rescaling():
+    class Margin(EveryClass):
+        def __call__(self, structure, potentials, target):
+            return Decoding(structure.augmented_argmax(potentials, target).labeling)
+
+    class Boastful(LossScaleSearch):
+        def __call__(self, structure, potentials, target):
+            return super().__call__(structure, potentials, target)._replace(exact=True, bound=None)
+
+    cost = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 4.0], [1.0, 4.0, 0.0]])
+    problem = multiclass(2, n=30, cost=cost)
+    report = check(problem.head, SlackRescaling(problem.structure, Margin()), problem.batch(range(30)))
+    assert "augmented_argmax finds the best output" in [f.name for f in report.findings if f.problem]
+    words = chain(4, n=40, states=3, longest=4)
+    report = check(words.head, SlackRescaling(words.structure, Boastful(3)), words.batch(range(40)))
+    assert [f.name for f in report.findings if f.problem] == ["augmented_argmax finds the best output"]
+
+
+def test_evaluation_is_that_of_the_wrapped_structure():
+    problem, _ = rescaled(chain(2))
+    training = problem.train().run(ROWS)
+    ours = evaluate(training.head, problem.structure, problem.everything(2))
+    theirs = evaluate(training.head, problem.structure.structure, problem.everything(2))
+    assert ours == theirs
+    assert ours.exact
+
+
+def test_a_checkpoint_goes_on_to_the_same_bits_and_not_without_rescaling():
+    first, second, margin = rescaled(chain(2))[0].train(), rescaled(chain(2))[0].train(), chain(2).train()
+    first.run(ROWS[:3])
+    state = copy.deepcopy(first.optim.state_dict())
+    second.optim.load_state_dict(state)
+    assert_same(first.run(ROWS[3:]).snapshot(), second.run(ROWS[3:]).snapshot())
+    with pytest.raises(ValueError, match=r"structure.*SlackRescaling"):
+        margin.optim.load_state_dict(state)
+
+
+# -- Lightning ---------------------------------------------------------------------------------------------
+
+
+def test_lightning_reports_slack_rescaling_by_search(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    from torchssvm.lightning import DualityGap, Report, StructuredSVM
+
+    random = rng(3)
+    x, y = torch.randn(24, 4, generator=random), torch.randint(0, 3, (24,), generator=random)
+    cost = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 2.0], [1.0, 4.0, 0.0]])
+    data = [(x[i], int(y[i]), i) for i in range(24)]
+
+    def collate(items):
+        xs, ys, index = zip(*items, strict=True)
+        return Batch(torch.stack(xs), torch.tensor(ys), torch.tensor(index))
+
+    reasons = []
+    for oracle in (EveryClass(), LossScaleSearch(3)):
+        model = StructuredSVM(
+            LinearMulticlass(4, 3), lam=2.0, structure=SlackRescaling(Multiclass(3, cost), oracle=oracle)
+        )
+        gap, report = DualityGap(tolerance=0.05, every_n_epochs=5), Report(tmp_path / type(oracle).__name__)
+        fitting = lightning.Trainer(
+            max_epochs=20,
+            accelerator="cpu",
+            callbacks=[gap, report],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        loader = DataLoader(data, batch_sampler=GapBatchSampler(num_examples=24, batch_size=6), collate_fn=collate)
+        fitting.fit(model, loader)
+        assert gap.certificate is not None
+        assert gap.certificate.exact == report.report.exact
+        reasons.append(gap.stopped_because)
+        assert report.report.train_loss is not None
+    assert "<= tolerance" in reasons[0]
+    assert "upper bound" not in reasons[0]
+
+
+def test_a_head_of_ones_own():
+    head = Scores(3, 4).double()
+    _, structure, batch = label_sets(2)
+    dual = DualState.for_head(head, 5, 0.5, structure=SlackRescaling(structure, LossScaleSearch()), storage=Weights())
+    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)
+    before = certify(head, dual, [batch])
+    for _ in range(40):
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    after = certify(head, dual, [batch])
+    assert after.primal < before.primal
+    assert after.dual > 0 == before.dual

@@ -1,0 +1,757 @@
+"""torch-struct's distributions as structures, against brute-force enumeration and against our own chain."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from labelings_cases import LabelingsTestCase
+from torch import Tensor
+
+from torchssvm.core.potentials import Potentials, inner
+from torchssvm.core.structure import as_decoding
+from torchssvm.structures import Chain, TorchStruct, find_corner
+
+torch_struct = pytest.importorskip("torch_struct")
+# Of the instances that the tests make themselves; the adapter is silent, see test_decoding_is_silent.
+pytestmark = pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning")
+
+EXAMPLES = settings(max_examples=40, deadline=None)
+SEEDS = st.integers(0, 2**31 - 1)
+
+# --- All outputs of one example of length N, as events without padding ------------------------------------
+
+
+def chains(length: int, states: int) -> Tensor:
+    """All label sequences as edges, [outputs, N-1, C, C]."""
+    events = torch.zeros(states**length, length - 1, states, states)
+    for event, labels in zip(events, itertools.product(range(states), repeat=length), strict=True):
+        for n in range(length - 1):
+            event[n, labels[n + 1], labels[n]] = 1
+    return events
+
+
+def segmentations(length: int, durations: int, states: int) -> Tensor:
+    """All ways from 0 to N-1 in steps of 1 to K-1 with a state at every stop, [outputs, N-1, K, C, C]."""
+    events = []
+    for cut in itertools.product((False, True), repeat=length - 2):
+        stops = [0, *(n for n in range(1, length - 1) if cut[n - 1]), length - 1]
+        if any(b - a >= durations for a, b in itertools.pairwise(stops)):
+            continue
+        for labels in itertools.product(range(states), repeat=len(stops)):
+            event = torch.zeros(length - 1, durations, states, states)
+            for (a, old), (b, new) in itertools.pairwise(zip(stops, labels, strict=True)):
+                event[a, b - a, new, old] = 1
+            events.append(event)
+    return torch.stack(events)
+
+
+def projective_trees(length: int, multiroot: bool, labels: int = 0) -> Tensor:
+    """All projective dependency trees, [outputs, N, N] or [outputs, N, N, L], root arcs on the diagonal."""
+    events = []
+    for heads in itertools.product(range(length + 1), repeat=length):  # 0 is the root, word n is n + 1
+        arcs = list(enumerate(heads, start=1))
+        if not multiroot and heads.count(0) != 1:
+            continue
+        if not all(_reaches_root(heads, child) for child, _ in arcs) or any(
+            _cross(a, b) for a, b in itertools.combinations(arcs, 2)
+        ):
+            continue
+        for kinds in itertools.product(range(max(labels, 1)), repeat=length):
+            event = torch.zeros(length, length, max(labels, 1))
+            for (child, head), kind in zip(arcs, kinds, strict=True):
+                event[head - 1 if head else child - 1, child - 1, kind] = 1
+            events.append(event if labels else event[:, :, 0])
+    return torch.stack(events)
+
+
+def _reaches_root(heads: tuple[int, ...], word: int) -> bool:
+    for _ in heads:
+        word = heads[word - 1] if word else 0
+    return word == 0
+
+
+def _cross(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    (i, j), (k, m) = sorted(a), sorted(b)
+    return i < k < j < m or k < i < m < j
+
+
+def bracketings(length: int, labels: int) -> Tensor:
+    """All binary trees over N tokens, a nonterminal for every span and leaf, [outputs, N, N, NT]."""
+
+    def trees(i: int, j: int) -> list[list[tuple[int, int]]]:
+        if i == j:
+            return [[(i, i)]]
+        return [[(i, j), *left, *right] for k in range(i, j) for left in trees(i, k) for right in trees(k + 1, j)]
+
+    events = []
+    for spans in trees(0, length - 1):
+        for kinds in itertools.product(range(labels), repeat=len(spans)):
+            event = torch.zeros(length, length, labels)
+            for (i, j), kind in zip(spans, kinds, strict=True):
+                event[i, j, kind] = 1
+            events.append(event)
+    return torch.stack(events)
+
+
+class Case:
+    """One distribution: the adapter, the shape of its potentials, and all outputs of a length."""
+
+    def __init__(self, name, structure, shape, outputs, shortest, longest):
+        self.name, self.structure, self.shape, self.outputs = name, structure, shape, outputs
+        self.shortest, self.longest = shortest, longest
+
+    def __repr__(self):
+        return self.name
+
+    def draw(self, seed: int, kind: str = "normal", batch: int = 3, dtype=torch.float64) -> Potentials:
+        """Random potentials of a padded batch, sometimes with more padding than its longest example needs."""
+        generator = torch.Generator().manual_seed(seed)
+        spare = int(torch.randint(0, 2, (), generator=generator))
+        lengths = torch.randint(self.shortest, self.longest + 1, (batch,), generator=generator)
+        shape = (batch, *self.shape(self.longest + spare))
+        if kind == "ties":  # so few values that most examples have several maximisers
+            scores = torch.randint(-1, 2, shape, generator=generator).to(dtype)
+        else:
+            scores = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        return Potentials(scores, lengths)
+
+    def embed(self, outputs: Tensor, like: Tensor) -> Tensor:
+        """Outputs of one length, padded to the shape of one example of ``like``."""
+        events = like.new_zeros(len(outputs), *like.shape[1:])
+        events[tuple(slice(n) for n in outputs.shape)] = outputs.to(like.dtype)
+        return events
+
+    def all_outputs(self, potentials: Potentials, row: int) -> Tensor:
+        return self.embed(self.outputs(int(potentials.lengths[row])), potentials.single)
+
+
+CASES = [
+    Case(
+        "chain",
+        TorchStruct(torch_struct.LinearChainCRF),
+        lambda n: (n - 1, 3, 3),
+        lambda n: chains(n, 3),
+        2,
+        5,
+    ),
+    Case(
+        "semi-markov",
+        TorchStruct(torch_struct.SemiMarkovCRF),
+        lambda n: (n - 1, 4, 2, 2),
+        lambda n: segmentations(n, 4, 2),
+        2,
+        7,
+    ),
+    Case(
+        "semi-markov-short",
+        TorchStruct(torch_struct.SemiMarkovCRF),
+        lambda n: (n - 1, 2, 2, 2),
+        lambda n: segmentations(n, 2, 2),
+        2,
+        4,
+    ),
+    Case(
+        "semi-markov-long",
+        TorchStruct(torch_struct.SemiMarkovCRF),
+        lambda n: (n - 1, 7, 2, 2),
+        lambda n: segmentations(n, 7, 2),
+        2,
+        4,
+    ),
+    Case(
+        "dependency",
+        TorchStruct(torch_struct.DependencyCRF),
+        lambda n: (n, n),
+        lambda n: projective_trees(n, True),
+        1,
+        4,
+    ),
+    Case(
+        "dependency-single-root",
+        TorchStruct(torch_struct.DependencyCRF, multiroot=False),
+        lambda n: (n, n),
+        lambda n: projective_trees(n, False),
+        1,
+        4,
+    ),
+    Case(
+        "dependency-labeled",
+        TorchStruct(torch_struct.DependencyCRF, multiroot=False),
+        lambda n: (n, n, 2),
+        lambda n: projective_trees(n, False, 2),
+        1,
+        3,
+    ),
+    Case("tree", TorchStruct(torch_struct.TreeCRF), lambda n: (n, n, 2), lambda n: bracketings(n, 2), 1, 4),
+]
+
+all_cases = pytest.mark.parametrize("case", CASES, ids=repr)
+
+
+def decode(structure: TorchStruct, potentials: Potentials) -> Tensor:
+    return as_decoding(structure.argmax(potentials)).labeling
+
+
+def scores_of(outputs: Tensor, scores: Tensor) -> Tensor:
+    return (outputs.to(torch.float64) * scores.to(torch.float64)).flatten(1).sum(1)
+
+
+def is_among(event: Tensor, outputs: Tensor) -> bool:
+    return bool((event == outputs).flatten(1).all(1).any())
+
+
+# --- Enumerators: known numbers of outputs ----------------------------------------------------------------
+
+
+def test_the_enumerators_count_right():
+    assert [len(projective_trees(n, True)) for n in (1, 2, 3, 4)] == [1, 3, 12, 55]
+    assert [len(projective_trees(n, False)) for n in (1, 2, 3, 4)] == [1, 2, 7, 30]
+    assert [len(bracketings(n, 1)) for n in (1, 2, 3, 4)] == [1, 1, 2, 5]  # Catalan
+    assert [len(segmentations(n, 4, 1)) for n in (2, 3, 4, 5, 6)] == [1, 2, 4, 7, 13]  # tribonacci
+
+
+# --- Active sets and caches -------------------------------------------------------------------------------
+
+
+class TorchStructLabelings(LabelingsTestCase):
+    """Events are shaped like the potentials, and padded along several axes."""
+
+    case: Case
+
+    def setting(self, seed, batch=3, integers=False):
+        potentials = self.case.draw(seed, "ties" if integers else "normal", batch)
+        random = torch.Generator().manual_seed(seed)
+        rows = []
+        for row in range(batch):
+            outputs = self.case.all_outputs(potentials, row)
+            rows.append(outputs[torch.randint(0, len(outputs), (), generator=random)])
+        target = self.case.structure.check_target(torch.stack(rows), potentials)
+        return self.case.structure, potentials, target
+
+
+for _case in CASES:
+    _name = "TestLabelings_" + _case.name.replace("-", "_")
+    globals()[_name] = type(_name, (TorchStructLabelings,), {"case": _case, "__module__": __name__})
+
+
+# --- Decoding ---------------------------------------------------------------------------------------------
+
+
+@all_cases
+@EXAMPLES
+@given(
+    seed=SEEDS,
+    kind=st.sampled_from(["normal", "ties"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_argmax_is_the_best_of_all_outputs(case, seed, kind, dtype):
+    potentials = case.draw(seed, kind, dtype=dtype)
+    found = decode(case.structure, potentials)
+    assert found.dtype == dtype
+    assert not found.requires_grad
+    value = inner({"y": found}, {"y": potentials.single})
+    for row in range(len(found)):
+        outputs = case.all_outputs(potentials, row)
+        assert is_among(found[row], outputs)
+        best = scores_of(outputs, potentials.single[row]).max()
+        torch.testing.assert_close(value[row], best, atol=1e-5 if dtype == torch.float32 else 1e-12, rtol=0)
+
+
+@all_cases
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS, junk=st.sampled_from([0.0, float("nan")]), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_marginals_are_means_over_all_outputs(case, seed, junk, dtype):
+    potentials = case.draw(seed, dtype=dtype)
+    scores = potentials.single.clone()
+    for row, length in enumerate(potentials.lengths.tolist()):
+        real = case.embed(torch.ones(1, *case.shape(length)), scores)[0]
+        scores[row] = torch.where(real > 0, scores[row], junk)
+    found = case.structure.marginals(Potentials({"y": scores}, potentials.lengths))
+    assert found.parts["y"].dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    for row in range(len(scores)):
+        outputs = case.all_outputs(potentials, row)
+        values = scores_of(outputs, potentials.single[row])
+        mean = torch.einsum("o,o...->...", values.softmax(0), outputs.double())
+        torch.testing.assert_close(found.parts["y"][row].double(), mean, atol=tolerance, rtol=0)
+        torch.testing.assert_close(found.log_partition[row], values.logsumexp(0), atol=tolerance, rtol=1e-6)
+
+
+def test_marginals_of_potentials_that_reach_the_sentinels_are_refused():
+    with pytest.raises(ValueError, match=r"potentials reach 2e\+04, too much for marginals"):
+        TorchStruct(torch_struct.LinearChainCRF).marginals(Potentials(torch.full((1, 3, 2, 2), 2e4)))
+
+
+@all_cases
+@EXAMPLES
+@given(
+    seed=SEEDS,
+    kind=st.sampled_from(["normal", "ties"]),
+    junk=st.sampled_from([0.0, 50.0, -1e7, 1e30, float("nan")]),
+)
+def test_padding_never_changes_an_answer(case, seed, kind, junk):
+    potentials = case.draw(seed, kind)
+    scores = potentials.single.clone()
+    for row, length in enumerate(potentials.lengths.tolist()):
+        real = case.embed(torch.ones(1, *case.shape(length)), scores)[0]
+        scores[row] = torch.where(real > 0, scores[row], junk)
+    together = decode(case.structure, Potentials(scores, potentials.lengths))
+    for row, length in enumerate(potentials.lengths.tolist()):
+        box = tuple(slice(n) for n in case.shape(length))
+        alone = decode(case.structure, Potentials(scores[row][box].unsqueeze(0)))
+        assert torch.equal(together[row], case.embed(alone, scores)[0])
+
+
+@all_cases
+@pytest.mark.parametrize("level", [0.0, 1.0, -3.0, 1e5, -1e5, 1e9, -1e9, 1e20, -1e20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_potentials_give_one_output(case, level, dtype):
+    lengths = torch.arange(case.shortest, case.longest + 1)
+    potentials = Potentials(torch.full((len(lengths), *case.shape(case.longest)), level, dtype=dtype), lengths)
+    found = decode(case.structure, potentials)
+    for row in range(len(lengths)):
+        assert is_among(found[row], case.all_outputs(potentials, row))
+    assert torch.equal(found, decode(case.structure, potentials))
+
+
+@all_cases
+@EXAMPLES
+@given(seed=SEEDS, size=st.sampled_from([1e3, 1e5, 1e7, 1e15]), shift=st.sampled_from([-1.0, 0.0, 1.0]))
+def test_large_potentials_stay_clear_of_the_sentinels(case, seed, size, shift):
+    potentials = case.draw(seed)
+    large = (potentials.single + 5 * shift) * size
+    found = decode(case.structure, Potentials(large, potentials.lengths))
+    for row in range(len(found)):
+        outputs = case.all_outputs(potentials, row)
+        assert is_among(found[row], outputs)
+        scores = scores_of(outputs, large[row])
+        value = scores_of(found[row : row + 1], large[row])[0]
+        torch.testing.assert_close(value, scores.max(), atol=1e-10 * size, rtol=0)
+
+
+def test_a_forbidden_part_takes_no_precision_from_the_others():
+    scores = torch.tensor([[[-1e6, 1.0], [1.25, 1.0]]], dtype=torch.float64)  # word 0 must not be a root
+    found = decode(TorchStruct(torch_struct.DependencyCRF), Potentials(scores))
+    assert found.tolist() == [[[0.0, 0.0], [1.0, 1.0]]]
+
+
+def test_semi_markov_keeps_long_segments_beside_a_short_example():
+    """torch-struct's own lengths lose them: all segments beyond the shortest example's end have length 1."""
+    scores = torch.zeros(2, 6, 4, 2, 2)
+    scores[:, :, 3] = 10.0
+    lengths = torch.tensor([7, 3])
+    theirs = torch_struct.SemiMarkovCRF(scores.clone(), lengths=lengths).argmax
+    assert float((theirs * scores)[0].sum()) < 20.0  # fixed in torch-struct? then _bridge_padding can go
+    ours = decode(TorchStruct(torch_struct.SemiMarkovCRF), Potentials(scores, lengths))
+    assert float((ours * scores)[0].sum()) == 20.0
+
+
+@all_cases
+def test_argmax_works_in_every_grad_mode(case):
+    potentials = case.draw(0)
+    expected = decode(case.structure, potentials)
+    with torch.no_grad():
+        assert torch.equal(decode(case.structure, potentials), expected)
+    with torch.inference_mode():
+        made_inside = Potentials(potentials.single * 1.0, potentials.lengths.clone())
+        assert torch.equal(decode(case.structure, made_inside), expected)
+    leaf = potentials.single.clone().requires_grad_()
+    for scores in (leaf, leaf * 1.0):
+        assert torch.equal(decode(case.structure, Potentials(scores, potentials.lengths)), expected)
+    assert leaf.grad is None
+
+
+@all_cases
+def test_argmax_leaves_its_arguments_alone(case):
+    potentials = case.draw(1)
+    before = potentials.single.clone()
+    decode(case.structure, potentials)
+    assert torch.equal(potentials.single, before)
+    assert not potentials.single.requires_grad
+
+
+def test_decoding_is_silent():
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("error")
+        for case in CASES:
+            decode(case.structure, case.draw(2))
+
+
+def test_an_empty_batch_decodes():
+    empty = Potentials(torch.zeros(0, 3, 2, 2), torch.zeros(0, dtype=torch.int64))
+    assert decode(TorchStruct(torch_struct.LinearChainCRF), empty).shape == (0, 3, 2, 2)
+
+
+# --- multiroot --------------------------------------------------------------------------------------------
+
+
+def test_multiroot_adapters_do_not_disturb_one_another():
+    scores = torch.eye(3).unsqueeze(0) * 10  # every word would like to be a root
+    many = TorchStruct(torch_struct.DependencyCRF, multiroot=True)
+    single = TorchStruct(torch_struct.DependencyCRF, multiroot=False)
+    for structure, roots in [(many, 3), (single, 1), (many, 3), (single, 1), (single, 1), (many, 3)]:
+        assert int(decode(structure, Potentials(scores)).diagonal(0, 1, 2).sum()) == roots
+
+
+@pytest.mark.parametrize("multiroot", [True, False])
+def test_multiroot_of_the_users_own_distribution_survives(multiroot):
+    scores = (torch.eye(3).unsqueeze(0) * 10).requires_grad_() * 1.0
+    theirs = torch_struct.DependencyCRF(scores, multiroot=multiroot)
+    decode(TorchStruct(torch_struct.DependencyCRF, multiroot=not multiroot), Potentials(scores))
+    assert int(theirs.argmax.diagonal(0, 1, 2).sum()) == (3 if multiroot else 1)
+
+
+# --- Our own chain ----------------------------------------------------------------------------------------
+
+
+def token_hamming(target: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong tokens of a linear chain, divided by their number; the constant counts, delta takes back."""
+    real = target.sum((2, 3))  # [B, N-1]
+    first = target[:, 0].sum(1)  # [B, C], indicator of the state at 0
+    right = target.sum(3, keepdim=True).expand_as(target).clone()  # 1 where the next state is the target's
+    right[:, 0] += first.unsqueeze(1)
+    tokens = real.sum(1) + 1
+    return -right / tokens.view(-1, 1, 1, 1), torch.ones_like(tokens)
+
+
+def fold(emission: Tensor, transition: Tensor) -> Tensor:
+    """Emissions 0 and 1 go to the first edge; transitions turn from (previous, next) to (next, previous)."""
+    edges = transition.transpose(2, 3) + emission[:, 1:].unsqueeze(3)
+    edges[:, 0] += emission[:, 0].unsqueeze(1)
+    return edges
+
+
+def edges_of(labels: Tensor, states: int) -> Tensor:
+    events = torch.zeros(len(labels), labels.shape[1] - 1, states, states, dtype=torch.float64)
+    for row, n in itertools.product(range(len(labels)), range(labels.shape[1] - 1)):
+        if labels[row, n + 1] >= 0:
+            events[row, n, labels[row, n + 1], labels[row, n]] = 1
+    return events
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=SEEDS,
+    sizes=st.tuples(st.integers(1, 4), st.integers(2, 9), st.integers(1, 4)),
+    cost=st.sampled_from([0.0, 1.0, 10.0]),
+)
+def test_linear_chain_agrees_with_our_chain(seed, sizes, cost):
+    batch, longest, states = sizes
+    generator = torch.Generator().manual_seed(seed)
+    emission = torch.randn(batch, longest, states, generator=generator, dtype=torch.float64)
+    transition = torch.randn(batch, longest - 1, states, states, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(2, longest + 1, (batch,), generator=generator)
+    labels = torch.randint(0, states, (batch, longest), generator=generator)
+
+    def weighted(target):
+        delta, constant = token_hamming(target)
+        return cost * delta, cost * constant
+
+    chain = Chain(states, shared=False)
+    adapter = TorchStruct(torch_struct.LinearChainCRF, loss_potentials=weighted)
+    ours = Potentials({"emission": emission, "transition": transition}, lengths)
+    theirs = Potentials(fold(emission, transition), lengths)
+    labels = chain.check_target(labels, ours)
+    target = adapter.check_target(edges_of(labels, states), theirs)
+
+    assert torch.equal(decode(adapter, theirs), edges_of(as_decoding(chain.argmax(ours)).labeling, states))
+    if cost == 1.0:
+        expected, found = find_corner(chain, ours, labels), find_corner(adapter, theirs, target)
+        torch.testing.assert_close(found.hinge, expected.hinge, atol=1e-12, rtol=0)
+        torch.testing.assert_close(found.loss, expected.loss, atol=1e-12, rtol=0)
+        assert torch.equal(found.labeling, edges_of(expected.labeling, states))
+    else:
+        corner = find_corner(adapter, theirs, target)
+        assert bool((corner.hinge >= -1e-12).all())
+        wrong = corner.labeling.new_tensor(cost) * chain.loss(_tokens(corner.labeling, lengths), labels)
+        torch.testing.assert_close(corner.loss, wrong, atol=1e-12, rtol=0)
+
+
+def _tokens(events: Tensor, lengths: Tensor) -> Tensor:
+    """Label sequences of edges, -1 in the padding."""
+    labels, _ = torch_struct.LinearChainCRF.struct.from_parts(events)
+    return labels.masked_fill(torch.arange(labels.shape[1]) >= lengths.unsqueeze(1), -1)
+
+
+# --- Loss -------------------------------------------------------------------------------------------------
+
+
+@all_cases
+@EXAMPLES
+@given(seed=SEEDS, weight=st.sampled_from([0.0, 0.3, 1.0, 7.0]), normalize=st.booleans())
+def test_loss_counts_the_missing_parts(case, seed, weight, normalize):
+    structure = TorchStruct(case.structure.distribution, weight=weight, normalize=normalize, **case.structure.arguments)
+    potentials = case.draw(seed)
+    labeling = decode(structure, potentials)
+    target = decode(structure, Potentials(-potentials.single, potentials.lengths))
+    target = structure.check_target(target, potentials)
+    loss = structure.loss(labeling, target)
+    missing = ((labeling == 1) & (target == 0)).flatten(1).sum(1).to(torch.float64)
+    count = (target == 1).flatten(1).sum(1) if normalize else 1
+    torch.testing.assert_close(loss, weight * missing / count)
+    delta, constant = structure.loss_potentials(target)
+    assert delta.shape == potentials.single.shape
+    torch.testing.assert_close(inner({"y": structure.parts(labeling)}, {"y": delta}) + constant, loss)
+    assert torch.equal(structure.loss(target, target), torch.zeros(len(target), dtype=torch.float64))
+
+
+@all_cases
+@EXAMPLES
+@given(seed=SEEDS, zero=st.booleans())
+def test_augmented_argmax_is_the_best_of_all_outputs(case, seed, zero):
+    potentials = case.draw(seed)
+    target = case.structure.check_target(decode(case.structure, case.draw(seed)), potentials)
+    scores = potentials.single * (0.0 if zero else -1.0)
+    corner = find_corner(case.structure, Potentials(scores, potentials.lengths), target)
+    for row in range(len(scores)):
+        outputs = case.all_outputs(potentials, row)
+        assert is_among(corner.labeling[row], outputs)
+        loss = case.structure.loss(outputs, target[row].expand_as(outputs))
+        hinge = scores_of(outputs - target[row], scores[row]) + loss
+        torch.testing.assert_close(corner.hinge[row], hinge.max(), atol=1e-12, rtol=0)
+
+
+def test_rounding_gives_the_target_no_loss():
+    labels = torch.tensor([[0, 1, 2, 0, 1, 2, 1]])
+    for dtype in (torch.float32, torch.float64):
+        structure = TorchStruct(torch_struct.LinearChainCRF, loss_potentials=token_hamming)
+        target = edges_of(labels, 3).to(dtype)
+        assert structure.loss(target, target).tolist() == [0.0]
+        other = edges_of(torch.tensor([[0, 1, 2, 0, 1, 2, 2]]), 3).to(dtype)
+        assert structure.loss(other, target).item() == pytest.approx(1 / 7)
+
+
+def test_loss_potentials_with_wrong_shapes_are_refused():
+    target = edges_of(torch.tensor([[0, 1, 0]]), 2)
+    for wrong, message in [
+        (lambda t: (t[:, 0], t.new_zeros(1)), r"must return delta \[1, 2, 2, 2\] and constant \[1\]"),
+        (lambda t: (t, t.new_zeros(())), r"got \[1, 2, 2, 2\] and \[\]"),
+        (lambda t: t, "must return the tensors"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            TorchStruct(torch_struct.LinearChainCRF, loss_potentials=wrong).loss(target, target)
+
+
+# --- Targets ----------------------------------------------------------------------------------------------
+
+
+@all_cases
+def test_every_output_is_a_target(case):
+    structure = TorchStruct(case.structure.distribution, verify_targets=True, **case.structure.arguments)
+    for length in range(case.shortest, min(case.longest, 4) + 1):
+        outputs = case.outputs(length)
+        potentials = Potentials(torch.zeros(outputs.shape, dtype=torch.float64))
+        for dtype in (torch.bool, torch.int64, torch.float32):
+            checked = structure.check_target(outputs.to(dtype), potentials)
+            assert checked.dtype == torch.float64
+            assert torch.equal(checked, outputs.double())
+
+
+@all_cases
+def test_an_event_with_one_part_more_or_less_is_no_output(case):
+    outputs = case.outputs(min(case.longest, 3))
+    for event in outputs[:20]:
+        position = int(event.flatten().nonzero()[0])
+        for where in (position, int((event.flatten() == 0).nonzero()[0])):
+            changed = event.clone().flatten()
+            changed[where] = 1 - changed[where]
+            assert not bool(case.structure.is_output(changed.view_as(event).unsqueeze(0)).any())
+
+
+def chain_batch() -> tuple[TorchStruct, Potentials, Tensor]:
+    lengths = torch.tensor([4, 3])
+    return (
+        TorchStruct(torch_struct.LinearChainCRF),
+        Potentials(torch.zeros(2, 3, 2, 2), lengths),
+        edges_of(torch.tensor([[0, 1, 1, 0], [1, 0, 0, -1]]), 2),
+    )
+
+
+def test_bad_targets_are_refused():
+    structure, potentials, target = chain_batch()
+    structure.check_target(target, potentials)
+    with pytest.raises(TypeError, match="list"):
+        structure.check_target(target.tolist(), potentials)
+    with pytest.raises(ValueError, match=r"target has shape \[2, 2, 2, 2\]"):
+        structure.check_target(target[:, :2], potentials)
+    for wrong in (2.0, 0.5, -1.0, float("nan"), float("inf")):
+        bad = target.clone()
+        bad[1, 0, 0, 0] = wrong
+        with pytest.raises(ValueError, match=f"zeros and ones, got {wrong} in row 1"):
+            structure.check_target(bad, potentials)
+    padded = edges_of(torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1]]), 2)
+    with pytest.raises(ValueError, match=r"part at \[2, 1, 0\] in row 1 .* lengths\[1\] is 3"):
+        structure.check_target(padded, potentials)
+    with pytest.raises(ValueError, match="no part at all in row 0"):
+        structure.check_target(target * torch.tensor([0.0, 1.0]).view(2, 1, 1, 1), potentials)
+    broken = edges_of(torch.tensor([[0, 1, 1, 0], [1, 0, 0, -1]]), 2)
+    broken[0, 1] = torch.tensor([[1, 0], [0, 0]])  # 0 -> 0 after 0 -> 1
+    structure.check_target(broken, potentials)
+    with pytest.raises(ValueError, match=r"not an output of TorchStruct\(LinearChainCRF\) in row 0"):
+        TorchStruct(torch_struct.LinearChainCRF, verify_targets=True).check_target(broken, potentials)
+
+
+def test_trees_are_no_targets_in_the_padding():
+    structure = TorchStruct(torch_struct.DependencyCRF)
+    potentials = Potentials(torch.zeros(2, 3, 3), torch.tensor([3, 2]))
+    target = torch.eye(3).repeat(2, 1, 1)
+    with pytest.raises(ValueError, match=r"part at \[2, 2\] in row 1"):
+        structure.check_target(target, potentials)
+    target[1, 2, 2] = 0
+    structure.check_target(target, potentials)
+
+
+# --- Arguments --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, shape, message",
+    [
+        ("LinearChainCRF", (2, 3, 2), r"\[B, N-1, C, C\].*got \[2, 3, 2\]"),
+        ("LinearChainCRF", (2, 3, 2, 3), r"\[B, N-1, C, C\].*got \[2, 3, 2, 3\]"),
+        ("LinearChainCRF", (2, 0, 2, 2), "got"),
+        ("SemiMarkovCRF", (2, 3, 1, 2, 2), "with K > 1"),
+        ("SemiMarkovCRF", (2, 3, 2, 2), "got"),
+        ("DependencyCRF", (2, 3, 4), r"roots on the diagonal\); got \[2, 3, 4\]"),
+        ("DependencyCRF", (2,), "got"),
+        ("TreeCRF", (2, 3, 3), "nonterminal"),
+    ],
+)
+def test_potentials_of_a_wrong_shape_are_refused(name, shape, message):
+    with pytest.raises(ValueError, match=message):
+        decode(TorchStruct(getattr(torch_struct, name)), Potentials(torch.zeros(shape)))
+
+
+@pytest.mark.parametrize(
+    "name, shape, bad, message",
+    [
+        ("LinearChainCRF", (2, 3, 2, 2), 1, "between 2 and 4.*got 1 to 3"),
+        ("LinearChainCRF", (2, 3, 2, 2), 5, "between 2 and 4.*got 3 to 5"),
+        ("SemiMarkovCRF", (2, 3, 2, 2, 2), 1, "between 2 and 4"),
+        ("DependencyCRF", (2, 3, 3), 0, "lengths must be at least 1"),
+        ("TreeCRF", (2, 3, 3, 2), 4, "between 1 and 3"),
+    ],
+)
+def test_lengths_out_of_range_are_refused(name, shape, bad, message):
+    structure = TorchStruct(getattr(torch_struct, name))
+    with pytest.raises(ValueError, match=message):
+        decode(structure, Potentials(torch.zeros(shape), torch.tensor([3, bad])))
+    with pytest.raises(ValueError, match=message):
+        structure.check_target(torch.zeros(shape), Potentials(torch.zeros(shape), torch.tensor([3, bad])))
+
+
+def test_potentials_that_are_not_finite_or_not_floating_are_refused():
+    structure, potentials, _ = chain_batch()
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        scores = potentials.single.clone()
+        scores[1, 1, 0, 0] = wrong
+        with pytest.raises(ValueError, match="row 1 of the batch are not finite"):
+            decode(structure, Potentials(scores, potentials.lengths))
+    with pytest.raises(ValueError, match="float16"):
+        decode(structure, Potentials(potentials.single.half()))
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("AlignmentCRF", "genbmm"),
+        ("NonProjectiveDependencyCRF", "no argmax"),
+        ("SentCFG", "three tensors"),
+        ("HMM", "LinearChainCRF"),
+    ],
+)
+def test_distributions_that_cannot_decode_are_refused(name, message):
+    with pytest.raises(ValueError, match=f"distribution={name}: .*{message}"):
+        TorchStruct(getattr(torch_struct, name))
+
+
+def test_bad_arguments_are_refused():
+    chain = torch_struct.LinearChainCRF
+    with pytest.raises(TypeError, match=r"must be a class with argmax.*got a LinearChainCRF"):
+        TorchStruct(chain(torch.zeros(1, 2, 2, 2)))
+    with pytest.raises(TypeError, match="got the class dict"):
+        TorchStruct(dict)
+    with pytest.raises(TypeError, match=r"does not take {'multiroot': False}"):
+        TorchStruct(chain, multiroot=False)
+    with pytest.raises(TypeError, match="lengths comes with the potentials"):
+        TorchStruct(chain, lengths=torch.tensor([2]))
+    for weight in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"weight={weight}"):
+            TorchStruct(chain, weight=weight)
+    with pytest.raises(ValueError, match="would have no effect"):
+        TorchStruct(chain, loss_potentials=token_hamming, normalize=True)
+    with pytest.raises(ValueError, match="leave them out"):
+        TorchStruct(chain, padded_axes=(1,), length_offset=-1)
+
+
+# --- Other classes ----------------------------------------------------------------------------------------
+
+
+class Subset:
+    """A distribution that is not torch-struct's: any parts of positive score, up to ``limit`` of each."""
+
+    def __init__(self, log_potentials, lengths=None, limit=1):
+        assert lengths is not None
+        assert int(lengths.max()) == log_potentials.shape[1]
+        self.scores, self.limit = log_potentials, limit
+
+    @property
+    def argmax(self):
+        return (self.scores > 0) * self.limit
+
+
+def test_another_class_needs_its_convention():
+    with pytest.raises(ValueError, match=r"distribution=Subset is none of .*padded_axes"):
+        TorchStruct(Subset)
+    with pytest.raises(ValueError, match="padded_axes"):
+        TorchStruct(Subset, length_offset=0)
+    with pytest.raises(ValueError, match="must be different axes"):
+        TorchStruct(Subset, padded_axes=(0,), length_offset=0)
+    structure = TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=2)
+    potentials = Potentials(torch.ones(2, 5), torch.tensor([1, 3]))
+    found = decode(structure, potentials)
+    assert found.tolist() == [[2, 0, 0, 0, 0], [2, 2, 2, 0, 0]]
+    assert structure.loss(found, torch.zeros(2, 5)).tolist() == [2.0, 6.0]
+    assert torch.equal(structure.check_target(found, potentials), found)
+    with pytest.raises(ValueError, match=r"counts, got -2\.0 in row 0"):
+        structure.check_target(-found, potentials)
+
+
+def test_an_answer_that_is_no_indicator_is_refused():
+    structure = TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=0.5)
+    with pytest.raises(RuntimeError, match="argmax of Subset must be an indicator"):
+        decode(structure, Potentials(torch.ones(1, 2)))
+
+
+class Named(torch_struct.LinearChainCRF):
+    """A user's own subclass of a known distribution."""
+
+
+def test_a_subclass_keeps_the_convention():
+    structure = TorchStruct(Named)
+    potentials = CASES[0].draw(3)
+    assert torch.equal(decode(structure, potentials), decode(CASES[0].structure, potentials))
+
+
+def test_structures_copy_and_pickle():
+    structure = TorchStruct(torch_struct.DependencyCRF, multiroot=False)
+    potentials = CASES[5].draw(4)
+    expected = decode(structure, potentials)
+    for other in (copy.deepcopy(structure), pickle.loads(pickle.dumps(structure))):
+        assert torch.equal(decode(other, potentials), expected)
+    assert repr(structure) == "TorchStruct(DependencyCRF, multiroot=False)"
+
+
+def test_importing_the_adapter_does_not_import_torch_struct():
+    code = "import sys, torchssvm.structures.torch_struct; sys.exit('torch_struct' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,249 @@
+"""Max-sum on trees: against all labelings, against Viterbi on a path, and the same bits from every kernel."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, rng
+
+from torchssvm.core import tuning
+from torchssvm.structures.chain.oracle import viterbi
+from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch, node_depths
+
+module = importlib.import_module("torchssvm.structures.tree.oracle")  # the function of the same name hides it
+
+SEEDS = st.integers(0, 10**6)
+DTYPES = st.sampled_from([torch.float32, torch.float64])
+AXES = st.sampled_from(["shared", "tree", "node", "expanded", "nodes expanded"])
+
+
+def draw(random, shape, integers, dtype):
+    if integers:  # ties are common
+        return torch.randint(-2, 3, shape, generator=random).to(dtype)
+    return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+
+
+def random_parents(random, length):
+    """A forest on nodes in any order."""
+    order = torch.randperm(length, generator=random)
+    parent = torch.full((length,), -1)
+    for i in range(1, length):
+        above = int(torch.randint(-1 if length > 3 else 0, i, (1,), generator=random))
+        parent[order[i]] = order[above] if above >= 0 else -1
+    return parent
+
+
+def trees(seed, batch=3, longest=5, states=3, axes="shared", ragged=True, integers=False, dtype=torch.float32):
+    random = rng(seed)
+    lengths = torch.randint(1, longest + 1, (batch,), generator=random) if ragged else None
+    parent = torch.full((batch, longest), 77)  # garbage in the padding
+    for b in range(batch):
+        length = longest if lengths is None else int(lengths[b])
+        parent[b, :length] = random_parents(random, length)
+    if not ragged and seed % 2:
+        parent = parent[0]
+    leading = {"shared": (), "tree": (batch,), "node": (batch, longest), "nodes expanded": (longest,)}.get(axes, ())
+    node = draw(random, (batch, longest, states), integers, dtype)
+    edge = draw(random, (*leading, states, states), integers, dtype)
+    if "expanded" in axes:
+        edge = edge.expand(batch, *edge.shape)
+    return node, edge, parent, lengths
+
+
+def edge_of(edge, b, v):
+    return edge if edge.ndim == 2 else edge[b] if edge.ndim == 3 else edge[b, v]
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+        assert not a.requires_grad
+
+
+@pytest.mark.parametrize("available", [True, False])
+@examples(40)
+@given(seed=SEEDS, longest=st.integers(1, 5), states=st.integers(1, 3), axes=AXES, ragged=st.booleans())
+def test_the_best_of_all_labelings(available, seed, longest, states, axes, ragged):
+    node, edge, parent, lengths = trees(seed, 2, longest, states, axes, ragged, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "numba_available", lambda: available)
+        labels, value = max_sum_tree(node, edge, parent, lengths)
+    for b in range(2):
+        length = longest if lengths is None else int(lengths[b])
+        above = parent.expand(2, longest)[b].tolist()
+
+        def score(states_of, b=b, above=above):
+            total = sum(float(node[b, v, y]) for v, y in enumerate(states_of))
+            edges = ((v, above[v]) for v in range(len(states_of)) if above[v] >= 0)
+            return total + sum(float(edge_of(edge, b, v)[states_of[p], states_of[v]]) for v, p in edges)
+
+        best = max(map(score, itertools.product(range(states), repeat=length)))
+        assert float(value[b]) == pytest.approx(best, abs=1e-12)
+        assert score(labels[b, :length].tolist()) == pytest.approx(best, abs=1e-12)
+        assert labels[b, length:].tolist() == [-1] * (longest - length)
+
+
+@examples(120)
+@given(
+    seed=SEEDS,
+    batch=st.integers(1, 5),
+    longest=st.integers(1, 9),
+    states=st.integers(1, 11),
+    axes=AXES,
+    ragged=st.booleans(),
+    integers=st.booleans(),
+    dtype=DTYPES,
+)
+def test_the_operator_equals_torch(seed, batch, longest, states, axes, ragged, integers, dtype):
+    arguments = trees(seed, batch, longest, states, axes, ragged, integers, dtype)
+    assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
+
+
+@examples(40)
+@given(seed=SEEDS, batch=st.integers(1, 7), axes=AXES, ragged=st.booleans(), integers=st.booleans())
+def test_blocks_of_several_trees_equal_torch(seed, batch, axes, ragged, integers):
+    """The way of large K, at a small one: several blocks and groups, the last of them incomplete."""
+    pytest.importorskip("numba")
+    arguments = trees(seed, batch, 6, 13, axes, ragged, integers)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, setting in (("WHOLE", 0), ("LOCKSTEP", 0), ("GROUP", 4), ("BLOCK", (5, 16))):
+            patch.setattr(tuning, name, setting)
+        assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
+
+
+@pytest.mark.parametrize("available", [True, False])
+@examples(40)
+@given(seed=SEEDS, batch=st.integers(1, 4), longest=st.integers(1, 7), ragged=st.booleans(), integers=st.booleans())
+def test_a_path_rooted_at_its_end_is_a_chain(available, seed, batch, longest, ragged, integers):
+    node, edge, _, lengths = trees(seed, batch, longest, 4, ragged=ragged, integers=integers)
+    size = torch.full((batch,), longest) if lengths is None else lengths
+    parent = torch.arange(1, longest + 1).repeat(batch, 1)
+    parent[torch.arange(batch), size - 1] = -1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "numba_available", lambda: available)
+        assert_same(max_sum_tree(node, edge.mT, parent, lengths), viterbi(node, edge, lengths))
+
+
+def test_forbidden_states_and_pairs_equal_torch():
+    """Scores of minus infinity, up to where nothing is allowed."""
+    for seed, share in itertools.product(range(8), (0.3, 0.9, 1.0)):
+        node, edge, parent, lengths = trees(seed, 4, 6, 3, integers=True)
+        for tensor in (node, edge):
+            tensor[torch.rand(tensor.shape, generator=rng(seed)) < share] = -torch.inf
+        assert_same(max_sum_tree(node, edge, parent, lengths), max_sum_tree_torch(node, edge, parent, lengths))
+
+
+def test_wide_and_deep_trees():
+    random = rng(0)
+    for parent in (torch.arange(-1, 299), torch.cat([torch.tensor([-1]), torch.zeros(299, dtype=torch.int64)])):
+        node, edge = torch.randn(2, 300, 5, generator=random), torch.randn(5, 5, generator=random)
+        assert_same(max_sum_tree(node, edge, parent), max_sum_tree_torch(node, edge, parent))
+    arguments = trees(1, 5, 6, 530, ragged=True)
+    assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
+
+
+def test_threads_do_not_change_the_result(monkeypatch):
+    monkeypatch.setattr(tuning, "GRAIN", 1)
+    arguments = trees(5, 40, 9, 7, integers=True)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        found = max_sum_tree(*arguments)
+        torch.set_num_threads(1)
+        assert_same(max_sum_tree(*arguments), found)
+    finally:
+        torch.set_num_threads(before)
+
+
+@examples(40)
+@given(seed=SEEDS, longest=st.integers(1, 20))
+def test_depths_count_the_steps_to_the_root(seed, longest):
+    node, _, parent, lengths = trees(seed, 3, longest, 1)
+    depth = node_depths(node, parent, lengths)
+    for b in range(3):
+        for v in range(longest):
+            steps, u = -1, v if v < int(lengths[b]) else -1
+            while u >= 0:
+                steps, u = steps + 1, int(parent[b, u])
+            assert int(depth[b, v]) == steps
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_trees_that_are_none_are_refused(available, monkeypatch):
+    monkeypatch.setattr(module, "numba_available", lambda: available)
+    node, edge, _, _ = trees(1)
+    for parents, words in [
+        ([1, 2, 0, -1, 3], "node 0 in row 0 has no root above it: there is a cycle"),
+        ([-1, 1, 0, 0, 0], "node 1 in row 0"),
+        ([-1, 0, 1, 2, 5], "got 5 for node 4 in row 0"),
+        ([-1, -2, 1, 2, 3], "got -2 for node 1 in row 0"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            max_sum_tree(node, edge, torch.tensor(parents))
+    parent = torch.tensor([-1, 0, 1, 2, 3])
+    for length in (0, 6, -1):
+        with pytest.raises(ValueError, match=f"padded length 5, got {length} in row 1"):
+            max_sum_tree(node, edge, parent, torch.tensor([5, length, 2]))
+    with pytest.raises(ValueError, match="got 3 for node 0 in row 2"):
+        max_sum_tree(node, edge, torch.tensor([3, 0, 1, -1, 3]), torch.tensor([5, 4, 2]))
+
+
+def test_bad_shapes_are_refused():
+    node, edge, parent, lengths = trees(1)
+    with pytest.raises(ValueError, match="node must be"):
+        max_sum_tree(node[0], edge, parent, lengths)
+    with pytest.raises(ValueError, match="node must be"):
+        max_sum_tree(node[:, :0], edge, parent[:, :0], lengths)
+    for wrong in (edge[1:], edge.expand(2, 3, 3), edge.expand(3, 4, 3, 3)):
+        with pytest.raises(ValueError, match="edge must be"):
+            max_sum_tree(node, wrong, parent, lengths)
+    for wrong in (parent[:2], parent[:, 1:], parent[0, 1:], parent.int()):
+        with pytest.raises(ValueError, match="parent must be int64"):
+            max_sum_tree(node, edge, wrong, lengths)
+    with pytest.raises(ValueError, match="lengths must be int64"):
+        max_sum_tree(node, edge, parent, lengths[:2])
+
+
+def test_an_empty_batch_has_no_labelings():
+    labels, value = max_sum_tree(torch.zeros(0, 4, 3), torch.zeros(3, 3), torch.tensor([-1, 0, 0, 1]))
+    assert labels.shape == (0, 4)
+    assert value.shape == (0,)
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_numbers_that_are_not_finite_give_labels_all_the_same(available, monkeypatch):
+    monkeypatch.setattr(module, "numba_available", lambda: available)
+    for place, value in itertools.product(range(18), (torch.nan, torch.inf, -torch.inf)):
+        node, edge, parent, lengths = trees(place, 2, 4, 3)
+        (node if place < 12 else edge).flatten()[place % 9] = value
+        labels, _ = max_sum_tree(node, edge, parent, lengths)
+        real = torch.arange(4) < lengths.unsqueeze(1)
+        assert bool(((labels >= 0) & (labels < 3))[real].all())
+        assert bool((labels[~real] == -1).all())
+
+
+@pytest.mark.parametrize("axes", ["shared", "tree", "node"])
+def test_the_operator_passes_the_checks_of_torch(axes):
+    torch.library.opcheck(torch.ops.torchssvm.max_sum_tree.default, trees(2, axes=axes))
+
+
+def test_it_compiles_and_exports_in_one_graph_without_gradient():
+    class Decoder(torch.nn.Module):
+        def forward(self, node, edge, parent, lengths):
+            labels, value = max_sum_tree(2.0 * node, edge, parent, lengths)
+            return labels + 1, value * 0.5
+
+    node, edge, parent, lengths = trees(4)
+    arguments = node.requires_grad_(), edge.requires_grad_(), parent, lengths
+    expected = Decoder()(*arguments)
+    assert not expected[1].requires_grad
+    assert_same(torch.compile(Decoder(), backend="eager", fullgraph=True)(*arguments), expected)
+    exported = torch.export.export(Decoder(), arguments)
+    assert "torchssvm.max_sum_tree" in str(exported.graph)
+    assert_same(exported.module()(*arguments), expected)

@@ -1,5 +1,0 @@
-"""The training loop of fixed features, compiled: blocks one after another, with no Python between them."""
-
-from torchssvm.compiled.solver import CompiledBCFW
-
-__all__ = ["CompiledBCFW"]

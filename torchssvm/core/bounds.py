@@ -1,0 +1,195 @@
+"""Bounds on the weights ([G16] appendix H)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_tensor
+from torchssvm.core.schema import require
+
+Bound = float | Tensor
+"""A number, or a tensor that broadcasts to the weights; may be infinite."""
+
+
+class Box:
+    """``lower <= w <= upper``, weight by weight, for the parameters of a head.
+
+    The dual blocks determine ``v = A alpha``; under bounds the weights are ``w = clip(v, lower, upper)``. Without
+    bounds w is v itself: ``clip`` returns the very tensors that it was given. Zero need not be allowed: a new dual
+    stands for v = 0, so its weights are the ones of the box that are nearest to zero.
+
+    Args:
+        parameters: The head's parameters.
+        bounds: For each of them ``(lower, upper)``, None for no bound; empty for no bounds at all. They are copied, in
+            the parameters' dtype.
+
+    Attributes:
+        lower: For each parameter a tensor that broadcasts to it, or None where it has no bounds.
+        upper: Alike.
+
+    Raises:
+        ValueError: A bound is NaN, of another shape than its parameter, or leaves no finite weight.
+        TypeError: A bound is neither a number nor a real tensor.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], bounds: Sequence[tuple[Bound | None, Bound | None]] = ()
+    ) -> None:
+        self.lower: list[Tensor | None] = []
+        self.upper: list[Tensor | None] = []
+        for parameter, (lower, upper) in zip(parameters, bounds or [(None, None)] * len(parameters), strict=True):
+            low = _as_bound("lower", lower, -torch.inf, parameter)
+            high = _as_bound("upper", upper, torch.inf, parameter)
+            if bool((empty := low > high).any()):
+                place = tuple(empty.nonzero()[0].tolist())
+                raise ValueError(
+                    f"lower={_at(low, empty.shape, place)} is above upper={_at(high, empty.shape, place)} for weights "
+                    f"of shape {list(parameter.shape)}: no weight lies between them"
+                )
+            if bool((low == torch.inf).any()) or bool((high == -torch.inf).any()):
+                raise ValueError(f"lower={lower}, upper={upper} leave no finite weight")
+            free = bool(torch.isinf(low).all()) and bool(torch.isinf(high).all())
+            self.lower.append(None if free else low)
+            self.upper.append(None if free else high)
+
+    def __bool__(self) -> bool:
+        """Whether any weight has a bound."""
+        return any(lower is not None for lower in self.lower)
+
+    @property
+    def bounded(self) -> list[bool]:
+        """For each parameter, whether any of its weights has a bound."""
+        return [lower is not None for lower in self.lower]
+
+    @property
+    def is_cone(self) -> bool:
+        """Whether every bound is 0 or infinite, so that ``clip(c v) = c clip(v)`` for every c > 0."""
+        bounds = [bound for bound in (*self.lower, *self.upper) if bound is not None]
+        return all(bool(((bound == 0.0) | torch.isinf(bound)).all()) for bound in bounds)
+
+    def clip(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """``clip(v, lower, upper)`` for values shaped like the parameters, of any floating dtype."""
+        return [
+            value if lower is None else torch.clamp(value, lower, upper)
+            for value, lower, upper in zip(values, self.lower, self.upper, strict=True)
+        ]
+
+    def holds(self, weights: Sequence[Tensor]) -> bool:
+        """Whether the weights are within their bounds, up to rounding."""
+        for weight, clipped in zip(weights, self.clip(weights), strict=True):
+            if weight is not clipped:
+                eps = torch.finfo(weight.dtype).eps
+                if not bool(((weight - clipped).abs() <= 10 * eps * (1.0 + clipped.abs())).all()):
+                    return False
+        return True
+
+    def same_as(self, other: Box) -> bool:
+        """Whether both boxes hold the same weights."""
+        for mine, others in ((self.lower, other.lower), (self.upper, other.upper)):
+            for a, b in zip(mine, others, strict=True):
+                if (a is None) != (b is None):
+                    return False
+                if a is not None and b is not None and not bool((a == b.to(a.device)).all()):
+                    return False
+        return True
+
+    def to(self, device: torch.device) -> None:
+        """Move the bounds."""
+        self.lower = [None if bound is None else bound.to(device) for bound in self.lower]
+        self.upper = [None if bound is None else bound.to(device) for bound in self.upper]
+
+    def separate(self, values: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The v to hold: a tensor of its own, from ``values``, where there are bounds, else the parameter itself."""
+        return [
+            parameter if lower is None else value
+            for value, parameter, lower in zip(values, parameters, self.lower, strict=True)
+        ]
+
+    def state_dict(self, unclipped: Sequence[Tensor]) -> dict[str, Any]:
+        """Bounds and v, a tensor for each parameter that has bounds and None for the others."""
+        held = [None if lower is None else v for v, lower in zip(unclipped, self.lower, strict=True)]
+        return {
+            name: [None if tensor is None else tensor.clone() for tensor in tensors]
+            for name, tensors in (("lower", self.lower), ("upper", self.upper), ("unclipped", held))
+        }
+
+    def parse(self, state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The v of a checkpoint.
+
+        Args:
+            state: The state of the dual, with what ``state_dict`` gave, or None for no bounds, under ``"box"``.
+            parameters: The head's parameters; they stand in for v where there are no bounds.
+
+        Raises:
+            ValueError: The state has other bounds, or is damaged.
+        """
+        if "box" not in state:
+            raise ValueError("the checkpoint is damaged: dual['box'] is missing")
+        there, held = Box(parameters), list(parameters)
+        if state["box"] is not None:
+            lower, upper, held = (
+                require(require(state, "box", dict, "dual"), name, list, "dual['box']")
+                for name in ("lower", "upper", "unclipped")
+            )
+            try:
+                there = Box(parameters, list(zip(lower, upper, strict=True)))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"the checkpoint is damaged: dual['box'] is no box of the weights: {error}") from error
+        if not there.same_as(self):
+            raise ValueError(
+                "the checkpoint is of another problem: its weights have other bounds. Make BCFW with parameter groups "
+                "that have the same lower and upper"
+            )
+        if len(held) != len(parameters) or not all(
+            lower is None or _is_like(value, parameter)
+            for value, parameter, lower in zip(held, parameters, self.lower, strict=True)
+        ):
+            raise ValueError("the checkpoint is damaged: dual['box']['unclipped'] does not hold finite numbers like w")
+        return [
+            parameter if lower is None else value.to(parameter.device, copy=True)
+            for value, parameter, lower in zip(held, parameters, self.lower, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        return f"Box({sum(self.bounded)} of {len(self.lower)} parameters have bounds)"
+
+
+def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) -> Tensor:
+    """A tensor of the parameter's dtype that broadcasts to it."""
+    bound = missing if bound is None else bound
+    real = isinstance(bound, Tensor) and not bound.is_complex() and bound.dtype != torch.bool
+    if isinstance(bound, Tensor) and real:
+        check_tensor(bound, name)
+    if not real and (isinstance(bound, bool) or not isinstance(bound, int | float)):
+        kind = bound.dtype if isinstance(bound, Tensor) else type(bound).__name__
+        raise TypeError(f"{name} must be a number or a real tensor, not {kind}")
+    tensor = torch.as_tensor(bound, dtype=parameter.dtype, device=parameter.device).detach().clone()
+    if bool(tensor.isnan().any()):
+        raise ValueError(f"{name}={bound} must not be NaN; leave it out, or give an infinite one, for no bound")
+    try:
+        fits = torch.broadcast_shapes(tensor.shape, parameter.shape) == parameter.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} of shape {list(tensor.shape)} does not broadcast to weights of shape {list(parameter.shape)}: "
+            "give a number, or put each parameter into a group of its own"
+        )
+    return tensor
+
+
+def _is_like(value: Any, parameter: nn.Parameter) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.shape == parameter.shape
+        and value.dtype == parameter.dtype
+        and bool(torch.isfinite(value).all())
+    )
+
+
+def _at(bound: Tensor, shape: torch.Size, place: tuple[int, ...]) -> float:
+    return float(bound.expand(shape)[place])

@@ -1,0 +1,100 @@
+"""One number for the target of every example: whether a dual still sees the targets that it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.batch import tree_tensors
+from torchssvm.core.jit import compiled, fits_numba
+
+_ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
+
+_SIZE = 2**63 - 1  # all bits but the sign: the real number -0.0 is 0
+
+UNKNOWN = 0
+"""The digest of a target that was not seen yet; no target has it."""
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
+    """A digest of every example's target, ``[B]`` int64, whatever it is padded to; never ``UNKNOWN``.
+
+    The length of an example counts, and numbers count with their places, other than those that padding is made of: 0,
+    and negative whole numbers.
+
+    Args:
+        target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` gives them.
+        lengths: ``[B]`` int64; None where nothing is padded.
+    """
+    total: Tensor | None = None
+    for place, leaf in enumerate(tree_tensors(target)):
+        floating = leaf.is_floating_point()
+        numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
+        where = _places(place, tuple(leaf.shape[1:]), leaf.device)
+        own = None if lengths is None else lengths.to(leaf.device)
+        found = _sum(numbers.contiguous(), where, own, not floating and leaf.dtype != torch.bool)
+        total = found if total is None else total + found
+    assert total is not None, "a target holds tensors"
+    return total
+
+
+def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -> Tensor:
+    """The sum over each example's numbers, mixed with their places, and its length: ``[B]`` int64.
+
+    Args:
+        numbers: ``[B, ...]`` int64; of real numbers their bits.
+        where: ``[1, ...]`` int64.
+        lengths: ``[B]`` int64, or None.
+        signed: Whether numbers below 0 are padding.
+    """
+    if fits_numba(numbers):
+        total = torch.empty(len(numbers), dtype=torch.int64)
+        flat = numbers.view(len(numbers), -1)
+        sizes = _NONE if lengths is None else lengths
+        _sum_each(flat.numpy(), where.view(-1).numpy(), sizes.numpy(), signed, total.numpy())
+        return total
+    counts = numbers > 0 if signed else numbers & _SIZE != 0
+    found = torch.where(counts, _mix(numbers * _ODD[1] + where), 0)
+    total = found.flatten(1).sum(1) if found.ndim > 1 else found
+    if lengths is not None:
+        total = total + _mix(lengths * _ODD[0])
+    return torch.where(total == UNKNOWN, 1, total)
+
+
+@compiled
+def _sum_each(numbers: Any, where: Any, lengths: Any, signed: bool, total: Any) -> None:
+    for b in range(numbers.shape[0]):
+        found = 0
+        if len(lengths):
+            found = lengths[b] * _ODD[0]
+            found = (found ^ (found >> 29)) * _ODD[2]
+            found = found ^ (found >> 32)
+        for m in range(numbers.shape[1]):
+            number = numbers[b, m]
+            if (number > 0) if signed else (number & _SIZE != 0):
+                mixed = number * _ODD[1] + where[m]
+                mixed = (mixed ^ (mixed >> 29)) * _ODD[2]
+                found += mixed ^ (mixed >> 32)
+        total[b] = found if found != UNKNOWN else 1
+
+
+@lru_cache(maxsize=64)
+def _places(leaf: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """A number for every place of a leaf, ``[1, *shape]`` int64, that does not depend on how far it is padded."""
+    where = torch.full((1,) * (len(shape) + 1), leaf + 1, dtype=torch.int64, device=device)
+    for axis, size in enumerate(shape, 1):
+        along = torch.arange(1, size + 1, device=device)
+        where = _mix(where * _ODD[0] + along.view([-1 if a == axis else 1 for a in range(len(shape) + 1)]))
+    return where
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """Low bits must depend on high ones, as well as the other way round."""
+    numbers = (numbers ^ (numbers >> 29)) * _ODD[2]
+    return numbers ^ (numbers >> 32)

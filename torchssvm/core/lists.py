@@ -1,0 +1,160 @@
+"""The features of tokens as lists of those that are not zero."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_tensor
+from torchssvm.core.row_sparse import per_example_rows
+from torchssvm.core.sparse_features import SparseFeatures
+
+
+class Lists(NamedTuple):
+    """Features, token after token; columns rise within each token, and come once.
+
+    Attributes:
+        counts: ``[tokens]`` int64, how many each has.
+        columns: ``[M]`` int32.
+        values: ``[M]`` of the weights' dtype.
+    """
+
+    counts: Tensor
+    columns: Tensor
+    values: Tensor
+
+
+def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError, with its place, for the first feature that is not finite; ``index`` names the examples."""
+    columns, numbers = (x.columns, x.values) if isinstance(x, SparseFeatures) else (None, x)
+    if numbers is None:
+        return
+    if columns is not None:
+        numbers = torch.where(columns >= 0, numbers, 0.0)
+    wrong = ~torch.isfinite(numbers.detach().to(dtype))
+    if not bool(wrong.any()):
+        return
+    place = wrong.nonzero()[0].tolist()
+    column = place[-1] if columns is None else int(columns[tuple(place)])
+    token, padding = (f"token {place[1]}, ", ", padding included") if len(place) > 2 else ("", "")
+    raise ValueError(
+        f"x of example {int(index[place[0]])} holds numbers that are not finite in {dtype}{padding}: "
+        f"{float(numbers[tuple(place)])} at {token}column {column}"
+    )
+
+
+def lists_of(x: Tensor) -> Lists:
+    """Those of dense features ``[tokens, F]``."""
+    rows, columns = x.nonzero(as_tuple=True)
+    return Lists(torch.bincount(rows, minlength=len(x)), columns.to(torch.int32), x[rows, columns])
+
+
+@torch.no_grad()
+def lists_within(x: Any, inside: Tensor, num_features: int, dtype: torch.dtype) -> Lists:
+    """Those of :class:`torchssvm.SparseFeatures` at the positions ``inside`` ``[B, N]``; a column's values add up.
+
+    Raises:
+        TypeError: ``x`` is something else.
+        ValueError: A column is out of range.
+    """
+    lists = as_lists(x, num_features, dtype)
+    real = inside.flatten()
+    keep = real[lists.token]
+    place = (real.cumsum(0) - 1)[lists.token[keep]]  # among the tokens that are inside
+    key = place * num_features + lists.columns[keep]
+    values = torch.ones(len(key), dtype=dtype) if lists.values is None else lists.values[keep]
+    if not bool((key.diff() > 0).all()):
+        key, order = key.sort(stable=True)
+        key, first = key.unique_consecutive(return_inverse=True)
+        values = torch.zeros(len(key), dtype=dtype).index_add_(0, first, values[order])
+    counts = torch.bincount(key // num_features, minlength=int(real.sum()))
+    return Lists(counts, (key % num_features).to(torch.int32), values)
+
+
+class TokenLists(NamedTuple):
+    """The features of a batch's tokens, one after another.
+
+    Attributes:
+        columns: ``[M]`` int64.
+        values: ``[M]`` of the weights' dtype; None where all are 1.
+        token: ``[M]`` int64, whose they are, 0 to B N - 1; not falling.
+        starts: ``[B N]`` int64, where each token's begin.
+        shape: B and N.
+    """
+
+    columns: Tensor
+    values: Tensor | None
+    token: Tensor
+    starts: Tensor
+    shape: tuple[int, int]
+
+    def emission(self, weight: Tensor) -> Tensor:
+        """``x W``, ``[B, N, K]``, in plain operations."""
+        rows = weight[self.columns] if self.values is None else weight[self.columns] * self.values.unsqueeze(1)
+        total = weight.new_zeros(len(self.starts), weight.shape[1]).index_add(0, self.token, rows)
+        return total.view(*self.shape, weight.shape[1])
+
+    def per_example(self, v: Tensor, num_features: int) -> Tensor:
+        """``sum_t x_t v_t^T`` of every example, ``[B, F, K]``: a coalesced sparse tensor with K dense numbers a row."""
+        batch, longest = self.shape
+        rows = v.reshape(batch * longest, -1)
+        keep = (rows != 0).any(1)[self.token]
+        token, columns = self.token[keep], self.columns[keep]
+        values = rows[token]
+        if self.values is not None:
+            values = values * self.values.detach()[keep].unsqueeze(1)
+        return per_example_rows(token // longest, columns, values, (batch, num_features, rows.shape[1]))
+
+    def token_products(self, dtype: torch.dtype) -> Tensor:
+        """``x_t . x_u`` of each example's tokens, ``[B, N, N]``, by way of the columns that the example has."""
+        batch, longest = self.shape
+        values = torch.ones(len(self.token), dtype=dtype, device=self.token.device)
+        if self.values is not None:
+            values = self.values.detach()
+        products = values.new_empty(batch, longest, longest)
+        sizes = torch.bincount(self.token // longest, minlength=batch).tolist()
+        tokens, columns, held = (t.split(sizes) for t in (self.token, self.columns, values))
+        for b in range(batch):
+            own, place = columns[b].unique(return_inverse=True)
+            x = values.new_zeros(longest, len(own))
+            # A column may come twice in a list: a CUDA device sorts these places, and adds in one order.
+            x.index_put_((tokens[b] - b * longest, place), held[b], accumulate=True)
+            torch.mm(x, x.t(), out=products[b])
+        return products
+
+
+def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
+    """Check a batch of features, and leave out what pads its lists.
+
+    Raises:
+        TypeError: It is not :class:`SparseFeatures` of whole numbers and floats.
+        ValueError: A shape or a column does not fit.
+    """
+    if not isinstance(x, SparseFeatures):
+        raise TypeError(f"x must be torchssvm.SparseFeatures(columns, values), not a {type(x).__name__}")
+    columns, values = x
+    if not isinstance(columns, Tensor) or columns.dtype not in (torch.int64, torch.int32) or columns.ndim != 3:
+        found = f"{columns.dtype} {list(columns.shape)}" if isinstance(columns, Tensor) else type(columns).__name__
+        raise ValueError(f"x.columns must be int64 [B, N, P], got {found}")
+    check_tensor(columns, "x.columns")
+    if values is not None:
+        check_tensor(values, "x.values")
+    if values is not None and (not values.is_floating_point() or values.shape != columns.shape):
+        raise ValueError(
+            f"x.values must be floating-point numbers shaped like x.columns, {list(columns.shape)}, or None where all "
+            f"are 1; got {values.dtype} {list(values.shape)}"
+        )
+    real = columns >= 0
+    flat = columns[real].to(torch.int64)
+    if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
+        raise ValueError(
+            f"x.columns holds {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, and "
+            "-1 fills up lists"
+        )
+    counts = real.sum(2).flatten()
+    ends = counts.cumsum(0)
+    token = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts, output_size=len(flat))
+    chosen = None if values is None else values[real].to(dtype)
+    return TokenLists(flat, chosen, token, ends - counts, (columns.shape[0], columns.shape[1]))

@@ -1,0 +1,383 @@
+"""Potentials: what a head gives to a structure, and the small algebra of parts.
+
+Notation: theta_i are the potentials of example i, linear in the head's weights, theta_i = Phi_i w; parts are arrays
+shaped like them, and the score of an output y is ``<p(y), theta_i>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_int64, check_tensor, check_whole
+from torchssvm.core.jit import compiled_sums, fits_numba
+from torchssvm.core.precision import full_precision
+from torchssvm.core.row_sparse import combine_rows, dense
+
+Parts = dict[str, Tensor]
+"""Named arrays shaped like the potentials, each ``[B, ...]``."""
+
+SINGLE = "potentials"
+"""The name of the only tensor of a head that returns a bare tensor."""
+
+Adjoint = Callable[[Parts], Sequence[Tensor]]
+"""Maps parts to ``Phi_i^T parts_i``: for every parameter of the head, in their order, ``[B, *parameter.shape]``.
+
+A parameter of which an example moves few rows may get a coalesced sparse tensor with two sparse axes, example and row.
+"""
+
+Response = Callable[[Parts], Parts]
+"""Maps parts to ``Phi_i Phi_i^T parts_i``, shaped like the potentials: how they change along their own gradient."""
+
+
+class InTurn(NamedTuple):
+    """Where exact steps on the blocks of a batch lead, taken one after another.
+
+    Attributes:
+        labeling: The corners, each found at the weights that the blocks before it left.
+        gammas: ``[B]`` float64, the steps towards them.
+        gaps: ``[B]`` float64, the block gaps, each at the weights of its own visit.
+        combined: ``(1/n) sum_i gamma_i Phi_i^T Delta_i`` for each of the head's parameters.
+    """
+
+    labeling: Any
+    gammas: Tensor
+    gaps: Tensor
+    combined: list[Tensor]
+
+
+SolveInTurn = Callable[..., InTurn]
+"""``(structure, target, psi, losses, lam, n)`` -> ``InTurn``, see ``torchssvm.solvers.compiled.batch``."""
+
+
+class Potentials:
+    """The potentials of a batch: named tensors, the examples' lengths, and what the head knows of its own algebra.
+
+    Args:
+        tensors: One tensor ``[B, ...]``, or several by name; float32 or float64, differentiable in the head's weights.
+        lengths: ``[B]`` int64, how much of each padded axis belongs to the example; None where nothing is padded.
+        ragged: For each tensor whose axis 1 is padded, how many rows an example of length T owns, as an offset to T
+            (0 for one row a token, -1 for one row a pair of neighbours). It only saves memory: rows beyond are not
+            stored. Tensors that are not named are stored in the shape they come in.
+        adjoint: Optional. Parts ``[B, ...]`` -> for each of the head's parameters, in the order of
+            ``head.parameters()``, the per-example gradients ``Phi_i^T parts_i``, ``[B, *parameter.shape]``. A head that
+            gives it gets a step size for every block of a batch (the box QP) instead of one for all.
+        response: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that need
+            inner products of labelings (``Corrective``, ``Hybrid``) are much faster with it.
+        weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
+            nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
+            the backward pass through the head.
+        in_turn: Optional. Takes exact steps on the blocks of the batch, one after another, in compiled code; for
+            ``BlockGap(dual, in_turn=True)``.
+        extremes: Optional. The smallest and the largest length, if the head has read them already: reading them from
+            another device waits for it.
+
+    Raises:
+        TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
+        ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
+    """
+
+    __slots__ = ("adjoint", "extremes", "in_turn", "lengths", "ragged", "response", "tensors", "weights")
+
+    carried: ClassVar[tuple[str, ...]] = ()
+    """Slots that a subclass adds, of tensors ``[B, ...]`` or None: they go with the examples."""
+
+    def __init__(
+        self,
+        tensors: Tensor | Mapping[str, Tensor],
+        lengths: Tensor | None = None,
+        *,
+        ragged: Mapping[str, int] | None = None,
+        adjoint: Adjoint | None = None,
+        response: Response | None = None,
+        weights: Sequence[Tensor] | None = None,
+        in_turn: SolveInTurn | None = None,
+        extremes: tuple[int, int] | None = None,
+    ) -> None:
+        self.tensors: Parts = as_parts(tensors, "tensors")
+        self.lengths = lengths
+        self.ragged = dict(ragged or {})
+        self.adjoint = adjoint
+        self.response = response
+        self.weights = weights
+        self.in_turn = in_turn
+        self.extremes = extremes if lengths is not None else None
+        sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
+        if len(sizes) != 1 or None in sizes:
+            raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
+        if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
+            raise TypeError(
+                f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
+            )
+        for tensor in self.tensors.values():
+            check_tensor(tensor, "potentials")
+        for name, rows in self.ragged.items():
+            if type(rows) is not int:  # the usual case is quick: this runs in every step
+                self.ragged[name] = check_whole(rows, f"ragged[{name!r}]", -(2**63))
+        if unknown := self.ragged.keys() - self.tensors.keys():
+            raise ValueError(f"ragged names {sorted(unknown)}, but the tensors are {sorted(self.tensors)}")
+        if lengths is not None:
+            if not isinstance(lengths, Tensor):
+                raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
+            check_int64(lengths, "lengths", (self.batch_size,), ", one for each example")
+            longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
+            if self.extremes is None and (numbers := lengths.tolist()):
+                self.extremes = min(numbers), max(numbers)
+            low, high = self.extremes or (1, 1)
+            if low < 1 or (longest is not None and high > longest):
+                allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
+                raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
+        elif self.ragged:
+            raise ValueError(f"ragged={self.ragged} needs lengths, and lengths is None")
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples, B."""
+        return next(iter(self.tensors.values())).shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating dtype of the potentials."""
+        return next(iter(self.tensors.values())).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the potentials."""
+        return next(iter(self.tensors.values())).device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient can flow to the head."""
+        return any(tensor.requires_grad for tensor in self.tensors.values())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def single(self) -> Tensor:
+        """The only tensor, for structures that have one kind of potential.
+
+        Raises:
+            ValueError: There are several.
+        """
+        if len(self.tensors) != 1:
+            raise ValueError(f"this structure takes one tensor of potentials, and the head gave {sorted(self.tensors)}")
+        return next(iter(self.tensors.values()))
+
+    def replace(self, tensors: Parts) -> Potentials:
+        """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
+        other = object.__new__(type(self))
+        other.tensors, other.lengths, other.ragged, other.extremes = tensors, self.lengths, self.ragged, self.extremes
+        other.adjoint = other.response = other.weights = other.in_turn = None
+        for name in self.carried:
+            setattr(other, name, getattr(self, name))
+        return other
+
+    def detach(self) -> Potentials:
+        """The same numbers, cut from the graph."""
+        if not self.requires_grad and self.adjoint is None:
+            return self
+        return self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
+
+    def select(self, rows: Tensor) -> Potentials:
+        """The examples ``rows`` ([R] int64 or [B] bool) of the batch, without the head's adjoint."""
+        other = self.replace({name: tensor[rows] for name, tensor in self.tensors.items()})
+        for name in ("lengths", *self.carried):
+            held = getattr(self, name)
+            setattr(other, name, None if held is None else held[rows])
+        if other.lengths is not None:
+            numbers = other.lengths.tolist()
+            other.extremes = (min(numbers), max(numbers)) if numbers else None
+        return other
+
+    def __repr__(self) -> str:
+        return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"
+
+
+def as_potentials(value: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
+    """Accept what a head may return: Potentials, a tensor, or named tensors."""
+    return value if isinstance(value, Potentials) else Potentials(value)
+
+
+def as_parts(value: Tensor | Mapping[str, Tensor], argument: str = "parts") -> Parts:
+    """Accept one tensor or several by name.
+
+    Raises:
+        TypeError: Anything else.
+    """
+    if isinstance(value, Tensor):
+        return {SINGLE: value}
+    if isinstance(value, Mapping) and value and all(isinstance(tensor, Tensor) for tensor in value.values()):
+        return dict(value)
+    raise TypeError(f"{argument} must be a tensor or a mapping of names to tensors, not {type(value).__name__}")
+
+
+def own_weights(head: nn.Module) -> list[Tensor]:
+    """The parameters that ``head`` holds itself, in order, as :class:`Potentials` takes them."""
+    return [parameter for parameter in head._parameters.values() if parameter is not None]
+
+
+def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argument: str) -> Parts:
+    """Parts with the names, shapes and dtype of ``potentials``; a bare tensor takes the only name.
+
+    Raises:
+        ValueError: A name or a shape differs.
+    """
+    named = as_parts(parts, argument)
+    if isinstance(parts, Tensor) and len(potentials.tensors) == 1:
+        named = {next(iter(potentials.tensors)): parts}
+    if named.keys() != potentials.tensors.keys() or any(
+        tensor.shape != potentials.tensors[name].shape for name, tensor in named.items()
+    ):
+        raise ValueError(
+            f"{argument} must be shaped like the potentials {_shapes(potentials.tensors)}, got {_shapes(named)}"
+        )
+    return {name: named[name].to(tensor.dtype) for name, tensor in potentials.tensors.items()}
+
+
+def inner(a: Parts, b: Parts) -> Tensor:
+    """Per-example inner products ``<a_i, b_i>``, summed over all names: ``[B]`` float64."""
+    total: Tensor | None = None
+    for name, tensor in a.items():
+        value = _row_products(tensor, b[name])
+        total = value if total is None else total + value
+    if total is None:
+        raise ValueError("parts are empty")
+    return total
+
+
+def _row_products(a: Tensor, b: Tensor) -> Tensor:
+    """``<a_i, b_i>``, ``[B]`` float64."""
+    if not (a.requires_grad or b.requires_grad) and a.dtype == b.dtype and len(a):
+        one = b[:1] if b.stride(0) == 0 else b  # one tensor seen B times
+        if fits_numba(a, one):
+            total = torch.empty(len(a), dtype=torch.float64)
+            _inner(a.flatten(1).numpy(), one.flatten(1).numpy(), total.numpy())
+            return total
+    return (a * b).flatten(1).sum(1, dtype=torch.float64)
+
+
+@compiled_sums
+def _inner(a: Any, b: Any, total: Any) -> None:
+    for i in range(a.shape[0]):
+        x, y, found = a[i], b[i if b.shape[0] > 1 else 0], 0.0
+        for k in range(a.shape[1]):
+            found += x[k] * y[k]
+        total[i] = found
+
+
+def scale(parts: Parts, factors: Tensor) -> Parts:
+    """Multiply example i by ``factors[i]``; ``factors`` is ``[B]``."""
+    return {
+        name: tensor * factors.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1)) for name, tensor in parts.items()
+    }
+
+
+def subtract(a: Parts, b: Parts) -> Parts:
+    """``a - b``, name by name."""
+    return {name: tensor - b[name] for name, tensor in a.items()}
+
+
+def per_example_adjoint(
+    potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
+) -> list[Tensor]:
+    """``Phi_i^T parts_i`` for every example i and parameter: ``[B, *parameter.shape]`` each.
+
+    Uses the head's own ``adjoint`` where it gives one, otherwise one backward pass for every example.
+
+    Args:
+        potentials: The batch.
+        parts: Parts of every example.
+        parameters: The head's.
+        sparse: Whether to leave sparse what the head gives as sparse tensors.
+    """
+    if potentials.adjoint is not None:
+        with full_precision(potentials.device):
+            gradients = list(potentials.adjoint(parts))
+        if [g.shape[1:] for g in gradients] != [p.shape for p in parameters]:
+            raise ValueError(
+                f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}; expected [B, *shape] for "
+                f"each parameter in the order of head.parameters(): {[list(p.shape) for p in parameters]}"
+            )
+        return gradients if sparse else [dense(gradient) for gradient in gradients]
+    result = [p.new_zeros(potentials.batch_size, *p.shape) for p in parameters]
+    for row in range(potentials.batch_size):
+        gradients = adjoint(potentials, {name: _only(tensor, row) for name, tensor in parts.items()}, parameters)
+        for gradient, target in zip(gradients, result, strict=True):
+            target[row] = gradient
+    return result
+
+
+def response(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
+    """``Phi_i Phi_i^T parts_i`` for every example: the change of its potentials along its own gradient.
+
+    Uses the head's own ``response`` where it gives one, otherwise two backward passes for every example.
+
+    Raises:
+        ValueError: The head's ``response`` gave other shapes.
+        RuntimeError: The potentials carry no graph, or one that cannot be differentiated twice.
+    """
+    with full_precision(potentials.device):
+        if potentials.response is not None:
+            return conform(potentials.response(parts), potentials, "the head's response")
+        return _response_by_autograd(potentials, parts, parameters)
+
+
+def _response_by_autograd(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
+    names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
+    result = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
+    for row in range(potentials.batch_size):
+        with torch.enable_grad():
+            inputs = [_only(parts[name], row).requires_grad_() for name in names]
+            outputs = [potentials.tensors[name] for name in names]
+            found = torch.autograd.grad(
+                outputs, list(parameters), inputs, retain_graph=True, create_graph=True, allow_unused=True
+            )
+            # The backward pass is linear in what goes into it: differentiating it once more is the forward pass.
+            used = [g for g in found if g is not None and g.requires_grad]
+            changes = torch.autograd.grad(used, inputs, [g.detach() for g in used], allow_unused=True) if used else []
+        for name, change in zip(names, changes, strict=False):
+            if change is not None:
+                result[name][row] = change[row]
+    return result
+
+
+def adjoint(
+    potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
+) -> list[Tensor]:
+    """``sum_i Phi_i^T parts_i`` by autograd, one tensor for every parameter; the graph is kept.
+
+    ``sparse`` says whether gradients that are sparse tensors stay so.
+    """
+    names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
+    with full_precision(potentials.device):
+        gradients = torch.autograd.grad(
+            [potentials.tensors[name] for name in names],
+            list(parameters),
+            [parts[name] for name in names],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    return found if sparse else [dense(gradient) for gradient in found]
+
+
+def combine(gradients: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
+    """``sum_i factors_i gradients_i`` for each parameter, from ``[B, *parameter.shape]`` and ``[B]``."""
+    return [
+        combine_rows(g, factors) if g.is_sparse else (factors.to(g.dtype) @ g.flatten(1)).view(g.shape[1:])
+        for g in gradients
+    ]
+
+
+def _only(tensor: Tensor, row: int) -> Tensor:
+    result = torch.zeros_like(tensor)
+    result[row] = tensor[row]
+    return result
+
+
+def _shapes(parts: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in parts.items()}

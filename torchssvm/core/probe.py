@@ -1,0 +1,96 @@
+"""A fixed direction in parts space: what it gives tells one linear map from another, without decoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.potentials import Parts, Potentials, adjoint, full_precision, inner, per_example_adjoint
+from torchssvm.core.structure import Structure
+
+TOLERANCE = 1e-4
+"""Relative: features of a network that ran in other batches differ by rounding."""
+
+
+def check_depends(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> None:
+    """Whether the potentials are linear in these very parameters, by Euler's identity for one direction.
+
+    ``<r, theta> = <w, Phi^T r>`` holds for the head of the dual, and not for a head with weights of its own. Numbers
+    that are not finite tell nothing, and get an error of their own.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if not potentials.requires_grad:
+        raise ValueError(
+            "head gave potentials that carry no gradient to the dual's parameters: pass the head that the dual was "
+            "made for, or a callable that calls it, without no_grad() or detach() around it"
+        )
+    parts = probe(potentials, structure)
+    with full_precision(potentials.device):
+        gradients = adjoint(potentials, parts, parameters)
+        weights = [parameter.detach() for parameter in parameters]
+        detached = potentials.detach().tensors
+        found = float(inner(parts, detached).sum())
+        expected = sum(float((w.double() * g.double()).sum()) for w, g in zip(weights, gradients, strict=True))
+        size = float(inner(_absolute(parts), _absolute(detached)).sum())
+        size += sum(float((w.double() * g.double()).abs().sum()) for w, g in zip(weights, gradients, strict=True))
+    if math.isfinite(size) and not abs(found - expected) <= 1e4 * torch.finfo(potentials.dtype).eps * size:
+        raise ValueError(
+            "head gave potentials that are not those of the dual's parameters alone: it has other weights, or adds "
+            "something to them. Pass the head that the dual was made for, or a copy of it"
+        )
+
+
+@torch.no_grad()
+def fingerprints(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """One number for the features of every example, as the head's linear map sees them.
+
+    Args:
+        potentials: The batch.
+        structure: Says where potentials matter.
+        parameters: The head's.
+
+    Returns:
+        ``[B]`` float64 each: the numbers, and the sum of the absolute values that each was summed from.
+    """
+    with torch.enable_grad():
+        gradients = per_example_adjoint(potentials, probe(potentials, structure), parameters)
+    value = torch.zeros(potentials.batch_size, dtype=torch.float64, device=potentials.device)
+    size = torch.zeros_like(value)
+    for gradient in gradients:
+        terms = gradient.detach() * _pattern(tuple(gradient.shape[1:]), gradient.dtype, gradient.device)
+        value += terms.flatten(1).sum(1, dtype=torch.float64)
+        size += terms.abs().flatten(1).sum(1, dtype=torch.float64)
+    return value, size
+
+
+def probe(potentials: Potentials, structure: Structure) -> Parts:
+    """The direction: by place, whatever an example is padded to, and zero in the padding."""
+    parts, places = {}, structure.places(potentials)
+    for name, tensor in potentials.tensors.items():
+        values = _pattern(tuple(tensor.shape[1:]), tensor.dtype, tensor.device).expand_as(tensor)
+        if name in potentials.ragged and potentials.lengths is not None:
+            rows = potentials.lengths + potentials.ragged[name]
+            inside = torch.arange(tensor.shape[1], device=tensor.device) < rows.unsqueeze(1)
+            values = values * inside.view(*inside.shape, *[1] * (tensor.ndim - 2))
+        parts[name] = (values * places[name] if name in places else values).contiguous()
+    return parts
+
+
+@lru_cache(maxsize=64)
+def _pattern(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers from -1 to 1, without a period, ``[1, *shape]``."""
+    angle = torch.ones((1,) * (len(shape) + 1), dtype=torch.float64, device=device)
+    for axis, size in enumerate(shape, 1):
+        along = torch.arange(size, dtype=torch.float64, device=device) * (axis + 0.3) ** 0.5
+        angle = angle + along.view([-1 if a == axis else 1 for a in range(len(shape) + 1)])
+    return angle.cos().to(dtype)
+
+
+def _absolute(parts: Parts) -> Parts:
+    return {name: tensor.abs() for name, tensor in parts.items()}

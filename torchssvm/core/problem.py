@@ -1,0 +1,80 @@
+"""What a training problem must be, before anything is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_positive, check_tensor, check_whole
+from torchssvm.core.structure import Structure
+
+
+def check_problem(
+    num_examples: int, lam: float, structure: Structure, parameters: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
+    """The parameters, if all four are what :class:`torchssvm.DualState` takes.
+
+    Raises:
+        ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
+        TypeError: One of both is no number, a parameter is not float32 or float64, or ``structure`` is not a Structure.
+    """
+    check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
+    check_lam(lam)
+    if not isinstance(structure, Structure):
+        raise TypeError(f"structure must be a torchssvm.Structure, not {type(structure).__name__}")
+    if not isinstance(parameters, Iterable) or isinstance(parameters, Tensor):
+        raise TypeError(f"parameters is a {type(parameters).__name__}: pass head.parameters()")
+    held = list(parameters)
+    if not held:
+        raise ValueError("the head has no parameters to train")
+    for parameter in held:
+        check_tensor(parameter, "a weight of the head")
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"the head's weights are {parameter.dtype}; keep the head in float32 or float64 "
+                "(the features below it may have any dtype)"
+            )
+    if len({parameter.dtype for parameter in held}) > 1:
+        raise TypeError("the head's weights have several dtypes; use one")
+    check_range(lam, num_examples, held[0].dtype)
+    return held
+
+
+def check_lam(lam: Any) -> float:
+    """The regularisation, as :func:`check_positive` gives it."""
+    return check_positive(lam, "lam")
+
+
+def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
+    """Whether the numbers that steps are made of can be held: ``lam n``, ``1/(lam n)`` and ``1/(lam n^2)``.
+
+    Args:
+        lam: Regularisation; positive.
+        num_examples: n.
+        dtype: The weights'.
+
+    Raises:
+        ValueError: One of them overflows or underflows.
+    """
+    limits, n = torch.finfo(dtype), num_examples
+    scales = (lam, lam * n, lam * n * n)
+    if not all(limits.tiny <= scale <= limits.max and 1.0 / scale <= limits.max for scale in scales):
+        raise ValueError(
+            f"lam={lam:g} with num_examples={n} is out of range: 1/(lam n) or lam n cannot be held in {dtype}. Usual "
+            "values are 1e-6 to 1e3" + (", and float64 weights reach further" if dtype != torch.float64 else "")
+        )
+
+
+def find_structure(head: nn.Module, structure: Structure | None) -> Structure:
+    """``structure``, or else the head's own.
+
+    Raises:
+        ValueError: There is none.
+    """
+    structure = structure if structure is not None else getattr(head, "structure", None)
+    if structure is None:
+        raise ValueError(f"structure=None, and {type(head).__name__} has no attribute `structure`: pass one of them")
+    return structure

@@ -1,0 +1,139 @@
+"""Gradients of which few rows are not zero: sparse tensors ``[F, K]``, and ``[B, F, K]`` of the examples of a batch.
+
+They are coalesced; the axes of examples and of rows are sparse, and rows dense. Parameters of one axis have no K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.jit import arrays, compiled_sums, fits_numba
+
+_NUMBERS = 1 << 22  # that are dense at a time
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor with all its zeros."""
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def per_example_rows(example: Tensor, row: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sparse per-example gradients; what comes more than once adds up.
+
+    Args:
+        example: ``[M]`` int64, whose each row of ``values`` is.
+        row: ``[M]`` int64, which row of the parameter it belongs to.
+        values: ``[M, K]``, or ``[M]`` for a parameter of one axis.
+        shape: ``[B, F, K]`` or ``[B, F]``.
+    """
+    indices = torch.stack([example, row])
+    return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False).coalesce()
+
+
+def select_examples(gradients: Tensor, examples: Tensor) -> Tensor:
+    """The gradients of some examples, ``[R, ...]``, coalesced where they are sparse.
+
+    Args:
+        gradients: ``[B, ...]``.
+        examples: ``[R]`` int64, their rows.
+    """
+    chosen = gradients.index_select(0, examples)
+    return chosen.coalesce() if chosen.is_sparse else chosen
+
+
+def combine_rows(gradients: Tensor, factors: Tensor) -> Tensor:
+    """``sum_b factors_b gradients_b``, ``[F, K]``.
+
+    Args:
+        gradients: Sparse ``[B, F, K]``.
+        factors: ``[B]``.
+    """
+    (example, row), values = gradients.indices(), gradients.values()
+    weights = factors.to(values.dtype)[example].view(-1, *[1] * (values.ndim - 1))
+    return rows_of(row, values * weights, gradients.shape[1:]).coalesce()
+
+
+def gram_of_rows(gradients: Tensor) -> Tensor:
+    """``<g_a, g_b>`` of the examples of a batch, ``[B, B]``; columns are made dense a few at a time.
+
+    Args:
+        gradients: Sparse ``[B, F, K]``.
+    """
+    gradients = gradients.coalesce()
+    (example, row), values = gradients.indices(), gradients.values()
+    size, width = gradients.shape[0], values[:1].numel() or 1
+    known, local = row.unique(return_inverse=True)
+    total = values.new_zeros(size, size)
+    step = max(1, _NUMBERS // (size * width))
+    for begin in range(0, len(known), step):
+        chosen = (local >= begin) & (local < begin + step)
+        some = values.new_zeros(size, min(step, len(known) - begin), *values.shape[1:])
+        some[example[chosen], local[chosen] - begin] = values[chosen]
+        total += some.flatten(1) @ some.flatten(1).t()
+    return total
+
+
+def rows_of(row: Tensor, values: Tensor, shape: Sequence[int], *, coalesced: bool = False) -> Tensor:
+    """The sparse tensor that has ``values`` at ``row`` ``[M]``."""
+    return torch.sparse_coo_tensor(
+        row.unsqueeze(0), values, tuple(shape), is_coalesced=coalesced or None, check_invariants=False
+    )
+
+
+def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """``sum <a, b>`` in float64; tensors of ``b`` may be sparse, and of ``a`` only their rows are read then."""
+    return sum(_products(x, y)[0] for x, y in zip(a, b, strict=True))
+
+
+def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
+    """``sum <a, b>`` and ``sum <b, b>``, as :func:`inner_product`."""
+    found = [_products(x, y) for x, y in zip(a, b, strict=True)]
+    return sum(inner for inner, _ in found), sum(square for _, square in found)
+
+
+def squared_length(tensors: Sequence[Tensor]) -> float:
+    """``sum |t|^2`` in float64."""
+    numbers = [(t.coalesce().values() if t.is_sparse else t).detach().reshape(-1).to(torch.float64) for t in tensors]
+    return sum(float(t @ t) for t in numbers)
+
+
+def _products(x: Tensor, y: Tensor) -> tuple[float, float]:
+    if y.is_sparse:
+        y = y.coalesce()
+        row, y = y.indices()[0], y.values()
+        if fits_numba(x, row, y) and x.ndim == 2 and x.dtype == y.dtype:
+            return _row_products(*arrays(x, row, y))
+        x = x[row]
+    one, other = (t.detach().reshape(-1).to(torch.float64) for t in (x, y))
+    return float(one @ other), float(other @ other)
+
+
+@compiled_sums
+def _row_products(x: Any, row: Any, y: Any) -> tuple[float, float]:
+    inner, square = 0.0, 0.0
+    for r in range(len(row)):
+        held, own = x[row[r]], y[r]
+        for k in range(len(own)):
+            inner += np.float64(held[k]) * np.float64(own[k])
+            square += np.float64(own[k]) * np.float64(own[k])
+    return inner, square
+
+
+def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """``|a - b|``, where each pair is sparse or dense together."""
+    return squared_length([(x - y) for x, y in zip(a, b, strict=True)]) ** 0.5
+
+
+@torch.no_grad()
+def add_to(held: Tensor, change: Tensor, rate: float) -> None:
+    """``held += rate change``; of a sparse change only its rows are read and written."""
+    if change.is_sparse:
+        change = change.coalesce()
+        held.index_add_(0, change.indices()[0], change.values(), alpha=rate)
+    else:
+        held.add_(change, alpha=rate)

@@ -1,0 +1,457 @@
+"""What a structure is, and the loss-augmented decoding that everything else is made of."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_tensor, describe
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.potentials import Parts, Potentials, conform, full_precision, inner, scale, subtract
+
+Labeling = Any
+"""An output for each example of a batch: usually an int64 tensor ``[B, ...]``, or a tuple of tensors."""
+
+
+class Decoding(NamedTuple):
+    """What a max oracle returns.
+
+    Attributes:
+        labeling: The outputs found, one for each example.
+        value: ``[B]``, their scores under the potentials that were decoded; None lets them be computed from the parts.
+        bound: ``[B]``, no output scores higher than this; None means that ``value`` is the maximum.
+        exact: Whether the labeling is a maximiser. An approximate oracle says False and gives its bound.
+        relaxed: Whether labelings may lie outside of the hull of outputs, such as a fractional vertex of a linear
+            program. The dual then is that of the relaxation, and so are its certificates.
+    """
+
+    labeling: Labeling
+    value: Tensor | None = None
+    bound: Tensor | None = None
+    exact: bool = True
+    relaxed: bool = False
+
+
+class Marginals(NamedTuple):
+    """The mean parts of the distribution ``P(y) = exp(score(y)) / Z``, for every example of a batch.
+
+    Attributes:
+        parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded.
+        log_partition: ``log Z``, ``[B]`` float64.
+    """
+
+    parts: Parts
+    log_partition: Tensor
+
+
+class Structure(ABC):
+    """What an output is: its parts, its loss, and how the best one is found.
+
+    A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the rest has defaults. Score and loss
+    are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
+    """
+
+    padding: int = -1
+    """What stands in a labeling beyond an example's length."""
+
+    @abstractmethod
+    def argmax(self, potentials: Potentials) -> Decoding | Labeling:
+        """The highest-scoring output of every example.
+
+        Args:
+            potentials: The batch; ``potentials.single`` is its only tensor, ``potentials["name"]`` one of several,
+                ``potentials.lengths`` the lengths.
+
+        Returns:
+            A labeling (taken as exact), or a :class:`Decoding`.
+        """
+
+    @abstractmethod
+    def parts(self, labeling: Labeling) -> Tensor | Mapping[str, Tensor]:
+        """The parts of ``labeling``, shaped like the potentials; zero where an example is padded."""
+
+    @abstractmethod
+    def loss(self, labeling: Labeling, target: Labeling) -> Tensor:
+        """Task loss of ``labeling`` against ``target``: ``[B]``, non-negative, zero where they are equal."""
+
+    @abstractmethod
+    def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
+        """The loss as potentials: ``(delta, constant)`` with ``loss(y, target) = <parts(y), delta> + constant``.
+
+        ``delta`` is shaped like the potentials (names left out are zero); ``constant`` is ``[B]``. A structure whose
+        own ``augmented_argmax`` does without raises NotImplementedError: the losses of its blocks are not compared.
+        """
+
+    def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding | Labeling:
+        """The output with the highest ``score + loss`` of every example: the max oracle of training.
+
+        A :class:`Decoding`'s value and bound include the loss. The default decodes ``potentials + loss_potentials``.
+        """
+        delta, constant = loss_by_name(self, target, potentials)
+        augmented = {
+            name: tensor + delta[name].to(tensor.dtype) if name in delta else tensor
+            for name, tensor in potentials.tensors.items()
+        }
+        found = as_decoding(self.argmax(potentials.replace(augmented)))
+        constant = constant.to(torch.float64)
+        return found._replace(
+            value=None if found.value is None else found.value + constant,
+            bound=None if found.bound is None else found.bound + constant,
+        )
+
+    def mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        """The mean loss of blocks, from the blocks: whether the dual's losses are those of what it holds.
+
+        Losses are linear in the parts and zero at the target, so that ``psi = p(y_i) - mu_i`` has the mean loss
+        ``-<psi, delta>``.
+
+        Args:
+            psi: ``sum_y alpha_i(y) (-difference(y))`` of every example.
+            target: From ``check_target``.
+            potentials: The batch.
+
+        Returns:
+            ``[B]`` float64 each: the mean losses, and the sum of the absolute values that they were summed from. None
+            where they do not follow from psi.
+        """
+        try:
+            delta, _ = loss_by_name(self, target, potentials)
+        except NotImplementedError:  # an oracle of its own may do without
+            return None
+        known = {name: tensor for name, tensor in psi.items() if name in delta}
+        costs = {name: delta[name].to(tensor.dtype).expand_as(tensor) for name, tensor in known.items()}
+        if not known:
+            return None
+        absolute = [{name: tensor.abs() for name, tensor in several.items()} for several in (known, costs)]
+        return -inner(known, costs), inner(*absolute)
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """Where the potentials can matter, for tensors that are padded in other ways than ``ragged`` says: masks.
+
+        ``Weights()`` looks at the features there, to see whether they have moved. The default knows of no such tensor.
+
+        Args:
+            potentials: The batch.
+
+        Returns:
+            Bool by name, which broadcasts to the tensor; names left out matter wherever ``ragged`` says.
+        """
+        return {}
+
+    def same_as(self, other: Structure) -> bool:
+        """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
+        return type(self) is type(other) and repr(self) == repr(other)
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of exponentiated gradient.
+
+        Optional; nothing else needs it.
+
+        Raises:
+            NotImplementedError: The structure has none.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train "
+            "with BCFW or CuttingPlane, which need a max oracle only"
+        )
+
+    def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+        """``parts(labeling) - parts(target)``, in the shapes and the dtype of ``potentials``."""
+        parts = conform(self.parts(labeling), potentials, "parts(labeling)")
+        return subtract(parts, conform(self.parts(target), potentials, "parts(target)"))
+
+    def examine(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Examined:
+        """Score, relative to the target's, and loss of one labeling of every example.
+
+        The default makes the parts of the labeling. A structure that can do without them is faster; it must give NaN
+        or an infinite score where the potentials of an example are not finite.
+
+        Args:
+            labeling: As ``argmax`` returns it.
+            target: From ``check_target``.
+            potentials: The batch.
+        """
+        parts = self.difference(labeling, target, potentials)
+        return Examined(inner(parts, potentials.tensors), self.loss(labeling, target), parts)
+
+    def add_difference(self, parts: Parts, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+        """``parts + difference(labeling, target)``, padding checked; it may write into ``parts``.
+
+        Raises:
+            ValueError: The difference is not zero beyond an example's length.
+        """
+        difference = self.difference(labeling, target, potentials)
+        check_padding(difference, potentials)
+        return {name: tensor + difference[name] for name, tensor in parts.items()}
+
+    def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
+        """Scores of several labelings of every example, less the target's: ``<p(y) - p(y_i), theta_i>``.
+
+        This is how cached labelings are scored without decoding. The default makes their parts one after another; a
+        structure whose parts are sparse gathers from the potentials instead.
+
+        Args:
+            labelings: As ``argmax`` returns them, with an axis of C labelings after the batch: ``[B, C, ...]``.
+            target: From ``check_target``.
+            potentials: The batch.
+
+        Returns:
+            ``[B, C]`` float64.
+        """
+        columns = [
+            inner(self.difference(labeling, target, potentials), potentials.tensors)
+            for labeling in each_labeling(labelings)
+        ]
+        return torch.stack(columns, 1)
+
+    def mean_difference(self, labelings: Labeling, mass: Tensor, target: Labeling, potentials: Potentials) -> Parts:
+        """``sum_c mass_c (p(y_c) - p(y_i))`` in the shapes and the dtype of ``potentials``.
+
+        Args:
+            labelings: ``[B, C, ...]``, as in :meth:`relative_scores`.
+            mass: ``[B, C]`` float64, of any sign.
+            target: From ``check_target``.
+            potentials: The batch.
+        """
+        total = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
+        for column, labeling in enumerate(each_labeling(labelings)):
+            part = scale(self.difference(labeling, target, potentials), mass[:, column])
+            total = {name: tensor + part[name] for name, tensor in total.items()}
+        return total
+
+    def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
+        """``max_y <difference(y), theta_i>``, or an upper bound of it: ``[B]`` float64, at least 0.
+
+        The hinge without the loss; where a regularisation path begins follows from it. The default decodes plainly.
+        """
+        found = as_decoding(self.argmax(potentials))
+        if found.bound is not None:
+            own = inner(conform(self.parts(target), potentials, "parts(target)"), potentials.tensors)
+            return (found.bound.to(torch.float64) - own).clamp(min=0.0)
+        return inner(self.difference(found.labeling, target, potentials), potentials.tensors).clamp(min=0.0)
+
+    def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
+        """Stored labelings ``[B, C, ...]`` with the padding of this batch's ``target``.
+
+        The default crops every tensor to the shape of the target's, or fills it up with ``padding``.
+
+        Raises:
+            ValueError: Labelings and targets are of different kinds, so that the target's shape says nothing.
+        """
+        held, like = tree_tensors(labelings), tree_tensors(target)
+        if len(held) != len(like) or any(h.ndim != t.ndim + 1 for h, t in zip(held, like, strict=True)):
+            raise ValueError(
+                f"{type(self).__name__} has targets that are not shaped like its labelings: define "
+                "resize(labelings, target), which Labelings() needs to store them"
+            )
+        return tree_replace(labelings, [fit(h, t.shape[1:], self.padding) for h, t in zip(held, like, strict=True)])
+
+    def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
+        """The target in the form that ``parts`` and ``loss`` take, or an error that says what is wrong with it.
+
+        The default takes any target whose tensors have the batch as first axis and whose own loss is zero. A structure
+        with its own check, and a loss that is zero at the target by construction, need not look at the loss.
+
+        Raises:
+            TypeError: The target holds no tensor, or one that is sparse, complex or on the meta device.
+            ValueError: The target does not fit the potentials, or its own loss is not zero.
+        """
+        tensors = tree_tensors(target)
+        if not tensors:
+            raise TypeError(
+                f"target must be a tensor, or tensors, with the batch as first axis; it is {describe(target)}"
+            )
+        for tensor in tensors:
+            check_tensor(tensor, "target")
+        if isinstance(target, Tensor) and (not target.ndim or target.shape[0] != potentials.batch_size):
+            raise ValueError(
+                f"target has shape {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
+            )
+        own = _per_example(self.loss(target, target), potentials, "loss(target, target)")
+        _reject(own != 0, "the target's own loss is not zero in rows {rows}: loss(target, target) must be 0")
+        return target
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
+        """All outputs of a small problem, one labeling of the whole batch at a time; None if that is not offered.
+
+        Every example must meet each of its own outputs at least once. Used by tests and by ``torchssvm.check``.
+        """
+        return None
+
+    def __repr__(self) -> str:
+        """The class and its simple attributes: checkpoints tell structures apart by it."""
+        shown = []
+        for name, value in sorted(vars(self).items()):
+            if isinstance(value, Tensor):
+                shown.append(f"{name}={digest(value)}")
+            elif value is None or isinstance(value, bool | int | float | str):
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def loss_by_name(structure: Structure, target: Labeling, potentials: Potentials) -> tuple[Parts, Tensor]:
+    """The structure's ``loss_potentials``, by name; a bare tensor is that of the first potentials."""
+    delta, constant = structure.loss_potentials(target)
+    return {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta), constant
+
+
+def check_padding(parts: Parts, potentials: Potentials) -> None:
+    """Raise ValueError if parts are not zero beyond an example's rows: nothing is stored there."""
+    if potentials.lengths is None:
+        return
+    for name, tensor in parts.items():
+        if name in potentials.ragged and tensor.shape[1]:
+            rows = (potentials.lengths + potentials.ragged[name]).clamp(min=0)
+            padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
+            if bool(tensor[padding].any()):
+                raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
+
+
+def fit(tensor: Tensor, trailing: Sequence[int], padding: int) -> Tensor:
+    """``tensor`` with its last axes cropped, or filled up with ``padding``, to the sizes ``trailing``."""
+    first = tensor.ndim - len(trailing)
+    if list(tensor.shape[first:]) == list(trailing):
+        return tensor
+    cropped = tensor
+    for axis, size in enumerate(trailing, first):
+        cropped = cropped.narrow(axis, 0, min(size, cropped.shape[axis]))
+    missing = [size - have for size, have in zip(trailing, cropped.shape[first:], strict=True)]
+    if not any(missing):
+        return cropped
+    return torch.nn.functional.pad(cropped, [n for size in reversed(missing) for n in (0, size)], value=padding)
+
+
+def each_labeling(labelings: Labeling) -> Iterator[Labeling]:
+    """The labelings ``[B, ...]`` of ``[B, C, ...]``, one after another."""
+    for column in range(tree_tensors(labelings)[0].shape[1]):
+        yield tree_map(lambda tensor, column=column: tensor[:, column], labelings)
+
+
+def digest(values: Tensor) -> str:
+    """A short name of a tensor's contents, for the ``repr`` by which checkpoints tell structures apart."""
+    return f"<{list(values.shape)} crc32 {zlib.crc32(values.detach().cpu().contiguous().numpy().tobytes()):08x}>"
+
+
+def as_decoding(found: Decoding | Labeling) -> Decoding:
+    """Wrap a bare labeling as an exact decoding."""
+    return found if isinstance(found, Decoding) else Decoding(found)
+
+
+class Examined(NamedTuple):
+    """What a structure says of one labeling of every example.
+
+    Attributes:
+        score: ``<p(y) - p(y_i), theta_i>``, ``[B]`` float64.
+        loss: L_i(y), ``[B]``.
+        parts: ``p(y) - p(y_i)``, where they were made; else None.
+    """
+
+    score: Tensor
+    loss: Tensor
+    parts: Parts | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Corner:
+    """The output that the loss-augmented max oracle found, for every example of a batch.
+
+    Attributes:
+        labeling: The outputs s_i.
+        score: ``<p(s_i) - p(y_i), theta_i>``, ``[B]`` float64.
+        loss: ``L_i(s_i)``, ``[B]`` float64.
+        hinge: ``L_i(s_i) + <p(s_i) - p(y_i), theta_i>``, ``[B]`` float64: the structured hinge H_i of an exact oracle.
+        bound: ``[B]`` float64, an upper bound of H_i; equal to ``hinge`` where the oracle is exact.
+        exact: Whether ``hinge`` is H_i.
+        relaxed: Whether the outputs may lie outside of the hull of outputs.
+        made: ``p(s_i) - p(y_i)`` if the structure made them to score the outputs; else None.
+    """
+
+    labeling: Labeling
+    score: Tensor
+    loss: Tensor
+    hinge: Tensor
+    bound: Tensor
+    exact: bool
+    relaxed: bool
+    made: Parts | None
+    _make: Callable[[], Parts]
+
+    @cached_property
+    def parts(self) -> Parts:
+        """``p(s_i) - p(y_i)``, made when they are first asked for."""
+        return self._make() if self.made is None else self.made
+
+
+@torch.no_grad()
+def find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> Corner:
+    """Loss-augmented decoding with every check that the rest relies on. ``target`` comes from ``check_target``.
+
+    Raises:
+        ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
+            the target, or one that scores more than its own bound.
+    """
+    with full_precision(potentials.device):
+        potentials = potentials.detach()
+        found = as_decoding(structure.augmented_argmax(potentials, target))
+        gain, loss, parts = structure.examine(found.labeling, target, potentials)
+        loss = _per_example(loss, potentials, "loss(labeling, target)")
+        hinge = gain + loss
+        if found.exact and found.bound is None:
+            bound = hinge
+        elif found.bound is None:
+            raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
+        else:
+            target_parts = conform(structure.parts(target), potentials, "parts(target)")
+            score = inner(target_parts, potentials.tensors)
+            bound = found.bound.to(torch.float64) - score
+            slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
+    low, high = torch.stack(torch.cat([hinge, loss]).aminmax()).tolist()
+    if not (low >= 0.0 and high < torch.inf):  # then the details
+        _reject(~torch.isfinite(hinge), "the potentials of rows {rows} are not finite: check features and weights")
+        _reject(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
+        # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
+        largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
+        _reject(
+            hinge < -_tolerance(potentials) * (1 + loss + largest),
+            "the oracle returned outputs that score worse than the target in rows {rows}: augmented_argmax must "
+            "return one whose score + loss is at least the target's score; an approximate one returns the target where "
+            "it finds nothing better",
+        )
+    if bound is not hinge:
+        _reject(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")
+        bound = torch.maximum(bound, hinge)
+    return Corner(
+        found.labeling,
+        gain,
+        loss,
+        hinge,
+        bound,
+        found.exact and not found.relaxed,
+        found.relaxed,
+        parts,
+        lambda: structure.difference(found.labeling, target, potentials),
+    )
+
+
+def _tolerance(potentials: Potentials) -> float:
+    return 1e3 * torch.finfo(potentials.dtype).eps
+
+
+def _per_example(value: Tensor, potentials: Potentials, argument: str) -> Tensor:
+    if value.shape != (potentials.batch_size,):
+        raise ValueError(f"{argument} must have shape [{potentials.batch_size}], got {list(value.shape)}")
+    return value.to(torch.float64)
+
+
+def _reject(wrong: Tensor, message: str) -> None:
+    if bool(wrong.any()):
+        rows = wrong.nonzero().flatten().tolist()
+        shown = f"{rows[:8]}" + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
+        raise ValueError(message.format(rows=shown))

@@ -1,0 +1,33 @@
+"""What drives a run to a certificate: BCFW and its losses, compiled loops, GDMM, kernel models and baselines."""
+
+from torchssvm.solvers.averages import Average, SuffixAverage, UniformAverage, WeightedAverage
+from torchssvm.solvers.baselines.cutting_plane import CuttingPlane
+from torchssvm.solvers.baselines.exponentiated_gradient import ExponentiatedGradient
+from torchssvm.solvers.baselines.n_slack import NSlack
+from torchssvm.solvers.baselines.one_slack import OneSlack
+from torchssvm.solvers.baselines.subgradient import Subgradient
+from torchssvm.solvers.bcfw import BCFW
+from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
+from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
+from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.gdmm.solver import GDMM
+
+__all__ = [
+    "BCFW",
+    "GDMM",
+    "Average",
+    "BlockGap",
+    "Certificate",
+    "CompiledBCFW",
+    "CuttingPlane",
+    "ExponentiatedGradient",
+    "NSlack",
+    "OneSlack",
+    "StructuredHinge",
+    "Subgradient",
+    "SuffixAverage",
+    "UniformAverage",
+    "WeightedAverage",
+    "certify",
+    "recompute_weights",
+]

@@ -1,0 +1,354 @@
+"""Averages of the iterates ([B13] appendix C, equations 14 and 15): one protocol, three choices of weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_parameters
+from torchssvm.core.batch import Batch
+from torchssvm.core.schema import check_seal, require, seal, with_seal
+from torchssvm.dual.state import DualState, check_dual, squared_norm
+from torchssvm.solvers.certificate import Certificate, check_pass, crosses, exact_pass, features_moved
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Average(ABC):
+    """The running average of the weights that an optimizer visits, beside the weights that it trains.
+
+    ``wbar <- (1 - c_k) wbar + c_k w`` after step k = 1, 2, ...; a subclass says what c_k is. The average is float64,
+    and rounded to the weights' dtype where they take it; the start of the run is not part of it. A step costs O(d),
+    also where BCFW's own steps cost less (``SparseLinearChain``).
+
+    Of any optimizer: ``average = WeightedAverage(head.parameters())``, and ``average.update()`` after every step; then
+    only the primal of the average can be told (``with average.apply(): primal(head, ...)``).
+
+    Of BCFW: ``average = WeightedAverage.following(dual)``, and nothing more to call. It averages ``l = sum_i l_i``
+    too. The weights are linear in the dual variables, so wbar = w(alphabar) and lbar is the loss term of alphabar, the
+    average of the dual variables with the same c_k. That is feasible, and gives the average a certificate of its own
+    without being kept: ``D(alphabar) = lbar - lam/2 |wbar|^2``, up to the rounding of the trained weights, which
+    every exact pass takes away. Where weights have bounds it is v that is averaged, as it is linear too, and
+    ``wbar = clip(vbar)``. Where the weights were recomputed for features that moved, ``lam`` was changed or a state
+    was loaded, wbar is w(alphabar) no more: the average begins anew.
+
+    Args:
+        params: The weights to average, such as ``head.parameters()``.
+        dual: Average its ``sum_i l_i`` as well, for a certificate. ``update()`` has still to be called; see
+            :meth:`following`.
+
+    Attributes:
+        count: Steps averaged, k.
+        loss: lbar; None without a dual.
+
+    Raises:
+        ValueError: There are no parameters, they are not floating-point numbers, or not those of ``dual``.
+        TypeError: ``params`` is a tensor, or a dual.
+    """
+
+    def __init__(self, params: Iterable[Tensor], dual: DualState | None = None) -> None:
+        name = type(self).__name__
+        if isinstance(params, Tensor | DualState):
+            raise TypeError(
+                f"params is a {type(params).__name__}: pass head.parameters(), or use {name}.following(dual)"
+            )
+        check_parameters(params)
+        if dual is not None:
+            check_dual(dual)
+        self.parameters = list(params)
+        if not self.parameters or not all(isinstance(p, Tensor) and p.is_floating_point() for p in self.parameters):
+            raise ValueError("params must be one or more floating-point tensors: pass head.parameters()")
+        if dual is not None and [id(p) for p in self.parameters] != [id(p) for p in dual.parameters]:
+            raise ValueError("params must be the parameters that the dual was made for, in the order of the head")
+        self.dual = dual
+        self._told = False  # whether the dual tells of steps
+        self.reset()
+
+    @classmethod
+    def following(cls, dual: DualState) -> Self:
+        """An average of the weights and losses of ``dual`` that the dual tells of every step.
+
+        The dual does not keep it alive: hold it as long as it is needed. A solver that takes many steps in one call
+        tells of the last one; one that does not tell (``ExponentiatedGradient``) needs ``update()``, with ``cls(params,
+        dual)``.
+        """
+        check_dual(dual)
+        average = cls(dual.parameters, dual)
+        average._told = True
+        dual.observe(average)
+        return average
+
+    @abstractmethod
+    def coefficient(self, k: int) -> float:
+        """c_k in (0, 1], the share of the k-th iterate when it comes, k = 1, 2, ...; c_1 = 1."""
+
+    def reset(self) -> None:
+        """Forget everything: the average begins anew with the next step."""
+        self.count = 0
+        self.loss = None if self.dual is None else 0.0
+        self._means: list[Tensor] = []
+        self._remember()
+
+    def update(self) -> None:
+        """Average the weights as they are, after a step of the optimizer.
+
+        Raises:
+            RuntimeError: The average follows a dual, which tells it of steps.
+            ValueError: The weights are not finite; the average is as before.
+        """
+        if self._told:
+            raise RuntimeError(f"update() was called, and this {type(self).__name__} is told of every step by its dual")
+        if not all(bool(torch.isfinite(p).all()) for p in self.parameters):
+            raise ValueError("the weights are not finite, and are not averaged: the optimizer has diverged")
+        self._check_followed()
+        self._add()
+
+    def after_step(self) -> None:
+        """Average the weights if a step was taken; the dual calls this, for discarded steps too."""
+        assert self.dual is not None
+        if self.dual.steps != self._steps:
+            self._check_followed()
+            self._add()
+
+    @torch.no_grad()
+    def _add(self) -> None:
+        self.count += 1
+        share = self.coefficient(self.count)
+        held = self.parameters if self.dual is None else self.dual.unclipped
+        values = [p.detach().to(torch.float64) for p in held]
+        if share == 1.0:
+            self._means = [value.clone() for value in values]
+        else:
+            torch._foreach_lerp_(self._means, values, share)
+        if self.dual is not None:
+            assert self.loss is not None
+            self.loss = (1.0 - share) * self.loss + share * float(self.dual.loss.sum())
+        self._remember()
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """wbar, float64, in the order of the parameters.
+
+        Raises:
+            RuntimeError: Nothing has been averaged.
+        """
+        self._check_followed()
+        if not self.count:
+            raise RuntimeError(
+                "there is no average yet: no step has been taken since the start, or since the weights were recomputed "
+                "or loaded"
+            )
+        means = [mean.clone() for mean in self._means]
+        return means if self.dual is None else self.dual.box.clip(means)
+
+    @contextmanager
+    def apply(self) -> Iterator[None]:
+        """The parameters hold the average inside the ``with`` block, and afterwards, to the bit, what they held before.
+
+        Raises:
+            RuntimeError: Nothing has been averaged; or inside the block BCFW took a step, or the dual's weights were
+                recomputed or loaded: these weights are then left as they are.
+        """
+        means, dual = self.weights, self.dual
+        held = [p.detach().clone() for p in self.parameters]
+        before = _stamp(dual)
+        try:
+            _copy(means, self.parameters)
+            yield
+        finally:
+            if _stamp(dual) == before:
+                _copy(held, self.parameters)
+        if _stamp(dual) != before:
+            raise RuntimeError(
+                "the dual's weights were changed inside apply(), by a step, recompute_weights or a loaded state: they "
+                "were left as they are. Train outside the `with` block"
+            )
+
+    def copy_to_parameters(self) -> None:
+        """Leave the average in the parameters for good; BCFW refuses to train them further.
+
+        Raises:
+            RuntimeError: Nothing has been averaged.
+        """
+        _copy(self.weights, self.parameters)
+
+    def certify(self, head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> Certificate:
+        """Primal, dual and gap of the average, by one exact pass; training goes on as if it had not been.
+
+        The oracle calls are counted; weights, blocks and gap estimates stay as they are. ``primal`` is that of the
+        average as the head would hold it, rounded to the weights' dtype; ``drift`` is the size of that rounding. Any
+        dual value bounds the one optimum: that of the trained weights is usually larger than that of the average, and
+        the primal of the average smaller, so their difference is the tightest gap to report.
+
+        Args:
+            head: As in :func:`torchssvm.certify`.
+            dual: The dual that the average was made with.
+            batches: Every training example exactly once.
+
+        Raises:
+            ValueError: ``dual`` is another one, an example is missing or came twice, or a batch is not valid.
+            RuntimeError: Nothing has been averaged; the average has no dual; or the features have moved, so that the
+                averages are not of one problem: call ``recompute_weights``, and the average begins anew.
+        """
+        start = time.perf_counter()
+        if self.dual is None:
+            raise RuntimeError(
+                f"this {type(self).__name__} has no dual, and only its primal can be told: use `with average.apply(): "
+                f"primal(head, structure, batches, lam)`, or make it by following(dual)"
+            )
+        if dual is not self.dual:
+            raise ValueError("dual is not the one that this average was made with")
+        means = self.weights
+        with self.apply():
+            found = exact_pass(head, dual, batches)
+            check_pass(dual, found)
+            primal = dual.lam / 2 * squared_norm(self.parameters) + found.hinges / dual.num_examples
+            rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
+        assert self.loss is not None
+        length = squared_norm(means)
+        value = dual.objective(self.loss, self._means)
+        wrong = crosses(primal, value, self.parameters[0].dtype, dual.lam * length)
+        if wrong or features_moved(dual, found.weights):
+            raise RuntimeError(
+                "the weights that were averaged are not those of the dual for these examples: if the features have "
+                "moved, call recompute_weights and train on; the average begins anew"
+            )
+        value = min(value, primal)  # beyond it is rounding
+        dual.oracle_calls += dual.num_examples
+        return Certificate(
+            primal=primal,
+            dual=value,
+            gap=primal - value,
+            exact=found.exact and not (dual.relaxed or found.relaxed),
+            drift=(rounding / length) ** 0.5 if length > 0.0 else rounding**0.5,
+            oracle_calls=dual.oracle_calls,
+            passes=dual.passes,
+            seconds=time.perf_counter() - start,
+            num_examples=dual.num_examples,
+            lam=dual.lam,
+            relaxed=dual.relaxed or found.relaxed,
+        )
+
+    def _remember(self) -> None:
+        """Where the dual stands."""
+        self._steps, self._restarts = (0, 0) if self.dual is None else (self.dual.steps, self.dual.restarts)
+
+    def _check_followed(self) -> None:
+        """Begin anew if the dual's weights were recomputed or loaded since the last step."""
+        if self.dual is not None and self.dual.restarts != self._restarts:
+            self.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average in tensors, numbers and strings, so that ``weights_only=True`` can load it."""
+        self._check_followed()
+        return with_seal(
+            {
+                "kind": type(self).__name__,
+                "count": self.count,
+                "weights": [mean.clone() for mean in self._means],  # under bounds, v
+                "loss": self.loss,
+                "steps": None if self.dual is None else self.dual.steps,
+                "of": None if self.dual is None else _name(self.dual),
+            }
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on to the same bits; an average with a dual is loaded after the optimizer's state.
+
+        Raises:
+            ValueError: The state is of another average, of another moment than the dual, or damaged; nothing has
+                changed then.
+        """
+        if require(state, "kind", str, "average") != type(self).__name__:
+            raise ValueError(f"the checkpoint holds a {state['kind']}, and this is a {type(self).__name__}")
+        count, means = require(state, "count", int, "average"), require(state, "weights", list, "average")
+        if count < 0 or (count == 0) != (not means):
+            raise ValueError(f"the checkpoint is damaged: average['count'] is {count}, with {len(means)} weights")
+        shapes = [list(p.shape) for p in self.parameters]
+        if count and (
+            not all(isinstance(mean, Tensor) and mean.dtype == torch.float64 for mean in means)
+            or [list(mean.shape) for mean in means] != shapes
+            or not all(bool(torch.isfinite(mean).all()) for mean in means)
+        ):
+            raise ValueError(
+                f"the checkpoint is damaged or of another head: average['weights'] should be finite float64 {shapes}"
+            )
+        loss = state.get("loss")
+        if self.dual is None:
+            if loss is not None:
+                raise ValueError("the checkpoint's average is of a dual, and this one has none: use following(dual)")
+        else:
+            if not -1e-9 <= require(state, "loss", float, "average") < math.inf:  # at least 0, up to rounding
+                raise ValueError(f"the checkpoint is damaged: average['loss'] is {loss}")
+            if require(state, "steps", int, "average") != self.dual.steps:
+                raise ValueError(
+                    f"the checkpoint's average is of step {state['steps']}, and the dual is at step {self.dual.steps}: "
+                    "load the optimizer's state of the same checkpoint first"
+                )
+            if require(state, "of", int, "average") != _name(self.dual):
+                raise ValueError(
+                    "the checkpoint's average is of another dual: load the optimizer's state of the same checkpoint "
+                    "first"
+                )
+        check_seal(state, "average")
+        self.count, self.loss = count, loss
+        self._means = [mean.to(p.device, copy=True) for mean, p in zip(means, self.parameters, strict=False)]
+        self._remember()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(count={self.count})"
+
+
+class WeightedAverage(Average):
+    """``wbar <- k/(k+2) wbar + 2/(k+2) w`` after step k = 0, 1, ... ([B13] Algorithm 4, last line; equation 14).
+
+    In closed form ``2/(K(K+1)) sum_t t w_t`` over t = 1 .. K: late iterates count more. The average that [B13]
+    recommends; with BCFW its expected gap is O(1/K) (Theorem C.3).
+    """
+
+    def coefficient(self, k: int) -> float:
+        """``2/(k+1)``; the paper counts steps from 0."""
+        return 2.0 / (k + 1)
+
+
+class SuffixAverage(Average):
+    """The 0.5-suffix average by doubling: uniform, and begun anew at each k that is a power of 2 ([B13] equation 15).
+
+    Just before it begins anew it holds the last half of the iterates, just after a single one: it fluctuates.
+    """
+
+    def coefficient(self, k: int) -> float:
+        """``1/(k - s + 1)`` with s the largest power of 2 up to k."""
+        return 1.0 / (k - (1 << (k.bit_length() - 1)) + 1)
+
+
+class UniformAverage(Average):
+    """The plain average of all iterates, ``(1/K) sum_t w_t``: the slowest to forget a bad start."""
+
+    def coefficient(self, k: int) -> float:
+        """``1/k``."""
+        return 1.0 / k
+
+
+@torch.no_grad()
+def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+def _name(dual: DualState) -> int:
+    """A checksum of the losses, which tells one dual from another: weights are recomputed when features have moved."""
+    return seal(dual.loss)
+
+
+def _stamp(dual: DualState | None) -> tuple[int, float] | None:
+    """What a step, ``recompute_weights`` or a loaded state changes, and a certificate does not."""
+    return None if dual is None else (dual.steps, dual.held_norm)

@@ -1,0 +1,1 @@
+"""The baselines of the papers: subgradient, cutting planes and exponentiated gradient."""

@@ -1,0 +1,305 @@
+"""The cutting-plane method: fully corrective, with a lower bound from the restricted problem at every iteration."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_number, check_whole
+from torchssvm.core.batch import Batch
+from torchssvm.core.caller import warn
+from torchssvm.core.digest import digest_targets
+from torchssvm.core.potentials import adjoint, full_precision, scale
+from torchssvm.core.probe import TOLERANCE, probe
+from torchssvm.core.schema import check_seal, require, with_seal
+from torchssvm.core.structure import Structure, find_corner
+from torchssvm.dual.state import DualState, flat, squared_norm
+from torchssvm.solvers.baselines.one_slack import OneSlack
+from torchssvm.solvers.baselines.slack import Slack
+from torchssvm.solvers.certificate import Certificate, crosses, every_training_example
+
+_FORMAT = 2
+
+
+class _Pass(NamedTuple):
+    """What a pass finds.
+
+    Attributes:
+        primal: Of the head's weights; with an approximate oracle, an upper bound.
+        exact: Whether the oracle was exact for every example.
+        relaxed: Whether an output may lie outside of the hull of outputs.
+        targets: ``[n]`` int64, digests of the targets.
+        features: ``[d]`` float64, ``sum_i c_i Phi_i^T r_i`` for fixed r_i and c_i: whether the features are those of
+            other passes, of the same examples.
+    """
+
+    primal: float
+    exact: bool
+    relaxed: bool
+    targets: Tensor
+    features: Tensor
+
+
+class CuttingPlane:
+    """Cutting planes for ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` (Joachims, Finley, Yu 2009; [B13] section 6).
+
+    An iteration is one pass of the max oracle over all examples at fixed weights, and one restricted problem: the pass
+    gives the exact primal at these weights (an upper bound of it, with an approximate oracle) and new constraints;
+    the QP over all constraints kept gives the next weights, and its optimum is a lower bound. The best primal is kept,
+    the lower bound never falls, so the gap never grows. This is Frank-Wolfe, fully corrective ([B13] section 5).
+
+    Between calls the head holds the best weights seen, those that the certificate is about; the next pass is at the
+    weights of the restricted problem.
+
+    Args:
+        head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
+        num_examples: n, the size of the training set.
+        lam: Regularisation; positive.
+        slack: ``OneSlack()`` (one constraint for each pass, for all examples together) or ``NSlack()`` (each example
+            has its own); None is ``OneSlack()``.
+        structure: What an output is; None is ``head.structure``.
+
+    Attributes:
+        slack: The working set.
+        primal: The best primal so far, infinite before the first pass.
+        dual: The best lower bound so far; 0 before the first pass, as losses are not negative.
+        exact: Whether the oracle was exact where ``primal`` comes from.
+        iterations: Passes made.
+
+    Raises:
+        ValueError: As ``DualState.for_head``; or ``slack`` belongs to another method.
+        TypeError: ``slack`` is not a Slack.
+        ImportError: ``OneSlack`` needs the extra ``torchssvm[qp]``.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        num_examples: int,
+        lam: float,
+        slack: Slack | None = None,
+        *,
+        structure: Structure | None = None,
+    ) -> None:
+        slack = OneSlack() if slack is None else slack
+        if not isinstance(slack, Slack):
+            raise TypeError(f"slack must be OneSlack() or NSlack(), not {slack!r}")
+        self.head = head
+        # The problem: n, lam, structure, parameters, and the checks of every batch. Its blocks are not used.
+        self._problem = DualState.for_head(head, num_examples, lam, structure=structure)
+        slack.bind(num_examples, self._problem.lam, self._problem.parameters)
+        self.slack = slack
+        self.primal = math.inf
+        self.dual = 0.0
+        self.exact = False
+        self.iterations = 0
+        self._features = torch.zeros(0, dtype=torch.float64)  # the linear maps of all examples, probed; see _pass
+        self._next = torch.zeros(slack.size, dtype=torch.float64)  # weights of the restricted problem
+        self._best = torch.zeros_like(self._next)  # those that the head holds between calls
+        if any(bool(p.detach().any()) for p in self._problem.parameters):
+            warn(
+                "the head's weights were not zero, and cutting planes start from zero: they are now zero",
+            )
+        self._hold(self._best)
+
+    @property
+    def gap(self) -> float:
+        """``primal - dual``: the head's weights are at most this far from the optimum."""
+        return self.primal - self.dual
+
+    @property
+    def oracle_calls(self) -> int:
+        """Examples decoded so far."""
+        return self._problem.oracle_calls
+
+    def step(self, batches: Iterable[Batch]) -> Certificate:
+        """One iteration: a pass over all examples, then the restricted problem.
+
+        Args:
+            batches: Every training example exactly once, in any order.
+
+        Returns:
+            What is known of the weights that the head holds now. ``seconds`` is the duration of the iteration;
+            ``drift`` tells how far the held weights are from those of the restricted problem.
+
+        Raises:
+            ValueError: An example is missing or came twice, or a batch is not valid.
+            RuntimeError: The primal is below the dual by more than rounding: examples or features have changed. Or
+                the QP solver failed. After any error everything is as it was before.
+        """
+        start = time.perf_counter()
+        self._hold(self._next)
+        try:
+            seen = self._pass(batches)
+            primal, exact = seen.primal, seen.exact
+            restricted = self.slack.solve(min(self.primal, primal) - self.dual)
+        except BaseException:
+            self.slack.discard()
+            self._hold(self._best)
+            raise
+        best = min(self.primal, primal)
+        if crosses(best, restricted.dual, self._problem.parameters[0].dtype):
+            self._hold(self._best)
+            raise RuntimeError(
+                f"the lower bound, {restricted.dual:.6g}, is above the best primal, {best:.6g}: costs or features have "
+                "changed between the passes. Make a new CuttingPlane"
+            )
+        if primal < self.primal:
+            self.primal, self.exact, self._best = primal, exact, self._next
+        self._next = restricted.weights
+        self.dual = min(max(self.dual, restricted.dual), self.primal)  # beyond it is rounding
+        self.iterations += 1
+        self._features, self._problem.targets = seen.features, seen.targets
+        self._problem.relaxed |= seen.relaxed
+        self._problem.oracle_calls += self._problem.num_examples
+        self._hold(self._best)
+        return self._certificate(time.perf_counter() - start)
+
+    def run(self, batches: Iterable[Batch], tolerance: float, max_iterations: int = 1000) -> Certificate:
+        """Iterate until the gap is at most ``tolerance``.
+
+        Args:
+            batches: Every training example exactly once; read anew for every pass, so a list or a DataLoader.
+            tolerance: The gap to reach, at least 0.
+            max_iterations: Most iterations.
+
+        Returns:
+            The last certificate; its gap is above ``tolerance`` if the iterations were used up.
+
+        Raises:
+            ValueError: ``tolerance`` is negative, ``max_iterations`` is less than 1, or as :meth:`step`.
+            RuntimeError: As :meth:`step`.
+        """
+        tolerance = check_number(tolerance, "tolerance", 0.0)
+        for _ in range(check_whole(max_iterations, "max_iterations")):
+            certificate = self.step(batches)
+            if certificate.gap <= tolerance:
+                break
+        return certificate
+
+    def _pass(self, batches: Iterable[Batch]) -> _Pass:
+        """Primal at the head's weights, and whether it is exact; the slack collects the corners."""
+        problem = self._problem
+        hinges, exact, relaxed = 0.0, True, False
+        targets = torch.zeros(problem.num_examples, dtype=torch.int64)
+        features = torch.zeros(self.slack.size, dtype=torch.float64)
+        for batch, potentials, index in every_training_example(self.head, problem, batches):
+            target = problem.structure.check_target(batch.y, potentials)
+            targets[index.cpu()] = digest_targets(target, potentials.lengths).cpu()
+            corner = find_corner(problem.structure, potentials, target)
+            with full_precision(potentials.device):
+                parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
+                features += flat(adjoint(potentials, parts, problem.parameters)).cpu()
+                self.slack.collect(index, potentials, corner)
+            hinges += float(corner.bound.sum())
+            exact &= corner.exact
+            relaxed |= corner.relaxed
+        problem.check_targets(targets)
+        known = self._features if len(self._features) else features
+        if float((features - known).norm()) > TOLERANCE * float(known.norm()):
+            raise RuntimeError(
+                "the features have moved since the pass before, and the planes are of the old ones, so that the lower "
+                "bound would bound nothing: make a new CuttingPlane, and take dropout and augmentation out of the "
+                "features"
+            )
+        regulariser = problem.lam / 2 * squared_norm(problem.parameters)
+        primal = regulariser + hinges / problem.num_examples
+        if crosses(primal, self.dual, problem.parameters[0].dtype, 2 * regulariser):
+            raise RuntimeError(
+                f"the primal, {primal:.6g}, is below the lower bound, {self.dual:.6g}: did examples, targets, lengths "
+                "or the features below the head change between the passes?"
+            )
+        return _Pass(primal, exact, relaxed, targets, features)
+
+    @torch.no_grad()
+    def _hold(self, weights: Tensor) -> None:
+        parameters = self._problem.parameters
+        for parameter, values in zip(parameters, weights.split([p.numel() for p in parameters]), strict=True):
+            parameter.copy_(values.view(parameter.shape))
+
+    def _certificate(self, seconds: float) -> Certificate:
+        problem = self._problem
+        norm = math.sqrt(squared_norm([self._next]))
+        drift = math.sqrt(squared_norm([flat(problem.parameters).cpu() - self._next]))
+        return Certificate(
+            primal=self.primal,
+            dual=self.dual,
+            gap=self.gap,
+            exact=self.exact and not problem.relaxed,
+            drift=drift / norm if norm > 0.0 else drift,
+            oracle_calls=problem.oracle_calls,
+            passes=problem.passes,
+            seconds=seconds,
+            num_examples=problem.num_examples,
+            lam=problem.lam,
+            relaxed=problem.relaxed,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, exactly; tensors, numbers and strings only."""
+        problem = self._problem
+        state = {
+            "format": _FORMAT,
+            "num_examples": problem.num_examples,
+            "lam": problem.lam,
+            "structure": repr(problem.structure),
+            "primal": self.primal,
+            "dual": self.dual,
+            "exact": self.exact,
+            "iterations": self.iterations,
+            "oracle_calls": problem.oracle_calls,
+            "next": self._next.clone(),
+            "best": self._best.clone(),
+            "targets": problem.targets.clone(),
+            "features": self._features.clone(),
+            "relaxed": problem.relaxed,
+            "slack": self.slack.state_dict(),
+        }
+        return with_seal(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue to the bit; nothing changes if the state does not fit.
+
+        Raises:
+            ValueError: The state is of another problem, or damaged.
+        """
+        problem, where = self._problem, "cutting plane"
+        if require(state, "format", int, where) != _FORMAT:
+            raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {_FORMAT}")
+        here = {"num_examples": problem.num_examples, "lam": problem.lam, "structure": repr(problem.structure)}
+        for name, value in here.items():
+            if require(state, name, type(value), where) != value:
+                raise ValueError(
+                    f"the checkpoint is of another problem: {name} is {state[name]} there and {value} here"
+                )
+        for name in ("next", "best"):
+            values = require(state, name, Tensor, where)
+            if values.shape != self._next.shape or values.dtype != torch.float64 or not values.isfinite().all():
+                raise ValueError(f"the checkpoint is damaged: {name!r} does not hold {self.slack.size} float64 numbers")
+        if not require(state, "dual", float, where) < math.inf or math.isnan(require(state, "primal", float, where)):
+            raise ValueError("the checkpoint is damaged: primal or dual is not a number")
+        for name in ("iterations", "oracle_calls"):
+            if require(state, name, int, where) < 0:
+                raise ValueError(f"the checkpoint is damaged: {name} is {state[name]}")
+        for name, dtype, sizes in (
+            ("targets", torch.int64, (problem.num_examples,)),
+            ("features", torch.float64, (0, self.slack.size)),
+        ):
+            values = require(state, name, Tensor, where)
+            if values.dtype != dtype or values.ndim != 1 or len(values) not in sizes:
+                raise ValueError(f"the checkpoint is damaged: {name!r} does not hold {sizes[-1]} {dtype} numbers")
+        exact, relaxed = require(state, "exact", bool, where), require(state, "relaxed", bool, where)
+        self.slack.check_state(require(state, "slack", dict, where))
+        check_seal(state, where)
+        self.slack.load_state_dict(state["slack"])
+        self._features = state["features"].to("cpu", copy=True)
+        problem.targets, problem.relaxed = state["targets"].to("cpu", copy=True), relaxed
+        self.primal, self.dual, self.exact = state["primal"], state["dual"], exact
+        self.iterations, problem.oracle_calls = state["iterations"], state["oracle_calls"]
+        self._next, self._best = state["next"].to("cpu", copy=True), state["best"].to("cpu", copy=True)
+        self._hold(self._best)

@@ -1,0 +1,243 @@
+"""Online exponentiated gradient on the dual: the baseline that keeps every block inside its simplex."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_number, check_whole
+from torchssvm.core.batch import Batch, apply_head, first_occurrences, to_device
+from torchssvm.core.digest import digest_targets
+from torchssvm.core.potentials import as_potentials, conform, full_precision, inner, subtract
+from torchssvm.core.schema import require
+from torchssvm.core.structure import Structure
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potentials, mean_parts
+from torchssvm.solvers.certificate import Certificate, certify, every_training_example
+
+_FORMAT = 1
+_RANGE = (1e-12, 1e6)
+"""Of step sizes: blocks that are solved to rounding halve or grow theirs at every visit, for ever."""
+
+
+class ExponentiatedGradient:
+    """Online exponentiated gradient (Collins, Globerson, Koo, Carreras, Bartlett 2008; online-EG in [B13] section 6).
+
+    The dual distribution of an example is log-linear in its parts, ``alpha_i(y) ~ exp <p(y), u_i>``, with one array of
+    log-potentials u_i shaped like the potentials. A step is ``u_i += eta_i (theta_i + delta_i)``: each output's
+    logarithm grows by eta_i times its score plus loss. The structure's ``marginals`` (sum-product) turn u_i into the
+    mean parts mu_i, from which weights and dual follow. The distributions start uniform, as in [B13] appendix F, so
+    the first weights are not zero.
+
+    Step sizes are those of [B13] appendix F: one eta_i for each example, halved until the dual does not decrease, at
+    most ``first_halvings`` times at the example's first visit and ``halvings`` times later, then multiplied by
+    ``growth``. A block whose last trial still decreases the dual stays as it is (there the paper does not say), so the
+    dual never decreases. Each trial is a call of the expectation oracle and counts as an oracle call. In a batch all
+    blocks are tried at the same weights, and accepted one after another by the dual's exact change; a batch of one
+    example is the algorithm of the papers.
+
+    Weights and blocks live in :attr:`dual`. As the optimum lies on the boundary of the simplex, the gap closes slowly.
+
+    Args:
+        head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
+        num_examples: n, the size of the training set.
+        lam: Regularisation; positive.
+        structure: What an output is, with ``marginals``; None is ``head.structure``.
+        step_size: The first eta_i; positive.
+        growth: Factor after each search, at least 1.
+        halvings: Most halvings of a search.
+        first_halvings: Most halvings at an example's first visit.
+        memory_limit: Bytes that the mean parts may take, and the log-potentials once more; None is what is left.
+
+    Attributes:
+        dual: The dual state: mean parts, losses and counters.
+        step_sizes: ``[n]`` float64, eta_i.
+        started: Whether ``start`` was called.
+
+    Raises:
+        ValueError: A number is out of its range, or as ``DualState.for_head``.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        num_examples: int,
+        lam: float,
+        *,
+        structure: Structure | None = None,
+        step_size: float = 0.5,
+        growth: float = 1.05,
+        halvings: int = 5,
+        first_halvings: int = 2,
+        memory_limit: int | None = None,
+    ) -> None:
+        step_size, growth = check_number(step_size, "step_size", above=0.0), check_number(growth, "growth", 1.0)
+        halvings = check_whole(halvings, "halvings", 0)
+        first_halvings = check_whole(first_halvings, "first_halvings", 0)
+        self.head = head
+        self.dual = DualState.for_head(head, num_examples, lam, structure=structure, memory_limit=memory_limit)
+        if type(self.dual.structure).marginals is Structure.marginals:
+            raise ValueError(
+                f"structure={self.dual.structure} has no marginals(potentials), the expectation oracle that "
+                "exponentiated gradient is made of: use BCFW or CuttingPlane"
+            )
+        self.growth, self.halvings, self.first_halvings = growth, halvings, first_halvings
+        self.step_sizes = torch.full((self.dual.num_examples,), step_size, dtype=torch.float64)
+        self.started = False
+        self._visited = torch.zeros(self.dual.num_examples, dtype=torch.bool)
+        self._logs = self._empty()  # u_i, in the shapes of the potentials
+
+    def _empty(self) -> MeanParts:
+        storage = MeanParts()
+        dual = self.dual
+        storage.bind(dual.num_examples, dual.lam, dual.structure, dual.parameters, dual.storage.memory_limit)
+        return storage
+
+    def start(self, batches: Iterable[Batch]) -> None:
+        """Set every distribution to uniform and the weights to theirs: one pass of the expectation oracle.
+
+        Args:
+            batches: Every training example exactly once.
+
+        Raises:
+            RuntimeError: It was called before.
+            ValueError: An example is missing or came twice, or a batch is not valid; nothing has changed then.
+        """
+        if self.started:
+            raise RuntimeError("start(batches) is for the beginning; the distributions are in use")
+        dual = self.dual
+        storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
+        weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+        for batch, potentials, index in every_training_example(self.head, dual, batches):
+            target = dual.structure.check_target(batch.y, potentials)
+            targets[index] = digest_targets(target, potentials.lengths).to(targets.device)
+            with torch.no_grad(), full_precision(potentials.device):
+                delta, constant = loss_potentials(dual.structure, target, potentials)
+                uniform = potentials.replace({n: torch.zeros_like(t) for n, t in potentials.tensors.items()})
+                mean = mean_parts(dual.structure, uniform)
+                storage.gather(index, potentials, target)  # checks the memory before anything is allocated
+                psi = subtract(conform(dual.structure.parts(target), potentials, "parts(target)"), mean)
+                storage.add(index, potentials, psi)
+                losses = losses.to(index.device)
+                losses[index] = (inner(mean, delta) + constant) / dual.num_examples
+                parts = storage.contribution(storage.gather(index, potentials, target), potentials)
+            for total, part in zip(weights, parts, strict=True):
+                total += part
+        with torch.no_grad():
+            for parameter, total in zip(dual.parameters, weights, strict=True):
+                parameter.copy_(total)
+        dual.storage, dual.loss, dual.targets = storage, losses, targets
+        dual.oracle_calls += dual.num_examples
+        dual.remember_weights()
+        self.started = True
+
+    def step(self, batch: Batch) -> float:
+        """One step of every block of ``batch``; an example that is there twice counts once.
+
+        Returns:
+            The increase of the dual objective, at least 0.
+
+        Raises:
+            RuntimeError: ``start`` was not called, or a target is not the one of the start.
+            ValueError: The batch is not valid; nothing has changed then.
+        """
+        if not self.started:
+            raise RuntimeError("the distributions have no start: call start(batches) with all training examples first")
+        dual = self.dual
+        batch = to_device(batch, dual.parameters[0].device)
+        with torch.enable_grad():
+            potentials = as_potentials(apply_head(self.head, batch))
+        index = dual.check_batch(batch.index, potentials)
+        target = dual.structure.check_target(batch.y, potentials)
+        dual.check_targets(digest_targets(target, potentials.lengths), index)
+        with full_precision(potentials.device):
+            search = Search(dual, self._logs, potentials, target, index)  # it refuses what cannot be stepped on
+        if dual.recomputed is not None:  # an exact pass has removed the drift of rounding
+            dual.set_weights(dual.recomputed)
+            with torch.enable_grad():
+                potentials = as_potentials(apply_head(self.head, batch))
+            with full_precision(potentials.device):
+                search = Search(dual, self._logs, potentials, target, index)
+        with full_precision(potentials.device):
+            return self._search(search, index)
+
+    def certify(self, batches: Iterable[Batch]) -> Certificate:
+        """Exact primal, dual and gap of the weights that the head holds: one pass of the max oracle.
+
+        Raises:
+            RuntimeError: ``start`` was not called, or the examples have changed.
+            ValueError: An example is missing or came twice, or a batch is not valid.
+        """
+        if not self.started:
+            raise RuntimeError("there is nothing to certify before start(batches)")
+        return certify(self.head, self.dual, batches)
+
+    def _search(self, search: Search, index: Tensor) -> float:
+        """Try, halve, accept; then store what was accepted."""
+        dual = self.dual
+        open_rows = first_occurrences(index)
+        first = ~self._visited[index.cpu()].to(index.device)
+        etas = self.step_sizes[index.cpu()].to(index.device)
+        calls = 0
+        for trial in range(max(self.halvings, self.first_halvings) + 1):
+            allowed = torch.where(first[open_rows], self.first_halvings, self.halvings)
+            open_rows = open_rows[allowed >= trial]
+            if not len(open_rows):
+                break
+            if trial:
+                etas[open_rows] /= 2.0
+            calls += len(open_rows)
+            open_rows = search.attempt(open_rows, etas)
+        search.store()
+        with torch.no_grad():
+            for parameter, change in zip(dual.parameters, search.change, strict=True):
+                parameter.sub_(change / (dual.lam * dual.num_examples))
+        rows = first_occurrences(index)
+        self.step_sizes[index[rows].cpu()] = (etas[rows] * self.growth).clamp(*_RANGE).cpu()
+        self._visited[index.cpu()] = True
+        dual.oracle_calls += calls
+        dual.visits += 1
+        dual.steps += 1
+        dual.remember_weights()
+        return search.increase
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, exactly; tensors, numbers and strings only."""
+        return {
+            "format": _FORMAT,
+            "dual": self.dual.state_dict(),
+            "logs": self._logs.state_dict(),
+            "step_sizes": self.step_sizes.clone(),
+            "visited": self._visited.clone(),
+            "started": self.started,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue to the bit; nothing changes if the state does not fit.
+
+        Raises:
+            ValueError: The state is of another problem, or damaged.
+        """
+        if require(state, "format", int, "exponentiated gradient") != _FORMAT:
+            raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {_FORMAT}")
+        started = require(state, "started", bool, "exponentiated gradient")
+        self.dual.check_state(require(state, "dual", dict, "exponentiated gradient"))
+        logs = require(state, "logs", dict, "exponentiated gradient")
+        self._logs.check_state(logs)
+        sizes = require(state, "step_sizes", Tensor, "exponentiated gradient")
+        visited = require(state, "visited", Tensor, "exponentiated gradient")
+        if sizes.shape != self.step_sizes.shape or sizes.dtype != torch.float64 or not bool((sizes > 0.0).all()):
+            raise ValueError("the checkpoint is damaged: step_sizes does not hold a positive number for each example")
+        if visited.shape != self._visited.shape or visited.dtype != torch.bool:
+            raise ValueError("the checkpoint is damaged: visited does not hold a truth value for each example")
+        if started != bool(state["dual"]["storage"].get("buffers")) or bool(visited.any()) != bool(logs["buffers"]):
+            raise ValueError("the checkpoint is damaged: the blocks of a run that has started are missing")
+        self.dual.load_state_dict(state["dual"])
+        self._logs.load_state_dict(logs)
+        self.step_sizes = sizes.to("cpu", copy=True)
+        self._visited = visited.to("cpu", copy=True)
+        self.started = started

@@ -1,0 +1,142 @@
+"""The n-slack formulation: every example has its own constraints, and a block of the restricted dual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import as_number, check_limit, check_whole
+from torchssvm.core.memory import check_memory
+from torchssvm.core.potentials import Potentials, per_example_adjoint
+from torchssvm.core.schema import require
+from torchssvm.core.structure import Corner
+from torchssvm.solvers.baselines.block_qp import Blocks
+from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, check_tensor, flat_rows
+
+
+class NSlack(Slack):
+    """One slack for each example (Tsochantaridis et al. 2005), with one oracle call for each before every solution.
+
+    A pass adds, for every example, the output that violates its constraints most, if it violates them:
+    ``xi_i >= L_i(y) - <plane, w>`` with ``plane = Phi_i^T (p(y_i) - p(y))``. The restricted dual is a QP over a product
+    of simplices, with several variables for each of n examples: too large for a dense solver, and dense for a sparse
+    one. It is solved as everything here is, by exact block-coordinate ascent from where it stood: each block's own QP
+    over its simplex by steps between pairs, in turn, until the restricted duality gap is at most ``accuracy`` times
+    the gap of the whole problem. Any point of it is a true lower bound, and none is below the one before.
+
+    A plane takes d numbers of the weights' dtype of host memory: several times n d numbers in all.
+
+    Args:
+        keep: Iterations that a constraint is kept after it was last active.
+        accuracy: Gap of the restricted problem as a share of the gap of the whole problem, in (0, 1).
+        max_sweeps: Most sweeps over the blocks for one solution.
+        memory_limit: Bytes that the planes may take; None is what the host has left when a batch comes.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    def __init__(
+        self, keep: int = 10, *, accuracy: float = 0.1, max_sweeps: int = 1000, memory_limit: int | None = None
+    ) -> None:
+        self.keep = check_keep(keep)
+        self.accuracy = as_number(accuracy, "accuracy")
+        if not 0.0 < self.accuracy < 1.0:
+            raise ValueError(f"accuracy={accuracy} must lie between 0 and 1, both excluded")
+        self.max_sweeps = check_whole(max_sweeps, "max_sweeps")
+        self.memory_limit = check_limit(memory_limit)
+
+    def bind(self, num_examples: int, lam: float, parameters: Sequence[nn.Parameter]) -> None:
+        """Tell the slack its problem."""
+        super().bind(num_examples, lam, parameters)
+        self.planes = torch.zeros(0, self.size, dtype=self.parameters[0].dtype)
+        self.costs = torch.zeros(0, dtype=torch.float64)
+        self.owner = torch.zeros(0, dtype=torch.int64)  # the example of each plane, in rising order
+        self.alpha = torch.zeros(0, dtype=torch.float64)
+        self.idle = torch.zeros(0, dtype=torch.int64)  # iterations since the plane was last active
+        self.hinges = torch.zeros(num_examples, dtype=torch.float64)  # xi_i of the restricted problem
+        self.discard()
+
+    @property
+    def num_constraints(self) -> int:
+        """Size of the working set."""
+        return len(self.costs)
+
+    def collect(self, index: Tensor, potentials: Potentials, corner: Corner) -> None:
+        """Keep the planes of the examples whose corner violates their constraints by more than rounding."""
+        index = index.cpu()
+        hinge, score = corner.hinge.cpu(), corner.score.cpu()
+        rounding = 100 * torch.finfo(self.planes.dtype).eps * (1.0 + hinge.abs() + score.abs())
+        rows = (hinge > self.hinges[index] + rounding).nonzero().flatten()
+        if not len(rows):
+            return
+        count = self.num_constraints + sum(map(len, self._owners)) + len(rows)
+        needed = 2 * count * self.size * self.planes.element_size()  # held, and once more while they are sorted
+        advice = "slack=OneSlack() keeps one plane for each pass"
+        check_memory(needed, self.planes.device, self.memory_limit, "slack=NSlack()", advice)
+        gradients = per_example_adjoint(potentials, corner.parts, self.parameters)
+        self._planes.append(-flat_rows([g.detach()[rows.to(g.device)] for g in gradients]).cpu())
+        self._costs.append(corner.loss.cpu()[rows])
+        self._owners.append(index[rows])
+
+    def discard(self) -> None:
+        """Forget the planes of the pass."""
+        self._planes: list[Tensor] = []
+        self._costs: list[Tensor] = []
+        self._owners: list[Tensor] = []
+
+    def solve(self, gap: float) -> Restricted:
+        """Add the planes and ascend the restricted dual, block by block."""
+        n = self.num_examples
+        owner, order = torch.cat([self.owner, *self._owners]).sort(stable=True)
+        new = len(order) - self.num_constraints
+        planes = torch.cat([self.planes, *self._planes])[order]
+        costs = torch.cat([self.costs, *self._costs])[order]
+        alpha = torch.cat([self.alpha, torch.zeros(new, dtype=torch.float64)])[order]
+        idle = torch.cat([self.idle, torch.zeros(new, dtype=torch.int64)])[order]
+        blocks = Blocks(planes.numpy(), costs.numpy(), owner.numpy(), self.lam, n)
+        # Gaps below the rounding of the planes' products are no guide.
+        rounding = 10 * torch.finfo(planes.dtype).eps * float(costs.max()) if len(costs) else 0.0
+        weights = blocks.ascend(alpha.numpy(), max(self.accuracy * gap, rounding) * n, self.max_sweeps)
+        dual = float(costs @ alpha) / n - self.lam / 2 * float(weights @ weights)
+        self.hinges = torch.from_numpy(blocks.hinges(weights))
+        idle = torch.where(alpha > 0.0, 0, idle + 1)
+        if bool((idle >= self.keep).any()):
+            rows = (idle < self.keep).nonzero().flatten()
+            planes, costs, owner, alpha, idle = planes[rows], costs[rows], owner[rows], alpha[rows], idle[rows]
+        self.planes, self.costs, self.owner, self.alpha, self.idle = planes, costs, owner, alpha, idle
+        self.discard()
+        return Restricted(torch.from_numpy(weights), dual)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The working set."""
+        names = ("planes", "costs", "owner", "alpha", "idle", "hinges")
+        return {"kind": "n_slack", "keep": self.keep, **{name: getattr(self, name).clone() for name in names}}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is another formulation's or damaged."""
+        if require(state, "kind", str, "slack") != "n_slack":
+            raise ValueError(f"the checkpoint holds slack {state['kind']!r}, and this method was made with NSlack()")
+        size = len(require(state, "costs", Tensor, "slack"))
+        check_tensor(state, "planes", (size, self.size), self.parameters[0].dtype)
+        for name in ("costs", "alpha"):
+            check_tensor(state, name, (size,), torch.float64)
+        for name in ("owner", "idle"):
+            check_tensor(state, name, (size,), torch.int64)
+        check_tensor(state, "hinges", (self.num_examples,), torch.float64)
+        owner, alpha = state["owner"], state["alpha"]
+        if bool((owner[1:] < owner[:-1]).any()) or bool(((owner < 0) | (owner >= self.num_examples)).any()):
+            raise ValueError("the checkpoint is damaged: slack['owner'] does not name examples in rising order")
+        mass = torch.zeros(self.num_examples, dtype=torch.float64).index_add_(0, owner, alpha)
+        if bool((alpha < 0.0).any()) or bool((mass > 1.0 + 1e-9).any()):
+            raise ValueError("the checkpoint is damaged: slack['alpha'] is no distribution for each example")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the working set to the bit."""
+        self.check_state(state)
+        for name in ("planes", "costs", "owner", "alpha", "idle", "hinges"):
+            setattr(self, name, state[name].to("cpu", copy=True))
+        self.discard()

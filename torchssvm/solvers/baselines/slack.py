@@ -1,0 +1,117 @@
+"""What a cutting-plane formulation offers: which constraints it keeps, and the restricted dual over them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.schema import require
+from torchssvm.core.structure import Corner
+
+
+class Restricted(NamedTuple):
+    """The solution of a restricted problem.
+
+    Attributes:
+        weights: Its weights, all parameters in one ``[d]`` float64 vector on the CPU.
+        dual: Its dual objective: a lower bound of the whole problem.
+    """
+
+    weights: Tensor
+    dual: float
+
+
+class Slack(ABC):
+    """The working set of constraints of a cutting-plane method; ``CuttingPlane`` binds it to a problem.
+
+    A pass is collected batch by batch and kept apart until ``solve``, so that a pass that fails leaves nothing behind.
+    """
+
+    num_examples: int
+    lam: float
+    parameters: list[nn.Parameter]
+    size: int
+    """Number of weights, d."""
+
+    def bind(self, num_examples: int, lam: float, parameters: Sequence[nn.Parameter]) -> None:
+        """Tell the slack its problem.
+
+        Raises:
+            ValueError: It belongs to another one.
+        """
+        if hasattr(self, "num_examples"):
+            raise ValueError(f"slack={type(self).__name__}() already belongs to another CuttingPlane; make a new one")
+        self.num_examples = num_examples
+        self.lam = lam
+        self.parameters = list(parameters)
+        self.size = sum(p.numel() for p in self.parameters)
+
+    @property
+    @abstractmethod
+    def num_constraints(self) -> int:
+        """Number of constraints in the working set."""
+
+    @abstractmethod
+    def collect(self, index: Tensor, potentials: Potentials, corner: Corner) -> None:
+        """Take what the max oracle found for one batch of the running pass, at the weights of the last solution."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget the running pass."""
+
+    @abstractmethod
+    def solve(self, gap: float) -> Restricted:
+        """Add the pass to the working set, solve the restricted problem, and drop constraints that stay inactive.
+
+        Args:
+            gap: The duality gap as it stands: a problem need not be solved much more accurately.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors, numbers and strings."""
+
+    @abstractmethod
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` does not fit; changes nothing."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave, to the bit."""
+
+
+def check_keep(keep: int) -> int:
+    """The number of iterations that an inactive constraint is kept.
+
+    Raises:
+        ValueError: It is less than 1.
+    """
+    return check_whole(keep, "keep", advice=": a number of iterations")
+
+
+def flat_rows(gradients: Sequence[Tensor]) -> Tensor:
+    """Per-example gradients ``[B, *shape]`` of all parameters as ``[B, d]``."""
+    return torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+
+
+def check_tensor(state: dict[str, Any], name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A finite tensor of a checkpoint.
+
+    Raises:
+        ValueError: It is missing, or of another shape or dtype, or not finite.
+    """
+    tensor = require(state, name, Tensor, "slack")
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+        raise ValueError(
+            f"the checkpoint is damaged: slack[{name!r}] should be {dtype} {list(shape)}, it is {tensor.dtype} "
+            f"{list(tensor.shape)}"
+        )
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"the checkpoint is damaged: slack[{name!r}] holds numbers that are not finite")
+    return tensor

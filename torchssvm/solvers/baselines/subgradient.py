@@ -1,0 +1,125 @@
+"""The stochastic subgradient method, the baseline of [B13] section 6."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchssvm.core.arguments import check_parameters, check_positive
+from torchssvm.core.problem import check_lam
+from torchssvm.core.schema import require
+from torchssvm.dual.state import squared_norm
+
+
+class Subgradient(Optimizer):
+    """Stochastic subgradient with the Pegasos step size ([B13] section 6 and appendix F, "SSG").
+
+    ``w <- (1 - eta lam) w - eta grad`` with ``eta = 1/(lam (k+1))`` in step k = 0, 1, ..., for the loss
+    ``StructuredHinge``, whose gradient does not hold the regulariser: this descends ``lam/2 |w|^2 + (1/n) sum_i H_i``
+    where batches are drawn uniformly. The first step forgets the weights that it starts from. eta is published as
+    ``group["lr"]``. The iterates are rough; one of their averages (``WeightedAverage``) is what to use.
+
+    With ``max_loss`` = L every step ends by a projection onto the ball ``|w| <= sqrt(L/lam)``. The optimum lies in it:
+    there ``lam |w|^2 = sum_i l_i - (1/n) sum_i H_i <= L``, as primal and dual are equal (Shalev-Shwartz et al. 2010,
+    for L = 1). It tames the first steps.
+
+    Args:
+        params: The head's parameters.
+        lam: Regularisation; positive.
+        max_loss: A bound of the task loss, such as 1 for a share of wrong letters; None does not project.
+
+    Raises:
+        ValueError: ``lam`` or ``max_loss`` is not positive, or a group has other options.
+        TypeError: One of both is no number.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lam: float, *, max_loss: float | None = None
+    ) -> None:
+        lam = check_lam(lam)
+        bound = None if max_loss is None else check_positive(max_loss, "max_loss")
+        check_parameters(params)
+        super().__init__(params, {"lr": 0.0, "lam": lam, "max_loss": bound, "steps": 0})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; they share the step size of the others.
+
+        Raises:
+            ValueError: The group has options: there are none to choose for a part of the weights.
+        """
+        if isinstance(param_group, dict) and (options := set(param_group) - {"params", "param_names"}):
+            raise ValueError(
+                f"params has a group with options {sorted(options)}: Subgradient has one lam for all weights, and a "
+                "step size that follows from it"
+            )
+        steps = self.param_groups[0]["steps"] if self.param_groups else 0
+        super().add_param_group({**param_group, "steps": steps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: Optional; computes the loss and its gradient first.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            RuntimeError: There is no gradient, or it is sparse or not finite; nothing has changed then.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        with_gradient = [p for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in with_gradient if p.grad is not None]
+        if not gradients:
+            raise RuntimeError("step() has no gradient: call StructuredHinge(...)(head(x), y).backward() before it")
+        for gradient in gradients:
+            if gradient.is_sparse:
+                raise RuntimeError(
+                    "a gradient is sparse: Subgradient needs dense ones (SparseLinearChain(..., sparse_gradient=False))"
+                )
+            if not bool(torch.isfinite(gradient).all()):
+                raise RuntimeError("the gradient is not finite: check the features, padding too")
+        group = self.param_groups[0]
+        k, lam, max_loss = group["steps"], group["lam"], group["max_loss"]
+        rate = 1.0 / (lam * (k + 1))
+        torch._foreach_mul_(parameters, k / (k + 1))  # 1 - eta lam
+        torch._foreach_add_(with_gradient, gradients, alpha=-rate)
+        if max_loss is not None:
+            length, radius = math.sqrt(squared_norm(parameters)), math.sqrt(max_loss / lam)
+            if length > radius:
+                torch._foreach_mul_(parameters, radius / length)
+        for group in self.param_groups:
+            group["lr"], group["steps"] = rate, k + 1
+        return result
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the step sizes of a checkpoint, to the bit; the weights are in that of the head.
+
+        Raises:
+            ValueError: The state is of another optimizer or problem, or damaged; nothing has changed then.
+        """
+        require(state_dict, "state", dict, "subgradient")
+        groups = require(state_dict, "param_groups", list, "subgradient")
+        if not groups:
+            raise ValueError("the checkpoint is damaged: subgradient['param_groups'] is empty")
+        for group in groups:
+            for name in ("lam", "max_loss"):
+                here = self.param_groups[0][name]
+                if not isinstance(group, dict) or name not in group:
+                    raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a Subgradient optimizer")
+                if group[name] != here:
+                    raise ValueError(f"the checkpoint has {name}={group[name]}, and this optimizer {name}={here}")
+            steps, rate = require(group, "steps", int, "subgradient"), require(group, "lr", float, "subgradient")
+            if steps < 0 or steps != groups[0]["steps"] or not 0.0 <= rate < math.inf:
+                raise ValueError(f"the checkpoint is damaged: a group of subgradient has steps={steps} and lr={rate}")
+        super().load_state_dict(state_dict)

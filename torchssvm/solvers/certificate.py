@@ -1,0 +1,390 @@
+"""Exact primal, dual and gap: the only numbers that may stop a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from torchssvm.core.arguments import check_flags
+from torchssvm.core.batch import Batch
+from torchssvm.core.caller import warn
+from torchssvm.core.digest import digest_targets
+from torchssvm.core.potentials import Potentials, full_precision
+from torchssvm.core.precision import in_full_precision
+from torchssvm.core.probe import check_depends
+from torchssvm.core.structure import find_corner
+from torchssvm.dual.state import DualState, check_dual, squared_norm
+from torchssvm.solvers.primal import every_example
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What one pass over all examples proves about the weights: ``primal - optimum <= gap``.
+
+    Attributes:
+        primal: ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` at the weights that the head holds; with an approximate oracle, an
+            upper bound of it.
+        dual: ``sum_i l_i - lam/2 |w(alpha)|^2``, with w(alpha) recomputed from the dual blocks; under bounds, the
+            formula of :class:`torchssvm.DualState`.
+        gap: ``primal - dual``.
+        exact: Whether the oracle was exact for every example, so that ``primal`` is the objective itself. Never where
+            ``relaxed``.
+        drift: ``|w - w(alpha)| / |w(alpha)|``: rounding, unless the features or the weights were moved by others. Under
+            bounds, the larger of ``|v - v(alpha)|`` and ``|w - w(alpha)|``, over ``|v(alpha)|``.
+        oracle_calls: Examples decoded since the start, this pass included.
+        passes: ``oracle_calls / n``.
+        seconds: Duration of this pass.
+        num_examples: n.
+        lam: Regularisation.
+        relaxed: Whether the oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): the
+            primal, dual and gap are then those of the relaxation, whose optimum may lie above that of the problem. The
+            primal bounds both optima; the dual bounds that of the relaxation alone.
+    """
+
+    primal: float
+    dual: float
+    gap: float
+    exact: bool
+    drift: float
+    oracle_calls: int
+    passes: float
+    seconds: float
+    num_examples: int
+    lam: float
+    relaxed: bool = field(default=False, kw_only=True)
+
+    def __str__(self) -> str:
+        kind = "" if self.exact or self.relaxed else " (upper bound: approximate oracle)"
+        return ("relaxation: " if self.relaxed else "") + (
+            f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f} "
+            f"after {self.passes:.1f} effective passes"
+        )
+
+
+def certify(
+    head: Callable[..., Any],
+    dual: DualState,
+    batches: Iterable[Batch],
+    *,
+    refresh: bool = True,
+) -> Certificate:
+    """One exact pass over the training set: primal, dual and gap of the weights that the head holds.
+
+    It also brings every gap estimate up to date. Rounding makes the held weights drift from w(alpha), those of the dual
+    (1e-6 to 4e-5 relative in float32): with ``refresh`` the next optimizer step starts from the recomputed w(alpha).
+    Until then the head keeps the very weights that the certificate is about.
+
+    Args:
+        head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials with the dual's parameters in it, such
+            as a model of frozen features and the head. A copy of it whose weights are equal will do.
+        dual: The dual state.
+        batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
+        refresh: Whether the next step starts from the recomputed weights.
+
+    Raises:
+        ValueError: An example is missing or came twice, or a batch is not valid; or the head has other weights than
+            the dual.
+        RuntimeError: A target is not that of the example's first visit, or the blocks' losses are not those of what
+            they hold, or the gap is negative by more than rounding: the dual is not one of these examples. Or features
+            have moved and the storage cannot follow them. Or the held weights are out of their bounds, where no primal
+            value bounds the optimum. Nothing has changed then.
+    """
+    check_dual(dual)
+    check_flags(refresh=refresh)
+    return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
+
+
+def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bool) -> Certificate:
+    """What an exact pass proves; brings the gaps of ``dual`` up to date. Arguments and errors as in :func:`certify`.
+
+    Args:
+        dual: The dual state.
+        make_pass: Makes the pass.
+        refresh: Whether the next step starts from the recomputed weights.
+    """
+    start = time.perf_counter()
+    dual.to(dual.parameters[0].device)
+    if not dual.box.holds([p.detach() for p in dual.parameters]):
+        raise RuntimeError(
+            "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
+        )
+    found = make_pass()
+    weights = found.weights
+    check_pass(dual, found)
+    primal = dual.lam / 2 * squared_norm(dual.parameters) + found.hinges / dual.num_examples
+    length = squared_norm(weights)
+    value = dual.objective(float(dual.loss.sum()), weights)
+    difference = _squared_distance(dual.unclipped, weights)
+    if dual.box:
+        difference = max(difference, _squared_distance(dual.parameters, dual.box.clip(weights)))
+    drift = (difference / length) ** 0.5 if length > 0.0 else difference**0.5
+    if crosses(primal, value, dual.parameters[0].dtype, dual.lam * length):
+        raise RuntimeError(
+            f"the gap is negative, {primal - value:.6g}: the dual is not one of these examples. Was an index used for "
+            "several examples, or did targets or lengths change?"
+        )
+    rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
+    scale = (2.0 * float(dual.loss.sum()) / dual.lam) ** 0.5  # of weights that are not almost nothing
+    if drift > 100 * rounding and difference**0.5 > 0.1 * rounding * scale:
+        warn(
+            f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "
+            "have moved, an index names several examples, or weights were edited. The certificate holds all the same, "
+            "and the next step starts from the dual's weights; the gap does not close while this goes on. Compare the "
+            "features and indices of training with those of the exact pass",
+        )
+    value = min(value, primal)  # beyond it is rounding
+    found.remember()
+    if dual.steps:
+        dual.targets = found.targets
+    dual.relaxed |= found.relaxed
+    dual.gap_estimates = found.gaps.clamp(min=0.0)
+    dual.oracle_gaps = dual.gap_estimates.clone()
+    dual.certified_gap = primal - value
+    dual.oracle_calls += dual.num_examples
+    if refresh:
+        dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
+        if features_moved(dual, weights):
+            dual.restarts += 1  # the next step starts elsewhere
+            dual.storage.forget_features()
+    return Certificate(
+        primal=primal,
+        dual=value,
+        gap=primal - value,
+        exact=found.exact and not dual.relaxed,
+        drift=drift,
+        oracle_calls=dual.oracle_calls,
+        passes=dual.passes,
+        seconds=time.perf_counter() - start,
+        num_examples=dual.num_examples,
+        lam=dual.lam,
+        relaxed=dual.relaxed,
+    )
+
+
+def crosses(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -> bool:
+    """Whether a dual is above the primal by more than rounding, so that one of them is wrong; NaN is.
+
+    Args:
+        primal: The primal, or an upper bound of it.
+        dual: The dual.
+        dtype: The weights'.
+        size: What is subtracted in the dual, beside what the primal is made of: its rounding is relative to it.
+    """
+    return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (1.0 + abs(primal) + size)
+
+
+def check_pass(dual: DualState, found: ExactPass) -> None:
+    """Whether the dual is one of these examples, as far as targets and losses tell it.
+
+    Raises:
+        RuntimeError: Some targets are others, or the blocks' losses are not those of what the blocks hold.
+    """
+    dual.check_targets(found.targets)
+    held, (told, sizes) = dual.num_examples * dual.loss, found.losses
+    # Blocks that were moved often have rounded often.
+    rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
+    wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + 1e-12  # not where it is NaN
+    if bool(wrong.any()):
+        raise RuntimeError(
+            f"the losses of {int(wrong.sum())} blocks are not those of the outputs that they hold, of examples "
+            f"{wrong.nonzero().flatten().tolist()[:5]} among them: costs have changed, the dual was edited, or "
+            "loss_potentials() does not say what loss() does (see torchssvm.check). Load an earlier checkpoint, or "
+            "make a new DualState"
+        )
+
+
+class ExactPass(NamedTuple):
+    """What one pass over all examples finds, decoding at the weights that the head holds; it has changed nothing.
+
+    Attributes:
+        hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
+        exact: Whether the oracle was exact for every example.
+        relaxed: Whether labelings may lie outside of the hull of outputs.
+        gaps: ``[n]`` float64, the block gaps at the held weights.
+        weights: w(alpha), those of the dual for the features as they stand, float64, one tensor for each parameter;
+            under bounds, v.
+        targets: ``[n]`` int64, a digest of every example's target.
+        losses: ``[2, n]`` float64: ``n l_i`` as it follows from each block, NaN where it does not, and the sum of the
+            absolute values that it was summed from.
+        remember: Keeps the labelings that were found, where the storage keeps labelings and was to remember them.
+    """
+
+    hinges: float
+    exact: bool
+    relaxed: bool
+    gaps: Tensor
+    weights: list[Tensor]
+    targets: Tensor
+    losses: Tensor
+    remember: Callable[[], None]
+
+
+def exact_pass(
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *, remember: bool = False
+) -> ExactPass:
+    """Decode every example once; arguments and errors as in :func:`certify`.
+
+    With ``remember`` a storage that keeps labelings may keep those that were found, when that is asked for.
+    """
+    hinges = 0.0
+    exact, relaxed = True, False
+    gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
+    losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
+    targets = torch.zeros_like(gaps, dtype=torch.int64)
+    weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+    keep: list[Callable[[], None]] = []
+    for batch, potentials, index in _every_block(head, dual, batches):
+        target = dual.structure.check_target(batch.y, potentials)
+        targets[index] = digest_targets(target, potentials.lengths)
+        corner = find_corner(dual.structure, potentials, target)
+        with torch.no_grad(), full_precision(potentials.device):
+            stored = dual.storage.gather(index, potentials, target)
+            dual.storage.check_features(stored, potentials)
+            hinges += float(corner.bound.sum())
+            exact &= corner.exact
+            relaxed |= corner.relaxed
+            gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
+            if (known := stored.mean_loss(potentials)) is not None:
+                losses[:, index] = torch.stack(known)
+            for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
+                total += part
+            if remember and (insert := dual.storage.remember(stored, corner)) is not None:
+                keep.append(insert)
+
+    def insert_all() -> None:
+        for insert in keep:
+            insert()
+        if keep:
+            dual.version += 1  # slots may hold other labelings now
+
+    return ExactPass(hinges, exact, relaxed, gaps, weights, targets, losses, insert_all)
+
+
+def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
+    """``head`` with the dual's own parameters in it, if it is a module with a copy of them.
+
+    Raises:
+        ValueError: It is a module with other weights.
+    """
+    if not isinstance(head, nn.Module):
+        return head
+    named = dict(head.named_parameters())
+    wanted = {id(p) for p in dual.parameters}
+    if wanted <= {id(p) for p in named.values()}:
+        return head
+    some = _alike(named, dual.parameters)
+    if some is None:
+        raise ValueError(
+            f"head={type(head).__name__}(...) has other weights than the dual, and a certificate is for the weights of "
+            "the dual alone: pass the head that the dual was made for. To load weights, load the state of their "
+            "optimizer; for the objective of other weights, see torchssvm.primal"
+        )
+    replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
+    # As in_full_precision: features below the copy stay in the precision of the process.
+    alone = full_precision if len(named) == len(wanted) else lambda _: nullcontext()
+
+    def call(*args: Any) -> Any:
+        with alone(dual.parameters[0].device):
+            return functional_call(head, replaced, args)
+
+    return call
+
+
+def _alike(named: dict[str, nn.Parameter], parameters: Sequence[nn.Parameter]) -> list[str] | None:
+    """The names of consecutive parameters that are equal to ``parameters``, or None."""
+    names = list(named)
+    for begin in range(len(names) - len(parameters) + 1):
+        some = names[begin : begin + len(parameters)]
+        pairs = zip((named[name] for name in some), parameters, strict=True)
+        if all(a.dtype == b.dtype and torch.equal(a.to(b.device), b) for a, b in pairs):
+            return some
+    return None
+
+
+def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
+    """Whether w(alpha) is not what the steps have made of it, beyond the rounding that many of them leave.
+
+    Args:
+        dual: The dual state.
+        weights: w(alpha) for the features as they stand; under bounds, v.
+    """
+    length = squared_norm(dual.box.clip(weights)) ** 0.5
+    allowed = 1e4 * torch.finfo(dual.parameters[0].dtype).eps * max(length, dual.held_norm)
+    if dual.norm_changed(squared_norm(dual.parameters) ** 0.5):  # the head holds others now, such as an average
+        return abs(length - dual.held_norm) > allowed
+    return _squared_distance(dual.parameters, dual.box.clip(weights)) ** 0.5 > allowed
+
+
+@torch.no_grad()
+def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> float:
+    """Set the weights to w(alpha) at once, by a pass without decoding: needed when the features have moved.
+
+    Under bounds v is recomputed, and the weights are ``clip(v)``.
+
+    Block gaps are gaps only at w(alpha) of the features as they stand; gap estimates become unknown (infinite).
+
+    Args:
+        head: As in :func:`certify`.
+        dual: The dual state, with a storage that can follow the features (``MeanParts`` or ``Labelings``).
+        batches: Every training example exactly once.
+
+    Returns:
+        The relative change of the weights; under bounds, that of v.
+
+    Raises:
+        ValueError: An example is missing or came twice, the head has other weights than the dual, or the storage keeps
+            weights.
+        RuntimeError: A target is not that of the example's first visit.
+    """
+    check_dual(dual)
+    if dual.storage.needs_gradients:
+        raise ValueError(
+            f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
+        )
+    weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+    for batch, potentials, index in _every_block(head, dual, batches):
+        target = dual.structure.check_target(batch.y, potentials)
+        dual.check_targets(digest_targets(target, potentials.lengths), index)
+        with full_precision(potentials.device):
+            parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
+        for total, part in zip(weights, parts, strict=True):
+            total += part
+    before = squared_norm(dual.unclipped)
+    change = _squared_distance(dual.unclipped, weights)
+    dual.set_weights(weights)
+    dual.restarts += 1
+    dual.storage.forget_features()
+    dual.gap_estimates.fill_(torch.inf)
+    dual.oracle_gaps.fill_(torch.inf)
+    dual.certified_gap = torch.inf
+    return (change / before) ** 0.5 if before > 0.0 else change**0.5
+
+
+def _every_block(
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Potentials, Tensor]]:
+    """As :func:`every_training_example`, of a head that must have the dual's weights."""
+    every = every_training_example(of_dual(head, dual), dual, batches)
+    for place, (batch, potentials, index) in enumerate(every):
+        if place == 0:
+            check_depends(potentials, dual.structure, dual.parameters)
+        yield batch, potentials, index
+
+
+def _squared_distance(held: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
+    return squared_norm(p.detach().to(torch.float64) - w for p, w in zip(held, weights, strict=True))
+
+
+def every_training_example(
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Potentials, Tensor]]:
+    """The batches with their potentials and checked index; raises ValueError unless every example comes once."""
+    head = in_full_precision(head, dual.parameters)
+    return every_example(head, batches, dual.parameters[0].device, dual.check_batch, dual.num_examples)

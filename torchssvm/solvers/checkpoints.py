@@ -1,0 +1,246 @@
+"""Checkpoints that a killed process cannot lose: written as a whole, and read back before they replace another."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchssvm.core.caller import warn
+from torchssvm.core.files import damage, previous, whole_file
+from torchssvm.core.random_state import RandomState
+from torchssvm.dual.state import DualState
+from torchssvm.steps.orders import GapBatchSampler, check_random_state
+
+_KIND = "torchssvm checkpoint"
+_FORMAT = 1
+
+
+def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = True, **contents: Any) -> None:
+    """Write the states of ``contents``, and torch's random state, to ``path``: as a whole, or not at all.
+
+    ``save_checkpoint("run.pt", optim=optim, sampler=sampler, passes=3)``. The file is written beside ``path``, brought
+    to the disk, read back, and renamed; the checkpoint before it stays as ``path`` with ``.previous`` added. Killed at
+    any moment, a process leaves at least one of the two whole, and no older one than ``load_checkpoint`` would have
+    found before. It may be called anywhere in a training loop; after ``optim.step()`` in the body of the loop, the
+    batch of that step is done, and a resumed run begins with the next one.
+
+    Args:
+        path: The file. Its folder is made if there is none; permission bits of a file that is there are kept.
+        random_state: Whether torch's random state, on the CPU and on CUDA devices, is saved too. Those of Python and
+            NumPy are not.
+        **contents: By name, objects with ``state_dict`` and ``load_state_dict`` (``BCFW``, ``GDMM``, ``KernelSSVM``,
+            ``DualState``, samplers, averages, compiled loops, modules, optimizers, schedulers), and values: numbers,
+            strings, tensors, and lists, tuples and dicts of them.
+
+    Raises:
+        ValueError: There are no contents; a compiled loop, a sampler or an average is saved without the dual that it
+            belongs to; or a state or value holds what cannot be loaded again without running code, such as an array of
+            NumPy. The file that was there is as before.
+        TypeError: A class was given, not an object.
+        OSError: See :func:`torchssvm.core.files.whole_file`.
+    """
+    if not contents:
+        raise ValueError(f"there is nothing to save to {os.fspath(path)}: give objects by name, as optim=optim")
+    objects = {name: value for name, value in contents.items() if _is_object(name, value)}
+    states = {name: value.state_dict() for name, value in objects.items()}
+    _check_duals(objects, states)
+    content = {
+        "kind": _KIND,
+        "format": _FORMAT,
+        "objects": states,
+        "values": {name: value for name, value in contents.items() if name not in objects},
+        "random": RandomState().state_dict() if random_state else None,
+    }
+    with whole_file(path, keep_previous=True) as file:
+        try:
+            torch.save(content, file)
+            file.flush()
+            _read(Path(file.name), mmap=True)
+        except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+            wrong = [name for name in contents if not _survives(states.get(name, contents[name]))]
+            if not wrong:
+                raise
+            raise ValueError(
+                f"{wrong} cannot be loaded again without running code: a state or value holds tensors, numbers, "
+                "strings, None, and lists, tuples and dicts of them, and for example no array or number of NumPy "
+                f"(torch.from_numpy(array) and float(number) make others of them): {error}"
+            ) from error
+
+
+def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = True, **objects: Any) -> dict[str, Any]:
+    """Load the states of ``objects`` from a file of :func:`save_checkpoint`, all of them or none; runs no code from it.
+
+    ``values = load_checkpoint("run.pt", optim=optim, sampler=sampler)``, with objects that are made as those that were
+    saved. Where ``path`` is missing or damaged, the checkpoint before it (``.previous``) is loaded, with a warning.
+
+    Args:
+        path: The file.
+        random_state: Whether torch's random state is restored, if the file holds it.
+        **objects: The objects that were saved, under the same names; None leaves one out.
+
+    Returns:
+        The values that are no objects, tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: There is neither the file nor the one before it.
+        ValueError: The file is no checkpoint, or it is damaged and the one before it too; names are missing or are not
+            in the file; or an object refuses its state. Nothing has changed then.
+    """
+    found, content = _read_or_previous(Path(os.path.realpath(path)))
+    states, values = content["objects"], content["values"]
+    if unknown := sorted(set(objects) - set(states)):
+        where = " (values are returned, not given)" if set(unknown) & set(values) else ""
+        raise ValueError(f"{found} holds {sorted(states)}, and not {unknown}{where}: load what was saved")
+    if missing := sorted(set(states) - set(objects)):
+        raise ValueError(f"{found} holds {missing} too: give them by name, or None to leave one out")
+    objects = {name: value for name, value in objects.items() if value is not None and _is_object(name, value, True)}
+    random = RandomState(content["random"]) if random_state and content["random"] is not None else None
+    if random is not None:
+        check_random_state(random.cpu, "the random state")
+    for name, value in objects.items():
+        if hasattr(value, "check_state"):
+            try:
+                value.check_state(states[name])
+            except (ValueError, TypeError) as error:
+                raise _refused(found, name, error) from error
+    names = sorted(objects, key=lambda name: _turn(objects[name]))
+    before = {name: copy.deepcopy(objects[name].state_dict()) for name in names}
+    duals = [dual for name in names if isinstance(dual := getattr(objects[name], "dual", None), DualState)]
+    restarts = [dual.restarts for dual in duals]
+    for name in names:
+        try:
+            objects[name].load_state_dict(states[name])
+        except BaseException as error:
+            for again in names:
+                objects[again].load_state_dict(before[again])
+                for dual, count in zip(duals, restarts, strict=True):
+                    dual.restarts = count  # the weights are those of before: averages go on
+            if isinstance(error, ValueError | TypeError | KeyError | RuntimeError):
+                raise _refused(found, name, error) from error
+            raise
+    if random is not None:
+        random.restore()
+        for name in names:
+            if isinstance(objects[name], GapBatchSampler):  # the loader draws a number when its iterator is made
+                objects[name].before_continuing(random.restore)
+    return dict(values)
+
+
+def _is_object(name: str, value: Any, required: bool = False) -> bool:
+    """Whether a value has a state.
+
+    Raises:
+        TypeError: It is a class; or it has none, and is ``required`` to.
+    """
+    if isinstance(value, type):
+        raise TypeError(f"{name}={value.__name__} is a class: give an object")
+    has = all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict"))
+    if required and not has:
+        raise TypeError(f"{name} is a {type(value).__name__}, which has no load_state_dict: give the object to load")
+    return has
+
+
+def _turn(value: Any) -> int:
+    """When an object is loaded.
+
+    A head comes before what trains it, which would take later changes of the weights for somebody else's; what may
+    still refuse its state before what has been checked; and an average last, because it belongs to a step of its dual.
+    """
+    from torchssvm.solvers.averages import Average  # the optimizers import much of the package
+
+    if isinstance(value, Average):
+        return 3
+    return 0 if isinstance(value, nn.Module) else 1 + hasattr(value, "check_state")
+
+
+def _check_duals(objects: dict[str, Any], states: dict[str, Any]) -> None:
+    """Refuse to save what belongs to a dual without that dual: what was trained would not be in the file."""
+    kept = {id(value) for value in objects.values() if isinstance(value, DualState)}
+    kept |= {
+        id(value.dual)
+        for name, value in objects.items()
+        if isinstance(states[name], dict) and "dual" in states[name] and hasattr(value, "dual")
+    }
+    for name, value in objects.items():
+        dual = value.bound_dual if isinstance(value, GapBatchSampler) else getattr(value, "dual", None)
+        if isinstance(dual, DualState) and id(dual) not in kept:
+            raise ValueError(
+                f"{name} is saved without the dual that it belongs to, which holds what was trained: give "
+                "optim=optim too, or dual=dual"
+            )
+
+
+def _survives(value: Any) -> bool:
+    """Whether a value can be loaded again."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # whatever the pickler meets in somebody's object
+        return False
+    return True
+
+
+class _DamagedError(ValueError):
+    """A file that is not whole."""
+
+
+def _read_or_previous(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The file that could be read, and what it holds."""
+    try:
+        return path, _read(path)
+    except (FileNotFoundError, _DamagedError) as error:
+        before = previous(path)
+        try:
+            content = _read(before)
+        except FileNotFoundError:
+            if isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(f"there is no checkpoint {path}, and no {before}") from None
+            raise ValueError(
+                f"{error}, and there is no {before} to go back to: start anew, or load another file"
+            ) from None
+        except _DamagedError as second:
+            raise ValueError(f"{error}; and {second}") from second
+        warn(f"{error}: loaded the checkpoint before it, {before}")
+        return before, content
+
+
+def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
+    """What a file holds.
+
+    Raises:
+        FileNotFoundError: There is none.
+        _DamagedError: It is not whole.
+        ValueError: It is something else.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint {path}")
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: give the path that was given to save_checkpoint")
+    if (wrong := damage(path)) is not None:
+        raise _DamagedError(wrong)
+    try:
+        content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:
+        raise ValueError(
+            f"{path} is no checkpoint of save_checkpoint: it cannot be loaded without running code: {error}"
+        ) from error
+    if not isinstance(content, dict) or content.get("kind") != _KIND:
+        raise ValueError(f"{path} was not written by save_checkpoint: load it with torch.load, or what wrote it")
+    if content.get("format") != _FORMAT:
+        raise ValueError(f"{path} has format {content.get('format')}, this version reads format {_FORMAT}")
+    if not all(isinstance(content.get(name), dict) for name in ("objects", "values")) or "random" not in content:
+        raise ValueError(f"{path} is no whole checkpoint: it has only {sorted(content)}")
+    return content
+
+
+def _refused(path: Path, name: str, error: BaseException) -> ValueError:
+    return ValueError(f"{path}: {name} refuses its state, and nothing has changed: {error}")

@@ -1,0 +1,239 @@
+"""The atoms of one block, compiled by Numba: the rest, the slots and the corner; their masses, scores and products.
+
+Atoms are numbered: 0 the rest, c + 1 slot c, count + 1 a corner that no slot holds. Import it only where Numba is
+installed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.njit import kernel
+from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, score, triangle
+from torchssvm.solvers.compiled.directions import CORRECTIVE, HYBRID
+
+
+@kernel
+def has_room(i, count, blocks, options):
+    """Whether a new corner finds a slot, or a rest that takes what leaves one."""
+    capacity = blocks.mass.shape[1]
+    if count < capacity or blocks.rest_emission_start[i] > 0:
+        return True
+    if options.direction == CORRECTIVE:  # it may fill the slot that is idle now
+        return False
+    idle = False
+    for c in range(capacity):
+        idle |= blocks.mass[i, c] == 0.0
+    return idle
+
+
+@kernel
+def fill_atoms(i, count, length, base, blocks, scalars, emission, transition, scratch):
+    """Mass, loss and hinge of the rest and of the slots; returns the mean hinge and the best slot, or -1."""
+    n = len(blocks.count)
+    mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
+    mass[0], hinge[0], parts[0] = blocks.rest_mass[i], 0.0, 0.0
+    if blocks.mixed[i] and mass[0] > 0.0:
+        psi, psi_pairs = rest_views(blocks, i, length)
+        inner = 0.0
+        for t in range(length):
+            inner += product(psi[t], emission[t])
+        inner += product(psi_pairs.reshape(psi_pairs.size), transition.reshape(transition.size))
+        held = blocks.rest_loss[i] if blocks.mass.shape[1] else scalars.loss[i]
+        parts[0] = held * n / mass[0]
+        hinge[0] = -inner / mass[0] + parts[0]
+    elif mass[0] == 0.0:
+        hinge[0] = -np.inf
+    mean, best = mass[0] * hinge[0] if mass[0] > 0.0 else 0.0, -1
+    for c in range(count):
+        mass[c + 1], parts[c + 1] = blocks.mass[i, c], blocks.loss[i, c]
+        hinge[c + 1] = score(blocks.labelings[i, c], length, emission, transition) - base + parts[c + 1]
+        mean += mass[c + 1] * hinge[c + 1]
+        if best < 0 or hinge[c + 1] > hinge[best + 1]:
+            best = c
+    return mean, best
+
+
+@kernel
+def find_slot(i, count, length, labelings, found):
+    """The slot that holds this labeling, or -1."""
+    for c in range(count):
+        same = True
+        for t in range(length):
+            if labelings[i, c, t] != found[t]:
+                same = False
+                break
+        if same:
+            return c
+    return -1
+
+
+@kernel
+def fill_direction(i, count, length, is_new, examples, blocks, scratch):
+    """The direction in parts space, for the change of the masses."""
+    delta, pairs, change = scratch.delta, scratch.delta_pairs, scratch.change
+    if blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0:
+        psi, psi_pairs = rest_views(blocks, i, length)
+        decay = delta.dtype.type(-change[0] / scratch.mass[0])
+        for t in range(length):
+            row, held = delta[t], psi[t]
+            for k in range(len(held)):
+                row[k] = decay * held[k]
+        change_of, held_pairs = pairs.reshape(pairs.size), psi_pairs.reshape(psi_pairs.size)
+        for k in range(len(change_of)):
+            change_of[k] = decay * held_pairs[k]
+    else:
+        delta[:length] = 0.0
+        pairs[:] = 0.0
+    for c in range(count):
+        if change[c + 1] != 0.0:
+            add_labeling(examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs)
+    if is_new:
+        add_labeling(examples, i, length, scratch.corner, change[count + 1], delta, pairs)
+
+
+@kernel
+def move_masses(i, count, length, step, blocks, scratch):
+    """The masses that a step leaves to the rest and to the slots; a new corner is not one of these yet."""
+    mass, change = scratch.mass, scratch.change
+    if blocks.mixed[i] and mass[0] > 0.0 and change[0] != 0.0:
+        psi, psi_pairs = rest_views(blocks, i, length)
+        keep = psi.dtype.type(1.0 + step * change[0] / mass[0])
+        for t in range(length):
+            held = psi[t]
+            for k in range(len(held)):
+                held[k] *= keep
+        held_pairs = psi_pairs.reshape(psi_pairs.size)
+        for k in range(len(held_pairs)):
+            held_pairs[k] *= keep
+        blocks.rest_loss[i] *= 1.0 + step * change[0] / mass[0]
+    blocks.rest_mass[i] = max(mass[0] + step * change[0], 0.0)
+    for c in range(count):
+        blocks.mass[i, c] = max(mass[c + 1] + step * change[c + 1], 0.0)
+
+
+@kernel
+def keep_gram(i, count, weight, blocks, scratch):
+    """Keep the inner products of the slots."""
+    for c in range(count):
+        for e in range(count):
+            blocks.gram[i, c, e] = scratch.gram[c + 1, e + 1] * weight
+        blocks.known[i, c] = True
+
+
+@kernel
+def rest_views(blocks, i, length):
+    """Psi of the rest of block i: emissions and pairs."""
+    start = blocks.rest_emission_start[i]
+    return blocks.rest_emission[start : start + length], blocks.rest_transition[blocks.rest_transition_start[i]]
+
+
+@kernel
+def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
+    """Inner products of the atoms, without the factor 1/(lam n^2)."""
+    gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
+    states = response.shape[1]
+    start = examples.start[i]
+    target = examples.y[start : start + length]
+    for a in range(atoms):
+        gram[0, a] = 0.0
+        gram[a, 0] = 0.0
+    for c in range(count):
+        if blocks.known[i, c]:
+            for e in range(count):
+                gram[c + 1, e + 1] = blocks.gram[i, c, e]
+    for c in range(count + 1):
+        if c < count and blocks.known[i, c]:
+            continue
+        if c == count and not is_new:
+            continue
+        for t in range(length):
+            labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
+        respond(examples, model, i, length, labels, response, pairs)
+        own = score(target, length, response, pairs)
+        for e in range(count):
+            value = score(blocks.labelings[i, e], length, response, pairs) - own
+            gram[c + 1, e + 1] = value
+            gram[e + 1, c + 1] = value
+        if is_new:
+            value = score(found, length, response, pairs) - own
+            gram[c + 1, count + 1] = value
+            gram[count + 1, c + 1] = value
+        forget_pairs(examples, i, length, labels, pairs)
+    if not (blocks.mixed[i] and blocks.rest_mass[i] > 0.0):
+        return
+    psi, psi_pairs = rest_views(blocks, i, length)
+    inner, share = examples.inner_start[i], 1.0 / blocks.rest_mass[i]
+    total = 0.0
+    for t in range(length):
+        for k in range(states):
+            value = 0.0
+            for u in range(length):
+                value += examples.inner[inner + triangle(t, u)] * psi[u, k]
+            if model.has_boundary and t == 0:
+                value += psi[t, k]
+            if model.has_boundary and t == length - 1:
+                value += psi[t, k]
+            response[t, k] = value
+            total += value * psi[t, k]
+    total += product(psi_pairs.reshape(psi_pairs.size), psi_pairs.reshape(psi_pairs.size))
+    own = score(target, length, response, psi_pairs)
+    gram[0, 0] = share * share * total
+    for c in range(count + 1):
+        if c == count and not is_new:
+            continue
+        for t in range(length):
+            labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
+        value = -share * (score(labels, length, response, psi_pairs) - own)
+        gram[0, c + 1] = value
+        gram[c + 1, 0] = value
+
+
+@kernel
+def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, counters):
+    """Cache the corner, as ``Labelings`` does: a free slot, the least recent without mass, or the least mass."""
+    n, capacity, count = len(blocks.count), blocks.mass.shape[1], blocks.count[i]
+    if capacity == 0:  # mean parts take it in
+        if mass > 0.0:
+            psi, pairs = rest_views(blocks, i, length)
+            add_labeling(examples, i, length, scratch.corner, -mass, psi, pairs)
+        blocks.rest_mass[i] = 1.0
+        return
+    slot = count
+    if count == capacity:
+        slot = 0
+        for c in range(1, capacity):
+            held, least = blocks.mass[i, c], blocks.mass[i, slot]
+            if held == 0.0:
+                if least > 0.0 or blocks.used[i, c] < blocks.used[i, slot]:
+                    slot = c
+            elif least > 0.0 and held < least:
+                slot = c
+        held = blocks.mass[i, slot]
+        if held > 0.0:
+            if mass == 0.0:
+                return
+            psi, pairs = rest_views(blocks, i, length)
+            add_labeling(examples, i, length, blocks.labelings[i, slot], -held, psi, pairs)
+            blocks.rest_mass[i] += held
+            blocks.rest_loss[i] += held * blocks.loss[i, slot] / n
+            blocks.mixed[i] = True
+    for t in range(length):
+        blocks.labelings[i, slot, t] = scratch.corner[t]
+    if count == 0:  # the slots that are free must hold labelings that can be scored
+        for c in range(1, capacity):
+            for t in range(length):
+                blocks.labelings[i, c, t] = scratch.corner[t]
+    blocks.count[i] = max(count, slot + 1)
+    blocks.mass[i, slot] = mass
+    blocks.loss[i, slot] = loss
+    counters[2] += 1
+    blocks.used[i, slot] = counters[2]
+    blocks.known[i, slot] = False
+    if options.direction == HYBRID or options.direction == CORRECTIVE:
+        weight, gram = options.lam * n, scratch.gram
+        for c in range(count):
+            blocks.gram[i, slot, c] = gram[corner, c + 1] * weight
+            blocks.gram[i, c, slot] = gram[corner, c + 1] * weight
+        blocks.gram[i, slot, slot] = gram[corner, corner] * weight
+        blocks.known[i, slot] = True

@@ -1,0 +1,324 @@
+"""One block of a chain, compiled by Numba: potentials, decoding, scores, inner products, the step.
+
+A multiclass example is a chain of one token. Import it only where Numba is installed. Loops take four rows at a time,
+which halves the traffic of what they add to and lets the compiler fill its vectors. Sums of products may be contracted
+and reordered; decoding is in the written order, so that its ties are those of ``torchssvm.structures.chain.oracle``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.njit import kernel, summing
+from torchssvm.structures.max_plus import first_of_largest, raise_maxima
+
+
+@summing
+def potentials(examples, model, i, emission):
+    """Emissions of example i; returns its length."""
+    start, length = examples.start[i], examples.start[i + 1] - examples.start[i]
+    states = model.emission.shape[1]
+    for t in range(length):
+        row = emission[t]
+        for k in range(states):
+            row[k] = model.bias[k]
+        if examples.dense:
+            add_dense(row, examples.x[start + t], model.emission)
+        else:
+            begin, end = examples.row[start + t], examples.row[start + t + 1]
+            add_sparse(row, examples.value[begin:end], examples.column[begin:end], model.emission)
+    for k in range(states):
+        emission[0, k] += model.first[k]
+        emission[length - 1, k] += model.last[k]
+    return length
+
+
+@summing
+def add_sparse(row, value, column, weights):
+    """``row += x W`` of a token whose features are a list of those that are not zero."""
+    states, count = len(row), len(value)
+    p = 0
+    while p + 4 <= count:
+        a, b, c, d = value[p], value[p + 1], value[p + 2], value[p + 3]
+        wa, wb, wc, wd = weights[column[p]], weights[column[p + 1]], weights[column[p + 2]], weights[column[p + 3]]
+        for k in range(states):
+            row[k] += (a * wa[k] + b * wb[k]) + (c * wc[k] + d * wd[k])
+        p += 4
+    while p < count:
+        a, wa = value[p], weights[column[p]]
+        for k in range(states):
+            row[k] += a * wa[k]
+        p += 1
+
+
+@summing
+def add_dense(row, x, weights):
+    """``row += x W``."""
+    states, features = len(row), len(x)
+    f = 0
+    while f + 4 <= features:
+        a, b, c, d = x[f], x[f + 1], x[f + 2], x[f + 3]
+        wa, wb, wc, wd = weights[f], weights[f + 1], weights[f + 2], weights[f + 3]
+        for k in range(states):
+            row[k] += (a * wa[k] + b * wb[k]) + (c * wc[k] + d * wd[k])
+        f += 4
+    while f < features:
+        a, wa = x[f], weights[f]
+        for k in range(states):
+            row[k] += a * wa[k]
+        f += 1
+
+
+@kernel
+def score(labels, length, emission, transition):
+    """Score of one labeling."""
+    total = np.float64(emission[0, labels[0]])
+    for t in range(1, length):
+        total += emission[t, labels[t]] + transition[labels[t - 1], labels[t]]
+    return total
+
+
+@kernel
+def decode(examples, i, length, emission, transition, into, prefixes, labels):
+    """Loss-augmented Viterbi, with the ties of ``torchssvm.structures.chain.oracle``; returns the loss.
+
+    The forward pass keeps maxima only, without emissions in ``into`` and with them in ``prefixes``; the state before is
+    then the first one that gives the maximum, found again for the best states alone.
+    """
+    start, states = examples.start[i], prefixes.shape[1]
+    for t in range(length):
+        token = start + t
+        augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
+        if t > 0:
+            raise_maxima(into[t], prefixes[t - 1], transition, True)
+            row, arrived = prefixes[t], into[t]
+            for k in range(states):
+                row[k] = arrived[k] + row[k]
+    best = first_of_largest(prefixes[length - 1], states)
+    labels[length - 1] = best
+    for t in range(length - 1, 0, -1):
+        before, highest, found = prefixes[t - 1], into[t, best], 0
+        for j in range(states):
+            if before[j] + transition[j, best] == highest:
+                found = j
+                break
+        best = found
+        labels[t - 1] = best
+    return loss_of(examples, start, length, labels)
+
+
+@kernel
+def augment(target, cost, cost_matrix, emission, row):
+    """``row = emission`` plus what each label costs at this token."""
+    states = len(row)
+    if len(cost_matrix):
+        costs = cost_matrix[target]
+        for k in range(states):
+            row[k] = emission[k] + cost * row.dtype.type(costs[k])
+    else:
+        for k in range(states):
+            row[k] = emission[k] + cost
+        row[target] = emission[target]
+
+
+@kernel
+def loss_of(examples, start, length, labels):
+    """What a labeling costs."""
+    loss = 0.0
+    for t in range(length):
+        target = examples.y[start + t]
+        if labels[t] != target:
+            cost = examples.cost[start + t]
+            loss += cost * examples.cost_matrix[target, labels[t]] if len(examples.cost_matrix) else cost
+    return loss
+
+
+@kernel
+def triangle(t, u):
+    """Where the inner product of tokens t and u stands among those of an example."""
+    return t * (t + 1) // 2 + u if t >= u else u * (u + 1) // 2 + t
+
+
+@kernel
+def respond(examples, model, i, length, labels, response, pairs):
+    """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before)."""
+    start, inner, states = examples.start[i], examples.inner_start[i], response.shape[1]
+    for t in range(length):
+        for k in range(states):
+            response[t, k] = 0.0
+    for u in range(length):
+        new, old = labels[u], examples.y[start + u]
+        if new != old:
+            for t in range(length):
+                value = examples.inner[inner + triangle(t, u)]
+                response[t, new] += value
+                response[t, old] -= value
+        if u > 0:
+            pairs[labels[u - 1], new] += 1.0
+            pairs[examples.y[start + u - 1], old] -= 1.0
+    if model.has_boundary:
+        for t in (0, length - 1):
+            response[t, labels[t]] += 1.0
+            response[t, examples.y[start + t]] -= 1.0
+
+
+@kernel
+def forget_pairs(examples, i, length, labels, pairs):
+    """Set the pairs that ``respond`` wrote back to zero."""
+    start = examples.start[i]
+    for u in range(1, length):
+        pairs[labels[u - 1], labels[u]] = 0.0
+        pairs[examples.y[start + u - 1], examples.y[start + u]] = 0.0
+
+
+@kernel
+def add_labeling(examples, i, length, labels, mass, delta, pairs):
+    """``mass (p(labels) - p(y))`` added to parts."""
+    start = examples.start[i]
+    for t in range(length):
+        new, old = labels[t], examples.y[start + t]
+        if new != old:
+            delta[t, new] += mass
+            delta[t, old] -= mass
+        if t > 0:
+            pairs[labels[t - 1], new] += mass
+            pairs[examples.y[start + t - 1], old] -= mass
+
+
+@summing
+def product(a, b):
+    """Inner product of two arrays of one axis, in float64."""
+    total = 0.0
+    for k in range(len(a)):
+        total += np.float64(a[k]) * np.float64(b[k])
+    return total
+
+
+@summing
+def row_product(a, b):
+    """Inner product in the dtype of the arrays: for rows of states, which are short."""
+    total = a[0] * b[0]
+    for k in range(1, len(a)):
+        total += a[k] * b[k]
+    return total
+
+
+@kernel
+def squared_length(examples, model, i, length, delta, pairs, squares, active, row):
+    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``active`` and ``row`` are room for this."""
+    inner = examples.inner_start[i]
+    total, count = 0.0, 0
+    for t in range(length):
+        squares[t] = row_product(delta[t], delta[t])
+        if squares[t] > 0.0:
+            active[count] = t
+            count += 1
+    for a in range(count):
+        t = active[a]
+        total += np.float64(examples.inner[inner + triangle(t, t)]) * squares[t]
+        if a > 0:
+            weigh_rows(examples.inner[inner + triangle(t, 0) :], delta, active[:a], row)
+            total += 2.0 * row_product(row, delta[t])
+    if model.has_boundary:
+        total += squares[0] + squares[length - 1]
+    if len(pairs):
+        row = pairs.reshape(pairs.size)
+        total += row_product(row, row)
+    return total
+
+
+@summing
+def weigh_rows(weights, rows, chosen, total):
+    """``total = sum_t weights[t] rows[t]`` over the chosen t, four at a time."""
+    states, count = len(total), len(chosen)
+    for k in range(states):
+        total[k] = 0.0
+    place = 0
+    while place + 4 <= count:
+        a, b, c, d = chosen[place], chosen[place + 1], chosen[place + 2], chosen[place + 3]
+        wa, wb, wc, wd = weights[a], weights[b], weights[c], weights[d]
+        ra, rb, rc, rd = rows[a], rows[b], rows[c], rows[d]
+        for k in range(states):
+            total[k] += (wa * ra[k] + wb * rb[k]) + (wc * rc[k] + wd * rd[k])
+        place += 4
+    while place < count:
+        wa, ra = weights[chosen[place]], rows[chosen[place]]
+        for k in range(states):
+            total[k] += wa * ra[k]
+        place += 1
+
+
+@kernel
+def scale_direction(delta, pairs, length, squares, rate):
+    """Multiply a direction by ``rate``; ``squares`` is 0 for tokens without a change."""
+    factor = delta.dtype.type(rate)
+    for t in range(length):
+        if squares[t] > 0.0:
+            row = delta[t]
+            for k in range(len(row)):
+                row[k] *= factor
+    row = pairs.reshape(pairs.size)
+    for k in range(len(row)):
+        row[k] *= factor
+
+
+@summing
+def add_to_weights(examples, model, i, length, delta, pairs, squares):
+    """``w += Phi_i^T delta``; ``squares`` is 0 for tokens without a change."""
+    start, states = examples.start[i], model.emission.shape[1]
+    for t in range(length):
+        if squares[t] == 0.0:
+            continue
+        row = delta[t]
+        if not examples.dense:
+            for p in range(examples.row[start + t], examples.row[start + t + 1]):
+                value, weights = examples.value[p], model.emission[examples.column[p]]
+                for k in range(states):
+                    weights[k] += value * row[k]
+        if model.has_bias:
+            for k in range(states):
+                model.bias[k] += row[k]
+    if examples.dense:
+        add_outer(examples.x[start : start + length], delta, squares, model.emission)
+    change, held = pairs.reshape(pairs.size), model.transition.reshape(model.transition.size)
+    for k in range(len(held)):
+        held[k] += change[k]
+    if model.has_boundary:
+        for t, weights in ((0, model.first), (length - 1, model.last)):
+            if squares[t] > 0.0:
+                for k in range(states):
+                    weights[k] += delta[t, k]
+
+
+@summing
+def add_outer(x, rows, squares, weights):
+    """``weights += sum_t x[t] rows[t]^T`` over the tokens with a change, four of them at a time."""
+    length, states = len(x), weights.shape[1]
+    t = 0
+    while t < length:
+        found, a, b, c, d = 0, t, t, t, t
+        while t < length and found < 4:
+            if squares[t] > 0.0:
+                if found == 0:
+                    a = t
+                elif found == 1:
+                    b = t
+                elif found == 2:
+                    c = t
+                else:
+                    d = t
+                found += 1
+            t += 1
+        ra, rb, rc, rd = rows[a], rows[b], rows[c], rows[d]
+        if found == 4:
+            for f in range(x.shape[1]):
+                va, vb, vc, vd, held = x[a, f], x[b, f], x[c, f], x[d, f], weights[f]
+                for k in range(states):
+                    held[k] += (va * ra[k] + vb * rb[k]) + (vc * rc[k] + vd * rd[k])
+        else:
+            for place in range(found):
+                row, token = (ra, a) if place == 0 else (rb, b) if place == 1 else (rc, c)
+                for f in range(x.shape[1]):
+                    value, held = x[token, f], weights[f]
+                    for k in range(states):
+                        held[k] += value * row[k]

@@ -1,0 +1,85 @@
+"""Which blocks a compiled loop visits next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_seed
+from torchssvm.core.schema import require
+from torchssvm.dual.state import DualState
+from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform, check_random_state
+
+
+class Draws:
+    """Resumable draws of blocks. Those without a gap come first, in random order.
+
+    Args:
+        order: ``Proportional()``, ``Uniform()`` or ``Permutation()``.
+        dual: Whose gaps to use.
+        seed: Of the draws.
+
+    Raises:
+        TypeError: The order is another one.
+    """
+
+    def __init__(self, order: Order, dual: DualState, seed: int) -> None:
+        if type(order) not in (Proportional, Uniform, Permutation) or getattr(order, "power", 1.0) != 1.0:
+            raise TypeError(f"order={order} is not compiled; use Proportional(), Uniform() or Permutation()")
+        self.order, self.dual = order, dual
+        self.generator = torch.Generator().manual_seed(check_seed(seed))
+        self._waiting = torch.zeros(0, dtype=torch.int64)
+
+    def next(self, visits: int) -> tuple[Tensor, Tensor]:
+        """Up to ``visits`` examples, or as many random points that draw them by gap: one of the two is empty."""
+        none, n = torch.zeros(0, dtype=torch.int64), self.dual.num_examples
+        if len(self._waiting):
+            return self._waiting[:visits], none.double()
+        if isinstance(self.order, Uniform):
+            self._waiting = torch.randint(n, (visits,), generator=self.generator)
+            return self._waiting, none.double()
+        unknown = torch.isinf(self.dual.gap_estimates)
+        if isinstance(self.order, Permutation):
+            unknown.fill_(True)
+        if bool(unknown.any()):
+            order = unknown.nonzero().flatten()
+            self._waiting = order[torch.randperm(len(order), generator=self.generator)]
+            return self._waiting[:visits], none.double()
+        return none, torch.rand(visits, dtype=torch.float64, generator=self.generator)
+
+    def used(self, visits: int) -> None:
+        """So many of the examples that ``next`` gave have been visited."""
+        self._waiting = self._waiting[visits:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator, and what was drawn and not visited."""
+        return {
+            "order": type(self.order).__name__,
+            "generator": self.generator.get_state(),
+            "waiting": self._waiting.clone(),
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is damaged or of another order; changes nothing."""
+        if (order := require(state, "order", str, "state")) != type(self.order).__name__:
+            raise ValueError(f"the checkpoint's draws are by {order}(), and this loop was made with order={self.order}")
+        waiting, generator = (require(state, name, Tensor, "state") for name in ("waiting", "generator"))
+        if (
+            waiting.dtype != torch.int64
+            or waiting.ndim != 1
+            or bool(((waiting < 0) | (waiting >= self.dual.num_examples)).any())
+        ):
+            raise ValueError("the checkpoint is damaged: state['waiting'] does not hold examples")
+        check_random_state(generator, "state['generator']")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the draws.
+
+        Raises:
+            ValueError: The state is damaged, or of another order; nothing has changed then.
+        """
+        self.check_state(state)
+        self.generator.set_state(state["generator"])
+        self._waiting = state["waiting"].clone()

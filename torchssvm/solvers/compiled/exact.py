@@ -1,0 +1,149 @@
+"""One exact pass over a range of examples, compiled by Numba. Import it only where Numba is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.njit import kernel
+from torchssvm.solvers.compiled.atoms import find_slot, insert, rest_views
+from torchssvm.solvers.compiled.block import (
+    add_labeling,
+    add_to_weights,
+    decode,
+    loss_of,
+    potentials,
+    product,
+    row_product,
+    score,
+)
+
+
+@kernel
+def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, total, every, hinges, losses, corners):
+    """Decode examples ``begin`` to ``end - 1`` at the weights of ``model``; no block is touched.
+
+    Args:
+        begin, end: Which examples.
+        examples, model, blocks, scalars, scratch: See :mod:`.state`; ``scalars.gaps`` gets the gaps.
+        part: Weights of a few examples, zero before and after; in the dtype of the weights.
+        total: Those of the range are added here, in float64, without the factor 1/(lam n).
+        every: After how many examples ``part`` is added to ``total``.
+        hinges: ``[n]`` float64, gets H_i.
+        losses: ``[2, n]`` float64, gets the blocks' losses; see ``certificate.ExactPass``.
+        corners: ``[tokens]``, gets the outputs; or empty.
+    """
+    n = len(blocks.count)
+    delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
+    waiting = 0
+    for i in range(begin, end):
+        length = potentials(examples, model, i, scratch.emission)
+        emission, transition = scratch.emission, model.transition
+        start = examples.start[i]
+        found = scratch.corner
+        loss = decode(examples, i, length, emission, transition, scratch.into, scratch.prefixes, found)
+        base = score(examples.y[start : start + length], length, emission, transition)
+        hinges[i] = score(found, length, emission, transition) - base + loss
+        inner = 0.0
+        if psi_of(i, length, examples, blocks, delta, pairs):
+            for t in range(length):
+                inner += product(delta[t], emission[t])
+                squares[t] = row_product(delta[t], delta[t])
+            losses[0, i], losses[1, i] = mean_loss(examples, i, length, scratch.response.shape[1], delta)
+            inner += product(pairs.reshape(pairs.size), transition.reshape(transition.size))
+            add_to_weights(examples, part, i, length, delta, pairs, squares)
+            waiting += 1
+        scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
+        if waiting == every or i + 1 == end:
+            flush(part, total)
+            waiting = 0
+        if len(corners):
+            for t in range(length):
+                corners[start + t] = found[t]
+
+
+@kernel
+def remember_range(begin, end, examples, blocks, options, scratch, counters, corners):
+    """Keep what was found for examples ``begin`` to ``end - 1``, in free slots and in those without mass.
+
+    Args:
+        begin, end: Which examples.
+        examples, blocks, scratch: See ``torchssvm.solvers.compiled.state``.
+        options: Those of a Frank-Wolfe step: inner products are left to the visits.
+        counters: ``[3]`` int64; the last one is the clock, which every example sees as it was before.
+        corners: ``[tokens]``, the outputs.
+
+    Returns:
+        How many labelings were kept.
+    """
+    clock, kept = counters[2], 0
+    for i in range(begin, end):
+        start = examples.start[i]
+        length = examples.start[i + 1] - start
+        found = scratch.corner
+        for t in range(length):
+            found[t] = corners[start + t]
+        if find_slot(i, blocks.count[i], length, blocks.labelings, found) < 0:
+            counters[2] = clock
+            loss = loss_of(examples, start, length, found)
+            insert(i, 0.0, loss, 0, length, examples, blocks, options, scratch, counters)
+            kept += counters[2] > clock
+    counters[2] = clock
+    return kept
+
+
+@kernel
+def mean_loss(examples, i, length, states, psi):
+    """``-<psi, delta>``, the mean loss of a block, and the sum of the absolute values of its terms."""
+    told, size = 0.0, 0.0
+    for t in range(length):
+        token = examples.start[i] + t
+        target, cost = examples.y[token], examples.cost[token]
+        for k in range(states):
+            if k != target or len(examples.cost_matrix):
+                each = examples.cost_matrix[target, k] if len(examples.cost_matrix) else 1.0
+                term = cost * each * np.float64(psi[t, k])
+                told -= term
+                size += abs(term)
+    return told, size
+
+
+@kernel
+def psi_of(i, length, examples, blocks, delta, pairs):
+    """``p(y_i) - mu_i`` of block i; False where it is zero, with nothing written then."""
+    rest = blocks.mixed[i] and blocks.rest_mass[i] > 0.0
+    some = rest
+    for c in range(blocks.count[i]):
+        some |= blocks.mass[i, c] > 0.0
+    if not some:
+        return False
+    if rest:
+        psi, psi_pairs = rest_views(blocks, i, length)
+        for t in range(length):
+            row, held = delta[t], psi[t]
+            for k in range(len(held)):
+                row[k] = held[k]
+        row, held = pairs.reshape(pairs.size), psi_pairs.reshape(psi_pairs.size)
+        for k in range(len(row)):
+            row[k] = held[k]
+    else:
+        delta[:length] = 0.0
+        pairs[:] = 0.0
+    for c in range(blocks.count[i]):
+        if blocks.mass[i, c] > 0.0:
+            add_labeling(examples, i, length, blocks.labelings[i, c], -blocks.mass[i, c], delta, pairs)
+    return True
+
+
+@kernel
+def flush(part, total):
+    """Move ``part`` to ``total``."""
+    for rows, sums in ((part.emission, total.emission), (part.transition, total.transition)):
+        for j in range(len(rows)):
+            row, held = rows[j], sums[j]
+            for k in range(len(row)):
+                held[k] += row[k]
+                row[k] = 0.0
+    for row, held in ((part.bias, total.bias), (part.first, total.first), (part.last, total.last)):
+        for k in range(len(row)):
+            held[k] += np.float64(row[k])
+            row[k] = 0.0

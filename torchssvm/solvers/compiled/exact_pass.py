@@ -1,0 +1,122 @@
+"""Exact passes over packed examples, on all of torch's threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.threads import run_in_chunks, split
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.certificate import ExactPass
+from torchssvm.solvers.compiled.memory import BlockMemory
+from torchssvm.solvers.compiled.state import Blocks, Examples, Model, Options, Scalars, Scratch
+
+_RANGES = 16  # sums are made range by range, so that they do not depend on the number of threads
+_NUMBERS = 1 << 22  # and as float64: of models so large, fewer ranges
+_EVERY = 64  # examples whose weights are summed in the dtype of the weights
+
+
+class ExactPasses:
+    """Decodes all examples of a packed training set.
+
+    Args:
+        examples: The training set.
+        targets: ``[n]`` int64, digests of its targets.
+        make_scratch: Makes room for one thread.
+    """
+
+    def __init__(self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch]) -> None:
+        self._examples, self._targets = examples, targets
+        self._work = np.diff(examples.start)
+        self._make_scratch = make_scratch
+        self._local = threading.local()
+
+    def __call__(
+        self, model: Model, blocks: Blocks, dual: DualState, options: Options, memory: BlockMemory
+    ) -> ExactPass:
+        """Hinges, gaps and recomputed weights; new outputs are kept when that is asked for.
+
+        Args:
+            model: The weights.
+            blocks: The blocks.
+            dual: The dual state; it is not changed.
+            options: Those of a Frank-Wolfe step.
+            memory: Whose clock to use.
+
+        Raises:
+            RuntimeError: The hinges are not finite.
+        """
+        from torchssvm.solvers.compiled.exact import exact_range
+
+        examples = self._examples
+        numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
+        ranges = split(self._work, max(1, min(_RANGES, _NUMBERS // numbers)))
+        totals = [_zeros(model, np.float64) for _ in ranges[1:]]
+        n = dual.num_examples
+        hinges, gaps, losses = np.zeros(n), np.zeros(n), np.zeros((2, n))
+        corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
+        scalars = Scalars(dual.loss.numpy(), gaps, gaps)
+        every = _EVERY + numbers // 64
+
+        def decode(begin: int, end: int, thread: int) -> None:
+            scratch, part = self._scratch(), _zeros(model, model.emission.dtype)
+            for place in range(begin, end):
+                own, total = (ranges[place], ranges[place + 1]), totals[place]
+                found = (hinges, losses, corners)
+                exact_range(*own, examples, model, blocks, scalars, scratch, part, total, every, *found)
+
+        sizes = np.add.reduceat(self._work, ranges[:-1])
+        run_in_chunks(decode, sizes)
+        if not np.isfinite(hinges).all():
+            raise RuntimeError("the hinges are not finite: the weights must have overflowed")
+
+        def remember() -> None:
+            self._remember(blocks, dual, options, memory, corners)
+
+        scale = 1.0 / (dual.lam * n)
+        weights = [
+            torch.from_numpy(sum(arrays)) * scale for arrays in zip(*map(memory.kind.trained, totals), strict=True)
+        ]
+        return ExactPass(
+            hinges=float(hinges.sum()),
+            exact=True,
+            relaxed=False,
+            gaps=torch.from_numpy(gaps),
+            weights=weights,
+            targets=self._targets,
+            losses=torch.from_numpy(losses),
+            remember=remember,
+        )
+
+    def _remember(
+        self, blocks: Blocks, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray
+    ) -> None:
+        """Keep the outputs of a pass, where the storage keeps labelings."""
+        from torchssvm.solvers.compiled.exact import remember_range
+
+        if not memory.capacity:
+            return
+
+        def keep(begin: int, end: int, thread: int) -> int:
+            counters = np.array([0, 0, memory.clock])
+            return remember_range(begin, end, self._examples, blocks, options, self._scratch(), counters, corners)
+
+        if sum(run_in_chunks(keep, self._work)):
+            memory.clock += 1
+            dual.version += 1  # slots may hold other labelings now
+
+    def _scratch(self) -> Scratch:
+        """Of this thread."""
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = self._make_scratch()
+        return self._local.scratch
+
+
+def _zeros(model: Model, dtype: np.dtype | type) -> Model:
+    arrays: list[Any] = [np.zeros(array.shape, dtype) for array in model[:5]]
+    return Model(*arrays, *model[5:])  # type: ignore[call-arg]

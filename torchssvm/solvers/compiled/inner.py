@@ -1,0 +1,37 @@
+"""Inner products of the tokens of each example, compiled by Numba. Import it only where Numba is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.njit import kernel
+from torchssvm.solvers.compiled.block import product
+
+
+@kernel
+def fill_inner(examples, has_bias):
+    """``x_t . x_u`` for u <= t, plus 1 where there is a bias; summed in float64."""
+    extra = 1.0 if has_bias else 0.0
+    for i in range(len(examples.start) - 1):
+        place = examples.inner_start[i]
+        for t in range(examples.start[i], examples.start[i + 1]):
+            for u in range(examples.start[i], t + 1):
+                if examples.dense:
+                    examples.inner[place] = product(examples.x[t], examples.x[u]) + extra
+                else:
+                    examples.inner[place] = _sparse_product(examples, t, u) + extra
+                place += 1
+
+
+@kernel
+def _sparse_product(examples, t, u):
+    """Both lists are in the order of their columns."""
+    p, q = examples.row[t], examples.row[u]
+    total = 0.0
+    while p < examples.row[t + 1] and q < examples.row[u + 1]:
+        a, b = examples.column[p], examples.column[q]
+        if a == b:
+            total += np.float64(examples.value[p]) * np.float64(examples.value[q])
+        p += a <= b
+        q += b <= a
+    return total

@@ -1,0 +1,157 @@
+"""The loop over blocks, compiled by Numba: [B13] Algorithm 4 and [G16] Algorithms 2 to 5 in one."""
+
+from __future__ import annotations
+
+from torchssvm.core.njit import kernel
+from torchssvm.solvers.compiled.atoms import (
+    fill_atoms,
+    fill_direction,
+    fill_gram,
+    find_slot,
+    has_room,
+    insert,
+    keep_gram,
+    move_masses,
+)
+from torchssvm.solvers.compiled.block import add_to_weights, decode, potentials, scale_direction, score, squared_length
+from torchssvm.solvers.compiled.directions import CORRECTIVE, HYBRID, choose
+from torchssvm.solvers.compiled.prefetch import fetch_block
+
+
+@kernel
+def visit_blocks(order, points, tree, examples, model, blocks, scalars, options, scratch, counters):
+    """Visit blocks until ``order`` (or ``points``, where blocks are drawn by gap) is used up.
+
+    Args:
+        order: ``[V]`` int64 examples; empty where blocks are drawn.
+        points: ``[V]`` float64 in [0, 1), one for each draw.
+        tree: ``[2 S]`` float64, sums of gaps over a binary tree of S >= n leaves; kept up to date.
+        examples, model, blocks, scalars, options, scratch: See ``torchssvm.solvers.compiled.state``.
+        counters: ``[4]`` int64: oracle calls, cache hits, clock, visits; counted up.
+
+    Returns:
+        The number of visits made; less than asked for where a block must give a labeling to the rest and has no room
+        for it yet, or where all gaps are zero.
+    """
+    visits = len(points) if options.by_gap else len(order)
+    leaves = len(tree) // 2
+    for v in range(visits):
+        if options.by_gap:
+            if not tree[1] > 0.0:
+                return v
+            i = draw(tree, points[v])
+            following = draw(tree, points[v + 1]) if v + 1 < visits else i  # almost always: one gap will change
+        else:
+            i = order[v]
+            following = order[v + 1] if v + 1 < visits else i
+        fetch_block(following, examples, blocks)
+        if not visit(i, examples, model, blocks, scalars, options, scratch, counters):
+            return v
+        counters[3] += 1
+        if options.by_gap:
+            place = leaves + i
+            tree[place] = scalars.gaps[i]
+            while place > 1:
+                place //= 2
+                tree[place] = tree[2 * place] + tree[2 * place + 1]
+    return visits
+
+
+@kernel
+def draw(tree, point):
+    """The leaf in which ``point`` of the whole lies."""
+    place, point = 1, point * tree[1]
+    while place < len(tree) // 2:
+        place *= 2
+        if point >= tree[place] and tree[place + 1] > 0.0:
+            point -= tree[place]
+            place += 1
+    return place - len(tree) // 2
+
+
+@kernel
+def visit(i, examples, model, blocks, scalars, options, scratch, counters):
+    """One step on block i; False if it needs room in the rest first, with nothing changed then.
+
+    Atoms: 0 the rest, c + 1 slot c, count + 1 the corner. Mean parts are a rest with all the mass, and no slots.
+    """
+    n, count = len(blocks.count), blocks.count[i]
+    if not has_room(i, count, blocks, options):
+        return False
+    start = examples.start[i]
+    length = potentials(examples, model, i, scratch.emission)
+    emission, transition = scratch.emission, model.transition
+    base = score(examples.y[start : start + length], length, emission, transition)
+    mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
+    mean, best = fill_atoms(i, count, length, base, blocks, scalars, emission, transition, scratch)
+
+    # The cache, or the max oracle.
+    gap = (hinge[best + 1] - mean) / n if best >= 0 else 0.0
+    hit = options.cache and best >= 0 and gap > 0.0
+    hit = hit and gap >= options.factor * scalars.oracle_gaps[i] and gap >= options.threshold
+    atoms, corner, found = count + 1, best + 1, scratch.corner
+    if hit:
+        counters[1] += 1
+    else:
+        counters[0] += 1
+        loss = decode(examples, i, length, emission, transition, scratch.into, scratch.prefixes, found)
+        corner = find_slot(i, count, length, blocks.labelings, found) + 1
+        if corner == 0:
+            corner = atoms
+            mass[corner], parts[corner] = 0.0, loss
+            hinge[corner] = score(found, length, emission, transition) - base + loss
+            atoms += 1
+        gap = max((hinge[corner] - mean) / n, 0.0)
+        scalars.oracle_gaps[i] = gap
+    scalars.gaps[i] = max(gap, 0.0)
+    is_new = corner > count
+
+    curved = options.direction == HYBRID or options.direction == CORRECTIVE
+    if curved:
+        fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch)
+        for a in range(atoms):
+            for b in range(atoms):
+                scratch.gram[a, b] /= options.lam * n
+    change = scratch.change
+    choose(
+        options.direction,
+        atoms,
+        corner,
+        mass,
+        hinge,
+        scratch.gram,
+        options.steps,
+        options.tolerance,
+        change,
+        scratch.work,
+    )
+
+    # The direction in parts space, and the exact step: value/n is the slope, bend/(lam n^2) the curvature.
+    delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
+    fill_direction(i, count, length, is_new, examples, blocks, scratch)
+    value, loss_change = 0.0, 0.0
+    for c in range(atoms):
+        if change[c] != 0.0:
+            value += change[c] * hinge[c]
+            loss_change += change[c] * parts[c]
+    bend = squared_length(examples, model, i, length, delta, pairs, squares, scratch.labels, scratch.into[0])
+    step = 0.0
+    if value > 0.0:
+        step = 1.0 if value * options.lam * n >= bend else value * options.lam * n / bend
+
+    counters[2] += 1
+    scratch.step[0] += step
+    if step > 0.0:
+        rate = step / (options.lam * n)  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
+        scratch.step[1] += rate * (rate * bend - 2.0 * (value - loss_change))
+        scale_direction(delta, pairs, length, squares, -rate)
+        add_to_weights(examples, model, i, length, delta, pairs, squares)
+        scalars.loss[i] += step * loss_change / n
+        move_masses(i, count, length, step, blocks, scratch)
+    if not is_new:
+        blocks.used[i, corner - 1] = counters[2]
+    if curved:
+        keep_gram(i, count, options.lam * n, blocks, scratch)
+    if is_new:
+        insert(i, step * change[corner], parts[corner], corner, length, examples, blocks, options, scratch, counters)
+    return True

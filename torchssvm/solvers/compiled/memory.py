@@ -1,0 +1,155 @@
+"""The blocks of a dual as arrays that a compiled loop writes to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.memory import check_memory
+from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.rows import RowBuffer
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.compiled.kinds import Kind
+from torchssvm.solvers.compiled.state import Blocks
+
+
+class BlockMemory:
+    """Views of the storage, and its growth.
+
+    Args:
+        kind: The head.
+        dual: Its dual state.
+        lengths: ``[n]`` int64, of the examples.
+        curvature: Whether inner products of labelings are kept.
+
+    Raises:
+        MemoryError: The blocks would not fit in the dual's ``memory_limit``.
+    """
+
+    def __init__(self, kind: Kind, dual: DualState, lengths: Tensor, *, curvature: bool) -> None:
+        self.kind, self.dual, self.lengths = kind, dual, lengths
+        self.longest = int(lengths.max())
+        storage = dual.storage
+        assert isinstance(storage, Labelings | MeanParts)
+        self.labelings = storage if isinstance(storage, Labelings) else None
+        self.rest: MeanParts = storage.rest if isinstance(storage, Labelings) else storage
+        self.capacity = 0 if self.labelings is None else self.labelings.capacity
+        self.curvature = curvature
+        self._clock = 0  # of mean parts, which nothing depends on
+        if self.labelings is not None:
+            if curvature:
+                self.labelings.keep_curvature()
+            self._check(self._labelings_bytes(), "Labelings(capacity=...) with a smaller capacity takes less")
+        elif not self.has_rest:
+            self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
+        states, n = kind.num_states, dual.num_examples
+        self._nothing = Blocks(
+            count=torch.zeros(n, dtype=torch.int64).numpy(),
+            mass=torch.zeros(n, 0, dtype=torch.float64).numpy(),
+            loss=torch.zeros(n, 0, dtype=torch.float64).numpy(),
+            used=torch.zeros(n, 0, dtype=torch.int64).numpy(),
+            labelings=torch.zeros(n, 0, self.longest, dtype=torch.int8).numpy(),
+            gram=torch.zeros(1, 1, 1, dtype=dual.parameters[0].dtype).numpy(),
+            known=torch.zeros(n, 0, dtype=torch.bool).numpy(),
+            rest_mass=torch.ones(n, dtype=torch.float64).numpy(),
+            rest_loss=torch.zeros(n, dtype=torch.float64).numpy(),
+            mixed=torch.ones(n, dtype=torch.bool).numpy(),
+            rest_emission=torch.zeros(1, states, dtype=dual.parameters[0].dtype).numpy(),
+            rest_emission_start=torch.zeros(n, dtype=torch.int64).numpy(),
+            rest_transition=torch.zeros(1, 0, states, dtype=dual.parameters[0].dtype).numpy(),
+            rest_transition_start=torch.zeros(n, dtype=torch.int64).numpy(),
+        )
+
+    @property
+    def clock(self) -> int:
+        """When labelings were last used is told by it."""
+        return self._clock if self.labelings is None else self.labelings.sets.clock
+
+    @clock.setter
+    def clock(self, value: int) -> None:
+        if self.labelings is None:
+            self._clock = value
+        else:
+            self.labelings.sets.clock = value
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether every example has its rows in the rest."""
+        return bool(self.rest.buffers) and all(buffer.complete for buffer in self.rest.buffers.values())
+
+    def blocks(self) -> Blocks:
+        """The arrays, sharing their memory with the storage."""
+        blocks = self._nothing
+        if self.labelings is not None:
+            sets, storage = self.labelings.sets, self.labelings
+            if self.curvature:
+                sets.keep_gram(self.dual.parameters[0].dtype)
+            sets.reserve(self.kind.longest_labeling(self.longest))
+            blocks = blocks._replace(
+                **{name: getattr(sets, name).numpy() for name in ("count", "mass", "loss", "used", "known")},
+                labelings=self.kind.as_sequences(sets.labelings[0]).numpy(),
+                gram=blocks.gram if sets.gram is None else sets.gram.numpy(),
+                rest_mass=storage.rest_mass.numpy(),
+                rest_loss=storage.rest_loss.numpy(),
+                mixed=storage.mixed.numpy(),
+            )
+        elif not self.has_rest:
+            self.make_rest()
+        if self.rest.buffers:
+            emission = self.rest.buffers[self.kind.emission]
+            blocks = blocks._replace(rest_emission=emission.values.numpy(), rest_emission_start=emission.start.numpy())
+            if self.kind.pairs is not None:
+                pairs = self.rest.buffers[self.kind.pairs]
+                blocks = blocks._replace(
+                    rest_transition=pairs.values.numpy(), rest_transition_start=pairs.start.numpy()
+                )
+        return blocks
+
+    def make_rest(self) -> None:
+        """Give every example its rows in the rest, zero where it had none.
+
+        Raises:
+            MemoryError: They would not fit in the dual's ``memory_limit``.
+        """
+        advice = (
+            "a larger capacity of Labelings() avoids it"
+            if self.capacity
+            else "storage=Weights() or Labelings() may take less"
+        )
+        self._check(self._rest_bytes() + self._labelings_bytes(), advice)
+        states, dtype = self.kind.num_states, self.dual.parameters[0].dtype
+        shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.kind.emission: (self.lengths, (states,))}
+        if self.kind.pairs is not None:
+            shapes[self.kind.pairs] = (torch.ones_like(self.lengths), (states, states))
+        for name, (rows, trailing) in shapes.items():
+            buffer = self.rest.buffers.get(name)
+            if buffer is None:
+                buffer = self.rest.buffers[name] = RowBuffer(len(rows), dtype, torch.device("cpu"))
+            buffer.fill_up(rows, trailing)
+
+    def remember_lengths(self, index: Tensor | None) -> None:
+        """Note the lengths of the blocks ``index`` (None for all) that hold labelings now."""
+        if self.labelings is not None and self.kind.pairs is not None:
+            sets, own = self.labelings.sets, slice(None) if index is None else index
+            sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
+
+    def _labelings_bytes(self) -> int:
+        if self.labelings is None:
+            return 0
+        gram = self.dual.parameters[0].element_size() if self.curvature else 0
+        like = self.kind.longest_labeling(self.longest)
+        return self.dual.num_examples * (self.labelings.sets.bytes_each(like, self.capacity, gram) + 8 + 8 + 1)
+
+    def _rest_bytes(self) -> int:
+        states = self.kind.num_states
+        pairs = 0 if self.kind.pairs is None else states * states * len(self.lengths)
+        return (int(self.lengths.sum()) * states + pairs) * self.dual.parameters[0].element_size()
+
+    def _check(self, needed: int, advice: str) -> None:
+        """Of all blocks together; what is held already is not asked for again."""
+        storage = self.dual.storage
+        if storage.memory_limit is None:
+            needed = max(needed - storage.nbytes(), 0)
+        what = f"storage={type(storage).__name__}()"
+        check_memory(needed, self.dual.parameters[0].device, storage.memory_limit, what, advice)

@@ -1,0 +1,142 @@
+"""The training set as a compiled loop reads it: token after token, without padding, and without zeros where many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.batch import Batch
+from torchssvm.core.digest import digest_targets
+from torchssvm.core.lists import Lists, check_finite, lists_of
+from torchssvm.core.potentials import as_potentials
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.compiled.kinds import Kind
+from torchssvm.solvers.compiled.state import Examples
+
+_DENSE = 0.5  # a feature in a list of those that are not zero takes twice the room, and a little more time
+
+
+class Piece(NamedTuple):
+    """The examples of one batch, without padding.
+
+    Attributes:
+        index: ``[B]`` int64.
+        lengths: ``[B]`` int64.
+        x: ``[tokens, F]``, or lists.
+        labels: ``[tokens]`` int64.
+        cost: ``[tokens]`` float64.
+        targets: ``[B]`` int64, their digests.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # it hides tuple.index
+    lengths: Tensor
+    x: Tensor | Lists
+    labels: Tensor
+    cost: Tensor
+    targets: Tensor
+
+
+def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor]:
+    """Every example once, in the order of the index; checked by the head and the structure. Arrays are numpy's.
+
+    Returns:
+        The examples, and the digests of their targets, ``[n]`` int64.
+
+    Raises:
+        ValueError: An example is missing or came twice, or a batch is not valid.
+    """
+    from torchssvm.solvers.compiled.inner import fill_inner
+
+    n, dtype = dual.num_examples, dual.parameters[0].dtype
+    lengths, targets = torch.zeros(2, n, dtype=torch.int64)
+    pieces: list[Piece] = []
+    nonzeros = 0
+    for batch in batches:
+        _check_kind(batch)
+        piece = _piece(kind, dual, batch, dtype)
+        twice = piece.index[lengths[piece.index] > 0]
+        if len(twice) or len(piece.index.unique()) < len(piece.index):
+            example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
+            raise ValueError(f"batches gave example {example} twice: every training example is needed exactly once")
+        lengths[piece.index], targets[piece.index] = piece.lengths, piece.targets
+        nonzeros += int(piece.x.count_nonzero()) if isinstance(piece.x, Tensor) else len(piece.x.columns)
+        pieces.append(piece)
+    if not bool((lengths > 0).all()):
+        missing = (lengths == 0).nonzero().flatten().tolist()
+        used_up = "; were they a generator that was used up?" if len(missing) == n else ""
+        raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them{used_up}")
+    start = offsets(lengths)
+    tokens, features = int(start[-1]), len(kind.weights()[0])
+    dense = isinstance(pieces[0].x, Tensor) and nonzeros > _DENSE * tokens * features
+    y, cost = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, dtype=torch.float64)
+    x = torch.empty(tokens if dense else 0, features, dtype=dtype)
+    counts = torch.zeros(tokens, dtype=torch.int64)
+    lists: list[tuple[Tensor, Tensor, Tensor]] = []
+    while pieces:
+        piece = pieces.pop()  # each is let go of when it has been copied
+        place = _places(start[piece.index], piece.lengths)
+        y[place], cost[place] = piece.labels, piece.cost
+        if dense and isinstance(piece.x, Tensor):
+            x[place] = piece.x
+        else:
+            own = lists_of(piece.x) if isinstance(piece.x, Tensor) else piece.x
+            counts[place] = own.counts
+            lists.append((place, own.columns, own.values))
+    row = offsets(counts)
+    value, column = torch.empty(int(row[-1]), dtype=dtype), torch.empty(int(row[-1]), dtype=torch.int32)
+    while lists:
+        place, columns, values = lists.pop()
+        own_place = _places(row[place], counts[place])
+        value[own_place], column[own_place] = values, columns
+    inner_start = offsets(lengths * (lengths + 1) // 2)
+    inner = torch.empty(int(inner_start[-1]), dtype=dtype)
+    arrays = (x, value, column, row, y, cost, cost.to(dtype), kind.cost_matrix(), start, inner, inner_start[:-1])
+    examples = Examples(dense, *(t.numpy() for t in arrays))
+    fill_inner(examples, kind.has_bias)
+    return examples, targets
+
+
+def _check_kind(batch: object) -> None:
+    if not isinstance(batch, Batch):
+        raise TypeError(f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths)")
+    if isinstance(batch.x, SparseFeatures):
+        return
+    if not isinstance(batch.x, Tensor) or batch.x.layout != torch.strided:
+        raise TypeError(
+            "x must be a dense tensor (features that are mostly zero are kept as lists all the same), or "
+            "SparseFeatures for a SparseLinearChain"
+        )
+
+
+def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Piece:
+    with torch.no_grad():
+        potentials = as_potentials(kind.apply(batch))
+    index = dual.check_batch(batch.index, potentials)
+    target = kind.structure.check_target(batch.y, potentials)
+    check_finite(batch.x, index, dtype)
+    labels, cost, lengths = kind.targets(target)
+    x = kind.features(batch.x, target)
+    return Piece(
+        index,
+        lengths,
+        x if isinstance(x, Lists) else x.detach().to(dtype),
+        labels,
+        cost,
+        digest_targets(target, potentials.lengths),
+    )
+
+
+def offsets(sizes: Tensor) -> Tensor:
+    """Where runs of these sizes begin, and where the last one ends."""
+    return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+
+
+def _places(start: Tensor, sizes: Tensor) -> Tensor:
+    """``start_i, start_i + 1, ...`` of every run, one after another."""
+    ends = sizes.cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    return torch.repeat_interleave(start - ends + sizes, sizes) + torch.arange(total)

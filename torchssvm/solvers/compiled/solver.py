@@ -1,0 +1,341 @@
+"""BCFW with fixed features, compiled: blocks one after another, with no Python between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.batch import Batch
+from torchssvm.core.jit import numba_available
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.block_gap import check_rules
+from torchssvm.solvers.certificate import Certificate, conclude
+from torchssvm.solvers.compiled.draws import Draws
+from torchssvm.solvers.compiled.exact_pass import ExactPasses
+from torchssvm.solvers.compiled.gate import Gate
+from torchssvm.solvers.compiled.kinds import kind_of
+from torchssvm.solvers.compiled.memory import BlockMemory
+from torchssvm.solvers.compiled.packing import pack
+from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
+from torchssvm.solvers.solve import Schedule, run_until
+from torchssvm.steps.away import Away
+from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
+from torchssvm.steps.corrective import Corrective
+from torchssvm.steps.direction import DirectionRule
+from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.hybrid import Hybrid
+from torchssvm.steps.orders import Order, Proportional
+from torchssvm.steps.pairwise import Pairwise
+
+_DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
+
+
+class CompiledBCFW:
+    """Exact BCFW on a linear chain or a multiclass head with fixed features: one block after another, compiled.
+
+    It trains the same head and the same dual state as ``BlockGap`` and ``BCFW`` do: either goes on where the other
+    stopped. Needs Numba (``torchssvm[numba]``) and tensors on the CPU. Blocks are drawn as [G16] Algorithm 2 says, from
+    the gaps as they stand at every draw. Features are copied, without padding; those that are mostly zero as lists.
+
+    Args:
+        head: :class:`LinearChain` with shared transitions, :class:`SparseLinearChain` or :class:`LinearMulticlass`; on
+            the CPU.
+        dual: Its dual state, with ``storage=MeanParts()`` or ``Labelings()``.
+        batches: Every training example exactly once; they are read once, and let go of one after another.
+        direction: As in ``BlockGap``; None is ``FrankWolfe()``.
+        oracle: As in ``BlockGap``; None is ``MaxOracle()``.
+        order: ``Proportional()`` (the default), ``Uniform()`` or ``Permutation()``.
+        seed: Of the draws.
+
+    Raises:
+        ImportError: Numba is not installed.
+        TypeError: The head, its structure, a rule or the storage is not one that is compiled.
+        ValueError: The batches do not hold every example once, or are not valid; the dual is that of another head,
+            structure or training set; or ``direction`` or ``oracle`` needs a storage that keeps labelings.
+        MemoryError: The blocks would not fit in the dual's ``memory_limit``.
+        RuntimeError: A target is not that of the dual's last exact pass.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        dual: DualState,
+        batches: Iterable[Batch],
+        *,
+        direction: DirectionRule | None = None,
+        oracle: OracleRule | None = None,
+        order: Order | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.direction: Any = direction if direction is not None else FrankWolfe()
+        self.oracle: Any = oracle if oracle is not None else MaxOracle()
+        check_compiled(self.direction, self.oracle)
+        self.draws = Draws(order if order is not None else Proportional(), dual, seed)
+        kind = kind_of(head)
+        self._gate = Gate(kind, dual)
+        check_rules(self.direction, self.oracle, dual.storage)
+        self.head, self.dual = head, dual
+        self._examples, self._targets = pack(kind, dual, batches)
+        self._lengths = torch.from_numpy(self._examples.start).diff()
+        self._gate.check_blocks(self._lengths, self._targets)
+        self._memory = BlockMemory(kind, dual, self._lengths, curvature=self.direction.needs_curvature)
+        dtype = self._examples.added.dtype
+        sizes = (self._memory.longest, kind.num_states, kind.width, 0 if kind.pairs is None else kind.num_states)
+        self._kind, self._scratch = kind, make_scratch(*sizes, self._memory.capacity + 2, dtype)
+        self._exact = ExactPasses(
+            self._examples, self._targets, lambda: make_scratch(*sizes, self._memory.capacity + 2, dtype)
+        )
+        self._gate.begin()
+
+    @torch.no_grad()
+    def run(self, visits: int) -> int:
+        """Draw blocks and visit them, ``visits`` times; the head holds the new weights afterwards.
+
+        Returns:
+            Visits made; fewer only when all gaps are zero.
+
+        Raises:
+            ValueError: ``visits`` is negative; or the head or the dual are no longer those of this loop.
+            TypeError: The weights have bounds by now.
+            RuntimeError: The weights were changed by others; nothing has changed then. Or they have overflowed.
+            MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
+                ``memory_limit``. The visits before that are made, and count.
+        """
+        visits = check_whole(visits, "visits", 0)
+        self._begin()
+        done = 0
+        try:
+            while done < visits:
+                order, points = self.draws.next(visits - done)
+                made = self._visit(order, points, drawn=len(order) > 0)
+                done += made
+                if made < max(len(order), len(points)):
+                    if bool((self.dual.gap_estimates == 0.0).all()):
+                        break
+                    self._make_room()
+        finally:
+            self._end(None)
+        return done
+
+    @torch.no_grad()
+    def visit(self, index: Tensor) -> float:
+        """Visit the given blocks, one after another.
+
+        Args:
+            index: ``[V]`` int64, examples; one that is there twice is visited twice.
+
+        Returns:
+            The mean step, between 0 and 1.
+
+        Raises:
+            ValueError: ``index`` is not valid; or as :meth:`run`, like the rest.
+            TypeError: See :meth:`run`.
+            RuntimeError: See :meth:`run`.
+        """
+        index = given = self._check_index(index)
+        self._begin()
+        nowhere = torch.zeros(0, dtype=torch.float64)
+        try:
+            while len(index):
+                index = index[self._visit(index, nowhere, drawn=False) :]
+                if len(index):
+                    self._make_room()
+        finally:
+            self._end(given)
+        return float(self._scratch.step[0]) / max(len(given), 1)
+
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        schedule: Schedule | None = None,
+        max_passes: float = math.inf,
+        on_check: Callable[[Certificate], None] | None = None,
+    ) -> Certificate:
+        """Train until an exact pass proves that the gap is within ``tolerance``; see :func:`torchssvm.solve`.
+
+        Args:
+            tolerance: The gap to reach.
+            schedule: When exact passes are made, asked after every quarter of an epoch, or after an epoch of fewer than
+                1000 examples; None is ``WhenEstimated()``.
+            max_passes: Stop after the portion of visits in which the dual's effective passes, those before this call
+                included, come to so many; one more pass is the certificate.
+            on_check: Called with the certificate of every exact pass.
+
+        Raises:
+            ValueError: An argument is out of range.
+        """
+        visits = max(self.dual.num_examples // 4, min(self.dual.num_examples, 1000))
+        return run_until(
+            (self.run(visits) for _ in itertools.repeat(None)),
+            self.dual,
+            self.certify,
+            tolerance=tolerance,
+            schedule=schedule,
+            max_passes=max_passes,
+            on_check=on_check,
+        )
+
+    @torch.no_grad()
+    def certify(self, *, refresh: bool = True) -> Certificate:
+        """An exact pass on all of torch's threads, with the results of :func:`torchssvm.certify`.
+
+        Args:
+            refresh: Whether the next step starts from the recomputed weights.
+
+        Raises:
+            ValueError: The head or the dual are no longer those of this loop.
+            TypeError: The weights have bounds by now.
+            RuntimeError: The weights were changed by others, or are not finite. Or the gap is negative by more than
+                rounding: the dual is not one of these examples.
+        """
+        self._gate.check_weights()
+        self._gate.check_blocks(self._lengths, self._targets)
+        dual, memory = self.dual, self._memory
+        options = self._options(False)._replace(direction=_DIRECTIONS.index(FrankWolfe))
+        blocks = memory.blocks()
+        certificate = conclude(
+            dual,
+            lambda: self._exact(self._kind.model(), blocks, dual, options, memory),
+            refresh=refresh,
+        )
+        memory.remember_lengths(None)
+        self._gate.remember()
+        return certificate
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next draws depend on; the dual has a state of its own."""
+        return self.draws.state_dict()
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is damaged or of other draws; changes nothing."""
+        self.draws.check_state(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the draws.
+
+        Raises:
+            ValueError: The state is damaged.
+        """
+        self.draws.load_state_dict(state)
+
+    def _check_index(self, index: Tensor) -> Tensor:
+        n = self.dual.num_examples
+        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
+            raise ValueError(f"index={index} must be an int64 tensor of one axis")
+        if bool(((index < 0) | (index >= n)).any()):
+            raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; the dual has num_examples={n}")
+        return index.cpu().contiguous()
+
+    def _begin(self) -> None:
+        dual = self.dual
+        self._gate.check_weights()
+        self._gate.check_blocks(self._lengths, self._targets)
+        dual.targets = self._targets
+        if dual.recomputed is not None:
+            dual.set_weights(dual.recomputed)
+        dual.discard()
+        self._scratch.step[:] = 0.0
+        self._moved = dual.moved
+
+    def _end(self, index: Tensor | None) -> None:
+        self._memory.remember_lengths(index)
+        squared = self.dual.held_norm**2 + float(self._scratch.step[1])
+        self.dual.remember_weights(squared, self.dual.moved - self._moved)
+        self._gate.remember()
+        self.dual.notify()
+
+    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool) -> int:
+        """Visit blocks by ``order``, or draw them by ``points``: one of the two is empty.
+
+        Args:
+            order: Examples.
+            points: Random numbers.
+            drawn: Whether ``order`` came from the draws.
+
+        Returns:
+            Visits made.
+        """
+        from torchssvm.solvers.compiled.loop import visit_blocks
+
+        dual, memory = self.dual, self._memory
+        tree = sums_of(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)
+        counters = torch.tensor([0, 0, memory.clock, 0])
+        model, blocks = self._kind.model(), memory.blocks()
+        try:
+            visit_blocks(
+                order.numpy(),
+                points.numpy(),
+                tree.numpy(),
+                self._examples,
+                model,
+                blocks,
+                Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
+                self._options(len(points) > 0),
+                self._scratch,
+                counters.numpy(),
+            )
+        finally:  # an interrupt comes when the compiled code is done
+            self._kind.take_back(model)
+            calls, hits, memory.clock, made = (int(number) for number in counters)
+            dual.oracle_calls += calls
+            dual.cache_hits += hits
+            dual.steps += made
+            dual.moved += made
+            if drawn:
+                self.draws.used(made)
+        return made
+
+    def _make_room(self) -> None:
+        if self._memory.has_rest:
+            raise RuntimeError("the gaps are not finite: the weights must have overflowed")
+        self._memory.make_rest()
+
+    def _options(self, by_gap: bool) -> Options:
+        dual, cached = self.dual, isinstance(self.oracle, CacheOracle)
+        known = cached and math.isfinite(dual.certified_gap)
+        return Options(
+            direction=_DIRECTIONS.index(type(self.direction)),
+            steps=self.direction.steps if isinstance(self.direction, Corrective) else 0,
+            tolerance=self.direction.tolerance if isinstance(self.direction, Corrective) else 0.0,
+            cache=cached,
+            factor=float(self.oracle.factor) if cached else 0.0,
+            threshold=self.oracle.floor * dual.certified_gap / dual.num_examples if known else 0.0,
+            lam=dual.lam,
+            by_gap=by_gap,
+        )
+
+
+def check_compiled(direction: Any, oracle: Any) -> None:
+    """Whether these rules have a compiled form, here.
+
+    Raises:
+        ImportError: Numba is not installed.
+        TypeError: A rule is not compiled.
+    """
+    if not numba_available():
+        raise ImportError("CompiledBCFW needs Numba: pip install torchssvm[numba]")
+    if isinstance(direction, type) or isinstance(oracle, type):
+        raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
+    if type(direction) not in _DIRECTIONS:
+        raise TypeError(f"direction={direction} is not compiled; use BlockGap and BCFW")
+    if type(oracle) not in (MaxOracle, CacheOracle):
+        raise TypeError(f"oracle={oracle} is not compiled; use BlockGap and BCFW")
+
+
+def sums_of(gaps: Tensor) -> Tensor:
+    """Sums over a binary tree with the gaps as its leaves: entry 1 is the root, 2 k and 2 k + 1 the children of k."""
+    leaves = 1 << max(len(gaps) - 1, 1).bit_length()
+    level = torch.zeros(leaves, dtype=torch.float64)
+    level[: len(gaps)] = gaps
+    levels = [level]
+    while len(level) > 1:
+        level = level.view(-1, 2).sum(1)
+        levels.append(level)
+    return torch.cat([torch.zeros(1, dtype=torch.float64), *reversed(levels)])

@@ -1,0 +1,160 @@
+"""What a compiled loop works on: arrays that share their memory with the tensors of the head and of the dual."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Examples(NamedTuple):
+    """The training set, token after token; an example without a sequence is one token.
+
+    Attributes:
+        dense: Whether features are in ``x``, or in ``value`` and ``column``.
+        x: ``[tokens, F]``, or empty.
+        value: ``[nonzeros]`` features that are not zero, or empty: looking for them again in every visit would cost
+            more than all the rest of it.
+        column: ``[nonzeros]`` int32, which feature each is.
+        row: ``[tokens + 1]`` int64, where each token's begin.
+        y: ``[tokens]`` int64 targets.
+        cost: ``[tokens]`` float64, what a wrong label costs, or a factor of ``cost_matrix``.
+        added: The same in the dtype of the weights.
+        cost_matrix: ``[K, K]`` by target and label, or ``[0, 0]`` where all wrong labels cost the same.
+        start: ``[n + 1]`` int64, where each example's tokens begin.
+        inner: ``[sum T (T + 1) / 2]`` inner products of each example's tokens, the bias among their features: token t
+            with 0 to t, for all t.
+        inner_start: ``[n]`` int64, where each example's begin.
+    """
+
+    dense: bool
+    x: Any
+    value: Any
+    column: Any
+    row: Any
+    y: Any
+    cost: Any
+    added: Any
+    cost_matrix: Any
+    start: Any
+    inner: Any
+    inner_start: Any
+
+
+class Model(NamedTuple):
+    """Weights: emissions ``[F, W]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three times ``[W]``.
+
+    W is at least K; rows of K numbers are filled up with zeros, see ``torchssvm.solvers.compiled.kinds``.
+
+    ``has_bias`` and ``has_boundary`` say which of these three count.
+    """
+
+    emission: Any
+    transition: Any
+    bias: Any
+    first: Any
+    last: Any
+    has_bias: bool
+    has_boundary: bool
+
+
+class Blocks(NamedTuple):
+    """The active sets and the rest, as ``Labelings`` keeps them; ``MeanParts`` are a rest, with no slots."""
+
+    count: Any
+    mass: Any
+    loss: Any
+    used: Any
+    labelings: Any
+    gram: Any
+    known: Any
+    rest_mass: Any
+    rest_loss: Any
+    mixed: Any
+    rest_emission: Any
+    rest_emission_start: Any
+    rest_transition: Any
+    rest_transition_start: Any
+
+
+class Scalars(NamedTuple):
+    """One number for each example: l_i, the last gap, the gap at the last oracle call."""
+
+    loss: Any
+    gaps: Any
+    oracle_gaps: Any
+
+
+class Options(NamedTuple):
+    """What the direction and the oracle rule say.
+
+    Attributes:
+        direction: 0 Frank-Wolfe, 1 pairwise, 2 away, 3 hybrid, 4 corrective.
+        steps: Of the corrective direction.
+        tolerance: Of the corrective direction.
+        cache: Whether the cache may answer.
+        factor: F of the cache rule.
+        threshold: nu g / n of the cache rule.
+        lam: Regularisation.
+        by_gap: Whether blocks are drawn by their gaps, else in the given order.
+    """
+
+    direction: int
+    steps: int
+    tolerance: float
+    cache: bool
+    factor: float
+    threshold: float
+    lam: float
+    by_gap: bool
+
+
+class Scratch(NamedTuple):
+    """Room for one block: potentials, maxima of Viterbi, responses, directions, the atoms.
+
+    ``step`` gets the sum of all steps, and the change of ``|w|^2``.
+    """
+
+    emission: Any
+    into: Any
+    prefixes: Any
+    response: Any
+    pairs: Any
+    delta: Any
+    delta_pairs: Any
+    squares: Any
+    corner: Any
+    labels: Any
+    mass: Any
+    hinge: Any
+    score_loss: Any
+    change: Any
+    gram: Any
+    work: Any
+    step: Any
+
+
+def make_scratch(longest: int, states: int, width: int, pairs: int, atoms: int, dtype: np.dtype) -> Scratch:
+    """Room for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 where there are none.
+
+    Rows that meet those of the weights are as wide as these, ``width``.
+    """
+    return Scratch(
+        emission=np.zeros((longest, width), dtype),
+        into=np.zeros((longest, states), dtype),
+        prefixes=np.zeros((longest, states), dtype),
+        response=np.zeros((longest, states)),
+        pairs=np.zeros((pairs, states)),
+        delta=np.zeros((longest, width), dtype),
+        delta_pairs=np.zeros((pairs, states), dtype),
+        squares=np.zeros(longest),
+        corner=np.zeros(longest, np.int64),
+        labels=np.zeros(longest, np.int64),
+        mass=np.zeros(atoms),
+        hinge=np.zeros(atoms),
+        score_loss=np.zeros(atoms),
+        change=np.zeros(atoms),
+        gram=np.zeros((atoms, atoms)),
+        work=np.zeros(atoms),
+        step=np.zeros(2),
+    )

@@ -1,0 +1,26 @@
+"""Training that decouples the factors of an output: greedy direction method of multipliers [Y16]."""
+
+from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
+from torchssvm.solvers.gdmm.rules import (
+    AwayStep,
+    BlockGreedy,
+    BruteForce,
+    FullyCorrective,
+    Penalty,
+    ResidualBalancing,
+    SortedOracle,
+)
+from torchssvm.solvers.gdmm.solver import GDMM
+
+__all__ = [
+    "GDMM",
+    "AwayStep",
+    "BlockGreedy",
+    "BruteForce",
+    "FactorwiseCertificate",
+    "FullyCorrective",
+    "PassReport",
+    "Penalty",
+    "ResidualBalancing",
+    "SortedOracle",
+]

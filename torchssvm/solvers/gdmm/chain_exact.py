@@ -1,0 +1,150 @@
+"""Weights of consistent duals and exact hinges at them, for chains. Import it only where Numba is installed.
+
+Transitions are zero but for the pairs that some dual has met, so that Viterbi looks at these, and at the best previous
+label that has no such pair with the next one: O(pairs + K) a token in place of K^2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchssvm.core.njit import kernel
+from torchssvm.solvers.gdmm.chain_pass import fill_scores
+
+_BEST = 32  # previous labels that are kept in order
+
+
+class Columns(NamedTuple):
+    """A sparse matrix of transitions by its columns, the next labels.
+
+    Attributes:
+        start: ``[K + 1]`` int64.
+        row: ``[pairs]`` int32, rising in every column.
+        value: ``[pairs]`` float64.
+    """
+
+    start: Any
+    row: Any
+    value: Any
+
+
+def columns_of(key: np.ndarray, value: np.ndarray, num_states: int) -> Columns:
+    """Sums of values by pair.
+
+    Args:
+        key: ``[M]`` int64, ``a K + b``; a pair may come often.
+        value: ``[M]`` float64.
+        num_states: K.
+    """
+    by_column = (key % num_states) * num_states + key // num_states
+    pairs, place = np.unique(by_column, return_inverse=True)
+    sums = np.bincount(place, weights=value, minlength=len(pairs))
+    start = np.searchsorted(pairs, np.arange(num_states + 1) * num_states)
+    return Columns(start.astype(np.int64), (pairs % num_states).astype(np.int32), sums)
+
+
+@kernel
+def sum_features(tokens, variables, scale, total):
+    """``total += (1/(lam n)) sum_t x_t (e_y - pi_t)^T``; returns the sum of the costs, ``sum_t <delta_t, pi_t>``."""
+    loss = 0.0
+    for t in range(len(tokens.y)):
+        own = 0.0
+        for c in range(variables.start[t], variables.start[t] + variables.size[t]):
+            mass = variables.x[c]
+            if variables.key[c] == tokens.y[t]:
+                own = mass
+                continue
+            loss += tokens.cost[t] * mass
+            for p in range(tokens.row[t], tokens.row[t + 1]):
+                total[tokens.column[p], variables.key[c]] -= tokens.value[p] * (mass / scale)
+        for p in range(tokens.row[t], tokens.row[t + 1]):
+            total[tokens.column[p], tokens.y[t]] += tokens.value[p] * ((1.0 - own) / scale)
+    return loss
+
+
+@kernel
+def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hinges):
+    """Structured hinges of the chains ``begin`` to ``end - 1``.
+
+    Args:
+        begin, end: Which chains.
+        tokens: The training set.
+        weights: ``[F, K]``.
+        columns: Transitions.
+        tables: ``[3, K]`` float64, room.
+        best: ``[_BEST]`` int64, room.
+        stamps: ``[K]`` int64, zero.
+        hinges: ``[n]`` float64, gets H_i.
+    """
+    states = len(columns.start) - 1
+    scores, previous, following = tables[0], tables[1], tables[2]
+    clock = 0
+    for i in range(begin, end):
+        true = 0.0
+        for t in range(tokens.start[i], tokens.start[i + 1]):
+            fill_scores(t, tokens, weights, scores)
+            true += scores[tokens.y[t]]
+            if t == tokens.start[i]:
+                for k in range(states):
+                    previous[k] = scores[k]
+                continue
+            true += _value(columns, tokens.y[t - 1], tokens.y[t])
+            many = _order_best(previous, best)
+            for b in range(states):
+                clock += 1
+                following[b] = scores[b] + _best_before(b, previous, columns, best, many, stamps, clock)
+            for k in range(states):
+                previous[k] = following[k]
+        highest = previous[0]
+        for k in range(1, states):
+            highest = max(highest, previous[k])
+        hinges[i] = highest - true
+
+
+@kernel
+def _best_before(b, previous, columns, best, many, stamps, clock):
+    """``max_a previous[a] + transition[a, b]``."""
+    first, found, met = best[0], -1.0e300, False
+    for q in range(columns.start[b], columns.start[b + 1]):
+        a = columns.row[q]
+        met |= a == first
+        value = previous[a] + columns.value[q]
+        if value > found:
+            found = value
+    if not met:
+        return max(found, previous[first])
+    for q in range(columns.start[b], columns.start[b + 1]):
+        stamps[columns.row[q]] = clock
+    for c in range(many):
+        if stamps[best[c]] != clock:
+            return max(found, previous[best[c]])
+    for a in range(len(previous)):
+        if stamps[a] != clock:
+            found = max(found, previous[a])
+    return found
+
+
+@kernel
+def _order_best(values, best):
+    """The places of the largest values, in order; how many there are."""
+    size = 0
+    for k in range(len(values)):
+        if size == len(best) and values[k] <= values[best[size - 1]]:
+            continue
+        p = size if size < len(best) else size - 1
+        while p > 0 and values[best[p - 1]] < values[k]:
+            best[p] = best[p - 1]
+            p -= 1
+        best[p] = k
+        size = min(size + 1, len(best))
+    return size
+
+
+@kernel
+def _value(columns, a, b):
+    for q in range(columns.start[b], columns.start[b + 1]):
+        if columns.row[q] == a:
+            return columns.value[q]
+    return 0.0

@@ -1,0 +1,297 @@
+"""One pass of GDMM over chains ([Y16] Algorithm 4), compiled by Numba. Import it only where Numba is installed.
+
+Signs and factors are those of the augmented Lagrangian times n: ``g_j = -(theta_j + delta_j) - sum_f F_jf`` for a
+variable and ``g_f = -theta_f + F_f,left(a) + F_f,right(b)`` for a factor, with the force ``F = rho e + multiplier`` of
+the excess ``e = M pi_f - pi_j``.
+"""
+
+from __future__ import annotations
+
+from torchssvm.core.njit import kernel, summing
+from torchssvm.solvers.gdmm.blocks import AWAY, away_direction, exact_step, project
+from torchssvm.solvers.gdmm.pair_weights import add_to_pair, best_pair, pair_value, room_for_pairs
+from torchssvm.solvers.gdmm.ragged import drop, insert
+
+
+@kernel
+def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
+    """Visit the chains ``order[begin:]``, one after another, until one might need more room among the pairs.
+
+    Args:
+        order: ``[V]`` int64, chains.
+        begin: How many of them were visited before.
+        tokens: The training set.
+        weights: ``[F, K]`` of the features, biases included.
+        pairs: The weights of label pairs.
+        duals: What moves.
+        options: See ``chain_state``, like the rest.
+        scratch: Room for one block; ``totals`` are added to.
+
+    Returns:
+        How many chains of ``order`` are visited by now.
+    """
+    for v in range(begin, len(order)):
+        i = order[v]
+        first, end = tokens.start[i], tokens.start[i + 1]
+        if room_for_pairs(pairs) < 2 * (end - first) * (2 * (end - first) if options.greedy else 1):
+            return v
+        if options.greedy:
+            _visit_greedily(first, end, tokens, weights, pairs, duals, options, scratch)
+            continue
+        for t in range(first, end):
+            _propose_variable(t, first, end, tokens, weights, duals, options, scratch)
+            _move_variable(t, first, end, tokens, weights, duals, options, scratch)
+        for t in range(first, end - 1):
+            _propose_factor(t, pairs, duals, options, scratch)
+            _move_factor(t, pairs, duals, options, scratch)
+    return len(order)
+
+
+@kernel
+def _visit_greedily(first, end, tokens, weights, pairs, duals, options, scratch):
+    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, again and again."""
+    for _ in range(2 * (end - first) - 1):
+        best, found, is_factor = 0.0, first, False
+        for t in range(first, end):
+            gain = _propose_variable(t, first, end, tokens, weights, duals, options, scratch)
+            if gain > best:
+                best, found, is_factor = gain, t, False
+            if t + 1 < end:
+                gain = _propose_factor(t, pairs, duals, options, scratch)
+                if gain > best:
+                    best, found, is_factor = gain, t, True
+        if best <= 0.0:
+            return
+        if is_factor:
+            _propose_factor(found, pairs, duals, options, scratch)
+            _move_factor(found, pairs, duals, options, scratch)
+        else:
+            _propose_variable(found, first, end, tokens, weights, duals, options, scratch)
+            _move_variable(found, first, end, tokens, weights, duals, options, scratch)
+
+
+@summing
+def add_row(scores, row, factor):
+    """``scores += factor row``."""
+    for k in range(len(scores)):
+        scores[k] += factor * row[k]
+
+
+@kernel
+def fill_scores(t, tokens, weights, scores):
+    """``theta_t + delta_t``."""
+    scores[:] = 0.0
+    for p in range(tokens.row[t], tokens.row[t + 1]):
+        add_row(scores, weights[tokens.column[p]], tokens.value[p])
+    own = scores[tokens.y[t]]
+    for k in range(len(scores)):
+        scores[k] += tokens.cost[t]
+    scores[tokens.y[t]] = own
+
+
+@kernel
+def _propose_variable(t, first, end, tokens, weights, duals, options, scratch):
+    """Find where variable t should go: ``scratch.new``; the decrease that the model promises is returned."""
+    variables, sides, scores = duals.variables, duals.sides, scratch.scores
+    _leave(variables, t)
+    fill_scores(t, tokens, weights, scores)
+    around = 0
+    for side in (2 * t - 1, 2 * t):
+        if (t > first) if side < 2 * t else (t + 1 < end):
+            around += 1
+            for p in range(sides.start[side], sides.start[side] + sides.size[side]):
+                scores[sides.key[p]] += options.rho * sides.x[p] + sides.y[p]
+    best = 0
+    for k in range(1, len(scores)):
+        if scores[k] > scores[best]:
+            best = k
+    insert(variables, t, best)
+    start, size = variables.start[t], variables.size[t]
+    for c in range(size):
+        scratch.mass[c] = variables.x[start + c]
+        scratch.gradient[c] = -scores[variables.key[start + c]]
+    curvature = tokens.square[t] / options.scale + options.rho * around
+    if options.rule == AWAY:
+        slope, largest = away_direction(scratch.mass, scratch.gradient, size, scratch.point)
+        squared = 0.0
+        for c in range(size):
+            squared += scratch.point[c] ** 2
+        return _step(slope, curvature * squared, largest, size, scratch)
+    return _project(curvature, size, scratch)
+
+
+@kernel
+def _step(slope, curvature, largest, size, scratch):
+    """Exact line search along ``scratch.point``; the sum stays 1, which steps away would drift from."""
+    step = exact_step(slope, curvature, largest)
+    total = 0.0
+    for c in range(size):
+        moved = scratch.mass[c] + step * scratch.point[c]
+        scratch.new[c] = moved if moved > 1e-16 else 0.0
+        total += scratch.new[c]
+    for c in range(size if step > 0.0 else 0):
+        scratch.new[c] /= total
+    return step * (slope - 0.5 * step * curvature)
+
+
+@kernel
+def _project(curvature, size, scratch):
+    """The minimum of the quadratic model over the active set ([Y16] eq. 25)."""
+    if curvature <= 0.0:  # no features, no neighbours: all mass to the best
+        curvature = 1e-12
+    for c in range(size):
+        scratch.point[c] = scratch.mass[c] - scratch.gradient[c] / curvature
+    project(scratch.point, size, scratch.order, scratch.new)
+    gain = 0.0
+    for c in range(size):
+        change = scratch.new[c] - scratch.mass[c]
+        gain -= change * (scratch.gradient[c] + 0.5 * curvature * change)
+    return gain
+
+
+@kernel
+def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
+    """Make the move: weights and excesses follow, labels without mass leave."""
+    variables, sides = duals.variables, duals.sides
+    start = variables.start[t]
+    for c in range(variables.size[t]):
+        change = scratch.new[c] - scratch.mass[c]
+        if change == 0.0:
+            continue
+        label = variables.key[start + c]
+        variables.x[start + c] = scratch.new[c]
+        scratch.totals[0] += change * change
+        for p in range(tokens.row[t], tokens.row[t + 1]):
+            weights[tokens.column[p], label] -= tokens.value[p] * (change / options.scale)
+        if t > first:
+            sides.x[insert(sides, 2 * t - 1, label)] -= change
+        if t + 1 < end:
+            sides.x[insert(sides, 2 * t, label)] -= change
+    _leave(variables, t)
+
+
+@kernel
+def _leave(lists, t):
+    """Drop what has no mass."""
+    c = lists.size[t] - 1
+    while c >= 0:
+        p = lists.start[t] + c
+        if lists.x[p] == 0.0:
+            drop(lists, t, p)
+        c -= 1
+
+
+@kernel
+def _propose_factor(t, pairs, duals, options, scratch):
+    """As :func:`_propose_variable`, for the factor of t and t + 1."""
+    factors, sides, states = duals.factors, duals.sides, len(scratch.scores)
+    _leave(factors, t)
+    for s in range(2):
+        side = 2 * t + s
+        start = sides.start[side]
+        for c in range(sides.size[side]):
+            scratch.labels[s, c] = sides.key[start + c]
+            scratch.forces[s, c] = options.rho * sides.x[start + c] + sides.y[start + c]
+    left, right = sides.size[2 * t], sides.size[2 * t + 1]
+    a, b = best_pair(pairs, scratch, left, right)
+    insert(factors, t, a * states + b)
+    start, size = factors.start[t], factors.size[t]
+    most = 0.0
+    for c in range(size):
+        key = factors.key[start + c]
+        a, b = key // states, key % states
+        scratch.mass[c] = factors.x[start + c]
+        force, shared = 0.0, 0
+        for p in range(left):
+            if scratch.labels[0, p] == a:
+                force += scratch.forces[0, p]
+        for p in range(right):
+            if scratch.labels[1, p] == b:
+                force += scratch.forces[1, p]
+        for d in range(size):
+            other = factors.key[start + d]
+            shared += (other // states == a) + (other % states == b)
+        scratch.gradient[c] = force - pair_value(pairs, a, b)
+        if shared > most:
+            most = shared
+    if options.rule == AWAY:
+        slope, largest = away_direction(scratch.mass, scratch.gradient, size, scratch.point)
+        return _step(slope, _curvature(t, factors, options, states, scratch.point), largest, size, scratch)
+    # The largest row sum of the block's Hessian bounds it (Gershgorin); [Y16] 5.1 takes rho |N(f)| |A_f|.
+    return _project(1.0 / options.scale + options.rho * most, size, scratch)
+
+
+@kernel
+def _curvature(t, factors, options, states, direction):
+    """``|Phi d|^2 / (lam n) + rho sum_j |M_j d|^2`` of a direction in the factor's block."""
+    start, size = factors.start[t], factors.size[t]
+    own, tied = 0.0, 0.0
+    for c in range(size):
+        own += direction[c] ** 2
+        key = factors.key[start + c]
+        for d in range(size):
+            other = factors.key[start + d]
+            alike = (other // states == key // states) + (other % states == key % states)
+            tied += alike * direction[c] * direction[d]
+    return own / options.scale + options.rho * tied
+
+
+@kernel
+def _move_factor(t, pairs, duals, options, scratch):
+    """As :func:`_move_variable`, for the factor of t and t + 1."""
+    factors, sides, states = duals.factors, duals.sides, len(scratch.scores)
+    start = factors.start[t]
+    for c in range(factors.size[t]):
+        change = scratch.new[c] - scratch.mass[c]
+        if change == 0.0:
+            continue
+        key = factors.key[start + c]
+        a, b = key // states, key % states
+        factors.x[start + c] = scratch.new[c]
+        add_to_pair(pairs, a, b, -change / options.scale)
+        sides.x[insert(sides, 2 * t, a)] += change
+        sides.x[insert(sides, 2 * t + 1, b)] += change
+    _leave(factors, t)
+
+
+@kernel
+def update_multipliers(begin, end, tokens, duals, step, states, totals):
+    """``multiplier += step e`` for the chains ``begin`` to ``end - 1``; excesses are summed anew, so that none drifts.
+
+    Args:
+        begin, end: Which chains.
+        tokens, duals: See ``chain_state``.
+        step: eta, times n.
+        states: K.
+        totals: ``[3]``: sum of squared excesses, sum and largest of the total variations ``1/2 sum_a |e(a)|``.
+    """
+    variables, factors, sides = duals.variables, duals.factors, duals.sides
+    for i in range(begin, end):
+        for t in range(tokens.start[i], tokens.start[i + 1] - 1):
+            for s in range(2):
+                side = 2 * t + s
+                for p in range(sides.start[side], sides.start[side] + sides.size[side]):
+                    sides.x[p] = 0.0
+                for p in range(factors.start[t], factors.start[t] + factors.size[t]):
+                    label = factors.key[p] // states if s == 0 else factors.key[p] % states
+                    sides.x[insert(sides, side, label)] += factors.x[p]
+                for p in range(variables.start[t + s], variables.start[t + s] + variables.size[t + s]):
+                    sides.x[insert(sides, side, variables.key[p])] -= variables.x[p]
+                _settle(sides, side, step, totals)
+
+
+@kernel
+def _settle(sides, side, step, totals):
+    """One side: its multipliers move, and labels that nothing is said about leave."""
+    apart, c = 0.0, sides.size[side] - 1
+    while c >= 0:
+        p = sides.start[side] + c
+        excess = sides.x[p]
+        apart += 0.5 * abs(excess)
+        totals[0] += excess * excess
+        sides.y[p] += step * excess
+        if excess == 0.0 and sides.y[p] == 0.0:
+            drop(sides, side, p)
+        c -= 1
+    totals[1] += apart
+    totals[2] = max(totals[2], apart)

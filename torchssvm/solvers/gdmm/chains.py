@@ -1,0 +1,264 @@
+"""Chains as GDMM sees them: tokens are variables, neighbours are joined by factors that share one table of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.batch import Batch
+from torchssvm.core.potentials import Parts
+from torchssvm.core.schema import require
+from torchssvm.core.threads import run_in_chunks
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.compiled.kinds import kind_of
+from torchssvm.solvers.compiled.packing import pack
+from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, check_arrays, digest_features
+from torchssvm.solvers.gdmm.rules import BlockRule
+
+_BEST = 32  # previous labels that an exact pass keeps in order
+
+
+class ChainProblem(Problem):
+    """GDMM's state for a :class:`LinearChain` or :class:`SparseLinearChain` with fixed features.
+
+    Args:
+        head: The head.
+        dual: The problem: n, lam, structure and parameters. Its blocks are not used.
+        batches: Every training example exactly once.
+        ordered: Whether label pairs are kept in the order of their weights, for the sublinear oracle.
+    """
+
+    has_relaxation = False
+
+    def __init__(self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool) -> None:
+        from torchssvm.solvers.gdmm.chain_state import make_duals, make_tokens
+        from torchssvm.solvers.gdmm.pair_weights import make_pairs
+
+        self.head = head
+        self.dual = dual
+        examples, self.targets = pack(kind_of(head), dual, batches)
+        self.num_states: int = self.head.structure.num_states
+        self.num_features = len(self.head.emission)
+        has_bias, has_boundary = self.head.bias is not None, self.head.first is not None
+        self.tokens = make_tokens(examples, self.num_features, has_bias, has_boundary)
+        if self.head.emission.dtype == torch.float32 and self.tokens.value.dtype != np.float32:
+            self.tokens = self.tokens._replace(value=self.tokens.value.astype(np.float32))
+        self.features = digest_features(self.tokens.column, self.tokens.value, self.tokens.row)
+        self.weights = np.zeros((self.num_features + 3, self.num_states), self.tokens.value.dtype)
+        self.pairs = make_pairs(self.num_states, ordered=ordered)
+        self.duals = make_duals(self.tokens, self.num_states)
+        self.usual_rho = 2.0 * float(self.tokens.cost.mean())
+        self.num_sides = int(2 * (len(self.tokens.y) - dual.num_examples))
+        self._longest = int(np.diff(self.tokens.start).max())
+
+    def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
+        """Visit chains; see :class:`Problem`."""
+        from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
+        from torchssvm.solvers.gdmm.chain_pass import visit_chains
+        from torchssvm.solvers.gdmm.chain_state import Options, make_scratch, with_room
+
+        blocks = 2 * self._longest
+        most = int(np.bincount(order).max()) * (blocks if rule.greedy else 1) if len(order) else 0
+        self.duals = with_room(self.duals, visits=most)
+        scratch = make_scratch(self.duals, self.num_states)
+        scale = self.dual.lam * self.dual.num_examples
+        options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
+        done = 0
+        before = self._visited()
+        while done < len(order):
+            done = visit_chains(order, done, self.tokens, self.weights, self.pairs, self.duals, options, scratch)
+            if done < len(order):
+                self._make_room(2 * self._longest * (blocks if rule.greedy else 1))
+        scratch.totals[1] += self._visited() - before
+        return scratch.totals
+
+    def _visited(self) -> int:
+        return int(self.pairs.entries.counters[2])
+
+    def _make_room(self, needed: int) -> None:
+        from torchssvm.solvers.gdmm.sorted_entries import grown
+
+        entries = self.pairs.entries
+        wanted = max(2 * len(entries.value), int(entries.counters[0]) + needed)
+        self.pairs = self.pairs._replace(entries=grown(entries, wanted))
+
+    def update_multipliers(self, step: float) -> np.ndarray:
+        """Move multipliers; see :class:`Problem`."""
+        from torchssvm.solvers.gdmm.chain_pass import update_multipliers
+        from torchssvm.solvers.gdmm.chain_state import with_room
+
+        totals = np.zeros(3)
+        self.duals = with_room(self.duals, visits=0)
+        update_multipliers(0, self.dual.num_examples, self.tokens, self.duals, step, self.num_states, totals)
+        return totals
+
+    def held(self) -> list[Tensor]:
+        """w(pi), one tensor for each parameter."""
+        key, value = as_list_of(self.pairs)
+        transition = np.zeros((self.num_states, self.num_states))
+        transition.reshape(-1)[key] = value
+        return self._as_parameters(self.weights, torch.from_numpy(transition))
+
+    def _as_parameters(self, weights: np.ndarray, transition: Tensor) -> list[Tensor]:
+        """In the order of ``head.parameters()``."""
+        table, f = torch.from_numpy(weights), self.num_features
+        found = {
+            "emission": table[:f],
+            "transition": transition,
+            "bias": table[f],
+            "first": table[f + 1],
+            "last": table[f + 2],
+        }
+        return [found[name] for name, _ in self.head.named_parameters()]
+
+    def refresh(self) -> float:
+        """Sum the weights anew, in float64: rounding makes the held ones drift."""
+        from torchssvm.solvers.gdmm.chain_exact import sum_features
+
+        total = np.zeros(self.weights.shape)
+        sum_features(self.tokens, self.duals.variables, self.dual.lam * self.dual.num_examples, total)
+        drift = float(np.square(total - self.weights).sum()) ** 0.5
+        self.weights[:] = total
+        return drift
+
+    def rounded(self) -> Rounded:
+        """A feasible dual point near the iterate, twice; see ``chain_rounding``."""
+        from torchssvm.solvers.gdmm.chain_exact import columns_of, sum_features
+
+        scale = self.dual.lam * self.dual.num_examples
+        total = np.zeros(self.weights.shape)
+        loss = sum_features(self.tokens, self.duals.variables, scale, total)
+        keys, masses, _ = self._rounded_pairs()
+        true = self._true_pairs()
+        columns = columns_of(
+            np.concatenate([true, keys]), np.concatenate([np.ones(len(true)), -masses]) / scale, self.num_states
+        )
+        squared = float(np.square(total).sum() + np.square(columns.value).sum())
+        point = DualPoint(float(loss) / self.dual.num_examples, squared)
+        return Rounded(mean=point, relaxed=point)
+
+    def _true_pairs(self) -> np.ndarray:
+        """Keys of all neighbouring targets."""
+        y = self.tokens.y
+        inside = np.ones(len(y), bool)
+        inside[self.tokens.start[1:] - 1] = False
+        return (y * self.num_states + np.append(y[1:], 0))[inside]
+
+    def _rounded_pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys and masses of consistent pairs, and the token that each begins at."""
+        from torchssvm.solvers.gdmm.chain_rounding import round_chains
+
+        pairs = round_chains(self.duals, self.num_states)
+        places = _places(pairs.start[:-1], pairs.size)
+        return pairs.key[places], pairs.x[places], np.repeat(np.arange(len(pairs.size)), pairs.size)
+
+    def hinges(self, parameters: list[Tensor]) -> Hinges:
+        """Exact hinges by Viterbi that looks at the pairs with a weight only."""
+        from torchssvm.solvers.gdmm.chain_exact import columns_of, exact_hinges
+
+        named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
+        weights = np.zeros(self.weights.shape, self.weights.dtype)
+        weights[: self.num_features] = named["emission"].detach().numpy()
+        for place, name in enumerate(("bias", "first", "last")):
+            if name in named:
+                weights[self.num_features + place] = named[name].detach().numpy()
+        transition = named["transition"].detach()
+        key = transition.flatten().nonzero().flatten()
+        columns = columns_of(key.numpy(), transition.flatten()[key].double().numpy(), self.num_states)
+        n = self.dual.num_examples
+        found, states = np.zeros(n), self.num_states
+
+        def decode(begin: int, end: int, thread: int) -> None:
+            best, stamps = np.zeros(_BEST, np.int64), np.zeros(states, np.int64)
+            exact_hinges(begin, end, self.tokens, weights, columns, np.zeros((3, states)), best, stamps, found)
+
+        run_in_chunks(decode, np.diff(self.tokens.start))
+        return Hinges(value=found, relaxed=found, exact=True)
+
+    def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
+        """Index, potentials, psi and losses of every batch, of the rounded duals."""
+        keys, masses, tokens = self._rounded_pairs()
+        offset = np.searchsorted(tokens, self.tokens.start)
+        variables, start = self.duals.variables, self.tokens.start
+        scale = 1.0 / self.dual.num_examples
+        for index, potentials in self.examples(batches):
+            psi = {name: torch.zeros_like(t, requires_grad=False) for name, t in potentials.tensors.items()}
+            psi = {name: t.contiguous() for name, t in psi.items()}
+            losses = torch.zeros(len(index), dtype=torch.float64)
+            emission, transition = psi["emission"].numpy(), psi["transition"].numpy().reshape(len(index), -1)
+            for row, i in enumerate(index.tolist()):
+                own = slice(offset[i], offset[i + 1])
+                np.subtract.at(transition[row], keys[own], masses[own])
+                y = self.tokens.y[start[i] : start[i + 1]]
+                np.add.at(transition[row], y[:-1] * self.num_states + y[1:], 1.0)
+                for t in range(start[i], start[i + 1]):
+                    at = slice(variables.start[t], variables.start[t] + variables.size[t])
+                    labels, mass = variables.key[at], variables.x[at]
+                    emission[row, t - start[i], self.tokens.y[t]] += 1.0
+                    np.subtract.at(emission[row, t - start[i]], labels, mass)
+                    losses[row] += scale * self.tokens.cost[t] * float(mass[labels != self.tokens.y[t]].sum())
+            yield index, potentials, psi, losses
+
+    def state_dict(self) -> dict[str, Any]:
+        """Duals and weights."""
+        from torchssvm.solvers.gdmm.ragged import as_tensors
+        from torchssvm.solvers.gdmm.sorted_entries import state
+
+        return {
+            "kind": "chains",
+            "targets": self.targets,
+            "weights": torch.from_numpy(self.weights.copy()),
+            "dense": torch.from_numpy(self.pairs.dense.copy()),
+            "entries": state(self.pairs.entries),
+            **{name: as_tensors(lists) for name, lists in zip(self.duals._fields, self.duals, strict=True)},
+        }
+
+    def prepare(self, state: dict[str, Any]) -> Any:
+        """Check a state, and make of it what :meth:`restore` takes; changes nothing."""
+        from torchssvm.solvers.gdmm.chain_state import Duals
+        from torchssvm.solvers.gdmm.pair_weights import PairWeights
+        from torchssvm.solvers.gdmm.ragged import check_masses, from_tensors
+        from torchssvm.solvers.gdmm.sorted_entries import from_state
+
+        if state.get("kind") != "chains":
+            raise ValueError(f"the checkpoint is of {state.get('kind')!r}, and this GDMM is of 'chains'")
+        check_arrays(state, {"weights": self.weights, "dense": self.pairs.dense, "targets": self.targets.numpy()})
+        if not torch.equal(state["targets"], self.targets):
+            raise ValueError(
+                "the checkpoint was trained on other targets: duals belong to the data they were trained on"
+            )
+        tokens, most = len(self.tokens.y), self.num_states
+        sizes = {"variables": (tokens, most), "factors": (tokens, most * most), "sides": (2 * tokens, most)}
+        lists = [from_tensors(state.get(name), count, keys, name) for name, (count, keys) in sizes.items()]
+        tied = np.ones(tokens, bool)
+        tied[self.tokens.start[1:] - 1] = False  # the last token of a chain has no factor
+        check_masses(lists[0], np.ones(tokens, bool), "variables")
+        check_masses(lists[1], tied, "factors")
+        sides = lists[2]
+        if len(sides.y) != len(sides.x) or sides.size.reshape(-1, 2)[~tied].any():
+            raise ValueError("the checkpoint is damaged: 'sides' holds messages that there are not")
+        pairs = PairWeights(from_state(require(state, "entries", dict, "problem")), state["dense"].numpy().copy())
+        if (pairs.entries.rows, pairs.entries.cols) != (most, most):
+            raise ValueError(f"the checkpoint has weights of {pairs.entries.rows} labels, and the head has {most}")
+        return state["weights"].numpy().copy(), pairs, Duals(*lists)
+
+    def restore(self, prepared: Any) -> None:
+        """Take over what :meth:`prepare` made."""
+        self.weights, self.pairs, self.duals = prepared
+
+
+def as_list_of(pairs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """See ``pair_weights.as_list``."""
+    from torchssvm.solvers.gdmm.pair_weights import as_list
+
+    return as_list(pairs)
+
+
+def _places(start: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """``start_i, start_i + 1, ...`` of every run, one after another."""
+    ends = np.cumsum(sizes)
+    return np.repeat(start - ends + sizes, sizes) + np.arange(int(ends[-1]) if len(ends) else 0)

@@ -1,0 +1,292 @@
+"""One pass of GDMM over label sets ([Y16] Algorithm 4 and C-2), compiled by Numba. Import it only where Numba is there.
+
+A label k is a variable with the mass q_k of being on; its factors with the other labels score when both are on. Mass
+off follows from mass on, and so do excess and multiplier, so that only those of being on are kept. Gradients are those
+of the augmented Lagrangian times n, with the force ``F = rho e + multiplier`` of the excess ``e = M pi_f - q``.
+
+An example has K (K - 1) / 2 factors, and few matter: a factor whose target stays a possible mass of "both on" when
+its labels have q_i and q_j, ``max(0, q_i + q_j - 1) <= y_i y_j <= min(q_i, q_j)``, agrees with them without changing a
+weight. Only factors for which that fails, and those that the factorwise oracle finds, are made.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.njit import kernel
+from torchssvm.solvers.gdmm.blocks import AWAY, away_direction, exact_step, project
+from torchssvm.solvers.gdmm.chain_pass import add_row
+from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room
+from torchssvm.solvers.gdmm.maximisation import interaction_fmo
+from torchssvm.solvers.gdmm.ragged import place_of
+
+_TINY = 1e-12
+
+
+@kernel
+def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, options, ordered, explore, scratch):
+    """Visit the examples ``order[begin:]``, one after another, until one might need more room among the entries.
+
+    Args:
+        order: ``[V]`` int64, examples.
+        begin: How many of them were visited before.
+        sets: The training set.
+        weights: ``[F, K]``.
+        pairs: Weights of pairs.
+        entries: The same in sorted order, if
+        ordered: the factorwise oracle walks it.
+        explore: Whether it adds a factor also where none scores by itself: three labels may together.
+        q: ``[n, K]``, mass of labels being on.
+        factors: Those of pairs.
+        options: See ``chain_state.Options``.
+        scratch: Room; ``totals`` are added to.
+
+    Returns:
+        How many of ``order`` are visited by now.
+    """
+    for v in range(begin, len(order)):
+        i = order[v]
+        if ordered and room(entries) < factors.start[i + 1] - factors.start[i]:
+            return v
+        _score(i, sets, weights, scratch)
+        if options.greedy:
+            _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scratch)
+        else:
+            _feel(i, sets, q, factors, options, scratch)
+            for k in range(len(scratch.scores)):
+                _move_label(i, k, sets, q, options, scratch)
+            for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+                _propose_factor(i, f, sets, pairs, q, factors, options, scratch)
+                _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch)
+        for p in range(sets.row[i], sets.row[i + 1]):
+            add_row(weights[sets.column[p]], scratch.change, -sets.value[p] / options.scale)
+        _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore, scratch)
+    return len(order)
+
+
+@kernel
+def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scratch):
+    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, again and again."""
+    states, begin = len(scratch.scores), factors.start[i]
+    for _ in range(states + factors.size[i]):
+        _feel(i, sets, q, factors, options, scratch)
+        best, label, factor = 0.0, -1, -1
+        for k in range(states):
+            _, _, gain = _label_step(i, k, sets, q, options, scratch)
+            if gain > best:
+                best, label = gain, k
+        for f in range(begin, begin + factors.size[i]):
+            gain = _propose_factor(i, f, sets, pairs, q, factors, options, scratch)
+            if gain > best:
+                best, factor = gain, f
+        if best <= _TINY:
+            return
+        if factor >= 0:
+            _propose_factor(i, factor, sets, pairs, q, factors, options, scratch)
+            _move_factor(factor, sets, pairs, entries, q, factors, options, ordered, scratch)
+        else:
+            _move_label(i, label, sets, q, options, scratch)
+
+
+@kernel
+def _score(i, sets, weights, scratch):
+    """Scores of the labels from the features alone."""
+    scratch.scores[:] = 0.0
+    scratch.change[:] = 0.0
+    for p in range(sets.row[i], sets.row[i + 1]):
+        add_row(scratch.scores, weights[sets.column[p]], sets.value[p])
+
+
+@kernel
+def _feel(i, sets, q, factors, options, scratch):
+    """Forces of the factors on the labels, and how many each has."""
+    states = len(scratch.scores)
+    scratch.force[:] = 0.0
+    scratch.count[:] = 0
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        for s in range(2):
+            label = factors.key[f] // states if s == 0 else factors.key[f] % states
+            excess = factors.mass[f, 0] + factors.mass[f, 1 + s] - q[i, label]
+            scratch.force[label] += options.rho * excess + factors.multiplier[f, s]
+            scratch.count[label] += 1
+
+
+@kernel
+def _label_step(i, k, sets, q, options, scratch):
+    """Mass of a label now and at the minimum of its block, which is one-dimensional; and the decrease."""
+    slope = _alone(i, k, sets, scratch) + scratch.force[k]
+    curvature = sets.square[i] / options.scale + options.rho * scratch.count[k]
+    before = q[i, k]
+    if curvature <= 0.0:  # no features, no factors: a line
+        after = 1.0 if slope > 0.0 else (0.0 if slope < 0.0 else before)
+    else:
+        after = min(max(before + slope / curvature, 0.0), 1.0)
+    moved = after - before
+    return before, after, moved * (slope - 0.5 * curvature * moved)
+
+
+@kernel
+def _move_label(i, k, sets, q, options, scratch):
+    """Exact minimisation of one variable; its row of the weights follows when the example is done."""
+    before, after, _ = _label_step(i, k, sets, q, options, scratch)
+    moved = after - before
+    if moved != 0.0:
+        q[i, k] = after
+        scratch.change[k] += moved
+        scratch.scores[k] -= moved * (sets.square[i] / options.scale)
+        scratch.force[k] -= moved * (options.rho * scratch.count[k])
+        scratch.totals[0] += moved * moved
+
+
+@kernel
+def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
+    """Where the factor should go: ``scratch.new``; the decrease that the model promises is returned."""
+    states = len(scratch.scores)
+    a, b = factors.key[f] // states, factors.key[f] % states
+    mass = scratch.mass
+    for s in range(3):
+        mass[s] = factors.mass[f, s]
+    mass[3] = max(1.0 - mass[0] - mass[1] - mass[2], 0.0)
+    first = options.rho * (mass[0] + mass[1] - q[i, a]) + factors.multiplier[f, 0]
+    second = options.rho * (mass[0] + mass[2] - q[i, b]) + factors.multiplier[f, 1]
+    point, new = scratch.point, scratch.new
+    point[0] = first + second - pairs.value[a, b]
+    point[1], point[2], point[3] = first, second, 0.0
+    if options.rule == AWAY:
+        slope, largest = away_direction(mass, point, 4, new)
+        own, left, right = new[0], new[0] + new[1], new[0] + new[2]
+        curvature = own * own / options.scale + options.rho * (left * left + right * right)
+        step = exact_step(slope, curvature, largest)
+        for s in range(4):
+            new[s] = max(mass[s] + step * new[s], 0.0)
+        return step * (slope - 0.5 * step * curvature)
+    # The largest eigenvalue of the features' part, and of rho (a a^T + b b^T) with a = (1, 1, 0, 0), b = (1, 0, 1, 0).
+    curvature = 1.0 / options.scale + 3.0 * options.rho
+    gain = 0.0
+    for s in range(4):
+        scratch.point[s] = mass[s] - point[s] / curvature
+    project(scratch.point, 4, scratch.order, new)
+    for s in range(4):
+        moved = new[s] - mass[s]
+        gain += moved * curvature * (scratch.point[s] - mass[s]) - 0.5 * curvature * moved * moved
+    return gain
+
+
+@kernel
+def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch):
+    """Make the move; the weight of the pair follows."""
+    states = len(scratch.scores)
+    moved = scratch.new[0] - factors.mass[f, 0]
+    for s in range(3):
+        factors.mass[f, s] = scratch.new[s]
+    if moved != 0.0:
+        a, b = factors.key[f] // states, factors.key[f] % states
+        old = pairs.value[a, b]
+        value = old - moved / options.scale
+        pairs.value[a, b] = value
+        pairs.value[b, a] = value
+        better = max(value, 0.0) - max(old, 0.0)
+        pairs.gain[a] += better
+        pairs.gain[b] += better
+        if ordered:
+            held = find(entries, a, b)
+            if held < 0:
+                add(entries, a, b, value)
+            else:
+                change(entries, held, value)
+
+
+@kernel
+def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore, scratch):
+    """Add the factors that cannot agree with their labels as they are, and those that the oracle finds.
+
+    Only labels that might be on in a best labeling are looked at: in part on, on in the target, or with a score above
+    zero if all that could attract them were on. Of their pairs, those are added that score when both go on.
+    """
+    states, many = len(scratch.scores), 0
+    likely = scratch.likely
+    for k in range(states):
+        if q[i, k] > 0.0 or sets.y[i, k] or _alone(i, k, sets, scratch) + pairs.gain[k] > 0.0:
+            likely[many] = k
+            many += 1
+    best, found_a, found_b = -np.inf, -1, -1
+    for c in range(many):
+        a = likely[c]
+        for d in range(c + 1, many):
+            b = likely[d]
+            both = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+            if both < q[i, a] + q[i, b] - 1.0 - _TINY or both > min(q[i, a], q[i, b]) + _TINY:
+                _make_factor(i, a, b, both, states, q, factors)
+            elif not ordered and both == 0.0 and pairs.value[a, b] > 0.0:
+                value = pairs.value[a, b] + _ease(i, a, sets, q, scratch) + _ease(i, b, sets, q, scratch)
+                if value > 0.0:
+                    _make_factor(i, a, b, both, states, q, factors)
+                elif explore and value > best and place_of(factors, i, a * states + b) < 0:
+                    best, found_a, found_b = value, a, b
+    if not ordered:
+        scratch.totals[1] += many * (many - 1) // 2
+    scratch.totals[2] += 1
+    if ordered:
+        found_a, found_b = _walk(i, sets, entries, q, factors, options, scratch)
+        if found_a >= 0 and (pairs.value[found_a, found_b] <= 0.0 or (sets.y[i, found_a] and sets.y[i, found_b])):
+            found_a = -1
+    if found_a >= 0:
+        _make_factor(i, min(found_a, found_b), max(found_a, found_b), 0.0, states, q, factors)
+
+
+@kernel
+def _alone(i, k, sets, scratch):
+    """What the label gains by going on, with the loss and without its factors."""
+    return scratch.scores[k] + (-sets.cost[k] if sets.y[i, k] else sets.cost[k])
+
+
+@kernel
+def _ease(i, k, sets, q, scratch):
+    """What it costs to switch the label on: nothing where it is on in part."""
+    if q[i, k] > 0.0:
+        return 0.0
+    return min(_alone(i, k, sets, scratch), 0.0)
+
+
+@kernel
+def _walk(i, sets, entries, q, factors, options, scratch):
+    """[Y16] C-2: the factor with the steepest gradient, by descending weights; labels in part on pull at theirs."""
+    size, many = factors.size[i], 0
+    for k in range(len(scratch.scores)):
+        if q[i, k] > 0.0 and not sets.y[i, k]:
+            scratch.labels[many] = k
+            scratch.offset[many] = -options.rho * q[i, k]
+            many += 1
+    for c in range(size):
+        key = factors.key[factors.start[i] + c]
+        p = c
+        while p > 0 and scratch.excluded[p - 1] > key:
+            scratch.excluded[p] = scratch.excluded[p - 1]
+            p -= 1
+        scratch.excluded[p] = key
+    scratch.stamp[0] += 1
+    _, a, b = interaction_fmo(
+        entries, scratch.labels, scratch.offset, many, scratch.excluded, size, scratch.marked, scratch.stamp[0]
+    )
+    return a, b
+
+
+@kernel
+def _make_factor(i, a, b, both, states, q, factors):
+    """Add a factor, at the mass of its target for "both on", and else as near to its labels as that allows.
+
+    Without room it is left for the next pass.
+    """
+    f = factors.start[i] + factors.size[i]
+    if f >= factors.start[i + 1] or place_of(factors, i, a * states + b) >= 0:
+        return
+    factors.size[i] += 1
+    factors.key[f] = a * states + b
+    first, second = max(q[i, a] - both, 0.0), max(q[i, b] - both, 0.0)
+    over = both + first + second
+    if over > 1.0:
+        shrink = (1.0 - both) / (first + second)
+        first, second = first * shrink, second * shrink
+    factors.mass[f, 0], factors.mass[f, 1], factors.mass[f, 2] = both, first, second
+    factors.multiplier[f, 0] = 0.0
+    factors.multiplier[f, 1] = 0.0

@@ -1,0 +1,109 @@
+"""Sums over label sets: multipliers, scores, the weights of duals. Import it only where Numba is installed.
+
+Names and signs are those of ``label_set_pass``.
+"""
+
+from __future__ import annotations
+
+from torchssvm.core.njit import kernel
+from torchssvm.solvers.gdmm.chain_pass import add_row
+
+
+@kernel
+def update_multipliers(q, factors, step, totals):
+    """``multiplier += step e``; totals as in ``chain_pass``."""
+    states = q.shape[1]
+    for i in range(len(q)):
+        for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+            for s in range(2):
+                label = factors.key[f] // states if s == 0 else factors.key[f] % states
+                excess = factors.mass[f, 0] + factors.mass[f, 1 + s] - q[i, label]
+                factors.multiplier[f, s] += step * excess
+                totals[0] += excess * excess
+                totals[1] += abs(excess)
+                totals[2] = max(totals[2], abs(excess))
+
+
+@kernel
+def sum_features(sets, q, scale, total):
+    """``total += (1/(lam n)) sum_i x_i (y_i - q_i)^T``; returns ``sum_i <delta_i, q_i>`` with its constants."""
+    loss = 0.0
+    states = q.shape[1]
+    for i in range(len(q)):
+        for k in range(states):
+            gap = (1.0 if sets.y[i, k] else 0.0) - q[i, k]
+            if gap != 0.0:
+                loss += sets.cost[k] * abs(gap)
+                for p in range(sets.row[i], sets.row[i + 1]):
+                    total[sets.column[p], k] += sets.value[p] * (gap / scale)
+    return loss
+
+
+@kernel
+def score_sets(begin, end, sets, weights, out):
+    """Scores of the labels of examples ``begin`` to ``end - 1``, ``[end - begin, K]``."""
+    for i in range(begin, end):
+        out[i - begin, :] = 0.0
+        for p in range(sets.row[i], sets.row[i + 1]):
+            add_row(out[i - begin], weights[sets.column[p]], sets.value[p])
+
+
+@kernel
+def sum_factors(sets, q, factors, scale, total):
+    """``total += (1/(lam n)) sum_i (y y^T - both)`` over the pairs i < j: the weights that the factors stand for."""
+    states = q.shape[1]
+    for i in range(len(q)):
+        for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+            a, b = factors.key[f] // states, factors.key[f] % states
+            target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+            total[a, b] += (target - factors.mass[f, 0]) / scale
+
+
+@kernel
+def sum_consistent(i, sets, q, factors, labels, both, share, total):
+    """``total += share (y y^T - both)`` for one example, with ``both`` the nearest mass that agrees with q.
+
+    A factor of the example goes from its own mass, any other from that of its target: the Frechet bounds
+    ``max(0, q_i + q_j - 1)`` and ``min(q_i, q_j)`` are all that the local polytope asks for.
+
+    Args:
+        i: The example.
+        sets, q, factors: All of them.
+        labels: ``[K]`` int64, room.
+        both: ``[K, K]`` float64, room, -1 before and after.
+        share: ``1 / (lam n)``.
+        total: ``[K, K]``, of pairs i < j.
+    """
+    states, many = q.shape[1], 0
+    for k in range(states):
+        if q[i, k] > 0.0 or sets.y[i, k]:
+            labels[many] = k
+            many += 1
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        both[factors.key[f] // states, factors.key[f] % states] = factors.mass[f, 0]
+    for c in range(many):
+        for d in range(c + 1, many):
+            a, b = labels[c], labels[d]
+            target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+            mass = both[a, b] if both[a, b] >= 0.0 else target
+            mass = min(max(mass, q[i, a] + q[i, b] - 1.0, 0.0), q[i, a], q[i, b])
+            total[a, b] += share * (target - mass)
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        both[factors.key[f] // states, factors.key[f] % states] = -1.0
+
+
+@kernel
+def sum_all_consistent(sets, q, factors, labels, both, share, total):
+    """:func:`sum_consistent` for all examples."""
+    for i in range(len(q)):
+        sum_consistent(i, sets, q, factors, labels, both, share, total)
+
+
+@kernel
+def sum_gains(pairs):
+    """``pairs.gain`` anew."""
+    for k in range(len(pairs.gain)):
+        total = 0.0
+        for j in range(len(pairs.gain)):
+            total += max(pairs.value[k, j], 0.0)
+        pairs.gain[k] = total

@@ -1,0 +1,320 @@
+"""Label sets as GDMM sees them: labels are binary variables, and every pair of them is a factor with one weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.batch import Batch
+from torchssvm.core.digest import digest_targets
+from torchssvm.core.lists import check_finite, lists_of, lists_within
+from torchssvm.core.potentials import Parts
+from torchssvm.core.schema import require
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.gdmm.problem import (
+    DualPoint,
+    Hinges,
+    Problem,
+    Rounded,
+    check_arrays,
+    digest_features,
+    squares_of,
+)
+from torchssvm.solvers.gdmm.rules import BlockRule
+from torchssvm.solvers.primal import every_example
+from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
+
+_PORTION = 1024  # examples decoded at a time
+_EXPLORE = 10  # passes between those that add a factor to every example
+_EXTRA = 32  # factors that an example may get in a pass, beside half of those that it has
+
+
+class LabelSetProblem(Problem):
+    """GDMM's state for a :class:`LinearMultilabel` or :class:`SparseLinearMultilabel` with pairs and fixed features.
+
+    Args:
+        head: The head.
+        dual: The problem: n, lam, structure and parameters. Its blocks are not used.
+        batches: Every training example exactly once.
+        ordered: Whether the factorwise oracle walks the pairs in the order of their weights.
+        sweeps: Of messages, for the bounds of the relaxation in certificates.
+    """
+
+    has_relaxation = True
+
+    def __init__(
+        self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200
+    ) -> None:
+        from torchssvm.solvers.gdmm.label_set_state import LabelSets, PairTable, no_interactions
+        from torchssvm.solvers.gdmm.sorted_entries import make_entries
+
+        self.head = head
+        self.dual, self.ordered, self.sweeps = dual, ordered, sweeps
+        self.num_labels: int = self.head.structure.num_labels
+        self.num_features = len(self.head.unary)
+        column, value, row, y, self.targets = self._pack(batches)
+        square = np.add.reduceat(np.append(squares_of(value), 0.0), row[:-1]) * (np.diff(row) > 0)
+        cost = self.head.structure.costs.numpy().copy()
+        self.sets = LabelSets(column, value, row, y, cost, square)
+        self.features = digest_features(column, value, row)
+        self.weights = np.zeros((self.num_features + 1, self.num_labels), value.dtype)
+        self.pairs = PairTable(np.zeros((self.num_labels, self.num_labels)), np.zeros(self.num_labels))
+        self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
+        self.q = y.astype(np.float64)
+        self.factors = no_interactions(dual.num_examples)
+        self.usual_rho = float(cost.mean()) / 3.0
+        self.passes = 0
+        self._make_room_for_factors()
+
+    @property
+    def num_sides(self) -> int:  # type: ignore[override]
+        """Of the factors that were made."""
+        return 2 * int(self.factors.size.sum())
+
+    def _pack(self, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Tensor]:
+        """Lists of features, bias included, labels and digests, in the order of the index."""
+        dual, head, dtype = self.dual, self.head, self.head.unary.dtype
+        n = dual.num_examples
+        pieces: list[tuple[Tensor, Tensor, Tensor]] = []
+        counts, targets = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+        y = torch.zeros(n, self.num_labels, dtype=torch.bool)
+        for batch, potentials, index in every_example(head, batches, head.unary.device, dual.check_batch, n):
+            target = dual.structure.check_target(batch.y, potentials)
+            y[index], targets[index] = target.bool(), digest_targets(target)
+            check_finite(batch.x, index, dtype)
+            if isinstance(batch.x, SparseFeatures):
+                values = None if batch.x.values is None else batch.x.values.unsqueeze(1)
+                alone = SparseFeatures(batch.x.columns.unsqueeze(1), values)
+                found = lists_within(alone, torch.ones(len(index), 1, dtype=torch.bool), self.num_features, dtype)
+            else:
+                found = lists_of(batch.x.detach().to(dtype))
+            counts[index] = found.counts
+            pieces.append((torch.repeat_interleave(index, found.counts), found.columns, found.values))
+        if head.bias is not None:
+            everyone = torch.arange(n)
+            pieces.append(
+                (everyone, torch.full((n,), self.num_features, dtype=torch.int32), torch.ones(n, dtype=dtype))
+            )
+            counts += 1
+        owner, column, value = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
+        order = owner.argsort(stable=True)
+        row = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        return column[order].numpy(), value[order].numpy(), row.numpy(), y.numpy(), targets
+
+    def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
+        """Visit examples; see :class:`Problem`."""
+        from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
+        from torchssvm.solvers.gdmm.chain_state import Options
+        from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
+        from torchssvm.solvers.gdmm.label_set_state import make_room
+
+        largest = int(np.diff(self.factors.start).max())
+        scratch = make_room(self.num_labels, largest)
+        scale = self.dual.lam * self.dual.num_examples
+        options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
+        explore = (self.passes + 1) % _EXPLORE == 0
+        done, before = 0, int(self.entries.counters[2])
+        while done < len(order):
+            done = visit_label_sets(
+                order,
+                done,
+                self.sets,
+                self.weights,
+                self.pairs,
+                self.entries,
+                self.q,
+                self.factors,
+                options,
+                self.ordered,
+                explore,
+                scratch,
+            )
+            if done < len(order):
+                self._make_room(largest)
+        scratch.totals[1] += int(self.entries.counters[2]) - before
+        return scratch.totals
+
+    def _make_room(self, needed: int) -> None:
+        from torchssvm.solvers.gdmm.sorted_entries import grown
+
+        entries = self.entries
+        self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
+
+    def update_multipliers(self, step: float) -> np.ndarray:
+        """Move multipliers; see :class:`Problem`. Room is made and sums are renewed here: passes may be in portions."""
+        from torchssvm.solvers.gdmm.label_set_sums import sum_gains, update_multipliers
+
+        totals = np.zeros(3)
+        update_multipliers(self.q, self.factors, step, totals)
+        sum_gains(self.pairs)
+        self.passes += 1
+        self._make_room_for_factors()
+        return totals
+
+    def _make_room_for_factors(self) -> None:
+        """For what a pass may add."""
+        from torchssvm.solvers.gdmm.label_set_state import with_room
+
+        self.factors = with_room(self.factors, _EXTRA + self.factors.size // 2)
+
+    def held(self) -> list[Tensor]:
+        """w(pi), one tensor for each parameter."""
+        return self._as_parameters(self.weights, self.pairs.value)
+
+    def _as_parameters(self, weights: np.ndarray, pairs: np.ndarray) -> list[Tensor]:
+        """In the order of ``head.parameters()``; ``pairs`` counts above its diagonal."""
+        i, j = np.triu_indices(self.num_labels, 1)
+        found = {
+            "unary": torch.from_numpy(weights[: self.num_features]),
+            "bias": torch.from_numpy(weights[self.num_features]),
+            "pairwise": torch.from_numpy(pairs[i, j]),
+        }
+        return [found[name] for name, _ in self.head.named_parameters()]
+
+    def refresh(self) -> float:
+        """Sum the weights anew, in float64."""
+        from torchssvm.solvers.gdmm.label_set_sums import sum_factors, sum_features, sum_gains
+
+        scale = self.dual.lam * self.dual.num_examples
+        total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.value.shape)
+        sum_features(self.sets, self.q, scale, total)
+        sum_factors(self.sets, self.q, self.factors, scale, pairs)
+        pairs += pairs.T
+        drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.value).sum() / 2
+        self.weights[:], self.pairs.value[:] = total, pairs
+        sum_gains(self.pairs)
+        if self.ordered:
+            self._renew_entries()
+        return float(drift) ** 0.5
+
+    def _renew_entries(self) -> None:
+        from torchssvm.solvers.gdmm.entry_heaps import change
+
+        for number in range(int(self.entries.counters[0])):
+            a, b = self.entries.row[number], self.entries.col[number]
+            change(self.entries, number, self.pairs.value[a, b])
+
+    def rounded(self) -> Rounded:
+        """The labels as they are: with the pairs of means of label sets, and with pairs as near as they may be."""
+        from torchssvm.solvers.gdmm.label_set_means import choose_means
+        from torchssvm.solvers.gdmm.label_set_sums import sum_all_consistent, sum_features
+
+        n, size = self.dual.num_examples, self.num_labels
+        scale = self.dual.lam * n
+        total, pairs = np.zeros(self.weights.shape), np.zeros((size, size))
+        loss = sum_features(self.sets, self.q, scale, total)
+        both = np.full((size, size), -1.0)
+        sum_all_consistent(self.sets, self.q, self.factors, np.zeros(size, np.int64), both, 1.0 / scale, pairs)
+        alone, rest = float(np.square(total).sum()), choose_means(self.q, self.sets.y).rest / scale
+        mean, near = (DualPoint(float(loss) / n, alone + float(np.square(its).sum())) for its in (rest, pairs))
+        return Rounded(mean=mean, relaxed=near)
+
+    def hinges(self, parameters: list[Tensor]) -> Hinges:
+        """Those of the linear program, bounded by messages; what they leave open, the structure's decoder searches."""
+        from torchssvm.solvers.gdmm.label_set_sums import score_sets
+
+        named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
+        weights = np.zeros(self.weights.shape, self.weights.dtype)
+        weights[: self.num_features] = named["unary"].numpy()
+        if "bias" in named:
+            weights[self.num_features] = named["bias"].numpy()
+        pairwise = named["pairwise"].double()
+        matrix = symmetric(pairwise, self.num_labels).numpy()
+        n, cost, exact = self.dual.num_examples, self.sets.cost, True
+        found, relaxed = np.zeros(n), np.zeros(n)
+        for begin in range(0, n, _PORTION):
+            end = min(begin + _PORTION, n)
+            y = self.sets.y[begin:end].astype(np.float64)
+            scores = np.zeros((end - begin, self.num_labels))
+            score_sets(begin, end, self.sets, weights, scores)
+            true = (scores * y).sum(1) + 0.5 * np.einsum("bk,kj,bj->b", y, matrix, y)
+            augmented = torch.from_numpy(scores + cost * (1.0 - 2.0 * y))
+            _, value, bound = best_label_sets(augmented, pairwise, sweeps=self.sweeps)
+            relaxed[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
+            rows = (~(bound <= value)).nonzero().flatten()
+            if len(rows):
+                _, better, least = self.head.structure.decoder.solve(augmented[rows], pairwise)
+                bound[rows] = torch.minimum(bound[rows], least)
+                exact &= bool((bound[rows] <= torch.maximum(value[rows], better)).all())
+            found[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
+        return Hinges(found, relaxed, exact)
+
+    def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
+        """Index, potentials, psi and losses of every batch, of distributions over label sets."""
+        from torchssvm.solvers.gdmm.label_set_means import choose_means
+
+        i, j = np.triu_indices(self.num_labels, 1)
+        share, dtype = 1.0 / self.dual.num_examples, self.head.unary.dtype
+        means = choose_means(self.q, self.sets.y)
+        for index, potentials in self.examples(batches):
+            rows = index.numpy()
+            q, y = self.q[rows], self.sets.y[rows].astype(np.float64)
+            both = means.pairs(rows)
+            psi = {
+                "unary": torch.from_numpy(y - q).to(dtype),
+                "pairwise": torch.from_numpy(y[:, i] * y[:, j] - both).to(dtype),
+            }
+            yield index, potentials, psi, torch.from_numpy(np.abs(y - q) @ self.sets.cost * share)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Duals and weights."""
+        from torchssvm.solvers.gdmm.label_set_state import as_tensors
+        from torchssvm.solvers.gdmm.sorted_entries import state
+
+        return {
+            "kind": "label sets",
+            "targets": self.targets,
+            "weights": torch.from_numpy(self.weights.copy()),
+            "pairs": torch.from_numpy(self.pairs.value.copy()),
+            "gain": torch.from_numpy(self.pairs.gain.copy()),
+            "q": torch.from_numpy(self.q.copy()),
+            "entries": state(self.entries),
+            "passes": self.passes,
+            "factors": as_tensors(self.factors),
+        }
+
+    def prepare(self, state: dict[str, Any]) -> Any:
+        """Check a state, and make of it what :meth:`restore` takes; changes nothing."""
+        from torchssvm.solvers.gdmm.brute_force import dense
+        from torchssvm.solvers.gdmm.label_set_state import PairTable, from_tensors
+        from torchssvm.solvers.gdmm.sorted_entries import from_state
+
+        if state.get("kind") != "label sets":
+            raise ValueError(f"the checkpoint is of {state.get('kind')!r}, and this GDMM is of 'label sets'")
+        like = {
+            "weights": self.weights,
+            "pairs": self.pairs.value,
+            "gain": self.pairs.gain,
+            "q": self.q,
+            "targets": self.targets.numpy(),
+        }
+        check_arrays(state, like)
+        if not torch.equal(state["targets"], self.targets):
+            raise ValueError(
+                "the checkpoint was trained on other targets: duals belong to the data they were trained on"
+            )
+        q, pairs, gain = (state[name].numpy().copy() for name in ("q", "pairs", "gain"))
+        if not ((q >= 0.0) & (q <= 1.0)).all() or not np.array_equal(pairs, pairs.T):
+            raise ValueError("the checkpoint is damaged: 'q' should be shares, and 'pairs' the same both ways")
+        held = from_tensors(require(state, "factors", dict, "problem"), self.dual.num_examples, self.num_labels)
+        entries = from_state(require(state, "entries", dict, "problem"))
+        if (entries.rows, entries.cols, entries.symmetric) != (*pairs.shape, True):
+            raise ValueError(f"the checkpoint has weights of {entries.rows} labels, and the head has {len(pairs)}")
+        if not np.array_equal(dense(entries), pairs if self.ordered else np.zeros_like(pairs)):
+            raise ValueError(
+                "the checkpoint is damaged, or of a GDMM with another oracle: its sorted weights are not those of "
+                f"pairs; this GDMM has oracle={'SortedOracle' if self.ordered else 'BruteForce'}()"
+            )
+        passes = require(state, "passes", int, "problem")
+        if passes < 0:
+            raise ValueError(f"the checkpoint is damaged: problem['passes'] is {passes}")
+        return state["weights"].numpy().copy(), PairTable(pairs, gain), entries, q, held, passes
+
+    def restore(self, prepared: Any) -> None:
+        """Take over what :meth:`prepare` made."""
+        self.weights, self.pairs, self.entries, self.q, self.factors, self.passes = prepared

@@ -1,0 +1,212 @@
+"""What GDMM asks of a kind of factor graph."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.batch import Batch, tree_tensors
+from torchssvm.core.digest import digest_targets
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.primal import every_example
+
+
+class DualPoint(NamedTuple):
+    """What the dual objective needs of a consistent point mu.
+
+    Attributes:
+        loss: ``(1/n) sum <delta, mu>``.
+        squared: ``|w(mu)|^2``.
+    """
+
+    loss: float
+    squared: float
+
+    def shrinking(self, lam: float) -> float:
+        """How much of it makes the best mixture with the point of zero weights, 0 to 1."""
+        return 1.0 if self.loss >= lam * self.squared else max(self.loss / (lam * self.squared), 0.0)
+
+    def value(self, lam: float) -> float:
+        """The dual objective of that mixture."""
+        share = self.shrinking(lam)
+        return share * self.loss - share**2 * lam / 2 * self.squared
+
+
+class Rounded(NamedTuple):
+    """Two consistent dual points near the iterate; one and the same where the local polytope is the hull of outputs.
+
+    Attributes:
+        mean: A mean of outputs: its dual is one of the problem itself.
+        relaxed: In the local polytope: its dual is one of the relaxation.
+    """
+
+    mean: DualPoint
+    relaxed: DualPoint
+
+
+class Hinges(NamedTuple):
+    """Structured hinges of all examples.
+
+    Attributes:
+        value: ``[n]`` float64, over outputs; where decoding left it open, an upper bound.
+        relaxed: ``[n]`` float64, upper bounds of the hinges over the local polytope.
+        exact: Whether every ``value`` is the hinge itself.
+    """
+
+    value: np.ndarray
+    relaxed: np.ndarray
+    exact: bool
+
+
+class Problem(ABC):
+    """Duals of all factors, the weights that follow from them, and the training data.
+
+    Attributes:
+        head: The head.
+        dual: The training problem: n, lam, structure, parameters.
+        targets: ``[n]`` int64, digests of the targets.
+        features: A digest of the features.
+        usual_rho: The penalty to begin with if nothing is said.
+        num_sides: How many pairs of a variable and a factor there are.
+        has_relaxation: Whether the local polytope is larger than the hull of the outputs.
+    """
+
+    head: Any
+    dual: DualState
+    targets: Tensor
+    features: int
+    usual_rho: float
+    num_sides: int
+    has_relaxation: bool
+
+    @abstractmethod
+    def visit(self, order: np.ndarray, rule: Any, rho: float) -> np.ndarray:
+        """Visit the examples ``order``, one after another.
+
+        Returns:
+            ``[3]``: squared moves of the variables, entries the factorwise oracle looked at, and its calls.
+        """
+
+    @abstractmethod
+    def update_multipliers(self, step: float) -> np.ndarray:
+        """``multiplier += step (M pi_f - pi_j)``, everywhere.
+
+        Returns:
+            ``[3]``: sum of squared excesses, sum and largest of the total variations ``1/2 |M pi_f - pi_j|_1``.
+        """
+
+    @abstractmethod
+    def held(self) -> list[Tensor]:
+        """w(pi), one tensor for each parameter."""
+
+    @abstractmethod
+    def refresh(self) -> float:
+        """Sum the weights anew from the duals; how far they had drifted."""
+
+    @abstractmethod
+    def rounded(self) -> Rounded:
+        """Consistent dual points."""
+
+    @abstractmethod
+    def hinges(self, parameters: list[Tensor]) -> Hinges:
+        """Structured hinges at these weights."""
+
+    @abstractmethod
+    def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
+        """Index, potentials, ``psi = p(y) - mu`` and ``l_i`` of every batch, for a :class:`DualState`.
+
+        mu is the mean of outputs that :meth:`rounded` has.
+        """
+
+    def examples(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Potentials]]:
+        """Index and potentials of batches that hold every example once, with the targets that duals are of.
+
+        Raises:
+            ValueError: They do not, or the targets are others.
+        """
+        device = next(self.head.parameters()).device
+        check, n = self.dual.check_batch, self.dual.num_examples
+        for batch, potentials, index in every_example(self.head, batches, device, check, n):
+            target = self.dual.structure.check_target(batch.y, potentials)
+            if not torch.equal(digest_targets(target, potentials.lengths), self.targets[index]):
+                raise ValueError(
+                    "batches gave other targets than GDMM was made with: duals belong to the data they were trained on"
+                )
+            yield index, potentials
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and numbers."""
+
+    @abstractmethod
+    def prepare(self, state: dict[str, Any]) -> Any:
+        """What :meth:`restore` takes; raises ValueError, and changes nothing, if the state does not fit."""
+
+    @abstractmethod
+    def restore(self, prepared: Any) -> None:
+        """Take it over."""
+
+
+def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, while their features are fixed.
+
+    Raises:
+        TypeError: ``batches`` is a single one, or gives something else.
+        ValueError: Features require a gradient.
+    """
+    if isinstance(batches, Batch):
+        raise TypeError("batches is a single Batch: give a list of them, [batch], or a DataLoader")
+    try:
+        return _checked(iter(batches))
+    except TypeError as error:
+        raise TypeError(
+            f"batches is a {type(batches).__name__}, and must be a list of torchssvm.Batch, or a DataLoader"
+        ) from error
+
+
+def _checked(batches: Iterator[Batch]) -> Iterator[Batch]:
+    for batch in batches:
+        if isinstance(batch, Batch) and any(x.requires_grad for x in tree_tensors(batch.x)):
+            raise ValueError(
+                "x requires a gradient, and GDMM's features are fixed: detach them, or train them jointly with the "
+                "head by StructuredSVM, or BlockGap and BCFW"
+            )
+        yield batch
+
+
+def check_arrays(state: dict[str, Any], like: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless the state has tensors of these shapes and kinds, of finite numbers."""
+    for name, array in like.items():
+        found = state.get(name)
+        if not isinstance(found, Tensor) or found.shape != array.shape or found.numpy().dtype != array.dtype:
+            shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(
+                f"the checkpoint is damaged or of another problem: {name!r} should be {array.dtype} "
+                f"{list(array.shape)}, it is {shown}"
+            )
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError(f"the checkpoint is damaged: {name!r} holds numbers that are not finite")
+
+
+def digest_features(*arrays: np.ndarray) -> int:
+    """A number that is another one, almost surely, where any of these is."""
+    digest = 0
+    for array in arrays:
+        digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
+    return digest
+
+
+def squares_of(value: np.ndarray) -> np.ndarray:
+    """The squares of features in float64; raises ValueError if they overflow, as no block would move by them."""
+    with np.errstate(over="ignore"):
+        square = value.astype(np.float64) ** 2
+        if not np.isfinite(square.sum()):
+            raise ValueError("x holds numbers whose squares overflow: scale the features, to about 1")
+    return square

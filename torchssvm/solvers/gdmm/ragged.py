@@ -1,0 +1,157 @@
+"""Short lists, one for each of many owners, in a few long arrays. Import it only where Numba is installed.
+
+Nothing grows while a pass runs: what a pass can add is known before it, and :func:`repacked` leaves room for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.njit import kernel
+
+
+class Ragged(NamedTuple):
+    """Lists of keys with two numbers each.
+
+    Attributes:
+        start: ``[lists + 1]`` int64, where the room of each list begins.
+        size: ``[lists]`` int64, how much of it is used.
+        key: ``[total]`` int64.
+        x: ``[total]`` float64.
+        y: ``[total]`` float64; empty where the lists have one number a key.
+    """
+
+    start: Any
+    size: Any
+    key: Any
+    x: Any
+    y: Any
+
+
+def make_ragged(keys: np.ndarray, values: np.ndarray, *, second: bool = False) -> Ragged:
+    """Lists of one key each, with its value.
+
+    Args:
+        keys: ``[lists]`` int64.
+        values: ``[lists]`` float64.
+        second: Whether keys have a second number.
+    """
+    lists = len(keys)
+    y = np.zeros(lists if second else 0)
+    start = np.arange(lists + 1, dtype=np.int64)
+    return Ragged(start, np.ones(lists, np.int64), keys.astype(np.int64), values.astype(np.float64), y)
+
+
+def empty_ragged(lists: int) -> Ragged:
+    """Empty lists with two numbers a key."""
+    start = np.zeros(lists + 1, np.int64)
+    return Ragged(start, np.zeros(lists, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+
+
+def repacked(lists: Ragged, extra: np.ndarray | int) -> Ragged:
+    """The same lists, each with room for ``extra`` more.
+
+    Args:
+        lists: What to copy.
+        extra: ``[lists]``, or one number for all.
+    """
+    start = np.zeros(len(lists.size) + 1, np.int64)
+    np.cumsum(lists.size + extra, out=start[1:])
+    total = int(start[-1])
+    second = np.zeros(total if len(lists.y) or not len(lists.x) else 0)
+    wide = Ragged(start, lists.size.copy(), np.zeros(total, np.int64), np.zeros(total), second)
+    _copy(lists, wide)
+    return wide
+
+
+@kernel
+def _copy(lists, wide):
+    both = len(lists.y) > 0
+    for i in range(len(lists.size)):
+        p, q = lists.start[i], wide.start[i]
+        for c in range(lists.size[i]):
+            wide.key[q + c] = lists.key[p + c]
+            wide.x[q + c] = lists.x[p + c]
+            if both:
+                wide.y[q + c] = lists.y[p + c]
+
+
+@kernel
+def place_of(lists, i, key):
+    """Where list ``i`` has this key; -1 where it has not."""
+    for p in range(lists.start[i], lists.start[i] + lists.size[i]):
+        if lists.key[p] == key:
+            return p
+    return -1
+
+
+@kernel
+def insert(lists, i, key):
+    """Where list ``i`` has this key; it is added with zeros if need be."""
+    p = place_of(lists, i, key)
+    if p < 0:
+        p = lists.start[i] + lists.size[i]
+        lists.key[p] = key
+        lists.x[p] = 0.0
+        if len(lists.y):
+            lists.y[p] = 0.0
+        lists.size[i] += 1
+    return p
+
+
+@kernel
+def drop(lists, i, p):
+    """Remove the entry at ``p`` from list ``i``; the last one takes its place."""
+    last = lists.start[i] + lists.size[i] - 1
+    lists.key[p] = lists.key[last]
+    lists.x[p] = lists.x[last]
+    if len(lists.y):
+        lists.y[p] = lists.y[last]
+    lists.size[i] -= 1
+
+
+def as_tensors(lists: Ragged) -> dict[str, Tensor]:
+    """The lists without the room between them, for a checkpoint."""
+    tight = repacked(lists, 0)
+    return {name: torch.from_numpy(getattr(tight, name)) for name in ("size", "key", "x", "y")}
+
+
+def from_tensors(state: Any, lists: int, num_keys: int, name: str) -> Ragged:
+    """Lists as :func:`as_tensors` made them.
+
+    Args:
+        state: What it made.
+        lists: How many there must be.
+        num_keys: Keys are 0 to ``num_keys - 1``.
+        name: For messages.
+
+    Raises:
+        ValueError: It does not fit, or is damaged.
+    """
+    names = ("size", "key", "x", "y")
+    if not isinstance(state, dict) or not all(isinstance(state.get(part), Tensor) for part in names):
+        raise ValueError(f"the checkpoint is damaged: {name!r} should hold tensors {list(names)}")
+    size, key, x, y = (state[part].numpy().copy() for part in names)
+    total = int(size.sum()) if size.dtype == np.int64 and size.shape == (lists,) and (size >= 0).all() else -1
+    kinds = key.dtype == np.int64 and x.dtype == np.float64 and y.dtype == np.float64
+    if total < 0 or not kinds or key.shape != (total,) or x.shape != (total,) or len(y) not in (0, total):
+        raise ValueError(f"the checkpoint is damaged or of another problem: {name!r} should hold {lists} lists")
+    if not (((key >= 0) & (key < num_keys)).all() and np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError(f"the checkpoint is damaged: {name!r} holds keys or numbers that are out of range")
+    owner = np.repeat(np.arange(lists), size)
+    if len(np.unique(owner * num_keys + key)) < total:
+        raise ValueError(f"the checkpoint is damaged: {name!r} holds a key twice in one list")
+    start = np.zeros(lists + 1, np.int64)
+    np.cumsum(size, out=start[1:])
+    return Ragged(start, size, key, x, y)
+
+
+def check_masses(lists: Ragged, wanted: np.ndarray, name: str) -> None:
+    """Raise ValueError unless the lists ``wanted``, ``[lists]`` bool, are distributions, and the others empty."""
+    sums = np.bincount(np.repeat(np.arange(len(lists.size)), lists.size), weights=lists.x, minlength=len(lists.size))
+    if (lists.x < 0.0).any() or (np.abs(sums - wanted) > 1e-6).any() or len(lists.y) or lists.size[~wanted].any():
+        raise ValueError(f"the checkpoint is damaged: {name!r} should hold distributions, with masses that sum to 1")

@@ -1,0 +1,156 @@
+"""How a block moves, and how hard factors are tied together: small objects for :class:`torchssvm.GDMM`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torchssvm.core.arguments import as_number, check_number, check_whole
+
+
+class BlockRule:
+    """What a visit of an example does with its blocks; one of the three below."""
+
+    away = False
+    """Whether blocks move along single directions."""
+    greedy = False
+    """Whether a visit moves the steepest block again and again, in place of every block once."""
+
+
+@dataclass(frozen=True)
+class FullyCorrective(BlockRule):
+    """Every block goes to the minimum of a quadratic model over its active set, by one projection on the simplex.
+
+    Block-coordinate Frank-Wolfe of [Y16] Algorithm 4: the factorwise oracle adds a configuration to the active set,
+    then equation (25) is solved.
+    """
+
+
+@dataclass(frozen=True)
+class AwayStep(BlockRule):
+    """Every block takes a Frank-Wolfe step or an away step, whichever is steeper, with exact line search.
+
+    Away-step Frank-Wolfe of [Y16] Algorithm 2, block after block.
+    """
+
+    away = True
+
+
+@dataclass(frozen=True)
+class BlockGreedy(BlockRule):
+    """A visit moves the block that promises most, as often as the example has blocks.
+
+    Block-greedy coordinate descent of [Y16] Algorithm 3, with the blocks minimised as in :class:`FullyCorrective`. The
+    decrease of every block is found anew for each move: fewer, better moves, each for the price of a whole visit.
+    """
+
+    greedy = True
+
+
+@dataclass
+class Residuals:
+    """How far factors and variables are apart after a pass, and how far the variables moved in it.
+
+    Attributes:
+        apart: ``sqrt(sum_{j,f} |M pi_f - pi_j|^2)``.
+        moved: ``sqrt(sum_j |change of pi_j|^2)``.
+        passes: Passes made so far.
+        first: rho of the first pass.
+    """
+
+    apart: float
+    moved: float
+    passes: int
+    first: float
+
+
+class Penalty:
+    """rho and eta of the augmented Lagrangian, both times n, so that they are in the units of losses and scores.
+
+    Args:
+        rho: Penalty on inconsistency; positive. None is twice the mean cost of a wrong label on chains, and a third of
+            it on label sets, where a label has many factors: of the sizes tried the best within a factor of three.
+        step: eta / rho, the step of the multipliers in units of the penalty; in (0, 2).
+
+    Raises:
+        TypeError: An argument is no number.
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(self, rho: float | None = None, *, step: float = 1.0) -> None:
+        self.rho = None if rho is None else check_number(rho, "rho", above=0.0)
+        self.step = as_number(step, "step")
+        if not 0.0 < step < 2.0:
+            raise ValueError(
+                f"step={step} must be more than 0 and less than 2: the multipliers' ascent diverges beyond"
+            )
+
+    def first(self, usual: float) -> float:
+        """The penalty of the first pass.
+
+        Args:
+            usual: What the problem takes if nothing is said.
+        """
+        if self.rho is not None:
+            return self.rho
+        return usual if usual > 0.0 else 1.0
+
+    def next(self, rho: float, residuals: Residuals) -> float:
+        """The penalty after a pass; here, as it was."""
+        return rho
+
+
+class ResidualBalancing(Penalty):
+    """Raise rho where factors stay apart and variables rest, lower it in the other case ([Boyd et al. 2011] 3.4.1).
+
+    Args:
+        rho: Of the first pass; None as in :class:`Penalty`.
+        step: eta / rho.
+        low: The least ``apart`` in terms of the variables' move before rho is divided; positive.
+        high: The most before rho is multiplied; more than ``low``.
+        factor: What rho is multiplied or divided by; more than 1.
+        most: How many times larger or smaller than at first it may become; at least 1.
+        passes: The penalty stays as it is after so many passes, so that the method of multipliers can converge.
+
+    Raises:
+        TypeError: An argument is no number.
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        rho: float | None = None,
+        *,
+        step: float = 1.0,
+        low: float = 0.75,
+        high: float = 4.0,
+        factor: float = 1.3,
+        most: float = 10.0,
+        passes: int = 100,
+    ) -> None:
+        super().__init__(rho, step=step)
+        self.low, self.high = as_number(low, "low"), as_number(high, "high")
+        if not 0.0 < low < high < math.inf:
+            raise ValueError(f"low={low} and high={high} must be positive and finite, and low the smaller one")
+        self.factor, self.most = check_number(factor, "factor", above=1.0), check_number(most, "most", 1.0)
+        self.passes = check_whole(passes, "passes", 0)
+
+    def next(self, rho: float, residuals: Residuals) -> float:
+        """Larger, smaller, or as it was."""
+        if residuals.passes > self.passes:
+            return rho
+        if residuals.apart > self.high * residuals.moved:
+            return min(rho * self.factor, residuals.first * self.most)
+        if residuals.apart < self.low * residuals.moved:
+            return max(rho / self.factor, residuals.first / self.most)
+        return rho
+
+
+@dataclass(frozen=True)
+class SortedOracle:
+    """Factorwise oracle by walks over weights kept in order: a few entries of |Y_f| are looked at ([Y16] app. C)."""
+
+
+@dataclass(frozen=True)
+class BruteForce:
+    """Factorwise oracle by looking at every configuration: quicker where there are few."""

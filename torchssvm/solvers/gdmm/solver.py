@@ -1,0 +1,405 @@
+"""The greedy direction method of multipliers, as a torch optimizer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchssvm.core.arguments import check_number, check_seed, check_whole
+from torchssvm.core.batch import Batch
+from torchssvm.core.caller import warn
+from torchssvm.core.jit import numba_available
+from torchssvm.core.schema import check_seal, require, with_seal
+from torchssvm.dual.state import DualState, squared_norm
+from torchssvm.dual.storage import Storage
+from torchssvm.solvers.certificate import crosses
+from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
+from torchssvm.solvers.gdmm.handover import hand_over
+from torchssvm.solvers.gdmm.kinds import check_head, make_problem
+from torchssvm.solvers.gdmm.problem import with_fixed_features
+from torchssvm.solvers.gdmm.rules import (
+    BlockRule,
+    BruteForce,
+    FullyCorrective,
+    Penalty,
+    Residuals,
+    SortedOracle,
+)
+from torchssvm.solvers.gdmm.state import NUMBERS, read_state
+
+
+class GDMM(Optimizer):
+    """Training without decoding, for outputs too large to decode: factors train apart, tied by multipliers [Y16].
+
+    Every factor keeps a distribution over its configurations, of which few are active. A pass visits the factors of all
+    examples: the factorwise oracle adds one configuration to the active set, the block is minimised over that set, and
+    weights and messages follow; then the multipliers take a step towards agreement of factors and variables. Features
+    are fixed, and kept without padding. Compiled: needs Numba (``torchssvm[numba]``) and the CPU.
+
+    What is minimised is the relaxation P' of the problem P: its maxima are over the local polytope, not over outputs.
+    On chains both are one. On label sets P' may be above P, and its optimum too: a :class:`FactorwiseCertificate` has
+    bounds for both, and the gap that shrinks to 0, and stops :meth:`solve`, is that of the relaxation.
+
+    The head holds ``w(pi)`` after a step. It predicts like any other, and :meth:`dual_state` lets BCFW go on.
+
+    Args:
+        head: :class:`LinearChain` with shared transitions or :class:`SparseLinearChain`, for chains of many labels;
+            :class:`LinearMultilabel` or :class:`SparseLinearMultilabel`, for label sets with interactions.
+        batches: Every training example exactly once, as :class:`torchssvm.Batch`; read once.
+        num_examples: n.
+        lam: Regularisation; positive.
+        rule: How blocks move: None is :class:`FullyCorrective`.
+        penalty: rho and eta; None is :class:`Penalty`, which keeps a rho of the size of the losses.
+        oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter up to 4096 configurations of a factor.
+        seed: Of the order of the visits.
+
+    Attributes:
+        sweeps: Passes made.
+        violation: Mean total variation between factors and variables, after the last pass; 0 before.
+        worst_violation: The largest.
+        rho: Penalty of the next pass, times n.
+        best_dual: The best lower bound of min P that was certified; 0 at first.
+        best_relaxed_dual: That of min P'.
+
+    Raises:
+        ImportError: Numba is not installed.
+        TypeError: The head is of no kind that is compiled, or an argument is not such an object.
+        ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        batches: Iterable[Batch],
+        *,
+        num_examples: int,
+        lam: float,
+        rule: BlockRule | None = None,
+        penalty: Penalty | None = None,
+        oracle: SortedOracle | BruteForce | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not numba_available():
+            raise ImportError("GDMM needs Numba: pip install torchssvm[numba]")
+        kinds = (
+            ("rule", rule, BlockRule, "FullyCorrective(), AwayStep() or BlockGreedy()"),
+            ("penalty", penalty, Penalty, "an object: Penalty(rho) or ResidualBalancing(rho)"),
+            ("oracle", oracle, SortedOracle | BruteForce, "SortedOracle() or BruteForce()"),
+        )
+        for name, value, kind, wanted in kinds:
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name}={value!r} must be {wanted}")
+        if type(rule) is BlockRule:
+            raise TypeError("rule=BlockRule() says nothing: give FullyCorrective(), AwayStep() or BlockGreedy()")
+        seed = check_seed(seed)
+        self.rule = rule if rule is not None else FullyCorrective()
+        self.penalty = penalty if penalty is not None else Penalty()
+        check_head(head)
+        dual = DualState.for_head(head, num_examples, lam)
+        self.problem = make_problem(head, dual, with_fixed_features(batches), oracle)
+        self.head = head
+        self.num_examples, self.lam = dual.num_examples, dual.lam
+        super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show one
+        self.rho = self._first_rho = self.penalty.first(self.problem.usual_rho)
+        self.sweeps = self.oracle_calls = 0
+        self.violation = self.worst_violation = 0.0
+        self.best_dual = self.best_relaxed_dual = 0.0  # of all mass on the targets
+        self._visits, self._visited = np.zeros(3), torch.zeros(dual.num_examples, dtype=torch.bool)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._handed_over = False
+        if any(bool(p.any()) for p in dual.parameters):
+            warn(
+                "the head's weights were not zero, and GDMM starts from those of its duals: they are now zero",
+            )
+        self._publish()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> PassReport:  # type: ignore[override]
+        """One pass: visit the examples that this pass has not visited, in a random order, then move the multipliers.
+
+        Args:
+            closure: Called first, if given; what it returns is not needed.
+
+        Raises:
+            RuntimeError: The weights were changed by others, or have overflowed.
+        """
+        start = time.perf_counter()
+        if closure is not None:
+            closure()
+        self._check_weights()  # before a number is drawn
+        order = torch.randperm(self.num_examples, generator=self._generator)
+        self.visit(order[~self._visited[order]])
+        return self.end_pass(seconds=time.perf_counter() - start)
+
+    @torch.no_grad()
+    def visit(self, index: Tensor) -> None:
+        """Visit the blocks of some examples, a portion of a pass; multipliers stay. :meth:`step` completes the pass.
+
+        Args:
+            index: ``[V]`` int64, examples.
+
+        Raises:
+            ValueError: ``index`` is not valid.
+            RuntimeError: The weights were changed by others.
+        """
+        n = self.num_examples
+        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
+            raise ValueError(f"index={index} must be an int64 tensor of one axis")
+        if len(index) and bool(((index < 0) | (index >= n)).any()):
+            raise ValueError(
+                f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}, so that an index "
+                f"is 0 to {n - 1}"
+            )
+        self._check_weights()
+        index = index.cpu().contiguous()
+        self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
+        self._visited[index] = True
+
+    @torch.no_grad()
+    def end_pass(self, *, seconds: float = math.nan) -> PassReport:
+        """Move the multipliers and the penalty, whatever was visited; the head gets the weights.
+
+        Args:
+            seconds: What the visits took.
+
+        Raises:
+            RuntimeError: The weights have overflowed, or were changed by others.
+        """
+        start = time.perf_counter()
+        self._check_weights()
+        rho, visits = self.rho, self._visits
+        squared, total, worst = self.problem.update_multipliers(self.penalty.step * rho).tolist()
+        if not math.isfinite(squared):
+            raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
+        self.sweeps += 1
+        self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
+        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps, self._first_rho)
+        self.rho = self.penalty.next(rho, residuals)
+        self._visits = np.zeros(3)
+        self._visited[:] = False
+        self._publish()
+        seconds += time.perf_counter() - start
+        return PassReport(self.sweeps, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
+
+    @torch.no_grad()
+    def certify(self) -> FactorwiseCertificate:
+        """Primal of the weights held, and duals of consistent points near the iterate: what they prove, of P and of P'.
+
+        Chains are decoded exactly, by Viterbi. Label sets are decoded by messages, whose bound is that of P'; what they
+        leave open goes to the decoder of the head's structure, which searches with an effort bounded for every example
+        (:class:`BranchAndBound`, unless another was chosen): ``exact`` says whether it closed all of them. The dual of
+        P is that of a mean of outputs, which on label sets keeps the shares of single labels; to choose their pairs
+        takes about as long as two passes.
+
+        The weights of features, and of pairs of label sets, are summed anew first, in float64, for the next pass too:
+        two runs end in the same bits only if their certificates are made after the same passes.
+
+        Raises:
+            RuntimeError: The weights were changed by others; or the primal is not finite; or a gap is negative by more
+                than rounding.
+        """
+        start = time.perf_counter()
+        self._check_weights()
+        drift = self.problem.refresh()
+        self._publish()
+        n, lam, parameters = self.num_examples, self.lam, [p.detach() for p in self.head.parameters()]
+        hinges, length = self.problem.hinges(parameters), squared_norm(parameters)
+        primal, relaxed_primal = (lam / 2 * length + float(h.sum()) / n for h in (hinges.value, hinges.relaxed))
+        if not math.isfinite(relaxed_primal):
+            raise RuntimeError("the primal is not finite: are the features far too large, or lam far too small?")
+        mean, relaxed = (point.value(lam) for point in self.problem.rounded())
+        dual = max(self.best_dual, mean)
+        relaxed_dual = max(self.best_relaxed_dual, relaxed, dual)  # a mean of outputs is in the local polytope
+        for above, below in ((primal, dual), (relaxed_primal, relaxed_dual)):
+            if crosses(above, below, parameters[0].dtype):
+                raise RuntimeError(f"the gap is negative, {above - below:.6g}: this is a defect, please report it")
+        self.best_dual, self.best_relaxed_dual = dual, relaxed_dual
+        self.oracle_calls += n
+        return FactorwiseCertificate(
+            primal=primal,
+            dual=dual,
+            gap=max(primal - dual, 0.0),  # below 0 by rounding
+            exact=hinges.exact,
+            relaxed_primal=relaxed_primal,
+            relaxed_dual=relaxed_dual,
+            relaxed_gap=max(relaxed_primal - relaxed_dual, 0.0),
+            has_relaxation=self.problem.has_relaxation,
+            drift=drift / length**0.5 if length > 0.0 else drift,
+            oracle_calls=self.oracle_calls,
+            passes=float(self.sweeps),
+            seconds=time.perf_counter() - start,
+            num_examples=n,
+            lam=lam,
+            sweeps=self.sweeps,
+            violation=self.violation,
+            worst_violation=self.worst_violation,
+        )
+
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        violation: float = 0.01,
+        max_sweeps: int | None = None,
+        check_every: int = 10,
+        on_pass: Callable[[PassReport], None] | None = None,
+        on_check: Callable[[FactorwiseCertificate], None] | None = None,
+    ) -> FactorwiseCertificate:
+        """Make passes until a certificate is within ``tolerance`` and within ``violation``.
+
+        Args:
+            tolerance: The ``relaxed_gap`` to reach; at least 0. On chains that is the gap itself. On label sets it is
+                the gap of what GDMM minimises, and goes to 0, which ``gap`` need not.
+            violation: The mean total variation to reach; at least 0.
+            max_sweeps: Stop at so many passes of this optimizer, those before this call included; None is no limit.
+            check_every: Passes between certificates.
+            on_pass: Called with the report of every pass.
+            on_check: Called with every certificate.
+
+        Returns:
+            The last certificate, of the weights as they are.
+
+        Raises:
+            ValueError: An argument is out of range.
+        """
+        tolerance, violation = check_number(tolerance, "tolerance", 0.0), check_number(violation, "violation", 0.0)
+        check_every = check_whole(check_every, "check_every")
+        max_sweeps = None if max_sweeps is None else check_whole(max_sweeps, "max_sweeps", 0)
+        if tolerance == 0.0 and max_sweeps is None:
+            raise ValueError(
+                "tolerance=0 is never reached, because of rounding: give max_sweeps, or a positive tolerance"
+            )
+        while True:
+            spent = max_sweeps is not None and self.sweeps >= max_sweeps
+            if spent or self.sweeps % check_every == 0:
+                certificate = self.certify()
+                if on_check is not None:
+                    on_check(certificate)
+                if spent or (certificate.relaxed_gap <= tolerance and certificate.violation <= violation):
+                    return certificate
+            report = self.step()
+            if on_pass is not None:
+                on_pass(report)
+
+    @torch.no_grad()
+    def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
+        """The dual of a consistent point near the iterate, from which BCFW and its certificates go on.
+
+        The head gets the weights of that dual; this optimizer has handed them over, and refuses to go on until a state
+        is loaded: save ``state_dict()`` before, or take the weights back by ``load_state_dict(optim.state_dict())``.
+
+        It is the point whose dual, ``dual``, a certificate made now would have: a mean of outputs, as blocks of BCFW
+        are. The primal, that of other weights, needs some passes to come back. This warns where an earlier certificate
+        had a better dual.
+
+        Args:
+            batches: Every training example once, with the targets that were given at first. With other features it is
+                the dual of those: its weights are summed from these batches.
+            storage: A storage that can be written to in parts: ``MeanParts()``, which None is. Its blocks have the size
+                of the potentials.
+
+        Raises:
+            TypeError: ``batches`` is no list of them.
+            ValueError: The batches or the storage do not fit, or features are not finite.
+            MemoryError: The blocks would not fit.
+            RuntimeError: The weights, or targets, were changed by others.
+        """
+        from torchssvm.dual.mean_parts import MeanParts
+
+        storage = storage if storage is not None else MeanParts()
+        if not isinstance(storage, MeanParts):
+            raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
+        self._check_weights()
+        dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
+        self._handed_over = True
+        return dual
+
+    def state_dict(self) -> dict[str, Any]:
+        """Duals, multipliers, weights, penalty and the order of the visits, as tensors and numbers."""
+        return {
+            **super().state_dict(),
+            "gdmm": with_seal(
+                {
+                    **{name: getattr(self, name) for name in NUMBERS},
+                    "lam": self.lam,
+                    "num_examples": self.num_examples,
+                    "features": self.problem.features,
+                    "visits": torch.from_numpy(self._visits.copy()),
+                    "visited": self._visited.clone(),
+                    "generator": self._generator.get_state(),
+                    "problem": self.problem.state_dict(),
+                }
+            ),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on to the same bits; nothing changes if the state does not fit.
+
+        A state of the same targets and other features is taken, with a warning. The head gets the weights as they are:
+        within a pass, the head of a run that was left alone has those of the pass's start until its end.
+
+        Raises:
+            TypeError: It is no dict.
+            ValueError: The state is not one of GDMM, is of another problem, or is damaged.
+        """
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"state_dict is a {type(state_dict).__name__}, and must be what state_dict() returned")
+        state = dict(state_dict)
+        for name in ("gdmm", "state", "param_groups"):
+            if name not in state:
+                raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a GDMM optimizer")
+        own = state.pop("gdmm")
+        loaded = read_state(own, self.lam, self.num_examples)
+        prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
+        check_seal(own, "gdmm")
+        same_features = loaded.features == self.problem.features
+        if not same_features:
+            warn(
+                "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
+                "are summed anew from these features, and what was certified for the others is forgotten",
+            )
+        try:
+            super().load_state_dict(state)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"the checkpoint is damaged: 'param_groups' or 'state' do not fit ({error})") from error
+        self.problem.restore(prepared)
+        self._generator, self._visits, self._visited = loaded.generator, loaded.visits, loaded.visited
+        for name, value in loaded.numbers.items():
+            setattr(self, name, value)
+        if not same_features:
+            self.best_dual = self.best_relaxed_dual = 0.0
+            self.problem.refresh()
+        self._handed_over = False
+        self._publish()
+
+    def _publish(self) -> None:
+        """Write the weights to the head."""
+        with torch.no_grad():
+            for parameter, weights in zip(self.head.parameters(), self.problem.held(), strict=True):
+                parameter.copy_(weights)
+        self._remember()
+
+    def _remember(self) -> None:
+        self._versions = [p._version for p in self.head.parameters()]
+
+    def _check_weights(self) -> None:
+        if self._handed_over:
+            raise RuntimeError(
+                "this GDMM has handed the head's weights over to the dual that dual_state() returned. To go on with "
+                "GDMM, load a state saved before, or its own, optim.load_state_dict(optim.state_dict()), which takes "
+                "the weights back from that dual; or make a new GDMM"
+            )
+        if [p._version for p in self.head.parameters()] != self._versions:
+            raise RuntimeError(
+                "the head's weights were changed by others: they are a function of the duals, which are as they were. "
+                "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
+                "GDMM to start again"
+            )

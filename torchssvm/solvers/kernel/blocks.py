@@ -1,0 +1,213 @@
+"""The blocks of a kernel model: reading a batch, choosing its step, taking it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.ordered_sums import add_rows
+from torchssvm.core.potentials import Parts, Potentials, combine, inner, per_example_adjoint, scale
+from torchssvm.core.structure import Corner, find_corner
+from torchssvm.dual.mean_parts import StoredParts
+from torchssvm.dual.state import squared_norm
+from torchssvm.solvers.kernel.data import TrainingSet
+from torchssvm.solvers.kernel.directions import Blocks, KernelDirection, Move
+from torchssvm.solvers.kernel.dual import KernelDual, TokenParts
+from torchssvm.solvers.kernel.functions import name_of
+from torchssvm.solvers.kernel.gram import GramRows
+from torchssvm.solvers.kernel.head import KernelHead
+from torchssvm.solvers.kernel.support import SupportLabelings
+from torchssvm.steps.box_qp import gram, solve_box_qp
+from torchssvm.steps.line_search import exact_step
+
+
+class BlockBatch(NamedTuple):
+    """Some examples at the weights as they stand."""
+
+    index: Tensor  # type: ignore[assignment]  # it hides tuple.index
+    rows: Tensor  # [U, M]: the kernel rows of their tokens
+    target: Any
+    explicit: Potentials  # of the explicit weights, with their graph
+    kernel: Tensor  # [B, N, K] or [B, K]: what the kernel adds to the unary potentials
+    potentials: Potentials  # of all weights
+    corner: Corner
+    stored: StoredParts
+    gaps: Tensor  # [B] float64
+
+
+class BlockStep(NamedTuple):
+    """The directions of a batch, and how far to go along each."""
+
+    move: Move
+    parts: Parts
+    gradients: list[Tensor]  # of the explicit weights
+    implicit: Tensor  # [B, B] float64: inner products of the directions in the kernel's space, times n^2
+    losses: Tensor  # [B] float64: change of l_i at step 1
+    sizes: Tensor  # [B] float64
+
+
+class KernelBlocks:
+    """Everything that a step reads and changes.
+
+    Args:
+        head: The head; its explicit weights move with every step, its support tokens only when asked for.
+        data: The training set.
+        dual: The dual state.
+        gram: Kernel rows of the training tokens.
+        support: Support labelings.
+    """
+
+    def __init__(
+        self, head: KernelHead, data: TrainingSet, dual: KernelDual, gram: GramRows, support: SupportLabelings
+    ) -> None:
+        self.head = head
+        self.data = data
+        self.dual = dual
+        self.gram = gram
+        self.support = support
+
+    def check_weights(self) -> None:
+        """Raise RuntimeError if the explicit weights are not as the last step left them."""
+        held, found = self.dual.held_norm, math.sqrt(squared_norm(self.dual.parameters))
+        if self.dual.norm_changed(found):
+            raise RuntimeError(
+                f"the head's explicit weights have changed since the last step (their norm was {held:.6g} and is "
+                f"{found:.6g}): they are a function of the dual blocks. certify() sets them back"
+            )
+
+    def read(self, index: Tensor, table: Tensor) -> BlockBatch:
+        """Potentials, corners and block gaps of distinct examples ``[B]``, given the blocks of all tokens."""
+        dual, n, unary = self.dual, self.dual.num_examples, self.head.unary
+        rows, explicit, target = self.gram.rows(index), self.data.explicit(index), self.data.targets(index)
+        tensors = explicit.detach().tensors
+        with torch.no_grad():
+            kernel = self.data.scatter(rows @ table / (dual.lam * n), tensors[unary], index)
+            potentials = explicit.replace({**tensors, unary: tensors[unary] + kernel})
+            corner = find_corner(dual.structure, potentials, target)
+            stored = dual.storage.gather(index, potentials, target)
+            assert isinstance(stored, StoredParts)
+            gaps = corner.hinge / n + stored.inner(potentials) - dual.loss[index]
+        return BlockBatch(index, rows, target, explicit, kernel, potentials, corner, stored, gaps)
+
+    def choose(self, batch: BlockBatch, direction: KernelDirection, sweeps: int) -> BlockStep:
+        """The directions, and the step for each; changes nothing.
+
+        Raises:
+            ValueError: A direction has a negative squared length: the kernel is not positive semidefinite.
+        """
+        dual, n = self.dual, self.dual.num_examples
+        losses = dual.loss[batch.index]
+        with torch.no_grad():
+            blocks = Blocks(
+                batch.index, batch.target, batch.potentials, psi_of(batch), losses, dual.structure, self.support, n
+            )
+            move = direction(batch.corner, blocks)
+            block = scale(batch.stored.psi, move.decay)
+            parts = {name: tensor + block[name] for name, tensor in move.direction.parts.items()}
+            changes = move.direction.loss - move.decay * losses
+            values = move.direction.slopes + move.decay * batch.stored.inner(batch.potentials) + changes
+        gradients = per_example_adjoint(batch.explicit, parts, dual.parameters)
+        with torch.no_grad():
+            implicit = self._inner_products(batch, parts[self.head.unary])
+            # G_ij = <D_i, D_j> / lam
+            curvature = (implicit + gram(gradients, torch.arange(len(values)))) / (dual.lam * n**2)
+            gammas = torch.ones_like(values)
+            if sweeps and len(values) > 1:
+                gammas = solve_box_qp(curvature, values, sweeps)
+            squared = dual.lam * float(gammas @ curvature @ gammas)
+            if squared < -1e3 * torch.finfo(self.head.dtype).eps * dual.lam * float(curvature.abs().sum()):
+                raise ValueError(
+                    f"kernel={name_of(self.head.kernel)} is not positive semidefinite: a direction has the squared "
+                    f"length {squared:.3g}"
+                )
+            sizes = gammas * exact_step(float(gammas @ values), max(squared, 0.0), dual.lam)
+        return BlockStep(move, parts, gradients, implicit, changes, sizes)
+
+    def _inner_products(self, batch: BlockBatch, unary: Tensor) -> Tensor:
+        """``sum_tu K(x_t, x_u) <Delta_it, Delta_ju>`` for all pairs of blocks, ``[B, B]`` float64."""
+        index, size = batch.index, len(batch.index)
+        tokens = self.data.gather(unary, index)
+        matrix = batch.rows[:, self.gram.places(index)] * (tokens @ tokens.t())
+        owner = torch.repeat_interleave(self.data.counts[index])
+        summed = add_rows(matrix.new_zeros(size, len(owner)), owner, matrix)
+        return add_rows(matrix.new_zeros(size, size), owner, summed.t()).t().to(torch.float64)
+
+    @torch.no_grad()
+    def take(self, batch: BlockBatch, step: BlockStep) -> None:
+        """Move blocks, weights, losses and masses."""
+        dual, index, sizes = self.dual, batch.index, step.sizes
+        scaled = sizes / (dual.lam * dual.num_examples)
+        # |w_k - d_k/lam|^2, from <w_k, d_k> and |d_k|^2
+        along = float(scaled @ inner({"": batch.kernel}, {"": step.parts[self.head.unary]}))
+        norm = dual.kernel_squared_norm - 2.0 * along + float(scaled @ step.implicit @ scaled)
+        dual.kernel_squared_norm = max(norm, 0.0)
+        for parameter, change in zip(dual.parameters, combine(step.gradients, scaled), strict=True):
+            parameter.sub_(change)
+        everyone = torch.arange(len(index), device=index.device)
+        batch.stored.move(sizes, everyone, torch.empty(0), step.parts, None)
+        dual.loss.index_add_(0, index, sizes * step.losses)  # of distinct examples
+        dual.gap_estimates[index] = batch.gaps.clamp(min=0.0)
+        moved = sizes > 0.0
+        self.support.move(
+            index[moved],
+            batch.corner.labeling[moved],
+            batch.corner.loss[moved],
+            kept=1.0 - (sizes * step.move.decay)[moved],
+            away=None if step.move.away is None else step.move.away[moved],
+            taken=(sizes * step.move.mass)[moved],
+        )
+        dual.oracle_calls += len(index)
+        dual.steps += 1
+        dual.visits += 1
+        dual.remember_weights()
+
+    def table(self) -> Tensor:
+        """The psi of every training token, ``[N, K]``."""
+        storage = self.dual.storage
+        assert isinstance(storage, TokenParts)
+        return storage.table(self.head.unary, self.data.counts, self.head.coefficients)
+
+    def is_support(self, table: Tensor) -> Tensor:
+        """Tokens whose coefficients are not zero; what rounding leaves of masses that went is."""
+        return table.abs().amax(1) > 4 * torch.finfo(table.dtype).eps
+
+    @contextmanager
+    def recomputed(self) -> Iterator[float]:
+        """The explicit weights are those of the blocks from here on, or as before if the ``with`` block raises.
+
+        Yields:
+            The relative change.
+        """
+        dual = self.dual
+        totals = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+        for index in torch.arange(dual.num_examples, device=self.data.device).split(1024):
+            explicit = self.data.explicit(index)
+            stored = dual.storage.gather(index, explicit, self.data.targets(index))
+            for total, part in zip(totals, dual.storage.contribution(stored, explicit), strict=True):
+                total += part
+        size = squared_norm(totals)
+        change = squared_norm(p - t for p, t in zip(dual.parameters, totals, strict=True))
+        held = [p.clone() for p in dual.parameters]
+        try:
+            _copy(totals, dual.parameters)
+            yield (change / size) ** 0.5 if size > 0.0 else change**0.5
+        except BaseException:
+            _copy(held, dual.parameters)
+            raise
+        dual.remember_weights()
+
+
+def _copy(values: list[Tensor], parameters: list[torch.nn.Parameter]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def psi_of(batch: BlockBatch) -> Parts:
+    """The blocks p(y_i) - mu_i of a batch."""
+    return batch.stored.psi

@@ -1,0 +1,68 @@
+"""The dual state of a kernel model: that of any head, and the squared length of the implicit weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.schema import require, with_seal
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.state import DualState
+
+
+class TokenParts(MeanParts):
+    """Mean parts whose unary rows can be read token by token: they are the coefficients of the kernel expansion."""
+
+    def check_memory(self, potentials: Potentials, advice: str) -> None:
+        """Raise MemoryError if the blocks would not fit."""
+        super().check_memory(potentials, "take a larger memory_limit, float32 features, or fewer examples")
+
+    def table(self, name: str, counts: Tensor, like: Tensor) -> Tensor:
+        """The psi of every training token, example after example: ``[N, K]``.
+
+        Args:
+            name: The unary potentials.
+            counts: ``[n]`` int64, tokens of each example.
+            like: ``[..., K]``, tells dtype and K while nothing is stored.
+        """
+        buffer = self.buffers.get(name)
+        if buffer is None:
+            return like.new_zeros(int(counts.sum()), like.shape[-1])
+        longest = int(counts.max())
+        real = torch.arange(longest, device=counts.device) < counts.unsqueeze(1)
+        places = buffer.locate(torch.arange(len(counts), device=counts.device), longest)[real]
+        return buffer.values[places]
+
+
+class KernelDual(DualState):
+    """``D = sum_i l_i - lam/2 (|w_k|^2 + |w|^2)``: w_k is the kernel expansion, w are the explicit weights.
+
+    Attributes:
+        kernel_squared_norm: ``|w_k|^2``, followed from step to step and recomputed by exact passes.
+    """
+
+    kernel_squared_norm = 0.0
+
+    def value(self) -> float:
+        """The dual objective."""
+        return super().value() - self.lam / 2 * self.kernel_squared_norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of every dual state, with ``kernel_squared_norm``."""
+        return with_seal({**super().state_dict(), "kernel_squared_norm": self.kernel_squared_norm})
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is another problem's or damaged; changes nothing."""
+        super().check_state(state)
+        norm = require(state, "kernel_squared_norm", float, "dual")
+        if not 0.0 <= norm < math.inf:
+            raise ValueError(f"the checkpoint is damaged: dual['kernel_squared_norm'] is {norm}")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore everything to the bit, from a state that :meth:`check_state` has let pass."""
+        super().restore(state)
+        self.kernel_squared_norm = state["kernel_squared_norm"]

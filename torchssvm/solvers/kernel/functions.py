@@ -1,0 +1,131 @@
+"""Kernel functions: what takes the place of inner products of token features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_number, check_whole
+from torchssvm.core.precision import full_precision
+
+Kernel = Callable[[Tensor, Tensor], Tensor]
+"""``(a [M, F], b [N, F]) -> [M, N]``, symmetric and positive semidefinite, in the dtype of its arguments."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``<a, b>``: the same model as the linear heads."""
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """``[M, F]`` and ``[N, F]`` -> ``[M, N]``."""
+        return a @ b.t()
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """``(scale <a, b> + constant)^degree``.
+
+    Args:
+        degree: A positive whole number.
+        constant: Non-negative; above 0, all lower degrees take part.
+        scale: Positive; ``1 / F``, or one over the mean squared length of the features, keeps values near 1.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    degree: int = 2
+    constant: float = 1.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "degree", check_whole(self.degree, "degree"))
+        object.__setattr__(self, "constant", check_number(self.constant, "constant", 0.0))
+        object.__setattr__(self, "scale", check_number(self.scale, "scale", above=0.0))
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """``[M, F]`` and ``[N, F]`` -> ``[M, N]``."""
+        return (self.scale * (a @ b.t()) + self.constant) ** self.degree
+
+
+@dataclass(frozen=True)
+class RBF:
+    """``exp(-gamma |a - b|^2)``.
+
+    Args:
+        gamma: Positive; one over the mean squared distance of the features is a usual start.
+
+    Raises:
+        ValueError: ``gamma`` is not positive and finite.
+    """
+
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gamma", check_number(self.gamma, "gamma", above=0.0))
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """``[M, F]`` and ``[N, F]`` -> ``[M, N]``."""
+        distances = torch.addmm(b.square().sum(1), a, b.t(), alpha=-2.0)
+        distances += a.square().sum(1, keepdim=True)
+        return distances.clamp_(min=0.0).mul_(-self.gamma).exp_()
+
+
+def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
+    """``kernel(a, b)``, checked.
+
+    Raises:
+        TypeError: It is no tensor of the features' dtype.
+        ValueError: It has another shape than ``[M, N]``, or numbers that are not finite.
+    """
+    with full_precision(a.device):
+        values: Any = kernel(a, b)
+    if not isinstance(values, Tensor) or values.dtype != a.dtype:
+        found = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"kernel={name_of(kernel)} must return a tensor of the features' dtype {a.dtype}, got {found}")
+    if values.shape != (len(a), len(b)):
+        raise ValueError(
+            f"kernel={name_of(kernel)} must return [M, N] = {[len(a), len(b)]} for features {list(a.shape)} and "
+            f"{list(b.shape)}, got {list(values.shape)}"
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError(
+            f"kernel={name_of(kernel)} returned numbers that are not finite: scale the features, or the kernel"
+        )
+    return values
+
+
+def check_kernel(kernel: Kernel, tokens: Tensor, sample: int = 64) -> None:
+    """Look at the kernel on some of ``tokens`` ``[N, F]``: shape, symmetry, and no negative squared length.
+
+    Raises:
+        TypeError: It is not callable, or returns no tensor of the features' dtype.
+        ValueError: It is not a kernel on this sample.
+    """
+    if not callable(kernel):
+        raise TypeError(f"kernel must be a function (a [M, F], b [N, F]) -> [M, N], not {type(kernel).__name__}")
+    step = max(1, len(tokens) // sample)
+    chosen = tokens[::step][:sample]
+    evaluate(kernel, chosen[:1], chosen)  # a square would hide a transposed result
+    values = evaluate(kernel, chosen, chosen).to(torch.float64)
+    allowed = 1e3 * torch.finfo(tokens.dtype).eps * float(values.abs().max())
+    if float((values - values.t()).abs().max()) > allowed:
+        raise ValueError(f"kernel={name_of(kernel)} is not symmetric: kernel(a, b) must be the transpose of (b, a)")
+    smallest = float(torch.linalg.eigvalsh(values)[0])
+    if smallest < -allowed * len(chosen):
+        raise ValueError(
+            f"kernel={name_of(kernel)} is not positive semidefinite: the Gram matrix of {len(chosen)} tokens has the "
+            f"eigenvalue {smallest:.3g}, so some squared length would be negative"
+        )
+
+
+def name_of(kernel: Any) -> str:
+    """How checkpoints and messages name a kernel: without the addresses that a default ``repr`` shows."""
+    shown = repr(kernel)
+    if " at 0x" not in shown:
+        return shown
+    return str(getattr(kernel, "__qualname__", type(kernel).__qualname__))

@@ -1,0 +1,181 @@
+"""The head of kernel models: a kernel expansion over support tokens, beside explicit linear weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.batch import Batch, apply_head
+from torchssvm.core.potentials import Potentials, as_potentials, full_precision
+from torchssvm.core.structure import Structure
+from torchssvm.solvers.kernel.functions import Kernel, evaluate, name_of
+from torchssvm.structures.chain.head import LinearChain
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.multiclass.head import LinearMulticlass
+from torchssvm.structures.multiclass.structure import Multiclass
+
+_CHUNK = 2**26  # bytes of kernel values computed at a time
+
+
+class KernelHead(nn.Module):
+    """Unary potentials ``sum_u K(x_t, x_u) coefficients_u``, plus the potentials of a linear head without features.
+
+    ``KernelSSVM`` trains it. After that it predicts on its own: its ``state_dict`` holds the support tokens, their
+    coefficients and the explicit weights, and loads into a new head of the same kind.
+
+    Args:
+        kernel: Kernel function ``(a [M, F], b [N, F]) -> [M, N]``.
+        in_features: F, numbers per token.
+        linear: A linear head for features of width 0: transitions, biases and the like.
+        unary: Which of its tensors of potentials the kernel adds to: ``[B, N, K]``, ragged with one row a token, or
+            ``[B, K]``.
+        num_states: K.
+        structure: How outputs are decoded and what they cost.
+
+    Attributes:
+        support: ``[S, F]``, the support tokens.
+        coefficients: ``[S, K]``, ``psi / (lam n)`` of each.
+    """
+
+    support: Tensor
+    coefficients: Tensor
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        in_features: int,
+        linear: nn.Module,
+        *,
+        unary: str,
+        num_states: int,
+        structure: Structure,
+    ) -> None:
+        super().__init__()
+        in_features, num_states = check_whole(in_features, "in_features"), check_whole(num_states, "num_states")
+        if isinstance(kernel, type) or not callable(kernel):
+            raise TypeError(f"kernel={kernel!r} must be a function (a [M, F], b [N, F]) -> [M, N], such as RBF(gamma)")
+        self.kernel = kernel
+        self.in_features = in_features
+        self.linear = linear
+        self.unary = unary
+        self.num_states = num_states
+        self.structure = structure
+        self.register_buffer("support", torch.zeros(0, in_features))
+        self.register_buffer("coefficients", torch.zeros(0, num_states))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating dtype of weights, features and kernel values."""
+        return self.coefficients.dtype
+
+    def explicit(self, shape: Sequence[int], lengths: Tensor | None) -> Potentials:
+        """Potentials of the explicit weights for features of ``shape`` ``[B, ..., F]``."""
+        empty = self.coefficients.new_zeros(*shape[:-1], 0)
+        return as_potentials(apply_head(self.linear, Batch(empty, None, empty, lengths)))
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
+        """Features ``[B, N, F]`` or ``[B, F]`` -> potentials; the padding of ``x`` is not read.
+
+        Raises:
+            ValueError: ``x`` has another width, or a length does not fit.
+        """
+        check_features(x, self.in_features)
+        with full_precision(x.device):
+            potentials = self.explicit(x.shape, lengths)
+            real = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+            if lengths is not None:
+                real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
+            tokens = x[real].to(self.dtype)
+            size = max(1, _CHUNK // max(1, len(self.support) * self.support.element_size()))
+            scores = torch.cat([self._expand(piece) for piece in tokens.split(size)])
+            unary = potentials[self.unary].masked_scatter(real.unsqueeze(-1), potentials[self.unary][real] + scores)
+        return Potentials({**potentials.tensors, self.unary: unary}, potentials.lengths, ragged=potentials.ragged)
+
+    def _expand(self, tokens: Tensor) -> Tensor:
+        if not len(self.support) or not len(tokens):
+            return self.coefficients.new_zeros(len(tokens), self.num_states)
+        return evaluate(self.kernel, tokens, self.support) @ self.coefficients
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # The number of support tokens is not known before it is read.
+        support, coefficients = (state_dict.get(f"{prefix}{name}") for name in ("support", "coefficients"))
+        if isinstance(support, Tensor) and isinstance(coefficients, Tensor):
+            fits = support.shape[1:] == self.support.shape[1:] and coefficients.shape[1:] == self.coefficients.shape[1:]
+            if fits and len(support) == len(coefficients):
+                self.support = self.support.new_zeros(support.shape)
+                self.coefficients = self.coefficients.new_zeros(coefficients.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Kernel, width and support."""
+        return f"kernel={name_of(self.kernel)}, in_features={self.in_features}, support={len(self.support)}"
+
+
+class KernelChain(KernelHead):
+    """A chain whose emissions are kernel expansions; transitions, biases and boundary weights stay explicit.
+
+    Args:
+        kernel: Kernel function on token features.
+        in_features: F, numbers per token.
+        num_states: K.
+        bias: Whether every state has a bias.
+        boundary: Whether every state has an extra bias at the first and at the last token.
+        structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``.
+
+    Raises:
+        ValueError: ``structure`` does not fit.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        in_features: int,
+        num_states: int,
+        *,
+        bias: bool = True,
+        boundary: bool = True,
+        structure: Chain | None = None,
+    ) -> None:
+        linear = LinearChain(0, num_states, bias=bias, boundary=boundary, structure=structure)
+        super().__init__(
+            kernel, in_features, linear, unary="emission", num_states=num_states, structure=linear.structure
+        )
+
+
+class KernelMulticlass(KernelHead):
+    """Class scores that are kernel expansions, plus an explicit bias.
+
+    Args:
+        kernel: Kernel function on features.
+        in_features: F.
+        num_classes: K.
+        bias: Whether every class has a bias; it is regularised.
+        structure: How outputs are decoded and what they cost; None is ``Multiclass(num_classes)``, zero-one loss.
+
+    Raises:
+        ValueError: ``structure`` does not fit.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = True,
+        structure: Multiclass | None = None,
+    ) -> None:
+        linear = LinearMulticlass(0, num_classes, bias=bias, structure=structure)
+        super().__init__(
+            kernel, in_features, linear, unary="potentials", num_states=num_classes, structure=linear.structure
+        )
+
+
+def check_features(x: Tensor, in_features: int) -> None:
+    """Raise TypeError or ValueError unless ``x`` is a tensor ``[B, N, F]`` or ``[B, F]`` with the right F."""
+    if check_tensor(x, "x").ndim not in (2, 3) or x.shape[-1] != in_features:
+        raise ValueError(f"x must be [B, N, {in_features}] or [B, {in_features}], got {list(x.shape)}")

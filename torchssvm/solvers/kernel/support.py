@@ -1,0 +1,210 @@
+"""The dual variables of [B13] Algorithm B.1: for every example the labelings in its support, with their masses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.memory import check_memory
+from torchssvm.core.schema import require
+
+MERGED = -1
+"""Stands for the merged mass where a slot is meant."""
+
+
+@dataclass(frozen=True)
+class SupportCounts:
+    """How large the support is.
+
+    Attributes:
+        examples: Examples whose block is not at its target.
+        labelings: Labelings other than targets with positive mass: the support vectors of [B13].
+        merged: Examples with mass that is kept as mean parts only, because their labelings were more than the capacity.
+        tokens: Tokens with coefficients that are not zero: what prediction evaluates the kernel at.
+        num_examples: n.
+        num_tokens: N.
+    """
+
+    examples: int
+    labelings: int
+    merged: int
+    tokens: int
+    num_examples: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        merged = f", {self.merged} examples with merged mass" if self.merged else ""
+        return (
+            f"{self.labelings} support labelings of {self.examples}/{self.num_examples} examples{merged}, "
+            f"{self.tokens}/{self.num_tokens} support tokens"
+        )
+
+
+class SupportLabelings:
+    """Labelings y with ``alpha_i(y) > 0``, at most ``capacity`` of each example, and their task losses.
+
+    Slot 0 is the target, which has all mass at the start. Once an example has ``capacity`` labelings, the one of
+    smallest mass gives its place to a new one and its mass to the *merged* mass: that part of the dual distribution is
+    then known by its mean parts only (the block less what is listed), and stays one more atom to move mass away from.
+
+    Args:
+        target: ``[n]`` or ``[n, N]`` int64, the targets, padded with -1.
+        num_states: K; labels are 0 to K - 1.
+        capacity: Most labelings of an example, the target included; at least 2.
+        memory_limit: Bytes that they may take; None is what the device has left.
+
+    Raises:
+        ValueError: ``capacity`` is less than 2, or labelings are neither ``[B]`` nor ``[B, N]``.
+        MemoryError: ``capacity`` labelings of every example would not fit.
+    """
+
+    def __init__(self, target: Tensor, num_states: int, capacity: int, memory_limit: int | None = None) -> None:
+        capacity = check_whole(capacity, "capacity", 2, advice=": the target and one more labeling")
+        n = len(target)
+        self.capacity = capacity
+        self.num_states = num_states
+        if target.ndim > 2:
+            raise ValueError(f"labelings must be [B] or [B, N], and the targets are {list(target.shape)}")
+        needed = n * capacity * (4 * target[0].numel() + 16)
+        what = f"support labelings of capacity={capacity}"
+        check_memory(needed, target.device, memory_limit, what, "give a smaller capacity")
+        self.labels = target.to(torch.int32).view(n, 1, -1)  # [n, slots, N]; slots grow up to the capacity
+        self.mass = torch.ones(n, 1, dtype=torch.float64, device=target.device)  # [n, slots]
+        self.loss = torch.zeros_like(self.mass)  # [n, slots]
+        self.merged = torch.zeros(n, dtype=torch.float64, device=target.device)  # [n]
+
+    def listed(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Labelings with mass of the examples ``index`` ``[B]``: their rows of the batch and slots, ``[P]`` each."""
+        found = (self.mass[index] > 0.0).nonzero()
+        return found[:, 0], found[:, 1]
+
+    def labelings(self, index: Tensor, slots: Tensor, like: Tensor) -> Tensor:
+        """``[P]`` or ``[P, N]`` int64, cut to the padded shape of the labelings ``like``, ``[B]`` or ``[B, N]``."""
+        found = self.labels[index, slots].to(torch.int64)
+        return found[:, 0] if like.ndim == 1 else found[:, : like.shape[1]]
+
+    def move(
+        self, index: Tensor, labeling: Tensor, loss: Tensor, kept: Tensor, away: Tensor | None, taken: Tensor
+    ) -> None:
+        """Scale the masses of distinct examples and move mass to the labelings that the oracle found.
+
+        Args:
+            index: ``[R]`` int64.
+            labeling: ``[R]`` or ``[R, N]`` int64.
+            loss: ``[R]`` float64, its task loss.
+            kept: ``[R]`` float64, factor on all masses.
+            away: ``[R]`` int64, the slot (or ``MERGED``) that ``taken`` comes from; None if all gave by ``kept``.
+            taken: ``[R]`` float64, mass for the new labeling.
+        """
+        if not len(index):
+            return
+        self.mass[index] *= kept.unsqueeze(1)
+        self.merged[index] *= kept
+        if away is not None:
+            listed = away != MERGED
+            self.mass[index[listed], away[listed]] -= taken[listed]
+            self.merged[index[~listed]] -= taken[~listed]
+            self.mass[index] = self.mass[index].clamp(min=0.0)
+            self.merged[index] = self.merged[index].clamp(min=0.0)
+        slots = self._place(index, labeling)
+        self.mass[index, slots] += taken
+        self.loss[index, slots] = loss
+
+    def _place(self, index: Tensor, labeling: Tensor) -> Tensor:
+        """A slot for each labeling: its own, a free one, or that of the smallest mass."""
+        padded = torch.full_like(self.labels[index, 0], -1)
+        wide = labeling.to(torch.int32).view(len(index), -1)
+        padded[:, : wide.shape[1]] = wide
+        same = (self.labels[index] == padded.unsqueeze(1)).all(2)
+        same[:, 1:] &= self.mass[index, 1:] > 0.0  # a slot without mass is free; the target keeps its own
+        known = same.any(1)
+        order = self.mass[index].clone()
+        order[:, 0] = torch.inf
+        if bool((~known & ~(order == 0.0).any(1)).any()) and self.mass.shape[1] < self.capacity:
+            self._grow()
+            return self._place(index, labeling)
+        slots = torch.where(known, same.to(torch.int64).argmax(1), order.argmin(1))
+        new = ~known
+        rows, places = index[new], slots[new]
+        self.merged[rows] += self.mass[rows, places]
+        self.mass[rows, places] = 0.0
+        self.labels[rows, places] = padded[new]
+        return slots
+
+    def _grow(self) -> None:
+        slots = min(self.capacity, max(4, 2 * self.mass.shape[1])) - self.mass.shape[1]
+        n = len(self.mass)
+        self.labels = torch.cat([self.labels, self.labels.new_full((n, slots, self.labels.shape[2]), -1)], 1)
+        self.mass = torch.cat([self.mass, self.mass.new_zeros(n, slots)], 1)
+        self.loss = torch.cat([self.loss, self.loss.new_zeros(n, slots)], 1)
+
+    def counts(self, tokens: int, num_tokens: int) -> SupportCounts:
+        """How large the support is; the tokens are counted by the caller."""
+        others, merged = self.mass[:, 1:] > 0.0, self.merged > 0.0
+        return SupportCounts(
+            examples=int((others.any(1) | merged).sum()),
+            labelings=int(others.sum()),
+            merged=int(merged.sum()),
+            tokens=tokens,
+            num_examples=len(self.mass),
+            num_tokens=num_tokens,
+        )
+
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return sum(t.numel() * t.element_size() for t in (self.labels, self.mass, self.loss, self.merged))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and numbers."""
+        return {
+            "capacity": self.capacity,
+            "labels": self.labels.clone(),
+            "mass": self.mass.clone(),
+            "loss": self.loss.clone(),
+            "merged": self.merged.clone(),
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` does not fit or is damaged; changes nothing."""
+        if require(state, "capacity", int, "support") != self.capacity:
+            raise ValueError(f"the checkpoint has capacity={state['capacity']}, and this model {self.capacity}")
+        labels, mass, loss, merged = (
+            require(state, k, Tensor, "support") for k in ("labels", "mass", "loss", "merged")
+        )
+        n = len(self.mass)
+        slots = mass.shape[1] if mass.ndim == 2 else 0
+        fits = (
+            1 <= slots <= self.capacity
+            and mass.shape == loss.shape == (n, slots)
+            and merged.shape == (n,)
+            and labels.shape == (n, slots, self.labels.shape[2])
+            and labels.dtype == torch.int32
+            and all(t.dtype == torch.float64 for t in (mass, loss, merged))
+        )
+        if not fits:
+            raise ValueError(f"the checkpoint is damaged: support does not hold labelings and masses of {n} examples")
+        if not torch.equal(labels[:, 0].to(self.labels.device), self.labels[:, 0]):
+            raise ValueError("the checkpoint is of another problem: its targets differ")
+        listed = labels[mass > 0]
+        padding = (labels[:, :1] < 0).expand_as(labels)[mass > 0]
+        if not torch.equal(listed < 0, padding) or bool((listed >= self.num_states).any()):
+            raise ValueError(
+                f"the checkpoint is damaged: a support labeling has labels other than 0 to {self.num_states - 1}"
+            )
+        if not bool(torch.isfinite(loss).all()) or bool((loss < 0).any()):
+            raise ValueError("the checkpoint is damaged: the losses of support labelings are negative or not finite")
+        total = mass.sum(1) + merged
+        if bool((mass < 0).any() | (merged < 0).any()) or not bool(((total - 1).abs() < 1e-6).all()):
+            raise ValueError("the checkpoint is damaged: the masses of support labelings do not add up to 1")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore to the bit."""
+        self.check_state(state)
+        device = self.mass.device
+        self.labels, self.mass, self.loss, self.merged = (
+            state[name].to(device, copy=True) for name in ("labels", "mass", "loss", "merged")
+        )

@@ -1,0 +1,180 @@
+"""The exact primal objective of any weights, whoever trained them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_int64, check_whole
+from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.precision import in_full_precision
+from torchssvm.core.problem import check_lam
+from torchssvm.core.structure import Structure, find_corner
+from torchssvm.dual.state import squared_norm
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The primal objective ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` by one pass over all examples ([B13] eq. 3).
+
+    Attributes:
+        value: The objective with the outputs that the oracle found; if it is approximate, a lower bound.
+        bound: An upper bound of the objective; equal to ``value`` where the oracle is exact.
+        hinge: ``(1/n) sum_i H_i``, the part of ``value`` that is not regularisation.
+        exact: Whether the oracle was exact for every example, so that ``value`` is the objective itself.
+        oracle_calls: Examples decoded by this pass.
+        seconds: Duration of this pass.
+        lam: Regularisation.
+    """
+
+    value: float
+    bound: float
+    hinge: float
+    exact: bool
+    oracle_calls: int
+    seconds: float
+    lam: float
+
+    def __str__(self) -> str:
+        if self.exact:
+            return f"primal {self.value:.6f}"
+        return f"primal between {self.value:.6f} and {self.bound:.6f} (approximate oracle)"
+
+
+@torch.no_grad()
+def primal(
+    head: Callable[..., Any],
+    structure: Structure,
+    batches: Iterable[Batch],
+    lam: float,
+    *,
+    parameters: Iterable[Tensor] | None = None,
+    num_examples: int | None = None,
+) -> Objective:
+    """The structured SVM objective of the weights that the head holds; nothing changes.
+
+    It needs no dual: baselines are measured by it, and averages of iterates. How far the value is from the optimum only
+    a dual can tell, see :func:`torchssvm.certify`.
+
+    Args:
+        head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials, such as a model of frozen features
+            and the head; then ``parameters`` says which weights are regularised.
+        structure: What an output is.
+        batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
+        lam: Regularisation; positive.
+        parameters: The regularised weights; None is ``head.parameters()``.
+        num_examples: n, if an example that is missing at the end is to be an error; None is the largest index plus 1.
+
+    Raises:
+        ValueError: An example is missing or came twice, or an argument or a batch is not valid.
+        TypeError: The potentials are not of the weights' dtype, or ``lam`` is no number.
+    """
+    start = time.perf_counter()
+    lam = check_lam(lam)
+    if not isinstance(structure, Structure):
+        raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
+    num_examples = None if num_examples is None else check_whole(num_examples, "num_examples")
+    if parameters is None:
+        if not isinstance(head, torch.nn.Module):
+            raise ValueError(
+                f"parameters=None, and head is a {type(head).__name__}, not an nn.Module: pass the weights that are "
+                "regularised"
+            )
+        parameters = head.parameters()
+    weights = list(parameters)
+    if not weights:
+        raise ValueError("parameters are empty: the head has no weights")
+    found = bounds = 0.0
+    count, exact = 0, True
+
+    def check(index: Tensor, potentials: Potentials) -> Tensor:
+        return _check_batch(index, potentials, weights[0], num_examples)
+
+    head = in_full_precision(head, weights)
+    for batch, potentials, index in every_example(head, batches, weights[0].device, check, num_examples, grad=False):
+        corner = find_corner(structure, potentials, structure.check_target(batch.y, potentials))
+        found += float(corner.hinge.sum())
+        bounds += float(corner.bound.sum())
+        exact &= corner.exact
+        count += len(index)
+    regularisation = lam / 2 * squared_norm(weights)
+    return Objective(
+        value=regularisation + found / count,
+        bound=regularisation + bounds / count,
+        hinge=found / count,
+        exact=exact,
+        oracle_calls=count,
+        seconds=time.perf_counter() - start,
+        lam=lam,
+    )
+
+
+def every_example(
+    head: Callable[..., Any],
+    batches: Iterable[Batch],
+    device: torch.device,
+    check: Callable[[Tensor, Potentials], Tensor],
+    num_examples: int | None,
+    *,
+    grad: bool = True,
+) -> Iterator[tuple[Batch, Potentials, Tensor]]:
+    """The batches with their potentials and checked index; raises ValueError unless every example comes once.
+
+    Args:
+        head: ``(x)`` or ``(x, lengths)`` -> potentials.
+        batches: What should hold every example once.
+        device: Where the head is.
+        check: ``(index, potentials)`` -> the index, on the device, or an error.
+        num_examples: n; None is the largest index plus 1.
+        grad: Whether the potentials are to be differentiable.
+    """
+    if isinstance(batches, Batch) or not isinstance(batches, Iterable):
+        raise TypeError(f"batches is a {type(batches).__name__}: give a list of torchssvm.Batch, or a DataLoader")
+    seen = torch.zeros(num_examples or 0, dtype=torch.bool)
+    for batch in batches:
+        if not isinstance(batch, Batch):
+            raise TypeError(
+                f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths); give the "
+                "DataLoader a collate_fn that makes them"
+            )
+        batch = to_device(batch, device)
+        with torch.enable_grad() if grad else nullcontext():
+            potentials = as_potentials(apply_head(head, batch))
+        index = check(batch.index, potentials)
+        places = index.cpu()
+        if (more := int(places.max()) + 1 - len(seen)) > 0:
+            seen = torch.cat([seen, torch.zeros(more, dtype=torch.bool)])
+        if bool(seen[places].any()) or len(places.unique()) < len(places):
+            raise ValueError("batches gave an example twice: a pass needs every training example exactly once")
+        seen[places] = True
+        yield batch, potentials, index
+    if not len(seen):
+        raise ValueError("batches are empty: a pass needs every training example once")
+    if not bool(seen.all()):
+        missing = (~seen).nonzero().flatten().tolist()
+        raise ValueError(
+            f"batches left out {len(missing)} of {len(seen)} examples, {missing[:5]} among them: a pass needs "
+            "every training example once (no drop_last, no sampling)"
+        )
+
+
+def _check_batch(index: Tensor, potentials: Potentials, weight: Tensor, num_examples: int | None) -> Tensor:
+    size = potentials.batch_size
+    check_int64(index, "index", (size,), ", one number for each example")
+    if not size:
+        raise ValueError("a batch is empty: index holds no example")
+    if int(index.min()) < 0 or (num_examples is not None and int(index.max()) >= num_examples):
+        raise ValueError(f"index holds {int(index.min())} to {int(index.max())}, and num_examples={num_examples}")
+    if potentials.dtype != weight.dtype:
+        raise TypeError(
+            f"the potentials are {potentials.dtype} and the head's weights {weight.dtype}: run the head in the dtype "
+            "of its weights, with autocast off"
+        )
+    return index

@@ -1,0 +1,388 @@
+"""What a run came to: a table for the screen, ``report.json``, and a picture of the convergence."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.figures import new_figure
+from torchssvm.core.files import write_text
+from torchssvm.core.potentials import as_potentials
+from torchssvm.core.structure import Structure, as_decoding
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
+
+REPORT = "report.json"
+PICTURE = "convergence.png"
+
+DrawExamples: TypeAlias = Callable[[Any], None]
+"""Draws a few examples and their predictions into the matplotlib (sub)figure it is given."""
+
+
+class Entry(NamedTuple):
+    """One certificate of a run.
+
+    Attributes:
+        certificate: What the exact pass proved.
+        seconds: Wall-clock seconds from the start of the run to the end of that pass.
+    """
+
+    certificate: Certificate
+    seconds: float
+
+
+History: TypeAlias = list[Entry]
+"""The certificates of a run in their order; plain tuples ``(certificate, seconds)`` do as well."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Plain decoding (without the loss) of some examples against their targets.
+
+    Attributes:
+        loss: Mean task loss of an example.
+        token_error: Share of wrong tokens among all tokens; None where labelings are not int64 ``[B]`` or ``[B, N]``.
+        example_error: Share of examples with a wrong token, such as words with a wrong letter; None as above.
+        num_examples: How many examples there were.
+        exact: Whether decoding was exact for all of them; otherwise these are figures of an approximate decoder.
+    """
+
+    loss: float
+    token_error: float | None
+    example_error: float | None
+    num_examples: int
+    exact: bool = True
+
+
+def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
+    """Wrong tokens and tokens of every example, ``[B]`` int64 each; None where labelings are not integers by position.
+
+    Args:
+        labeling: Decoded outputs; int64 ``[B]`` or ``[B, N]`` counts, or something that holds that as ``.labels``.
+        target: As the structure's ``check_target`` returned it: a tensor like ``labeling``, or something that holds one
+            as ``.labels``. Negative entries are padding.
+    """
+    labeling, labels = (getattr(output, "labels", output) for output in (labeling, target))
+    if not (isinstance(labeling, Tensor) and isinstance(labels, Tensor)):
+        return None
+    if labeling.shape != labels.shape or labeling.ndim not in (1, 2) or labeling.is_floating_point():
+        return None
+    labeling, labels = labeling.view(len(labels), -1), labels.view(len(labels), -1)
+    real = labels >= 0
+    return ((labeling != labels) & real).sum(1), real.sum(1)
+
+
+@torch.no_grad()
+def evaluate(
+    forward: Callable[..., Any],
+    structure: Structure,
+    batches: Iterable[Batch],
+    device: torch.device | str | None = None,
+) -> Evaluation:
+    """Decode every example without the loss and compare it with its target.
+
+    Args:
+        forward: Head or model, ``(x)`` or ``(x, lengths)`` -> potentials. A module runs in evaluation mode, and every
+            part of it is then in the mode it was in.
+        structure: What an output is.
+        batches: The examples.
+        device: Where batches are moved to; None leaves them where they are.
+
+    Raises:
+        ValueError: There are no examples, or a target does not fit.
+    """
+    modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
+    for module, _ in modes:
+        module.training = False
+    examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
+    try:
+        for batch in batches:
+            batch = batch if device is None else to_device(batch, device)
+            potentials = as_potentials(apply_head(forward, batch))
+            target = structure.check_target(batch.y, potentials)
+            found = as_decoding(structure.argmax(potentials))
+            labeling = found.labeling
+            exact &= found.exact
+            loss += float(structure.loss(labeling, target).sum(dtype=torch.float64))
+            examples += potentials.batch_size
+            counts = count_errors(labeling, target)
+            if counts is None:
+                counted = False
+                continue
+            wrong += int(counts[0].sum())
+            tokens += int(counts[1].sum())
+            spoilt += int((counts[0] > 0).sum())
+    finally:
+        for module, training in modes:
+            module.training = training
+    if not examples:
+        raise ValueError("batches held no example to evaluate")
+    return Evaluation(
+        loss=loss / examples,
+        token_error=wrong / max(tokens, 1) if counted else None,
+        example_error=spoilt / examples if counted else None,
+        num_examples=examples,
+        exact=exact,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on; those not installed are left out."""
+    found = {"python": platform.python_version()}
+    for name in ("torchssvm", "torch", "numpy", "torch-struct", "lightning"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def describe_device(device: torch.device | str) -> str:
+    """``cpu``, or the name of the accelerator."""
+    device = torch.device(device)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything worth knowing of a finished run; unknown figures are None.
+
+    Attributes:
+        task: What was trained, in a few words.
+        n: Training examples.
+        num_weights: Weights of the head.
+        lam: Regularisation.
+        primal: Of the last certificate.
+        dual: Of the last certificate.
+        gap: Of the last certificate.
+        oracle_calls: Examples decoded with loss augmentation, exact passes included.
+        passes: ``oracle_calls / n``.
+        seconds: Wall-clock time of the run.
+        train_loss: Mean task loss on the training examples.
+        test_loss: Mean task loss on the test examples.
+        stopped_because: A sentence.
+        seed: Seed of the run.
+        device: Where it ran.
+        versions: See :func:`versions`.
+        exact: Whether the oracle of the last certificate was exact; otherwise primal and gap are upper bounds.
+        history: All certificates, for the picture.
+        extra: More entries for ``report.json`` and the table, e.g. letter errors.
+    """
+
+    task: str
+    n: int
+    num_weights: int
+    lam: float
+    primal: float | None
+    dual: float | None
+    gap: float | None
+    oracle_calls: int
+    passes: float
+    seconds: float
+    train_loss: float | None
+    test_loss: float | None
+    stopped_because: str
+    seed: int | None
+    device: str
+    versions: dict[str, str] = field(default_factory=versions)
+    exact: bool = True
+    history: Sequence[tuple[Certificate, float]] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_history(
+        cls,
+        task: str,
+        history: Sequence[tuple[Certificate, float]],
+        *,
+        num_weights: int,
+        stopped_because: str,
+        train: Evaluation | None = None,
+        test: Evaluation | None = None,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        seconds: float | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> RunReport:
+        """The report of a run from its certificates and its evaluations.
+
+        Args:
+            task: What was trained, in a few words.
+            history: At least one certificate; the last one speaks for the run.
+            num_weights: Weights of the head.
+            stopped_because: A sentence.
+            train: Plain decoding of the training examples.
+            test: Plain decoding of the test examples; errors by token and by example of both go to ``extra``.
+            seed: Seed of the run.
+            device: Where it ran.
+            seconds: Wall-clock time; None is that of the last certificate.
+            extra: More entries.
+
+        Raises:
+            ValueError: ``history`` is empty.
+        """
+        if not history:
+            raise ValueError("history is empty: a report needs the certificate of the final weights")
+        last, elapsed = history[-1]
+        more = {**_relaxation(last), **(extra or {})}
+        for name, evaluation in (("train", train), ("test", test)):
+            if evaluation is not None and evaluation.token_error is not None:
+                more.setdefault(f"{name}_token_error", evaluation.token_error)
+                more.setdefault(f"{name}_example_error", evaluation.example_error)
+            if evaluation is not None and not evaluation.exact:
+                more.setdefault(f"{name}_decoding", "approximate")
+        return cls(
+            task=task,
+            n=last.num_examples,
+            num_weights=num_weights,
+            lam=last.lam,
+            primal=last.primal,
+            dual=last.dual,
+            gap=last.gap,
+            oracle_calls=last.oracle_calls,
+            passes=last.passes,
+            seconds=elapsed if seconds is None else seconds,
+            train_loss=None if train is None else train.loss,
+            test_loss=None if test is None else test.loss,
+            stopped_because=stopped_because,
+            seed=seed,
+            device=describe_device(device),
+            exact=last.exact,
+            history=list(history),
+            extra=more,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``report.json`` holds: the attributes, ``extra`` and ``history``; figures not finite become None."""
+        names = [name for name in self.__dataclass_fields__ if name not in ("history", "extra")]
+        content = {name: getattr(self, name) for name in names}
+        if clash := sorted(content.keys() & self.extra.keys()):
+            raise ValueError(f"extra holds {clash}, which are names of the report itself")
+        history = [
+            {
+                "passes": c.passes,
+                "oracle_calls": c.oracle_calls,
+                "seconds": seconds,
+                "primal": c.primal,
+                "dual": c.dual,
+                "gap": c.gap,
+                "exact": c.exact,
+                **_relaxation(c),
+            }
+            for c, seconds in self.history
+        ]
+        return _finite({**content, **self.extra, "history": history})
+
+    def table(self) -> str:
+        """Two columns for the screen, without the history."""
+        content = self.to_dict()
+        del content["history"]
+        content["versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        content["exact"] = "yes" if self.exact else "no: primal and gap are upper bounds (approximate oracle)"
+        rows = [(name.replace("_", " "), _show(value)) for name, value in content.items()]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+    __str__ = table
+
+    def write(self, folder: Path | str, draw_examples: DrawExamples | None = None) -> None:
+        """Write ``report.json``, and the picture of the convergence as ``convergence.png``.
+
+        Args:
+            folder: Where to; made if it does not exist.
+            draw_examples: Draws a few predictions below the curves.
+
+        Raises:
+            ImportError: matplotlib is missing; ``report.json`` has been written then.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=False, default=str) + "\n"
+        write_text(folder / REPORT, text)
+        self.figure(draw_examples).savefig(folder / PICTURE, dpi=120)
+
+    def figure(self, draw_examples: DrawExamples | None = None) -> Any:
+        """Primal and dual (above) and the gap (below, logarithmic) by effective passes and by seconds; then examples.
+
+        Args:
+            draw_examples: As in :meth:`write`.
+
+        Returns:
+            A ``matplotlib.figure.Figure``; no window is opened and no global state of matplotlib changes.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        ratios = [2.0] if draw_examples is None else [2.0, 1.0]
+        figure = new_figure((10, 3.2 * sum(ratios)))
+        figures = figure.subfigures(len(ratios), 1, height_ratios=ratios, squeeze=False)[:, 0]
+        self._draw_convergence(figures[0])
+        if draw_examples is not None:
+            draw_examples(figures[1])
+        return figure
+
+    def _draw_convergence(self, figure: Any) -> None:
+        axes = figure.subplots(2, 2, sharex="col", sharey="row")
+        figure.suptitle(f"{self.task}: n = {self.n}, λ = {self.lam:g}")
+        columns = (
+            ("effective passes", [c.passes for c, _ in self.history]),
+            ("seconds", [seconds for _, seconds in self.history]),
+        )
+        marker = "." if len(self.history) < 60 else None
+        bound = "" if all(c.exact for c, _ in self.history) else " (upper bound)"
+        for (value, gap), (label, x) in zip(axes.T, columns, strict=True):
+            value.plot(x, [c.primal for c, _ in self.history], marker=marker, color="tab:red", label=f"primal{bound}")
+            value.plot(x, [c.dual for c, _ in self.history], marker=marker, color="tab:blue", label="dual")
+            gaps = [c.gap if c.gap > 0.0 else math.nan for c, _ in self.history]
+            gap.plot(x, gaps, marker=marker, color="black", label="of the problem")
+            relaxed = [_relaxation(c) for c, _ in self.history]
+            if any(relaxed):
+                below = [r.get("relaxed_dual", math.nan) for r in relaxed]
+                value.plot(x, below, color="tab:blue", linestyle=":", label="dual of the relaxation")
+                left = [r.get("relaxed_gap") or math.nan for r in relaxed]
+                gap.plot(x, left, color="black", linestyle=":", label="of the relaxation")
+                gap.legend()
+            if any(not math.isnan(g) for g in gaps):
+                gap.set_yscale("log")
+            gap.set_xlabel(label)
+            for axis in (value, gap):
+                axis.grid(alpha=0.3)
+        axes[0, 0].legend()
+        axes[0, 0].set_ylabel("objective")
+        axes[1, 0].set_ylabel(f"certified gap{bound}")
+
+
+def _relaxation(certificate: Certificate) -> dict[str, float]:
+    """The bounds of the relaxation, where GDMM trained one that is not the problem itself."""
+    if not (isinstance(certificate, FactorwiseCertificate) and certificate.has_relaxation):
+        return {}
+    return {name: getattr(certificate, name) for name in ("relaxed_primal", "relaxed_dual", "relaxed_gap")}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they become None."""
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "not known"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,400 @@
+"""In which order the blocks are visited: gap sampling and the other orders, as a resumable batch sampler."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from torchssvm.core.arguments import check_number, check_object, check_seed, check_whole
+from torchssvm.core.schema import require
+from torchssvm.dual.state import DualState, check_dual
+
+
+class Order(Protocol):
+    """Draws batches from the block gaps as they were last seen."""
+
+    needs_gaps: bool
+    """Whether draws depend on the gaps; if not, a whole epoch is drawn at once."""
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """``batches`` tensors of ``batch_size`` distinct examples each.
+
+        Args:
+            gaps: ``[n]`` float64, finite and non-negative.
+            batches: How many batches to draw.
+            batch_size: Examples of a batch, at most n.
+            generator: The only source of randomness.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Proportional:
+    """Probability proportional to ``gap ** power`` ([G16] Algorithm 2 for power 1), distinct within a batch.
+
+    Blocks without a gap are drawn, uniformly, only where too few others are left to fill a batch.
+    """
+
+    power: float = 1.0
+    needs_gaps = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "power", check_number(self.power, "power", 0.0))
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """Successive weighted draws, leaving out what the batch has already."""
+        largest = float(gaps.max())
+        weights = (gaps / largest) ** self.power if largest > 0.0 else torch.ones_like(gaps)
+        ends = weights.cumsum(0)
+        points = torch.rand(batches, 2 * batch_size + 16, dtype=torch.float64, generator=generator) * ends[-1]
+        drawn = torch.searchsorted(ends, points, right=True).clamp_(max=len(ends) - 1)
+        if not bool((weights[drawn] > 0.0).all()):  # rounding at the end of the last interval
+            drawn = torch.where(weights[drawn] > 0.0, drawn, weights.argmax())
+        return [self._batch(list(dict.fromkeys(row)), weights, batch_size, generator) for row in drawn.tolist()]
+
+    def _batch(self, distinct: list[int], weights: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
+        """The first ``batch_size`` of the numbers drawn, or what else it takes to have as many."""
+        if len(distinct) >= batch_size:
+            return torch.tensor(distinct[:batch_size])
+        # Few weights dominate: the others follow in the order of exponential variables with their weights as rates
+        # (compared in logarithms); a weight of 0 comes after all others.
+        noise = torch.empty_like(weights).exponential_(generator=generator)
+        keys = torch.where(weights > 0.0, noise.log() - weights.log(), 1e6 + noise)
+        keys[distinct] = torch.inf
+        return torch.cat([torch.tensor(distinct), keys.topk(batch_size - len(distinct), largest=False).indices])
+
+
+@dataclass(frozen=True)
+class LargestGap:
+    """The blocks with the largest gaps first."""
+
+    needs_gaps = True
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """The largest gaps in descending order; ties, and what is left when all are used, in random order."""
+        n = len(gaps)
+        shuffled = torch.randperm(n, generator=generator)
+        order = shuffled[gaps[shuffled].argsort(descending=True, stable=True)]
+        return _chunks(order.repeat(math.ceil(batches * batch_size / n)), batches, batch_size)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every batch is a uniform draw of distinct examples, independent of the others ([B13] Algorithm 4)."""
+
+    needs_gaps = False
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """Uniform draws."""
+        return [torch.randperm(len(gaps), generator=generator)[:batch_size] for _ in range(batches)]
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """Every example once in an epoch, in random order."""
+
+    needs_gaps = False
+
+    def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+        """One permutation, in batches; the last one may be smaller."""
+        return list(torch.randperm(len(gaps), generator=generator).split(batch_size))[:batches]
+
+
+class GapBatchSampler(Sampler[list[int]]):
+    """Batches for a ``DataLoader(batch_sampler=...)``, drawn by the block gaps and resumable in the middle of an epoch.
+
+    An epoch is ``ceil(n / batch_size)`` batches. Examples whose gap is unknown come first, in random order. After that,
+    gap-based orders draw in chunks of ``chunk`` batches, always from the gaps as they were when the chunk before the
+    last one had been used up: the draws are then the same with and without worker processes, as long as these fetch at
+    most ``chunk`` batches ahead.
+
+    Args:
+        dual: Whose gaps to use; None where ``bind`` gives it later (``StructuredSVM`` does), with ``num_examples``.
+        batch_size: Examples of a batch; capped at n.
+        num_examples: n, the size of the dataset; None is the dual's.
+        order: ``Proportional(power=1.0)`` (the default), ``LargestGap()``, ``Uniform()``, ``Permutation()``.
+        seed: Seed of this sampler's own generator.
+        chunk: Batches of a chunk; None is a twentieth of an epoch, at least 8.
+
+    Raises:
+        TypeError: ``dual`` or ``order`` is something else, or a size is no number.
+        ValueError: A size is not a positive whole number, or ``num_examples`` is not that of the dual.
+    """
+
+    def __init__(
+        self,
+        dual: DualState | None = None,
+        *,
+        batch_size: int,
+        num_examples: int | None = None,
+        order: Order | None = None,
+        seed: int = 0,
+        chunk: int | None = None,
+    ) -> None:
+        if dual is not None and not isinstance(dual, DualState):
+            raise TypeError(f"dual={dual!r} must be a DualState; sizes are given by name, as num_examples=200")
+        if num_examples is None:
+            if dual is None:
+                raise ValueError("num_examples=None and dual=None: give the dual, or the size of the dataset")
+            num_examples = dual.num_examples
+        num_examples = check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
+        batch_size = check_whole(batch_size, "batch_size")
+        if order is not None:
+            check_object(order, "order", "draw", "Permutation()")
+        self.num_examples = num_examples
+        self.batch_size = min(batch_size, num_examples)
+        self.order: Order = order if order is not None else Proportional()
+        self.chunk = max(8, math.ceil(len(self) / 20)) if chunk is None else check_whole(chunk, "chunk")
+        self.epoch = 0
+        self._generator = torch.Generator().manual_seed(check_seed(seed))
+        self._drawn: list[Tensor] = []  # batches of the epoch under way, used or not
+        self._first = 0  # position in the epoch of _drawn[0]: 0 unless resumed
+        self._snapshots: dict[int, Tensor] = {}  # batches used -> gaps at that moment
+        self._visits = 0  # the dual's visits at position _first
+        self._started = False  # whether an epoch has begun here
+        self._continues = False  # whether the next iteration goes on with an epoch that was loaded
+        self._iterator: weakref.ref[Iterator[list[int]]] | None = None  # of the epoch under way
+        self._at_continuing: Callable[[], None] | None = None
+        self._by_permutation: Callable[[], bool] | None = None
+        self._dual: DualState | None = None
+        if dual is not None:
+            self.bind(dual)
+
+    def bind(self, dual: DualState, by_permutation: Callable[[], bool] | None = None) -> None:
+        """Use the gaps of ``dual``.
+
+        Args:
+            dual: The dual of the dataset that the batches are for.
+            by_permutation: Says of the epoch under way that every example is to come once in it, whatever the order is:
+                for epochs that train something else than the blocks.
+
+        Raises:
+            ValueError: It is of a dataset of another size.
+        """
+        if check_dual(dual).num_examples != self.num_examples:
+            raise ValueError(
+                f"the sampler has num_examples={self.num_examples}, and the dual was made for {dual.num_examples}"
+            )
+        self._by_permutation = by_permutation
+        if dual is self._dual:
+            return
+        if self._dual is not None:
+            self._dual.forget(self)
+        self._dual = dual
+        self._visits = dual.visits
+        dual.observe(self)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return math.ceil(self.num_examples / self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of one epoch, or the rest of the one that a loaded state was in.
+
+        That rest is empty if the state was saved by the loop's body on the last batch: what a training loop does at
+        the end of an epoch is then still to be done.
+        """
+        batches = self._batches()
+        self._iterator = weakref.ref(batches)
+        return batches
+
+    def _batches(self) -> Iterator[list[int]]:
+        dual = self._bound()
+        if self._continues and self._at_continuing is not None:
+            self._at_continuing()
+        self._at_continuing = None
+        if not self._continues:
+            self.epoch += self._started
+            self._first = 0
+            self._snapshots = {0: self._gaps()}
+            self._drawn = self._unseen(self._snapshots[0])
+        self._continues = False
+        self._started = True
+        self._visits = dual.visits + dual.num_pending  # batches of an epoch before, accumulated for the next step
+        position = self._first
+        while position < len(self):
+            if position - self._first >= len(self._drawn):
+                self._extend(position)
+            yield self._drawn[position - self._first].tolist()
+            position += 1
+
+    @property
+    def used(self) -> int:
+        """Batches of this epoch that training has used, as the dual counted them; not one whose step is pending."""
+        if not self._started:
+            return self._first
+        visits = max(self._bound().visits - self._visits, 0)
+        return self._first + min(visits, len(self._drawn))
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch is under way: its loop still holds the iterator, though all its batches may be used."""
+        return self._continues or (self._iterator is not None and self._iterator() is not None)
+
+    def before_continuing(self, action: Callable[[], None]) -> None:
+        """Call ``action`` when the next iteration goes on with an epoch that was loaded, before its first batch."""
+        self._at_continuing = action
+
+    def state_dict(self, used: int | None = None) -> dict[str, Any]:
+        """Everything that the next draws depend on, drawn but unused batches included.
+
+        Where all batches of the epoch are used, the state is of the end of that epoch if the loop over it still holds
+        its iterator (as ``for batch in loader`` does until it is left), else of the beginning of the next one.
+
+        Args:
+            used: Batches of this epoch that training has used; None is as the dual counted them. Training that skips
+                steps says it here; all of them say that the epoch is over.
+        """
+        over = used is not None or not self.in_epoch
+        used = self.used if used is None else used
+        epoch, under_way = self.epoch, self._started or self._continues
+        if used >= len(self) and over:
+            epoch, used, under_way = epoch + 1, 0, False
+        return {
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "chunk": self.chunk,
+            "order": repr(self.order),
+            "epoch": epoch,
+            "used": used,
+            "under_way": under_way,
+            "generator": self._generator.get_state(),
+            "drawn": [batch.clone() for batch in self._drawn[used - self._first :]] if under_way else [],
+            "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if under_way else {},
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if ``state`` is of another sampler or damaged; changes nothing."""
+        for name in ("num_examples", "batch_size", "chunk", "order"):
+            here: int | str = repr(self.order) if name == "order" else getattr(self, name)
+            if require(state, name, type(here), "sampler") != here:
+                raise ValueError(f"the checkpoint's sampler has {name}={state[name]}, and this one {name}={here}")
+        epoch, used = require(state, "epoch", int, "sampler"), require(state, "used", int, "sampler")
+        under_way = require(state, "under_way", bool, "sampler")
+        generator = require(state, "generator", Tensor, "sampler")
+        drawn, snapshots = require(state, "drawn", list, "sampler"), require(state, "snapshots", dict, "sampler")
+        if epoch < 0 or not 0 <= used < len(self) + under_way:
+            raise ValueError(f"the checkpoint is damaged: the sampler was in epoch {epoch}, after {used} batches")
+        check_random_state(generator, "sampler['generator']")
+        if not all(self._is_batch(batch) for batch in drawn):
+            raise ValueError("the checkpoint is damaged: sampler['drawn'] does not hold batches of existing examples")
+        for at, gaps in snapshots.items():
+            if not (
+                isinstance(at, str)
+                and at.isdigit()
+                and isinstance(gaps, Tensor)
+                and gaps.shape == (self.num_examples,)
+                and gaps.dtype == torch.float64
+                and bool((gaps >= 0.0).all())
+            ):
+                raise ValueError("the checkpoint is damaged: sampler['snapshots'] does not hold gaps by batch number")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken; the next iteration yields the rest of that epoch.
+
+        Raises:
+            ValueError: The state is of another sampler, or damaged; nothing has changed then.
+        """
+        self.check_state(state)
+        self._generator.set_state(state["generator"].cpu())
+        self.epoch, self._first = state["epoch"], state["used"]
+        self._drawn = [batch.cpu() for batch in state["drawn"]]
+        self._snapshots = {int(at): gaps.cpu() for at, gaps in state["snapshots"].items()}
+        self._started, self._continues = False, state["under_way"]
+        self._iterator = self._at_continuing = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are in no epoch's loop."""
+        return {**vars(self), "_iterator": None, "_at_continuing": None}
+
+    def _is_batch(self, batch: Any) -> bool:
+        return (
+            isinstance(batch, Tensor)
+            and batch.dtype == torch.int64
+            and batch.ndim == 1
+            and 0 < len(batch) <= self.batch_size
+            and bool(((batch >= 0) & (batch < self.num_examples)).all())
+        )
+
+    @property
+    def bound_dual(self) -> DualState | None:
+        """The dual whose gaps are used; None where there is none yet."""
+        return self._dual
+
+    def _bound(self) -> DualState:
+        if self._dual is None:
+            raise RuntimeError("the sampler has no dual yet: call bind(dual), or train with StructuredSVM, which does")
+        return self._dual
+
+    @property
+    def _order(self) -> Order:
+        """The order of this epoch."""
+        return Permutation() if self._by_permutation and self._by_permutation() else self.order
+
+    def _gaps(self) -> Tensor:
+        return self._bound().gap_estimates.detach().to("cpu", copy=True)
+
+    def after_step(self) -> None:
+        """Keep the gaps of this moment if a chunk has just been used up; the dual calls this."""
+        at = self.used // self.chunk * self.chunk
+        if self._order.needs_gaps and at not in self._snapshots:
+            self._snapshots[at] = self._gaps()
+            self._snapshots.pop(at - 3 * self.chunk, None)
+
+    def _unseen(self, gaps: Tensor) -> list[Tensor]:
+        """Examples with unknown gaps, in random order and full batches; the last one is filled up with others."""
+        unknown = torch.isinf(gaps).nonzero().flatten()
+        if not self._order.needs_gaps or not len(unknown):
+            return []
+        unknown = unknown[torch.randperm(len(unknown), generator=self._generator)]
+        batches = list(unknown.split(self.batch_size))
+        if len(batches[-1]) < self.batch_size and len(unknown) < self.num_examples:
+            others = (~torch.isinf(gaps)).nonzero().flatten()
+            size = min(self.batch_size - len(batches[-1]), len(others))
+            (fill,) = self.order.draw(gaps[others], 1, size, self._generator)
+            batches[-1] = torch.cat([batches[-1], others[fill]])
+        return batches[: len(self)]
+
+    def _extend(self, position: int) -> None:
+        """Draw up to the end of the chunk that ``position`` lies in, or of the epoch."""
+        if not self._order.needs_gaps:
+            self._drawn += self._order.draw(
+                torch.zeros(self.num_examples), len(self) - position, self.batch_size, self._generator
+            )
+            return
+        chunk = position // self.chunk
+        wanted = max(chunk - 1, 0) * self.chunk
+        known = max((at for at in self._snapshots if at <= wanted), default=0)
+        gaps = self._snapshots.get(known)
+        gaps = self._gaps() if gaps is None else gaps
+        finite = torch.where(torch.isinf(gaps), 0.0, gaps)
+        # What was unknown then has been drawn in this epoch: it counts as an average block until its gap is read.
+        finite = torch.where(torch.isinf(gaps), finite.mean() if bool(finite.any()) else 1.0, finite)
+        count = min((chunk + 1) * self.chunk, len(self)) - position
+        self._drawn += self.order.draw(finite, count, self.batch_size, self._generator)
+
+
+def _chunks(order: Tensor, batches: int, batch_size: int) -> list[Tensor]:
+    """Consecutive batches of ``order``, each of distinct examples."""
+    result = []
+    for start in range(0, batches * batch_size, batch_size):
+        batch = order[start : start + batch_size]
+        if len(batch.unique()) < len(batch):  # the end of one round and the start of the next
+            batch = order[:batch_size]
+        result.append(batch)
+    return result
+
+
+def check_random_state(generator: Tensor, where: str) -> None:
+    """Raise ValueError, naming ``where``, if the tensor is no state of a generator."""
+    try:
+        torch.Generator().set_state(generator.cpu())
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint is damaged: {where} is no random state: {error}") from error

@@ -1,0 +1,1 @@
+"""Dependency trees: arborescences over the tokens of a sentence."""

@@ -1,0 +1,105 @@
+"""The linear head of arborescences: the score of an arc is the sum of the weights of its sparse features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.ordered_sums import add_at, adds_in_order
+from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.core.row_sparse import per_example_rows
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.structures.arborescence.structure import Arborescence
+from torchssvm.structures.arguments import check_lengths, check_structure
+
+
+class LinearArcs(nn.Module):
+    """Scores of arcs, ``score[t, h] = sum_p values[t, h, p] weight[columns[t, h, p]]``; zero weights at the start.
+
+    Features are lists of columns, so that there may be many of them (words and tags of head and token, hashed). The
+    per-example gradients of a step are sparse; that of the batch is dense.
+
+    Args:
+        in_features: F, the number of columns.
+        structure: How outputs are decoded and what they cost; None is ``Arborescence()``: all arborescences, the loss
+            is the share of wrong heads.
+
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+    """
+
+    def __init__(self, in_features: int, *, structure: Arborescence | None = None) -> None:
+        super().__init__()
+        in_features = check_whole(in_features, "in_features")
+        self.structure = check_structure(structure, "Arborescence()") or Arborescence()
+        self.weight = nn.Parameter(torch.zeros(in_features))
+
+    def forward(self, x: SparseFeatures | Tensor, lengths: Tensor | None = None) -> Potentials:
+        """Columns ``[B, N, N+1, P]`` -> potentials ``[B, N, N+1]``; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: ``x.columns[b, t-1, h]`` are the features of the arc from head h (0 is the root) to token t, int64 0 to
+                F - 1, and -1 where there are fewer than P; ``x.values``, where it is not None, what they are worth. A
+                bare tensor is taken for the columns. What stands beyond a length, as token or as head, never matters.
+            lengths: ``[B]`` int64, the numbers of tokens, 1 to N; None means N for all.
+
+        Raises:
+            ValueError: A shape, a dtype, a column or a length does not fit.
+        """
+        columns, values = x if isinstance(x, SparseFeatures) else (x, None)
+        if (
+            check_tensor(columns, "columns").ndim != 4
+            or columns.shape[1] < 1
+            or columns.shape[2] != columns.shape[1] + 1
+        ):
+            raise ValueError(f"columns must be [B, N, N+1, P] with at least one token, got {list(columns.shape)}")
+        if columns.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"columns must be int64, got {columns.dtype}")
+        columns = columns.to(torch.int64)
+        if values is not None and (
+            check_tensor(values, "values").shape != columns.shape or not values.is_floating_point()
+        ):
+            raise ValueError(
+                f"values must be floating and shaped like the columns {list(columns.shape)}, got {values.dtype} "
+                f"{list(values.shape)}"
+            )
+        batch, longest = columns.shape[:2]
+        inside = check_lengths(lengths, batch, longest, columns.device)
+        heads = torch.nn.functional.pad(inside, (1, 0), value=True)
+        columns = columns.masked_fill(~(inside.unsqueeze(2) & heads.unsqueeze(1)).unsqueeze(3), -1)
+        low, high = (int(bound) for bound in columns.aminmax()) if columns.numel() else (-1, -1)
+        if low < -1 or high >= len(self.weight):
+            raise ValueError(
+                f"columns must lie between 0 and in_features - 1 = {len(self.weight) - 1}, or be -1 where there is no "
+                f"feature; got {low if low < -1 else high}"
+            )
+        real = columns >= 0
+        with full_precision(columns.device):
+            worth = real.to(self.weight.dtype)
+            if values is not None:
+                worth = torch.where(real, values.to(self.weight.dtype), 0.0)
+            known = columns.clamp(min=0)
+            # The backward pass of each sums in one order there.
+            chosen = self.weight.take(known) if adds_in_order(self.weight) else self.weight[known]
+            scores = (chosen * worth).sum(3)
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            (v,) = parts.values()
+            example, t, h = v.nonzero(as_tuple=True)  # few arcs change
+            there = real[example, t, h]
+            amount = (v[example, t, h].unsqueeze(1) * worth.detach()[example, t, h])[there]
+            owner = example.unsqueeze(1).expand_as(there)[there]
+            return [per_example_rows(owner, known[example, t, h][there], amount, (batch, len(self.weight)))]
+
+        def response(parts: Parts) -> Parts:
+            (v,) = parts.values()
+            own, place = known.unique(return_inverse=True)  # of all columns, those that the batch has
+            amount = (v.unsqueeze(3) * worth.detach()).flatten(1)
+            gradient = add_at(v.new_zeros(batch, len(own)), place.flatten(1), amount)
+            change = gradient.gather(1, place.flatten(1)).view(known.shape)
+            return {"arcs": (change * worth.detach()).sum(3)}
+
+        ragged = {} if lengths is None else {"arcs": 0}
+        weights = None if worth.requires_grad else own_weights(self)
+        return Potentials({"arcs": scores}, lengths, ragged=ragged, adjoint=adjoint, response=response, weights=weights)

@@ -1,0 +1,267 @@
+"""Arborescences: an output gives every token of a sentence its head, as dependency trees do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_flags, check_int64, check_object
+from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Decoding, Structure
+from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
+from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arguments import check_lengths
+
+
+class Arborescences(Protocol):
+    """Which spanning arborescences are outputs, and how the best of them is found."""
+
+    def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """``[B, N, N+1]`` and ``[B]`` -> heads ``[B, N]`` and their score ``[B]``."""
+
+    def allow(self, heads: Tensor) -> Tensor:
+        """Which of these arborescences, heads ``[B, N]`` with -1 in the padding, are outputs: ``[B]`` bool."""
+
+    @property
+    def rule(self) -> str:
+        """What an arborescence must be, for the message of those that are not."""
+
+
+@dataclass(frozen=True)
+class Projective:
+    """Arborescences without crossing arcs, the root left of all tokens; decoded by Eisner's algorithm, O(T^3).
+
+    Attributes:
+        single_root: Exactly one token has the root as head; otherwise any number from 1 on.
+    """
+
+    single_root: bool = False
+
+    def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Eisner's algorithm; see :func:`torchssvm.structures.arborescence.eisner`."""
+        return eisner(scores, lengths, self.single_root)
+
+    def allow(self, heads: Tensor) -> Tensor:
+        """Those without crossing arcs, and with one root only if it is to be single."""
+        return is_projective(heads) & _root_fits(heads, self.single_root)
+
+    @property
+    def rule(self) -> str:
+        """No crossing arcs."""
+        single = ", and that one token has head 0" if self.single_root else ""
+        return f"no arcs cross, the root's included{single}; leave such examples out, or decode with NonProjective()"
+
+
+@dataclass(frozen=True)
+class NonProjective:
+    """All spanning arborescences; decoded by the algorithm of Chu, Liu and Edmonds, O(T^2), on the CPU.
+
+    Attributes:
+        single_root: Exactly one token has the root as head; otherwise any number from 1 on.
+    """
+
+    single_root: bool = False
+
+    def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Chu-Liu-Edmonds; see :func:`torchssvm.structures.arborescence.chu_liu_edmonds`."""
+        return max_arborescence(scores, lengths, self.single_root)
+
+    def allow(self, heads: Tensor) -> Tensor:
+        """All, or those with one root if it is to be single."""
+        return _root_fits(heads, self.single_root)
+
+    @property
+    def rule(self) -> str:
+        """One root, if it is to be single."""
+        return "one token has head 0" if self.single_root else "they hang together"
+
+
+class Arborescence(Structure):
+    """A head for every token of a sentence, so that all hang together below an artificial root.
+
+    Potentials: one tensor ``[B, N, N+1]``; at ``[b, t-1, h]`` the score of the arc from head h to token t. Tokens are
+    numbered from 1, and head 0 is the root. What the potentials hold at arcs of a token to itself, in rows from an
+    example's length T on and in columns beyond T never matters. Labelings and targets: the heads, ``[B, N]`` int64, 0
+    to T, and -1 beyond the length (whatever stands there in a target is ignored).
+
+    The loss is the share of tokens with a wrong head (with ``normalize=False``, their number).
+
+    McDonald, Crammer and Pereira (2005), "Online large-margin training of dependency parsers"; McDonald et al. (2005),
+    "Non-projective dependency parsing using spanning tree algorithms".
+
+    Args:
+        among: Which arborescences are outputs: ``Projective()`` or ``NonProjective()``, which is what None means.
+        normalize: Divide the loss by the number of tokens.
+    """
+
+    def __init__(self, among: Arborescences | None = None, *, normalize: bool = True) -> None:
+        check_flags(normalize=normalize)
+        self.among = NonProjective() if among is None else among
+        check_object(self.among, "among", "argmax", "Projective()")
+        self.normalize = normalize
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """The best arborescence; of several the same one is always found."""
+        heads, value = self.among.argmax(potentials.single, potentials.lengths)
+        return Decoding(heads, value)
+
+    def parts(self, labeling: Tensor) -> Tensor:
+        """Indicators of the arcs, ``[B, N, N+1]``."""
+        batch, longest = labeling.shape
+        arcs = torch.zeros(batch, longest, longest + 1, device=labeling.device)
+        real = (labeling >= 0).unsqueeze(2)
+        return arcs.scatter_(2, labeling.clamp(min=0).unsqueeze(2), real.to(arcs.dtype))
+
+    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The arcs that appear, less those that disappear."""
+        mass = torch.ones(len(labeling), 1, device=labeling.device)
+        return self._mean_difference(labeling.unsqueeze(1), mass, target, potentials, any_order=True)
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """Looked up in the potentials, ``[B, C]`` float64."""
+        heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT  # [B, N, C + 1]
+        scores = potentials.single.gather(2, heads.clamp(min=0)).to(torch.float64)
+        total = scores.masked_fill(heads < 0, 0.0).sum(1)
+        return total[:, :-1] - total[:, -1:]
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The mass of each arc, less all of it at the target's."""
+        return self._mean_difference(labelings, mass, target, potentials)
+
+    def _mean_difference(
+        self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials, *, any_order: bool = False
+    ) -> Parts:
+        ((name, scores),) = potentials.tensors.items()
+        heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT  # [B, N, C + 1]
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(scores.dtype)
+        arcs = scores.new_zeros(scores.shape)
+        return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """Share (or number) of the wrong heads, ``[B]`` float64."""
+        return (self._costs(target) * (labeling != target)).sum(1)
+
+    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """What each arc costs, ``[B, N, N+1]`` float64, 0 at the target's and in the padding; the constant is zero."""
+        delta = self._costs(target).unsqueeze(2).repeat(1, 1, target.shape[1] + 1)
+        return delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0), delta.new_zeros(len(delta))
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check shapes, lengths and that the heads are an output; write -1 beyond each length.
+
+        Raises:
+            ValueError: A shape or a length does not fit; a head is not among 0 to T, heads go in a circle; arcs cross
+                or the root has several children where the outputs exclude it.
+        """
+        scores = potentials.single
+        if scores.ndim != 3 or scores.shape[1] < 1 or scores.shape[2] != scores.shape[1] + 1:
+            raise ValueError(f"potentials of {self} must be [B, N, N+1], got {list(scores.shape)}")
+        batch, longest = scores.shape[:2]
+        check_int64(target, "target", (batch, longest), ", the head of each token")
+        real = check_lengths(potentials.lengths, batch, longest, scores.device)
+        heads = target.masked_fill(~real, -1)
+        wrong = real & ((heads < 0) | (heads > real.sum(1, keepdim=True)))
+        if bool(wrong.any()):
+            row, t = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"target has head {int(heads[row, t])} for token {t + 1} in row {row} of the batch; heads are 0 (the "
+                f"root) to {int(real[row].sum())}, the number of tokens"
+            )
+        rootless = ~has_root(heads)
+        if bool(rootless.any()):
+            row, t = rootless.nonzero()[0].tolist()
+            raise ValueError(
+                f"target is no arborescence in row {row} of the batch, heads {_shown(heads[row])}: from token {t + 1} "
+                "the heads lead in a circle, and not to the root"
+            )
+        if not bool((allowed := self.among.allow(heads)).all()):
+            row = int((~allowed).nonzero()[0])
+            raise ValueError(
+                f"target is no output in row {row} of the batch, heads {_shown(heads[row])}: {self.among} asks that "
+                f"{self.among.rule}"
+            )
+        return heads
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The arcs between different tokens of an example, and from the root."""
+        scores = potentials.single
+        batch, longest, _ = scores.shape
+        real = check_lengths(potentials.lengths, batch, longest, scores.device)
+        heads = torch.nn.functional.pad(real, (1, 0), value=True)  # and the root
+        token, head = (torch.arange(size, device=scores.device) for size in scores.shape[1:])
+        other = token.unsqueeze(1) + 1 != head
+        return {next(iter(potentials.tensors)): real.unsqueeze(2) & heads.unsqueeze(1) & other}
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
+        """All outputs of up to 5 tokens; None for longer sentences."""
+        batch, longest = potentials.single.shape[:2]
+        if longest > 5:
+            return None
+        device = potentials.device
+        lengths = torch.full((batch,), longest) if potentials.lengths is None else potentials.lengths
+        every = {length: _all_heads(length) for length in set(lengths.tolist())}
+        own = [every[length][self.among.allow(every[length])] for length in lengths.tolist()]
+
+        def each() -> Iterator[Tensor]:
+            for place in range(max(len(outputs) for outputs in own)):
+                heads = torch.full((batch, longest), -1, device=device)
+                for row, outputs in enumerate(own):
+                    heads[row, : outputs.shape[1]] = outputs[place % len(outputs)].to(device)
+                yield heads
+
+        return each()
+
+    def _costs(self, target: Tensor) -> Tensor:
+        """What a wrong head costs at every token: ``[B, N]`` float64, zero in the padding."""
+        costs = (target >= 0).to(torch.float64)
+        return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
+
+    def __repr__(self) -> str:
+        return f"Arborescence({self.among}, normalize={self.normalize})"
+
+
+def has_root(heads: Tensor) -> Tensor:
+    """Whether the heads lead from each token to the root, ``[B, N]`` bool; True in the padding.
+
+    Args:
+        heads: ``[B, N]`` int64, 0 to N; -1 in the padding.
+    """
+    above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the root is above itself, [B, N+1]
+    for _ in range(heads.shape[1].bit_length()):  # after r rounds: the head 2^r arcs up
+        above = above.gather(1, above)
+    return above[:, 1:] == 0
+
+
+def is_projective(heads: Tensor) -> Tensor:
+    """Whether no arcs of a sentence cross, those of the root (left of all tokens) included: ``[B]`` bool.
+
+    Args:
+        heads: ``[B, N]`` int64, 0 to N; -1 in the padding.
+    """
+    token = torch.arange(1, heads.shape[1] + 1, device=heads.device).expand_as(heads)
+    head = torch.where(heads >= 0, heads, token)  # an arc to itself crosses nothing
+    first, last = torch.minimum(head, token), torch.maximum(head, token)
+    begins_inside = (first.unsqueeze(2) < first.unsqueeze(1)) & (first.unsqueeze(1) < last.unsqueeze(2))
+    ends_outside = last.unsqueeze(2) < last.unsqueeze(1)
+    return ~(begins_inside & ends_outside).flatten(1).any(1)
+
+
+def _root_fits(heads: Tensor, single_root: bool) -> Tensor:
+    roots = (heads == 0).sum(1)
+    return roots == 1 if single_root else roots >= 1
+
+
+def _shown(heads: Tensor) -> list[int]:
+    return heads[heads >= 0].tolist()
+
+
+def _all_heads(length: int) -> Tensor:
+    """All arborescences of a number of tokens, ``[M, T]``."""
+    heads = torch.tensor(list(itertools.product(range(length + 1), repeat=length)))
+    return heads[has_root(heads).all(1)]

@@ -1,0 +1,86 @@
+"""What structures and heads ask of their arguments: a structure that fits a head, lengths, labels, weighted labels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_int64, describe
+from torchssvm.core.structure import Structure
+
+Kind = TypeVar("Kind", bound=Structure)
+
+
+def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind | None:
+    """The structure that a head was given, or None if it was given none.
+
+    Args:
+        structure: What was given.
+        such: One that would do, for messages.
+        settings: What the head reads of it.
+
+    Raises:
+        TypeError: It is no structure, or one without these settings.
+    """
+    if structure is not None:
+        missing = [name for name in settings if not hasattr(structure, name)]
+        if not isinstance(structure, Structure) or missing:
+            why = f": it has no {' and no '.join(missing)}" if isinstance(structure, Structure) else ""
+            raise TypeError(f"structure={structure!r} must be one such as {such}{why}")
+    return structure
+
+
+class WeightedLabels(NamedTuple):
+    """A target of a chain or a graph whose tokens or nodes weigh differently in the loss.
+
+    Attributes:
+        labels: ``[B, N]`` int64.
+        weights: ``[B, N]``, non-negative; what a wrong label costs at this token or node.
+    """
+
+    labels: Tensor
+    weights: Tensor
+
+
+def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
+    """The mask of real positions, ``[B, N]`` bool.
+
+    Raises:
+        TypeError: ``lengths`` is no tensor.
+        ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
+    """
+    if lengths is None:
+        return torch.ones(batch, longest, dtype=torch.bool, device=device)
+    check_range(lengths, batch, longest)
+    return torch.arange(longest, device=device) < lengths.unsqueeze(1)
+
+
+def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
+    """The smallest and the largest length.
+
+    Raises:
+        ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
+    """
+    if not isinstance(lengths, Tensor):
+        raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
+    check_int64(lengths, "lengths", (batch,), ", one for each example")
+    numbers = lengths.tolist() or [1]
+    low, high = min(numbers), max(numbers)
+    if low < 1 or high > longest:
+        raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {low} to {high}")
+    return low, high
+
+
+def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -> None:
+    """Raise ValueError if a label (where ``where`` holds) is not in 0 .. num_states - 1."""
+    wrong = (target < 0) | (target >= num_states)
+    if where is not None:
+        wrong &= where
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0, 0])
+        raise ValueError(
+            f"target has label {int(target[wrong][0])} in row {row} of the batch; labels are 0 to {num_states - 1}"
+            + ("; -1 marks padding: did the head get the lengths?" if int(target[wrong][0]) == -1 else "")
+        )

@@ -1,0 +1,1 @@
+"""Chains: a label for every token, and weights for neighbouring labels."""

@@ -1,0 +1,243 @@
+"""The linear head of chains: emissions from features, transitions as free weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.jit import fits_numba
+from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.core.precision import gradient_of_weight, product, transformed
+from torchssvm.structures.arguments import check_range, check_structure
+from torchssvm.structures.chain import head_numba as linear_chain_cpu
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.in_turn import solve_in_turn
+
+
+class LinearChain(nn.Module):
+    """Potentials of a linear chain; all weights are zero at the start.
+
+    ``emission[t] = x[t] W + bias + [t first] first + [t last] last`` and ``transition = T`` or ``T[t]``. With 128
+    features and 26 states these are the 128*26 + 26*26 + 3*26 = 4082 weights of the OCR model ([G16] table 1).
+
+    Args:
+        in_features: F, numbers per token.
+        num_states: K.
+        bias: Whether every state has a bias.
+        boundary: Whether every state has an extra bias at the first and at the last token.
+        positions: None for one transition matrix ``[K, K]`` at all positions; otherwise the largest sequence length N
+            for which position-dependent transitions ``[N-1, K, K]`` are learned.
+        structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``, Hamming loss divided by
+            the length.
+
+    Raises:
+        ValueError: A size is out of range, or ``structure`` has another number of states, or disagrees about shared
+            transitions.
+        TypeError: A size is no number, or ``structure`` is none of chains.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_states: int,
+        *,
+        bias: bool = True,
+        boundary: bool = True,
+        positions: int | None = None,
+        structure: Chain | None = None,
+    ) -> None:
+        super().__init__()
+        check_flags(bias=bias, boundary=boundary)
+        in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
+        if positions is not None:
+            positions = check_whole(positions, "positions", 2, advice=", or None for shared transitions")
+        self.structure = check_structure(structure, "Chain(num_states)", "num_states", "shared") or Chain(
+            num_states, shared=positions is None
+        )
+        if self.structure.num_states != num_states or self.structure.shared != (positions is None):
+            raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")
+        self.positions = positions
+        self.emission = nn.Parameter(torch.zeros(in_features, num_states))
+        pairs = (num_states, num_states) if positions is None else (positions - 1, num_states, num_states)
+        self.transition = nn.Parameter(torch.zeros(pairs))
+        self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
+        self.first = nn.Parameter(torch.zeros(num_states)) if boundary else None
+        self.last = nn.Parameter(torch.zeros(num_states)) if boundary else None
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        features, states = self.emission.shape
+        options = {"in_features": features, "num_states": states, "bias": self.bias is not None}
+        options |= {"boundary": self.first is not None}
+        options |= {} if self.positions is None else {"positions": self.positions}
+        return ", ".join(f"{name}={value}" for name, value in options.items())
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
+        """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: Features; what stands beyond a length is read but never matters, as long as it is finite.
+            lengths: ``[B]`` int64, 1 to N; None means N for all.
+
+        Raises:
+            TypeError: ``x`` is no tensor.
+            ValueError: A shape or a length does not fit.
+        """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x is a {type(x).__name__}, and must be a tensor: SparseLinearChain takes SparseFeatures")
+        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.emission.shape[0]:
+            raise ValueError(f"x must be [B, N, {self.emission.shape[0]}], got {list(x.shape)}")
+        batch, longest, _ = x.shape
+        if longest < 1:
+            raise ValueError(f"x must have at least one position, got {list(x.shape)}")
+        if self.positions is not None and longest > self.positions:
+            raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
+        if lengths is None:
+            lengths, extremes = torch.full((batch,), longest, device=x.device), (longest, longest)
+        else:
+            extremes = check_range(lengths, batch, longest)
+        last = lengths - 1
+        with full_precision(x.device):
+            x = x.to(self.emission.dtype)
+            extra = [self.bias, self.first, self.last]
+            if all(weights is None for weights in extra):
+                emission = product(x, self.emission)
+            elif transformed():
+                emission = product(x, self.emission) + everywhere(longest, last, *extra)
+            else:
+                emission = _Emission.apply(x, last, self.emission, *extra)
+            features = x.detach()
+        return self._potentials(
+            emission,
+            last,
+            extremes,
+            per_example=lambda v: features.transpose(1, 2) @ v,
+            gram=lambda: features @ features.transpose(1, 2),
+            x=None if x.requires_grad else x,
+        )
+
+    def _potentials(
+        self,
+        emission: Tensor,
+        last: Tensor,
+        extremes: tuple[int, int],
+        *,
+        per_example: Callable[[Tensor], Tensor],
+        gram: Callable[[], Tensor],
+        x: Any,
+    ) -> Potentials:
+        """The potentials, and the algebra of features that only the emissions see.
+
+        Args:
+            emission: ``[B, N, K]``.
+            last: ``[B]`` int64, the last position of each example.
+            extremes: The smallest and the largest length.
+            per_example: ``v [B, N, K] -> sum_t x_t v_t^T``, ``[B, F, K]``.
+            gram: ``x_t . x_u`` of each example's tokens, ``[B, N, N]``.
+            x: The features, where the potentials depend on nothing that is trained but the weights; else None.
+        """
+        batch, longest, _ = emission.shape
+        transition = self.transition if self.positions is None else self.transition[: longest - 1]
+        transition = transition.expand(batch, *transition.shape)
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            v = parts["emission"]
+            own = zip((self.bias, self.first, self.last), sums_of(v, last), strict=True)
+            return [
+                per_example(v),
+                self._pad(parts["transition"]),
+                *(found for weights, found in own if weights is not None),
+            ]
+
+        def response(parts: Parts) -> Parts:
+            v = parts["emission"]
+            change = gram() @ v
+            if self.bias is not None:
+                change += v.sum(1, keepdim=True)
+            if self.first is not None:
+                rows = torch.arange(batch, device=v.device)
+                change[:, 0] += v[:, 0]
+                change[rows, last] += v[rows, last]
+            return {"emission": change, "transition": parts["transition"]}
+
+        return Potentials(
+            {"emission": emission, "transition": transition},
+            last + 1,
+            ragged={"emission": 0} | ({} if self.positions is None else {"transition": -1}),
+            adjoint=adjoint,
+            response=response,
+            weights=None if x is None else own_weights(self),
+            in_turn=None if x is None else lambda *problem: solve_in_turn(self, x, *problem),
+            extremes=extremes,
+        )
+
+    def _pad(self, pairs: Tensor) -> Tensor:
+        """Position-dependent pairs of a shorter batch, as gradients of all positions."""
+        if self.positions is None or pairs.shape[1] == self.positions - 1:
+            return pairs
+        padded = pairs.new_zeros(pairs.shape[0], *self.transition.shape)
+        padded[:, : pairs.shape[1]] = pairs
+        return padded
+
+
+def everywhere(
+    longest: int, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
+) -> Tensor | float:
+    """What is added to ``x W``, ``[B, N, K]``, in plain operations."""
+    position = torch.arange(longest, device=last.device).view(1, -1, 1)
+    total: Tensor | float = 0.0 if bias is None else bias
+    if first is not None and end is not None:
+        total = total + (position == 0) * first + (position == last.view(-1, 1, 1)) * end
+    return total
+
+
+class _Emission(torch.autograd.Function):
+    """``x W + bias + [t first] first + [t last] last`` in one node of the graph; each of the last three may be None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, last: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, last, weight if ctx.needs_input_grad[0] else None)  # steps write to the weight
+        return add_biases(x @ weight, last, bias, first, end)  # in the precision that the head has set
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        # In plain differentiable operations: `response` of heads without their own differentiates this once more.
+        (v,) = upstream
+        x, last, weight = ctx.saved_tensors
+        x_needs, _, _, *needs = ctx.needs_input_grad
+        at_last = v.gather(1, last.view(-1, 1, 1).expand(-1, 1, v.shape[2])).squeeze(1)
+        sums = (v.sum((0, 1)), v[:, 0].sum(0), at_last.sum(0))
+        return (
+            product(v, weight.t()) if x_needs else None,
+            None,
+            gradient_of_weight(x, v),
+            *(found if needed else None for found, needed in zip(sums, needs, strict=True)),
+        )
+
+
+def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None) -> Tensor:
+    """Add what every token, the first and the last one get, in place; each may be None."""
+    extra = [emission.new_zeros(emission.shape[2]) if t is None else t.detach() for t in (bias, first, end)]
+    if fits_numba(emission, last, *extra):
+        linear_chain_cpu.add_everywhere(*(t.numpy() for t in (emission, last, *extra)))
+        return emission
+    emission[torch.arange(len(last), device=last.device), last] += extra[2]
+    emission[:, 1:] += extra[0]
+    emission[:, 0] += extra[0] + extra[1]
+    return emission
+
+
+def sums_of(v: Tensor, last: Tensor) -> Sequence[Tensor]:
+    """Every example's sum over all its tokens, the first and the last one, ``[B, K]`` each."""
+    if fits_numba(v, last) and not v.requires_grad:
+        sums = v.new_empty(3, v.shape[0], v.shape[2])
+        linear_chain_cpu.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
+        return sums.unbind(0)
+    at_last = last.view(-1, 1, 1).expand(-1, 1, v.shape[2])
+    return v.sum(1), v[:, 0], v.gather(1, at_last).squeeze(1)

@@ -1,0 +1,114 @@
+"""Scores and parts of given chain labelings, many for each example: what cached labelings cost instead of decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.jit import compiled, numba_available
+from torchssvm.core.ordered_sums import add_at
+
+
+def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor:
+    """``sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` of C sequences for every example.
+
+    Args:
+        labels: ``[B, C, N]`` int64, -1 beyond the length.
+        emission: ``[B, N, K]``.
+        transition: ``[B, K, K]`` for each chain (or one matrix seen B times), or ``[B, N-1, K, K]``.
+
+    Returns:
+        ``[B, C]`` float64.
+    """
+    batch, count, longest = labels.shape
+    if labels.device.type == "cpu" and numba_available():
+        score = torch.empty(batch, count, dtype=torch.float64)
+        pairs = _four_axes(transition)
+        _score(labels.numpy(), emission.detach().numpy(), pairs.detach().numpy(), score.numpy())
+        return score
+    places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
+    found = emission.flatten(1).gather(1, places.view(batch, -1)).view(batch, count, longest)
+    score = (found * real).sum(2, dtype=torch.float64)
+    if transition.ndim == 3 and transition.stride(0) == 0:
+        found = transition[0].flatten()[pairs]
+    else:
+        found = transition.flatten(1).gather(1, pairs.view(batch, -1)).view(pairs.shape)
+    return score + (found * real[:, :, 1:]).sum(2, dtype=torch.float64)
+
+
+def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of C sequences for every example, weighted by their mass and summed.
+
+    Args:
+        labels: ``[B, C, N]`` int64, -1 beyond the length.
+        mass: ``[B, C]``.
+        emission: ``[B, N, K]``, for its shape and dtype.
+        transition: ``[B, K, K]`` or ``[B, N-1, K, K]``, for its shape.
+
+    Returns:
+        Parts in the shapes and the dtype of ``emission`` and ``transition``.
+    """
+    batch = len(labels)
+    if labels.device.type == "cpu" and numba_available():
+        states, moves = torch.zeros_like(emission, requires_grad=False), emission.new_zeros(transition.shape)
+        pairs = _four_axes(moves)
+        _spread(labels.numpy(), mass.to(torch.float64).numpy(), states.numpy(), pairs.numpy())
+        return states, moves
+    places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
+    shares = mass.to(emission.dtype).unsqueeze(2) * real
+    states = emission.new_zeros(batch, emission[0].numel())
+    add_at(states, places.view(batch, -1), shares.view(batch, -1))
+    moves = emission.new_zeros(batch, transition[0].numel())
+    add_at(moves, pairs.view(batch, -1), shares[:, :, 1:].reshape(batch, -1))
+    return states.view(emission.shape), moves.view(transition.shape)
+
+
+def _places(labels: Tensor, states: int, by_position: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the states and pairs of each sequence lie in the flattened potentials, and which positions are real."""
+    real = labels >= 0
+    known = labels.clamp(min=0)
+    position = torch.arange(labels.shape[2], device=labels.device)
+    pairs = known[:, :, :-1] * states + known[:, :, 1:]
+    if by_position:
+        pairs = pairs + position[:-1] * states**2
+    return known + position * states, pairs, real
+
+
+def _four_axes(transition: Tensor) -> Tensor:
+    """``[B, N-1 or 1, K, K]``; a view, also of one matrix seen B times."""
+    return transition if transition.ndim == 4 else transition.unsqueeze(1)
+
+
+@compiled
+def _score(labels: Any, emission: Any, pairs: Any, score: Any) -> None:
+    batch, count, longest = labels.shape
+    for b in range(batch):
+        for c in range(count):
+            total = 0.0
+            for t in range(longest):
+                state = labels[b, c, t]
+                if state < 0:
+                    break
+                total += emission[b, t, state]
+                if t > 0:
+                    total += pairs[b, t - 1 if pairs.shape[1] > 1 else 0, labels[b, c, t - 1], state]
+            score[b, c] = total
+
+
+@compiled
+def _spread(labels: Any, mass: Any, states: Any, pairs: Any) -> None:
+    batch, count, longest = labels.shape
+    for b in range(batch):
+        for c in range(count):
+            share = mass[b, c]
+            if share == 0.0:
+                continue
+            for t in range(longest):
+                state = labels[b, c, t]
+                if state < 0:
+                    break
+                states[b, t, state] += share
+                if t > 0:
+                    pairs[b, t - 1 if pairs.shape[1] > 1 else 0, labels[b, c, t - 1], state] += share

@@ -1,0 +1,134 @@
+"""The linear head of chains on features that are mostly zero: no tokens by features, no work in all the weights."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchssvm.core.arguments import check_flags
+from torchssvm.core.lists import TokenLists, as_lists
+from torchssvm.core.potentials import Potentials, full_precision
+from torchssvm.core.precision import transformed
+from torchssvm.core.row_sparse import rows_of
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.structures.arguments import check_range
+from torchssvm.structures.chain.head import LinearChain, add_biases, everywhere, sums_of
+from torchssvm.structures.chain.structure import Chain
+
+
+class SparseLinearChain(LinearChain):
+    """:class:`LinearChain` for tokens whose features are lists: ``emission[t] = sum_p values[t, p] W[columns[t, p]]``.
+
+    The weights are those of ``LinearChain(in_features, num_states)``, with the same names. A step reads and writes the
+    rows of ``emission`` that its batch names, and no others: the gradient of ``emission`` is a sparse tensor, as that
+    of ``nn.Embedding(sparse=True)``. With 74,658 attributes and 22 tags these are the 1,643,026 weights of the papers'
+    chunking model ([B13] section 6, [G16] table 1).
+
+    Args:
+        in_features: F, the number of columns.
+        num_states: K.
+        bias: Whether every state has a bias.
+        boundary: Whether every state has an extra bias at the first and at the last token.
+        structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``.
+        sparse_gradient: Whether ``emission`` gets a sparse gradient. BCFW takes either, and is quick with a sparse one;
+            most other optimizers (``torch.optim.Adam`` with ``StructuredHinge``) need False.
+
+    Raises:
+        ValueError: ``structure`` has another number of states, or transitions that depend on the position.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_states: int,
+        *,
+        bias: bool = True,
+        boundary: bool = True,
+        structure: Chain | None = None,
+        sparse_gradient: bool = True,
+    ) -> None:
+        super().__init__(in_features, num_states, bias=bias, boundary=boundary, structure=structure)
+        check_flags(sparse_gradient=sparse_gradient)
+        self.sparse_gradient = sparse_gradient
+
+    def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]
+        """Features -> potentials ``[B, N, K]`` and ``[B, K, K]``; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: The features of all tokens, ``columns`` and ``values`` ``[B, N, P]``.
+            lengths: ``[B]`` int64, 1 to N; None means N for all.
+
+        Raises:
+            TypeError: ``x`` is not :class:`SparseFeatures`.
+            ValueError: A shape, a column or a length does not fit.
+        """
+        lists = as_lists(x, len(self.emission), self.emission.dtype)
+        batch, longest = x.columns.shape[:2]
+        if longest < 1:
+            raise ValueError(f"x.columns must have at least one position, got {list(x.columns.shape)}")
+        if lengths is None:
+            lengths, extremes = torch.full((batch,), longest, device=x.columns.device), (longest, longest)
+        else:
+            extremes = check_range(lengths, batch, longest)
+        last = lengths - 1
+        with full_precision(self.emission.device):
+            if transformed():
+                emission = lists.emission(self.emission) + everywhere(longest, last, self.bias, self.first, self.last)
+            else:
+                emission = SparseEmission.apply(
+                    lists.values, self.emission, self.bias, self.first, self.last, lists, last, self.sparse_gradient
+                )
+        return self._potentials(
+            emission,
+            last,
+            extremes,
+            per_example=lambda v: lists.per_example(v, len(self.emission)),
+            gram=functools.cache(lambda: lists.token_products(self.emission.dtype)),  # asked for several times a batch
+            x=None if lists.values is not None and lists.values.requires_grad else x,
+        )
+
+
+class SparseEmission(torch.autograd.Function):
+    """``x W + bias + [t first] first + [t last] last`` for lists of features; the gradient of W is sparse."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        first: Tensor | None,
+        end: Tensor | None,
+        lists: TokenLists,
+        last: Tensor,
+        sparse: bool,
+    ) -> Tensor:
+        """``[B, N, K]``; ``values`` stand beside ``lists`` for their gradient, ``last`` ``[B]`` is the last token."""
+        ctx.lists, ctx.sparse, ctx.rows = lists._replace(values=None), sparse, len(weight)
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(values, last, weight if needs[0] else None)
+        flat = functional.embedding_bag(
+            lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
+        )
+        return add_biases(flat.view(*lists.shape, weight.shape[1]), last, bias, first, end)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        """Gradients of values, weights and biases, where they are needed."""
+        (v,) = upstream
+        values, last, weight = ctx.saved_tensors
+        lists, (values_need, weight_needs, *needs) = ctx.lists, ctx.needs_input_grad
+        rows = v.reshape(-1, v.shape[2])
+        gradient = None
+        if weight_needs:
+            entries = rows[lists.token]
+            entries = entries if values is None else entries * values.unsqueeze(1)
+            gradient = rows_of(lists.columns, entries, (ctx.rows, v.shape[2])).coalesce()
+            gradient = gradient if ctx.sparse else gradient.to_dense()
+        by_value = (rows[lists.token] * weight[lists.columns]).sum(1) if values_need else None
+        sums = zip(sums_of(v, last), needs[:3], strict=True)
+        return by_value, gradient, *(found.sum(0) if need else None for found, need in sums), None, None, None

@@ -1,0 +1,266 @@
+"""Linear chains: an output is one of K states for every position of a sequence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
+from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Decoding, Examined, Marginals, Structure, digest
+from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
+from torchssvm.structures.chain import structure_numba as chain_cpu
+from torchssvm.structures.chain.labelings import chain_parts, chain_scores
+from torchssvm.structures.chain.oracle import viterbi
+from torchssvm.structures.chain.sum_product import sum_product
+
+_NONE = torch.empty(0, 0, dtype=torch.float64)
+
+
+class Chain(Structure):
+    """Label sequences with scores for single states and for neighbouring pairs.
+
+    Potentials: ``emission`` ``[B, N, K]``; ``transition`` ``[B, K, K]`` (previous, next), the same at every position,
+    or ``[B, N-1, K, K]`` with ``shared=False``. Labelings: ``[B, N]`` int64, -1 beyond an example's length. Targets are
+    labelings (whatever stands beyond the length is ignored), or :class:`WeightedLabels`.
+
+    The loss is the Hamming loss, ``sum_t weight_t class_weight[target_t] [y_t != target_t]``.
+
+    Args:
+        num_states: K.
+        shared: Whether one transition matrix serves all positions of an example.
+        normalize: Divide the loss by the length of the sequence, as the OCR experiments of the papers do.
+        class_weight: ``[K]``, non-negative, by the target's state; None is 1 for all.
+
+    Raises:
+        ValueError: ``num_states`` is less than 1, or ``class_weight`` is not such a vector.
+    """
+
+    def __init__(
+        self, num_states: int, *, shared: bool = True, normalize: bool = True, class_weight: Tensor | None = None
+    ) -> None:
+        num_states = check_whole(num_states, "num_states")
+        check_flags(shared=shared, normalize=normalize)
+        if class_weight is not None:
+            class_weight = check_tensor(class_weight, "class_weight").to(torch.float64)
+            if class_weight.shape != (num_states,) or not _non_negative(class_weight):
+                raise ValueError(
+                    f"class_weight must hold {num_states} finite, non-negative numbers, one for each state"
+                )
+        self.num_states = num_states
+        self.shared = shared
+        self.normalize = normalize
+        self.class_weight = class_weight
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """Viterbi; ties go to the smallest state, decided from the last position to the first."""
+        labels, value = viterbi(potentials["emission"], potentials["transition"], potentials.lengths)
+        return Decoding(labels, value)
+
+    def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
+        """Viterbi with the Hamming loss added to the emissions."""
+        emission, transition, labels = potentials["emission"], potentials["transition"], _labels(target)
+        if fits_numba(emission, labels) and labels.shape == emission.shape[:2]:
+            augmented = torch.empty_like(emission)
+            costs = _NONE if self._uniform(target) else self.costs(target)[0]
+            emission_in, costs_in, labels_in, out = arrays(emission, costs, labels, augmented)
+            if chain_cpu.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out):
+                return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
+        costs, _ = self.costs(target)
+        costs = costs.to(emission.dtype).unsqueeze(2)
+        # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
+        # so the cost is written where the label is wrong.
+        augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
+        return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """Sum-product (forward-backward)."""
+        lengths = potentials.lengths
+        emission, transition, log_partition = sum_product(potentials["emission"], potentials["transition"], lengths)
+        return Marginals({"emission": emission, "transition": transition}, log_partition)
+
+    def parts(self, labeling: Tensor | WeightedLabels) -> dict[str, Tensor]:
+        """Indicators of the states ``[B, N, K]``, and counts (or indicators) of the pairs."""
+        labels = _labels(labeling)
+        states = self.num_states
+        batch, longest = labels.shape
+        real = labels >= 0
+        emission = torch.zeros(batch, longest, states, device=labels.device)
+        emission.scatter_(2, labels.clamp(min=0).unsqueeze(2), real.unsqueeze(2).to(emission.dtype))
+        both = real[:, 1:].to(emission.dtype)
+        pairs = (labels[:, :-1] * states + labels[:, 1:]).clamp(min=0)
+        if self.shared:  # ones, in any order
+            transition = torch.zeros(batch, states * states, device=labels.device).scatter_add_(1, pairs, both)
+            return {"emission": emission, "transition": transition.view(batch, states, states)}
+        transition = torch.zeros(batch, max(longest - 1, 0), states * states, device=labels.device)
+        transition.scatter_(2, pairs.unsqueeze(2), both.unsqueeze(2))
+        return {"emission": emission, "transition": transition.view(batch, -1, states, states)}
+
+    def difference(
+        self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Parts:
+        """The states and pairs that appear, less those that disappear."""
+        parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
+        return self._scatter(parts, _labels(labeling), _labels(target))
+
+    def add_difference(
+        self,
+        parts: Parts,
+        labeling: Tensor | WeightedLabels,
+        target: Tensor | WeightedLabels,
+        potentials: Potentials,
+    ) -> Parts:
+        """Into ``parts``; padding is left alone."""
+        return self._scatter(parts, _labels(labeling), _labels(target))
+
+    def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
+        """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
+        emission, pairs = parts["emission"], _four_axes(parts["transition"])
+        fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
+        if fits and chain_cpu.scatter(*arrays(found, true, emission, pairs)):
+            return parts
+        states, dtype = self.num_states, emission.dtype
+        real = (true >= 0).to(dtype)
+        both = real[:, 1:]
+        transition = parts["transition"].view(*parts["transition"].shape[:-2], states * states)
+        for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
+            emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
+            places = labels[:, :-1] * states + labels[:, 1:]
+            if self.shared:  # a pair may come several times: 1 each time, in any order
+                transition.scatter_add_(1, places, sign * both)
+            else:
+                transition.scatter_add_(2, places.unsqueeze(2), (sign * both).unsqueeze(2))
+        return parts
+
+    def examine(
+        self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Examined:
+        """Looked up in the potentials: a labeling of length T costs 4 T - 2 reads, and a glance at all for NaN."""
+        emission, transition, found = potentials["emission"], potentials["transition"], _labels(labeling)
+        labels = _labels(target)
+        one = _four_axes(transition[:1] if transition.stride(0) == 0 else transition)
+        if fits_numba(emission, one, found, labels) and found.shape == labels.shape == emission.shape[:2]:
+            costs = _NONE if self._uniform(target) else self.costs(target)[0]
+            score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
+            tables = arrays(found, labels, costs, emission, one, score, loss)
+            if chain_cpu.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
+                return Examined(score, loss)
+        return super().examine(labeling, target, potentials)
+
+    def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
+        """Looked up in the potentials, ``[B, C]`` float64: a labeling of length T costs 2 T - 1 reads."""
+        everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
+        scores = chain_scores(everything, potentials["emission"], potentials["transition"])
+        return scores[:, :-1] - scores[:, -1:]
+
+    def mean_difference(
+        self, labelings: Tensor, mass: Tensor, target: Tensor | WeightedLabels, potentials: Potentials
+    ) -> Parts:
+        """The mass of each state and pair, less all of it at the target's."""
+        everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
+        emission, transition = chain_parts(everything, mass, potentials["emission"], potentials["transition"])
+        return {"emission": emission, "transition": transition}
+
+    def resize(self, labelings: Tensor, target: Tensor | WeightedLabels) -> Tensor:
+        """Cropped or padded to the length of this batch."""
+        return super().resize(labelings, _labels(target))
+
+    def loss(self, labeling: Tensor, target: Tensor | WeightedLabels) -> Tensor:
+        """Hamming loss, ``[B]`` float64."""
+        costs, labels = self.costs(target)
+        return (costs * (_labels(labeling) != labels)).sum(1)
+
+    def loss_potentials(self, target: Tensor | WeightedLabels) -> tuple[dict[str, Tensor], Tensor]:
+        """Emissions that cost a wrong state, ``[B, N, K]``; transitions cost nothing; the constant is zero."""
+        costs, labels = self.costs(target)
+        delta = costs.unsqueeze(2).repeat(1, 1, self.num_states).scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)
+        return {"emission": delta}, delta.new_zeros(len(delta))
+
+    def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor | WeightedLabels:
+        """Check shapes, lengths, labels and weights; write -1 beyond each length."""
+        emission, transition = _chain_potentials(potentials)
+        batch, longest, states = emission.shape
+        pair_shape = [batch, states, states] if self.shared else [batch, max(longest - 1, 0), states, states]
+        if states != self.num_states or list(transition.shape) != pair_shape:
+            raise ValueError(
+                f"potentials of {self} must be emission [B, N, {self.num_states}] and transition "
+                f"{pair_shape}; got {list(emission.shape)} and {list(transition.shape)}"
+            )
+        labels = check_int64(_labels(target), "target", (batch, longest), ", a state for each position")
+        labels = self._check_labels(labels, potentials)
+        if not isinstance(target, WeightedLabels):
+            return labels
+        real = labels >= 0
+        if check_tensor(target.weights, "target.weights").shape != labels.shape or not _non_negative(
+            target.weights[real]
+        ):
+            raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
+        return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
+
+    def _uniform(self, target: Tensor | WeightedLabels) -> bool:
+        """Whether all tokens of an example cost the same."""
+        return not isinstance(target, WeightedLabels) and self.class_weight is None
+
+    def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
+        """The labels with -1 beyond each length."""
+        (batch, longest), lengths = labels.shape, potentials.lengths
+        if lengths is not None and potentials.extremes is not None and potentials.extremes[1] <= longest:
+            if fits_numba(labels, lengths):
+                masked = torch.empty_like(labels)
+                if chain_cpu.mask(*arrays(labels, lengths), self.num_states, masked.numpy()):
+                    return masked
+            real = torch.arange(longest, device=labels.device) < lengths.unsqueeze(1)
+        else:
+            real = check_lengths(lengths, batch, longest, labels.device)
+        check_labels(labels, self.num_states, real)
+        return labels.masked_fill(~real, -1)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
+        """All K^N sequences."""
+        batch, longest, states = potentials["emission"].shape
+        real = check_lengths(potentials.lengths, batch, longest, potentials.device)
+        for states_of in itertools.product(range(states), repeat=longest):
+            yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
+
+    def costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
+        """What a wrong label costs at every token (``[B, N]`` float64, zero in the padding), and the true labels."""
+        labels = _labels(target)
+        real = labels >= 0
+        costs = real.to(torch.float64)
+        if isinstance(target, WeightedLabels):
+            costs = costs * target.weights.to(torch.float64)
+        if self.class_weight is not None:
+            if self.class_weight.device != labels.device:
+                self.class_weight = self.class_weight.to(labels.device)
+            costs = costs * self.class_weight[labels.clamp(min=0)]
+        if self.normalize:
+            costs = costs / real.sum(1, keepdim=True).clamp(min=1)
+        return costs, labels
+
+    def __repr__(self) -> str:
+        weighted = "" if self.class_weight is None else f", class_weight={digest(self.class_weight)}"
+        return f"Chain({self.num_states}, shared={self.shared}, normalize={self.normalize}{weighted})"
+
+
+def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
+    if potentials.tensors.keys() != {"emission", "transition"} or potentials["emission"].ndim != 3:
+        raise ValueError(f"a chain takes potentials emission [B, N, K] and transition, got {potentials}")
+    return potentials["emission"], potentials["transition"]
+
+
+def _four_axes(transition: Tensor) -> Tensor:
+    """``[B, N-1 or 1, K, K]``, a view."""
+    return transition if transition.ndim == 4 else transition.unsqueeze(1)
+
+
+def _labels(labeling: Tensor | WeightedLabels) -> Tensor:
+    return labeling.labels if isinstance(labeling, WeightedLabels) else labeling
+
+
+def _non_negative(values: Tensor) -> bool:
+    return bool((torch.isfinite(values) & (values >= 0)).all())

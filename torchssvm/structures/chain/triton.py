@@ -1,0 +1,140 @@
+"""Viterbi on a CUDA device: one Triton program decodes one chain, back-pointers included.
+
+Import it only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchssvm.core.jit import on_device
+
+_IN_REGISTERS = 128  # up to so many states, the transitions of a chain stay in registers
+_TILE = 64  # states of a tile, of previous and of next ones, where they do not
+
+
+def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As :func:`torchssvm.structures.chain.oracle`, for tensors of one dtype, float32 or float64; K up to 32767."""
+    batch, longest, states = emission.shape
+    labels = emission.new_empty(batch, longest, dtype=torch.int64)
+    value = emission.new_empty(batch)
+    if not batch:
+        return labels, value
+    emission = emission.detach().contiguous()
+    pairs = transition.detach()
+    pairs = pairs if pairs.stride(-1) == 1 and pairs.stride(-2) == states else pairs.contiguous()
+    by_chain = pairs.stride(0) if pairs.ndim > 2 else 0
+    by_position = pairs.stride(1) if pairs.ndim > 3 else 0
+    if lengths is None:
+        lengths = torch.full((batch,), longest, device=emission.device)
+    pointers = emission.new_empty(batch, longest, states, dtype=torch.int16)
+    arguments = (emission, pairs, lengths.contiguous(), pointers, labels, value)
+    sizes = longest, states, by_chain, by_position
+    with on_device(emission):
+        if states <= _IN_REGISTERS:
+            width = max(triton.next_power_of_2(states), 2)
+            _decode[(batch,)](
+                *arguments, *sizes, width=width, moves=by_position > 0, num_warps=max(1, width // 16),
+                enable_fp_fusion=False,
+            )  # fmt: skip
+        else:
+            prefix = emission.new_empty(batch, 2, states)
+            _decode_by_tiles[(batch,)](*arguments, prefix, *sizes, tile=_TILE, num_warps=8, enable_fp_fusion=False)
+    return labels, value
+
+
+@triton.jit
+def _decode(
+    emission, pairs, lengths, pointers, labels, value, longest, states, by_chain, by_position,
+    width: tl.constexpr, moves: tl.constexpr,
+):  # fmt: skip
+    """The transitions ``[width, width]`` in registers; ``moves`` where each position has its own."""
+    b = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # never outside of the memory
+    state = tl.arange(0, width)
+    inside = state < states
+    square = state[:, None] * states + state[None, :]
+    both = inside[:, None] & inside[None, :]
+    emission += b * longest * states
+    pointers += b * longest * states
+    pairs += b * by_chain
+    # The score of padding is -inf, and it comes after all states: it never wins, and loses ties.
+    prefix = tl.load(emission + state, inside, -float("inf"))
+    if not moves:
+        matrix = tl.load(pairs + square, both, 0.0)
+    for t in range(1, length):
+        if moves:
+            matrix = tl.load(pairs + (t - 1) * by_position + square, both, 0.0)
+        best, before = tl.max(prefix[:, None] + matrix, 0, return_indices=True, return_indices_tie_break_left=True)
+        # a NaN among the scores may leave any index: none is followed out of the states
+        tl.store(pointers + t * states + state, tl.minimum(before, states - 1).to(tl.int16), inside)
+        prefix = tl.where(inside, best + tl.load(emission + t * states + state, inside), -float("inf"))
+    best, last = tl.max(prefix, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(value + b, best)
+    _follow(pointers, labels + b * longest, tl.minimum(last, states - 1), length, longest, states)
+
+
+@triton.jit
+def _decode_by_tiles(
+    emission, pairs, lengths, pointers, labels, value, prefix, longest, states, by_chain, by_position,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Tiles of the transitions; ``prefix`` ``[B, 2, K]`` holds the scores at this position and at the one before."""
+    b = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # never outside of the memory
+    emission += b * longest * states
+    pointers += b * longest * states
+    pairs += b * by_chain
+    prefix += b * 2 * states
+    for left in range(0, states, tile):
+        column = left + tl.arange(0, tile)
+        tl.store(prefix + column, tl.load(emission + column, column < states), column < states)
+    tl.debug_barrier()
+    for t in range(1, length):
+        old, new = prefix + (t - 1) % 2 * states, prefix + t % 2 * states
+        matrix = pairs + (t - 1) * by_position
+        for left in range(0, states, tile):
+            column = left + tl.arange(0, tile)
+            inside = column < states
+            best = tl.full([tile], -float("inf"), value.dtype.element_ty)
+            before = tl.zeros([tile], tl.int32)
+            for top in range(0, states, tile):
+                row = top + tl.arange(0, tile)
+                known = row < states
+                score = tl.load(old + row, known, -float("inf"))
+                place = row.to(tl.int64)[:, None] * states + column[None, :]
+                found = score[:, None] + tl.load(matrix + place, known[:, None] & inside[None, :], 0.0)
+                highest, index = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+                better = highest > best  # at a tie, the tile before keeps it
+                best, before = tl.where(better, highest, best), tl.where(better, top + index, before)
+            tl.store(pointers + t * states + column, tl.minimum(before, states - 1).to(tl.int16), inside)
+            tl.store(new + column, best + tl.load(emission + t * states + column, inside), inside)
+        tl.debug_barrier()  # what one thread wrote, others read
+    ending = prefix + (length - 1) % 2 * states
+    best = tl.load(ending)
+    last = 0
+    for left in range(0, states, tile):
+        column = left + tl.arange(0, tile)
+        found = tl.load(ending + column, column < states, -float("inf"))
+        highest, index = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+        if highest > best:
+            best = highest
+            last = left + index
+    tl.store(value + b, best)
+    _follow(pointers, labels + b * longest, tl.minimum(last, states - 1), length, longest, states)
+
+
+@triton.jit
+def _follow(pointers, labels, state, length, longest, states):
+    """Write the states backwards from the last position, and -1 beyond the length."""
+    tl.debug_barrier()
+    for t in range(length, longest):
+        tl.store(labels + t, -1)
+    tl.store(labels + length - 1, state)
+    for back in range(1, length):
+        t = length - back
+        state = tl.load(pointers + t * states + state).to(tl.int32)
+        tl.store(labels + t - 1, state)

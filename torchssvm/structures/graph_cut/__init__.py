@@ -1,0 +1,1 @@
+"""Binary labelings of graphs, decoded by minimum cuts."""

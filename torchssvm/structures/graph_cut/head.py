@@ -1,0 +1,96 @@
+"""The linear head of labeled graphs: nodes and edges are scored from their own features."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.potentials import Parts, full_precision, own_weights
+from torchssvm.core.precision import product
+from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
+
+
+class Graphs(NamedTuple):
+    """The graphs of a batch with their features: what ``LinearGraph`` takes for ``x``.
+
+    Attributes:
+        nodes: ``[B, N, F]``, features of the nodes.
+        edge_features: ``[B, E, G]``, features of the edges; at least 0 where edges are to be attractive.
+        edges: ``[B, E, 2]`` int64, the two ends of every edge, 0 to the example's number of nodes - 1; -1 and -1 where
+            an example has fewer than E edges.
+
+    What stands in ``nodes`` and ``edge_features`` beyond an example's own never matters, as long as it is finite.
+    """
+
+    nodes: Tensor
+    edge_features: Tensor
+    edges: Tensor
+
+
+class LinearGraph(nn.Module):
+    """Potentials of graphs, ``node[p] = x[p] . unary``, ``edge[pq] = z[pq] . pairwise``; zero weights at the start.
+
+    The model of [Osokin et al. 2016, appendix I.3]: an edge whose ends differ costs ``edge[pq]``. With features of the
+    edges that are at least 0 and ``pairwise`` bounded at 0, all edges are attractive, and decoding is exact::
+
+        BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)
+        StructuredSVM(head, lam=..., bounds={"pairwise": (0.0, None)})
+
+    There is no bias: give nodes and edges a constant feature where they need one.
+
+    Args:
+        node_features: F, numbers per node.
+        edge_features: G, numbers per edge.
+        structure: How outputs are decoded and what they cost; None is ``GraphCut()``.
+
+    Raises:
+        ValueError: A number of features is less than 1.
+    """
+
+    def __init__(self, node_features: int, edge_features: int, *, structure: GraphCut | None = None) -> None:
+        super().__init__()
+        node_features = check_whole(node_features, "node_features")
+        edge_features = check_whole(edge_features, "edge_features")
+        self.structure = check_structure(structure, "GraphCut()") or GraphCut()
+        self.unary = nn.Parameter(torch.zeros(node_features))
+        self.pairwise = nn.Parameter(torch.zeros(edge_features))
+
+    def forward(self, x: Graphs, lengths: Tensor | None = None) -> GraphPotentials:
+        """Features -> potentials ``node`` ``[B, N]`` and ``edge`` ``[B, E]``; in the weights' dtype, autocast off.
+
+        Args:
+            x: Graphs and features, in this order in any tuple.
+            lengths: ``[B]`` int64, 1 to N, nodes of every example; None means N for all.
+
+        Raises:
+            TypeError: ``x`` is no such tuple.
+            ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
+        """
+        if not isinstance(x, tuple) or len(x) != 3:
+            raise TypeError(f"x is a {type(x).__name__}, and must be Graphs(nodes, edge_features, edges)")
+        nodes, links, edges = x
+        for name, features, weight in (("nodes", nodes, self.unary), ("edge_features", links, self.pairwise)):
+            check_tensor(features, f"x.{name}")
+            if features.ndim != 3 or features.shape[2] != len(weight) or len(features) != len(nodes):
+                size = "N" if name == "nodes" else "E"
+                raise ValueError(f"x.{name} must be [B, {size}, {len(weight)}], got {list(features.shape)}")
+        with full_precision(nodes.device):
+            nodes, links = nodes.to(self.unary.dtype), links.to(self.pairwise.dtype)
+            node, edge = product(nodes, self.unary), product(links, self.pairwise)
+        known = nodes.detach(), links.detach()
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            pairs = zip(known, (parts["node"], parts["edge"]), strict=True)
+            return [(v.unsqueeze(1) @ features).squeeze(1) for features, v in pairs]
+
+        def response(parts: Parts) -> Parts:
+            pairs = zip(("node", "edge"), known, adjoint(parts), strict=True)
+            return {name: (features @ change.unsqueeze(2)).squeeze(2) for name, features, change in pairs}
+
+        trained = nodes.requires_grad or links.requires_grad
+        weights = None if trained else own_weights(self)
+        return GraphPotentials(node, edge, edges, lengths, adjoint=adjoint, response=response, weights=weights)

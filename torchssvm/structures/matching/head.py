@@ -1,0 +1,86 @@
+"""The linear head of bipartite matchings: every edge is scored from its own features."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.potentials import Parts, full_precision, own_weights
+from torchssvm.core.precision import product
+from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.matching.structure import EdgePotentials, Matching
+
+
+class Edges(NamedTuple):
+    """Features of the edges of bipartite graphs whose right sides differ in size.
+
+    Attributes:
+        features: ``[B, S, T, F]``; what stands beyond an example's nodes never matters, as long as it is finite.
+        widths: ``[B]`` int64, 1 to T, right nodes of every example.
+    """
+
+    features: Tensor
+    widths: Tensor
+
+
+class LinearEdges(nn.Module):
+    """Scores of edges, ``x[s, t] . weight``, with all weights zero at the start.
+
+    There is no bias: give the edges a constant feature where they need one.
+
+    Args:
+        in_features: F, numbers per edge.
+        structure: How outputs are decoded and what they cost; None is ``Matching()``.
+
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+        TypeError: ``in_features`` is no number, or ``structure`` is none of matchings.
+    """
+
+    def __init__(self, in_features: int, *, structure: Matching | None = None) -> None:
+        super().__init__()
+        in_features = check_whole(in_features, "in_features")
+        self.structure = check_structure(structure, "Matching()") or Matching()
+        self.weight = nn.Parameter(torch.zeros(in_features))
+
+    def forward(self, x: Tensor | Edges, lengths: Tensor | None = None) -> EdgePotentials:
+        """Features ``[B, S, T, F]`` -> potentials ``[B, S, T]``; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: Features of all edges; or :class:`Edges`, where the examples have different numbers of right nodes.
+            lengths: ``[B]`` int64, 1 to S, left nodes of every example; None means S for all.
+
+        Raises:
+            ValueError: A shape or a size does not fit.
+        """
+        features, widths = x if isinstance(x, Edges) else (x, None)
+        if check_tensor(features, "x").ndim != 4 or features.shape[3] != self.weight.shape[0]:
+            raise ValueError(f"x must be [B, S, T, {self.weight.shape[0]}], got {list(features.shape)}")
+        with full_precision(features.device):
+            features = features.to(self.weight.dtype)
+            scores = product(features, self.weight)
+        flat = features.detach().flatten(1, 2)
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            (v,) = parts.values()
+            return [_combine(flat, v)]
+
+        def response(parts: Parts) -> Parts:
+            return {name: (flat @ _combine(flat, v).unsqueeze(2)).view(v.shape) for name, v in parts.items()}
+
+        return EdgePotentials(
+            scores,
+            lengths,
+            widths,
+            adjoint=adjoint,
+            response=response,
+            weights=None if features.requires_grad else own_weights(self),
+        )
+
+
+def _combine(features: Tensor, v: Tensor) -> Tensor:
+    """``sum_e v_e x_e`` of every example, ``[B, F]``, from ``[B, E, F]`` and ``[B, S, T]``."""
+    return (v.flatten(1).unsqueeze(1) @ features).squeeze(1)

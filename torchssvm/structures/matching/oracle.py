@@ -1,0 +1,54 @@
+"""The best matching of a bipartite graph: SciPy's assignment solver, one example after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.extras import needs
+
+
+def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+    """The sets of edges with the highest sum, no two of which share a node.
+
+    A node may stay without an edge, so an edge with a score of 0 or less is never used: negative scores are raised to
+    0, an assignment of the whole smaller side is found exactly [1]_, and its edges of score 0 are left out. Among
+    several best matchings SciPy's choice is taken, which depends on the example's own scores alone.
+
+    Args:
+        scores: ``[B, S, T]``; NaN counts as 0. They are compared in float64.
+        rows: ``[B]`` int64, how many of the S rows belong to each example; None for all.
+        columns: ``[B]`` int64, the same for the T columns.
+
+    Returns:
+        ``[B, S, T]`` bool on the device of ``scores``.
+
+    Raises:
+        ImportError: SciPy is missing.
+
+    References:
+        .. [1] D. F. Crouse. On implementing 2D rectangular assignment algorithms. IEEE Transactions on Aerospace and
+           Electronic Systems, 2016.
+    """
+    solve = _solver()
+    batch, most_rows, most_columns = scores.shape
+    # Infinite scores are an error that the caller reports; here they only must not stop the others.
+    gains = np.nan_to_num(scores.detach().to("cpu", torch.float64).numpy().clip(min=0.0), posinf=1e300)
+    heights = [most_rows] * batch if rows is None else rows.tolist()
+    widths = [most_columns] * batch if columns is None else columns.tolist()
+    chosen = np.zeros(gains.shape, dtype=bool)
+    for example, (height, width) in enumerate(zip(heights, widths, strict=True)):
+        own = gains[example, :height, :width]
+        left, right = solve(own, maximize=True)
+        used = own[left, right] > 0.0
+        chosen[example, left[used], right[used]] = True
+    return torch.from_numpy(chosen).to(scores.device)
+
+
+def _solver() -> Any:
+    with needs("matchings need SciPy: pip install 'torchssvm[scipy]'", "scipy"):
+        from scipy.optimize import linear_sum_assignment
+    return linear_sum_assignment

@@ -1,0 +1,219 @@
+"""Bipartite matchings: an output is a set of edges between two sides, and no two edges share a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole
+from torchssvm.core.potentials import Parts, Potentials, as_parts
+from torchssvm.core.structure import Decoding, Structure
+from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.matching.oracle import best_matching
+
+POSSIBLE = 2
+"""In a target: an edge that is not part of it, and costs nothing all the same."""
+
+
+class EdgePotentials(Potentials):
+    """Scores of the edges between S left and T right nodes, where both numbers differ from example to example.
+
+    Args:
+        tensors: ``[B, S, T]``; what stands beyond an example's own nodes never counts.
+        lengths: ``[B]`` int64, 1 to S, left nodes of every example; None is S for all.
+        widths: ``[B]`` int64, 1 to T, right nodes of every example; None is T for all.
+        options: ``adjoint``, ``response`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
+
+    Raises:
+        ValueError: The scores are not ``[B, S, T]``, or a size does not fit them.
+    """
+
+    __slots__ = ("widths",)
+    carried = ("widths",)
+
+    def __init__(
+        self,
+        tensors: Tensor | Mapping[str, Tensor],
+        lengths: Tensor | None = None,
+        widths: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        named = as_parts(tensors, "tensors")
+        scores = next(iter(named.values()))
+        if len(named) != 1 or scores.ndim != 3:
+            raise ValueError(f"potentials of edges must be one tensor [B, S, T], got {list(scores.shape)}")
+        batch, left, right = scores.shape
+        if lengths is None and widths is not None:
+            lengths = torch.full((batch,), left, device=scores.device)
+        if lengths is not None:
+            check_lengths(lengths, batch, left, scores.device)
+        super().__init__(tensors, lengths, **options)
+        if lengths is not None:
+            self.ragged = dict.fromkeys(self.tensors, 0)
+        if widths is not None:
+            check_int64(widths, "widths", (batch,), ", the right nodes of each example")
+            if bool(((widths < 1) | (widths > right)).any()):
+                raise ValueError(f"widths must lie between 1 and the padded width {right}, got {widths.tolist()}")
+        self.widths = widths
+
+
+class Matching(Structure):
+    """Sets of edges between S left and T right nodes; every node has one edge at most, and may have none.
+
+    Potentials: the score of every edge, ``[B, S, T]``. Where the examples differ in their numbers of nodes, these are
+    :class:`EdgePotentials`, which carry both numbers of every example.
+
+    Labelings and targets: ``[B, S, T]`` int64, 1 for the edges of the matching, 0 for the others, -1 beyond the nodes
+    of an example (whatever stands there in a target is ignored). A target may say ``POSSIBLE`` (2) of edges outside of
+    it: to predict one costs nothing, as the alignment error rate does with the possible links of word alignments.
+
+    The loss is the asymmetric Hamming loss of [Lacoste-Julien et al. 2013, appendix F] and [Taskar et al. 2006],
+
+        ``precision_cost |wrong edges| + recall_cost |edges of the target that are missed|``.
+
+    The max oracle is exact: the linear program of bipartite matchings has integral solutions. It runs on the CPU.
+
+    Args:
+        precision_cost: What an edge costs that is neither in the target nor possible; at least 0.
+        recall_cost: What a missed edge of the target costs; at least 0.
+        normalize: Divide the loss by the example's number of left nodes, as that of chains by their length.
+
+    Raises:
+        ValueError: A cost is negative or not finite, or both are zero.
+    """
+
+    def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
+        check_flags(normalize=normalize)
+        self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
+        self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
+        if self.precision_cost == self.recall_cost == 0.0:
+            raise ValueError("precision_cost and recall_cost are both 0: then nothing is ever wrong")
+        self.normalize = normalize
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """The best matching; an edge with a score of 0 or less is never used. Other ties: see ``best_matching``."""
+        scores, widths = potentials.single, getattr(potentials, "widths", None)
+        chosen = best_matching(scores, potentials.lengths, widths)
+        value = scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
+        return Decoding(chosen.to(torch.int64).masked_fill_(~_real(potentials), -1), value)
+
+    def parts(self, labeling: Tensor) -> Tensor:
+        """Indicators of the edges, ``[B, S, T]``."""
+        return (labeling == 1).to(torch.get_default_dtype())
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """The edges' scores, summed in float64, ``[B, C]``."""
+        scores = potentials.single.to(torch.float64).flatten(1).unsqueeze(2)
+        everything = torch.cat([labelings, target.unsqueeze(1)], 1) == 1
+        total = (everything.to(torch.float64).flatten(2) @ scores).squeeze(2)
+        return total[:, :-1] - total[:, -1:]
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The mass of each edge, less all of it at the target's."""
+        ((name, tensor),) = potentials.tensors.items()
+        everything = torch.cat([labelings, target.unsqueeze(1)], 1) == 1
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(tensor.dtype).unsqueeze(1)
+        return {name: (mass @ everything.to(tensor.dtype).flatten(2)).view(tensor.shape)}
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """Asymmetric Hamming loss, ``[B]`` float64."""
+        found, true = labeling == 1, target == 1
+        wrong = (found & (target == 0)).sum((1, 2))
+        missed = (true & ~found).sum((1, 2))
+        return (self.precision_cost * wrong + self.recall_cost * missed) * self._share(target)
+
+    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The cost of a wrong edge, minus the cost of missing one at the target's edges; the constant is all missed."""
+        share = self._share(target)
+        delta = self.precision_cost * (target == 0) - self.recall_cost * (target == 1)
+        constant = self.recall_cost * (target == 1).sum((1, 2)) * share
+        return delta.to(torch.float64) * share.view(-1, 1, 1), constant
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check shape, numbers and that it is a matching; write -1 beyond the nodes of each example."""
+        if len(potentials.tensors) != 1 or potentials.single.ndim != 3:
+            raise ValueError(f"a matching takes potentials [B, S, T], got {potentials}")
+        shape = potentials.single.shape
+        check_int64(target, "target", shape, ", as the potentials are")
+        real = _real(potentials)
+        wrong = ((target < 0) | (target > POSSIBLE)) & real
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0, 0])
+            raise ValueError(
+                f"target has {int(target[wrong][0])} in row {row} of the batch; 1 is an edge, 0 none, {POSSIBLE} one "
+                "that is possible; -1 marks padding: did the head get both numbers of nodes?"
+            )
+        target = target.masked_fill(~real, -1)
+        for axis, side in ((2, "left"), (1, "right")):
+            twice = (target == 1).sum(axis) > 1
+            if bool(twice.any()):
+                row, node = twice.nonzero()[0].tolist()
+                raise ValueError(
+                    f"target is no matching: {side} node {node} has several edges in row {row} of the batch; keep one "
+                    f"and mark the others as possible ({POSSIBLE})"
+                )
+        return target
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The edges between an example's own nodes."""
+        return {next(iter(potentials.tensors)): _real(potentials)}
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
+        """All matchings."""
+        _, left, right = potentials.single.shape
+        real = _real(potentials)
+        for partners in _all_partners(left, right):
+            labeling = self.from_partners(torch.tensor([partners], device=potentials.device), right)
+            yield labeling.expand(real.shape).masked_fill(~real, -1)
+
+    @staticmethod
+    def from_partners(partners: Tensor, num_right: int) -> Tensor:
+        """The labeling ``[..., S, T]`` in which left node s is matched with ``partners[..., s]``.
+
+        Args:
+            partners: ``[..., S]`` int64, 0 to T - 1; -1 for a node without an edge.
+            num_right: T.
+
+        Raises:
+            ValueError: A partner is out of range.
+        """
+        if check_tensor(partners, "partners").dtype != torch.int64:
+            raise ValueError(f"partners must be int64, got {partners.dtype}")
+        num_right = check_whole(num_right, "num_right", 0)
+        if bool(((partners < -1) | (partners >= num_right)).any()):
+            raise ValueError(f"partners must lie between -1 and {num_right - 1}, got {partners.tolist()}")
+        return (partners.unsqueeze(-1) == torch.arange(num_right, device=partners.device)).to(torch.int64)
+
+    @staticmethod
+    def partners(labeling: Tensor) -> Tensor:
+        """The right node of every left node of a labeling ``[..., S, T]``: ``[..., S]`` int64, -1 if there is none."""
+        found, place = (labeling == 1).to(torch.int8).max(-1)
+        return place.masked_fill(found == 0, -1)
+
+    def _share(self, target: Tensor) -> Tensor:
+        """What one unit of cost counts in every example, ``[B]`` float64."""
+        left = (target >= 0).any(2).sum(1).to(torch.float64).clamp(min=1.0)
+        return 1.0 / left if self.normalize else torch.ones_like(left)
+
+
+def _real(potentials: Potentials) -> Tensor:
+    """The edges between an example's own nodes, ``[B, S, T]`` bool."""
+    batch, left, right = potentials.single.shape
+    device = potentials.device
+    rows = check_lengths(potentials.lengths, batch, left, device)
+    columns = check_lengths(getattr(potentials, "widths", None), batch, right, device)
+    return rows.unsqueeze(2) & columns.unsqueeze(1)
+
+
+def _all_partners(left: int, right: int, taken: tuple[int, ...] = ()) -> Iterator[list[int]]:
+    """The partners of ``left`` nodes in every matching."""
+    if not left:
+        yield []
+        return
+    for partner in range(-1, right):
+        if partner not in taken:
+            for others in _all_partners(left - 1, right, taken if partner < 0 else (*taken, partner)):
+                yield [partner, *others]

@@ -1,0 +1,76 @@
+"""The linear head of multiclass problems."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.core.precision import product
+from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.in_turn import solve_in_turn
+from torchssvm.structures.multiclass.structure import Multiclass
+
+
+class LinearMulticlass(nn.Module):
+    """Class scores ``x W + b``, with all weights zero at the start.
+
+    Args:
+        in_features: F.
+        num_classes: K.
+        bias: Whether there is a ``b``; it is regularised like the other weights.
+        structure: How outputs are decoded and what they cost; None is ``Multiclass(num_classes)``, zero-one loss.
+
+    Raises:
+        ValueError: A size is out of range, or ``structure`` has another number of classes.
+        TypeError: A size is no number, or ``structure`` is none of multiclass problems.
+    """
+
+    def __init__(
+        self, in_features: int, num_classes: int, *, bias: bool = True, structure: Multiclass | None = None
+    ) -> None:
+        super().__init__()
+        check_flags(bias=bias)
+        in_features = check_whole(in_features, "in_features", 0)
+        num_classes = check_whole(num_classes, "num_classes")
+        self.structure = check_structure(structure, "Multiclass(num_classes)", "num_classes") or Multiclass(num_classes)
+        if self.structure.num_classes != num_classes:
+            raise ValueError(f"structure={self.structure} does not have num_classes={num_classes}")
+        self.weight = nn.Parameter(torch.zeros(in_features, num_classes))
+        self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
+
+    def forward(self, x: Tensor, lengths: None = None) -> Potentials:
+        """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off.
+
+        Raises:
+            ValueError: ``x`` has another shape, or the batch has lengths.
+        """
+        if lengths is not None:
+            raise ValueError("lengths must be None: a class has no length. Make the Batch without lengths")
+        if check_tensor(x, "x").ndim != 2 or x.shape[1] != self.weight.shape[0]:
+            raise ValueError(f"x must be [B, {self.weight.shape[0]}], got {list(x.shape)}")
+        with full_precision(x.device):
+            x = x.to(self.weight.dtype)
+            scores = product(x, self.weight)
+            if self.bias is not None:
+                scores = scores + self.bias
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            (v,) = parts.values()
+            gradients = [x.detach().unsqueeze(2) * v.unsqueeze(1)]
+            return gradients if self.bias is None else [*gradients, v]
+
+        def response(parts: Parts) -> Parts:
+            squared = x.detach().square().sum(1, keepdim=True)
+            return {name: v * (squared if self.bias is None else squared + 1.0) for name, v in parts.items()}
+
+        if x.requires_grad:
+            return Potentials(scores, adjoint=adjoint, response=response)
+        return Potentials(
+            scores,
+            adjoint=adjoint,
+            response=response,
+            weights=own_weights(self),
+            in_turn=lambda *problem: solve_in_turn(self, x, *problem),
+        )

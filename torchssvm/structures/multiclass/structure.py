@@ -1,0 +1,96 @@
+"""Multiclass classification: an output is one of K classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_int64, check_tensor, check_whole
+from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Decoding, Marginals, Structure, digest
+from torchssvm.structures.arguments import check_labels
+
+
+class Multiclass(Structure):
+    """One label of K for every example; potentials ``[B, K]``, labelings ``[B]`` int64.
+
+    Args:
+        num_classes: K.
+        cost: ``[K, K]``, ``cost[target, label]``, non-negative with a zero diagonal; None is the zero-one loss.
+
+    Raises:
+        ValueError: ``num_classes`` is less than 1, or ``cost`` is not such a matrix.
+    """
+
+    def __init__(self, num_classes: int, cost: Tensor | None = None) -> None:
+        num_classes = check_whole(num_classes, "num_classes")
+        if cost is None:
+            cost = 1.0 - torch.eye(num_classes)
+        if check_tensor(cost, "cost").shape != (num_classes, num_classes):
+            raise ValueError(f"cost must have shape [{num_classes}, {num_classes}], got {list(cost.shape)}")
+        if not bool(torch.isfinite(cost).all()) or bool((cost < 0).any()) or bool(cost.diagonal().any()):
+            raise ValueError("cost must be finite and non-negative, with zeros on its diagonal")
+        self.num_classes = num_classes
+        self.cost = cost.to(torch.float64)
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """The class with the highest potential; ties go to the smallest class."""
+        value, labels = potentials.single.max(1)
+        return Decoding(labels, value)
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """Softmax."""
+        scores = potentials.single.detach()
+        (name,) = potentials.tensors
+        return Marginals({name: scores.softmax(1)}, scores.to(torch.float64).logsumexp(1))
+
+    def parts(self, labeling: Tensor) -> Tensor:
+        """Indicator of the class, ``[B, K]``."""
+        return torch.nn.functional.one_hot(labeling, self.num_classes).to(torch.get_default_dtype())
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """Looked up in the potentials, ``[B, C]`` float64."""
+        scores = potentials.single.to(torch.float64)
+        return scores.gather(1, labelings) - scores.gather(1, target.unsqueeze(1))
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The mass of each class, less all of it at the target."""
+        ((name, tensor),) = potentials.tensors.items()
+        mass = mass.to(tensor.dtype)
+        parts = add_at(tensor.new_zeros(tensor.shape), labelings, mass)
+        return {name: add_at(parts, target.unsqueeze(1), -mass.sum(1, keepdim=True))}
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """``cost[target, labeling]``, ``[B]`` float64."""
+        return self._cost(target)[target, labeling]
+
+    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """``cost[target]`` ``[B, K]``, and zeros."""
+        delta = self._cost(target)[target]
+        return delta, delta.new_zeros(len(delta))
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check that ``target`` is int64 ``[B]`` with classes 0 to K - 1."""
+        scores = potentials.single
+        if scores.ndim != 2 or scores.shape[1] != self.num_classes:
+            raise ValueError(f"potentials must be [B, {self.num_classes}], got {list(scores.shape)}")
+        check_int64(target, "target", scores.shape[:1], ", a class for each example")
+        check_labels(target, self.num_classes)
+        return target
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
+        """The K classes."""
+        for label in range(self.num_classes):
+            yield torch.full((potentials.batch_size,), label, device=potentials.device)
+
+    def _cost(self, target: Tensor) -> Tensor:
+        if self.cost.device != target.device:
+            self.cost = self.cost.to(target.device)
+        return self.cost
+
+    def __repr__(self) -> str:
+        zero_one = torch.equal(self.cost.cpu(), 1.0 - torch.eye(self.num_classes, dtype=torch.float64))
+        return f"Multiclass({self.num_classes}{'' if zero_one else f', cost={digest(self.cost)}'})"

@@ -1,0 +1,131 @@
+"""The linear head of multilabel problems: labels are scored from the features, pairs of labels by a number each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.core.precision import product
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.multilabel.oracle import symmetric
+from torchssvm.structures.multilabel.structure import Multilabel
+
+
+class LinearMultilabel(nn.Module):
+    """Potentials ``unary = x U + b`` and ``pairwise = v``, the same for all examples; zero weights at the start.
+
+    The model of [Yen et al. 2016, section 5] for multilabel data: ``unary`` ``[F, K]``, ``bias`` ``[K]`` and
+    ``pairwise`` ``[P]``, a number for each of the P = K (K - 1) / 2 pairs of labels. Where all pairs are to attract,
+    decoding is exact::
+
+        BCFW([{"params": [head.unary, head.bias]}, {"params": [head.pairwise], "lower": 0.0}], dual)
+
+    Args:
+        in_features: F.
+        num_labels: K.
+        bias: Whether every label has a bias; it is regularised like the other weights.
+        pairwise: Whether pairs of labels are scored.
+        structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.
+
+    Raises:
+        ValueError: ``in_features`` is less than 1, or ``structure`` has other labels or pairs.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_labels: int,
+        *,
+        bias: bool = True,
+        pairwise: bool = True,
+        structure: Multilabel | None = None,
+    ) -> None:
+        super().__init__()
+        check_flags(bias=bias, pairwise=pairwise)
+        in_features, num_labels = check_whole(in_features, "in_features"), check_whole(num_labels, "num_labels")
+        self.structure = check_structure(structure, "Multilabel(num_labels)", "num_labels", "pairwise") or Multilabel(
+            num_labels, pairwise=pairwise
+        )
+        if self.structure.num_labels != num_labels or self.structure.pairwise != pairwise:
+            raise ValueError(f"structure={self.structure} does not have num_labels={num_labels}, pairwise={pairwise}")
+        self.unary = nn.Parameter(torch.zeros(in_features, num_labels))
+        self.bias = nn.Parameter(torch.zeros(num_labels)) if bias else None
+        self.pairwise = nn.Parameter(torch.zeros(self.structure.num_pairs)) if pairwise else None
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        features, labels = self.unary.shape
+        bias, pairwise = self.bias is not None, self.pairwise is not None
+        return f"in_features={features}, num_labels={labels}, bias={bias}, pairwise={pairwise}"
+
+    def interactions(self) -> Tensor:
+        """What every two labels score together: ``[K, K]``, symmetric, its diagonal 0; differentiable.
+
+        Raises:
+            ValueError: The head has no pairs.
+        """
+        if self.pairwise is None:
+            raise ValueError("the head was made with pairwise=False: there are no interactions")
+        return symmetric(self.pairwise, self.structure.num_labels)
+
+    def forward(self, x: Tensor, lengths: None = None) -> Potentials:
+        """Features ``[B, F]`` -> ``unary`` ``[B, K]``, ``pairwise`` ``[B, P]``; in the weights' dtype, autocast off.
+
+        Raises:
+            TypeError: ``x`` is not a tensor.
+            ValueError: ``x`` has another shape, or the batch has lengths.
+        """
+        check_no_lengths(lengths)
+        if isinstance(x, SparseFeatures):
+            raise TypeError("x is SparseFeatures: SparseLinearMultilabel takes these, LinearMultilabel a tensor [B, F]")
+        if check_tensor(x, "x").ndim != 2 or x.shape[1] != len(self.unary):
+            raise ValueError(f"x must be [B, {len(self.unary)}], got {list(x.shape)}")
+        with full_precision(x.device):
+            x = x.to(self.unary.dtype)
+            scores = product(x, self.unary)
+            if self.bias is not None:
+                scores = scores + self.bias
+        known = x.detach()
+        return self._potentials(
+            scores,
+            per_example=lambda v: known.unsqueeze(2) * v.unsqueeze(1),
+            squared=lambda: known.square().sum(1, keepdim=True),
+            trained=x.requires_grad,
+        )
+
+    def _potentials(
+        self,
+        scores: Tensor,
+        *,
+        per_example: Callable[[Tensor], Tensor],
+        squared: Callable[[], Tensor],
+        trained: bool,
+    ) -> Potentials:
+        """Potentials from the labels' scores, the gradients of ``unary`` and the features' squared lengths."""
+        tensors = {"unary": scores}
+        if self.pairwise is not None:
+            tensors["pairwise"] = self.pairwise.expand(len(scores), -1)
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            v = parts["unary"]
+            gradients = [per_example(v)] + ([] if self.bias is None else [v])
+            return gradients if self.pairwise is None else [*gradients, parts["pairwise"]]
+
+        def response(parts: Parts) -> Parts:
+            change = {"unary": parts["unary"] * (squared() + (0.0 if self.bias is None else 1.0))}
+            # A weight of a pair is the potential of that pair: along its own gradient it changes by just that.
+            return change if self.pairwise is None else {**change, "pairwise": parts["pairwise"]}
+
+        weights = None if trained else own_weights(self)
+        return Potentials(tensors, adjoint=adjoint, response=response, weights=weights)
+
+
+def check_no_lengths(lengths: None) -> None:
+    """Raise ValueError if a batch has lengths."""
+    if lengths is not None:
+        raise ValueError("lengths must be None: a set of labels has no length. Make the Batch without lengths")

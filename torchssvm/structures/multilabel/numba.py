@@ -1,0 +1,153 @@
+"""The loops of the best label sets, compiled by Numba; import it only where Numba is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.njit import kernel
+from torchssvm.structures.multilabel.branch_and_bound import branch
+from torchssvm.structures.multilabel.message_passing import TINY, pass_messages, reduce
+
+
+@kernel
+def row_sums(weights, positive, negative):
+    """Sums of the positive and of the negative entries of every row of ``weights`` ``[K, K]``, for :func:`screen`."""
+    for k in range(len(weights)):
+        above, below = 0.0, 0.0
+        for w in weights[k]:
+            above += max(w, 0.0)
+            below += min(w, 0.0)
+        positive[k], negative[k] = above, below
+
+
+@kernel
+def decode_rows(unary, weights, positive, negative, begin, end, sweeps, effort, memory, labels, value, bound):
+    """Decode the examples ``begin`` to ``end - 1``.
+
+    Args:
+        unary: ``[B, K]`` float64, what a label scores, its loss included.
+        weights: ``[K, K]`` float64, symmetric with a zero diagonal: what two labels score together.
+        positive: ``[K]``, see :func:`row_sums`.
+        negative: ``[K]``, see :func:`row_sums`.
+        begin: First of the examples.
+        end: One more than the last.
+        sweeps: How often all messages of an example are sent, at most; at least 1.
+        effort: How many updates of pairs of labels branching may take, where messages leave a gap; 0 for none.
+        memory: A ``workspace(K)``, which no other thread uses.
+        labels: ``[B, K]`` int64, to be filled with 0 and 1.
+        value: ``[B]`` float64, to be filled: the score of the labels.
+        bound: ``[B]`` float64, to be filled: no labels score more, up to rounding. Equal to the value if these are the
+            best.
+    """
+    for row in range(begin, end):
+        value[row], bound[row] = decode_row(
+            unary[row], weights, positive, negative, sweeps, effort, memory, labels[row]
+        )
+
+
+@kernel
+def decode_each(unary, weights, positive, negative, begin, end, sweeps, effort, memory, labels, value, bound):
+    """As :func:`decode_rows`, with weights ``[B, K, K]``; ``positive`` and ``negative`` are room for K numbers."""
+    for row in range(begin, end):
+        row_sums(weights[row], positive, negative)
+        value[row], bound[row] = decode_row(
+            unary[row], weights[row], positive, negative, sweeps, effort, memory, labels[row]
+        )
+
+
+@kernel
+def decode_row(unary, weights, positive, negative, sweeps, effort, memory, labels):
+    """One example, as :func:`decode_rows`: fills ``labels`` ``[K]`` and returns the value and the bound."""
+    count = screen(unary, weights, positive, negative, memory, labels)
+    if count == 0:
+        value = score(unary, weights, labels, memory)
+        return value, value
+    reduce(unary, weights, labels, memory)
+    if np.isfinite(memory.scale[0]):
+        best, bound = pass_messages(memory, sweeps)
+        if effort > 0 and bound - best > TINY * memory.scale[0]:
+            best, bound = branch(memory, best, bound, effort)
+        gap = bound - best
+    else:
+        gap = np.nan
+    for a in range(count):
+        labels[memory.free[a]] = memory.best[a]
+    value = score(unary, weights, labels, memory)
+    # The messages' own sums are of the undecided labels alone; a gap within their rounding is none.
+    return value, value if gap <= TINY * memory.scale[0] else value + gap
+
+
+@kernel
+def screen(unary, weights, positive, negative, memory, labels):
+    """Decide labels that are the same in all best sets, and in all maximisers of the linear program.
+
+    A label is off if it loses even together with all others that could help it, and on if it gains even with all that
+    could hurt it; decided labels narrow this down for the others.
+
+    Args:
+        unary: ``[K]``.
+        weights: ``[K, K]``.
+        positive: ``[K]``.
+        negative: ``[K]``.
+        memory: ``free`` and ``sizes[0]`` are set to the labels that are undecided, in ascending order.
+        labels: ``[K]``, to be filled with 0, 1 or -1 where a label is undecided.
+
+    Returns:
+        How many labels are undecided.
+    """
+    free, on = memory.free, memory.place
+    count, chosen = 0, 0
+    for k in range(len(unary)):
+        if unary[k] + positive[k] < 0.0:
+            labels[k] = 0
+        elif unary[k] + negative[k] > 0.0:
+            labels[k] = 1
+            on[chosen] = k
+            chosen += 1
+        else:
+            labels[k] = -1
+            free[count] = k
+            count += 1
+    changed = True
+    while changed and count:
+        left = 0
+        for a in range(count):
+            k = free[a]
+            row, known = weights[k], unary[k]
+            for c in range(chosen):
+                known += row[on[c]]
+            low = high = known
+            for c in range(left):
+                low += min(row[free[c]], 0.0)
+                high += max(row[free[c]], 0.0)
+            for c in range(a + 1, count):
+                low += min(row[free[c]], 0.0)
+                high += max(row[free[c]], 0.0)
+            if high < 0.0:
+                labels[k] = 0
+            elif low > 0.0:
+                labels[k] = 1
+                on[chosen] = k
+                chosen += 1
+            else:
+                free[left] = k
+                left += 1
+        changed, count = left < count, left
+    memory.sizes[0] = count
+    return count
+
+
+@kernel
+def score(unary, weights, labels, memory):
+    """What a set of labels scores, by lists of what is on; not finite where a score of its own is not."""
+    on, count, total = memory.place, 0, 0.0
+    for k in range(len(unary)):
+        if labels[k] == 1:
+            total += unary[k]
+            for c in range(count):
+                total += weights[k, on[c]]
+            on[count] = k
+            count += 1
+        elif not np.isfinite(unary[k]):
+            return np.nan
+    return total

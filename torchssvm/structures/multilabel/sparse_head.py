@@ -1,0 +1,84 @@
+"""The linear head of multilabel problems on features that are mostly zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_flags
+from torchssvm.core.lists import as_lists
+from torchssvm.core.potentials import Potentials, full_precision
+from torchssvm.core.precision import transformed
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.structures.chain.sparse_head import SparseEmission
+from torchssvm.structures.multilabel.head import LinearMultilabel, check_no_lengths
+from torchssvm.structures.multilabel.structure import Multilabel
+
+
+class SparseLinearMultilabel(LinearMultilabel):
+    """:class:`LinearMultilabel` for features that are lists: ``unary = sum_p values[p] U[columns[p]] + b``.
+
+    The weights are those of ``LinearMultilabel(in_features, num_labels)``, with the same names. A step reads and writes
+    the rows of ``unary`` that its batch names, and no others: its gradient is a sparse tensor.
+
+    Args:
+        in_features: F, the number of columns.
+        num_labels: K.
+        bias: Whether every label has a bias.
+        pairwise: Whether pairs of labels are scored.
+        structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.
+        sparse_gradient: Whether ``unary`` gets a sparse gradient; most optimizers other than BCFW need False.
+
+    Raises:
+        ValueError: ``in_features`` is less than 1, or ``structure`` has other labels or pairs.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_labels: int,
+        *,
+        bias: bool = True,
+        pairwise: bool = True,
+        structure: Multilabel | None = None,
+        sparse_gradient: bool = True,
+    ) -> None:
+        super().__init__(in_features, num_labels, bias=bias, pairwise=pairwise, structure=structure)
+        check_flags(sparse_gradient=sparse_gradient)
+        self.sparse_gradient = sparse_gradient
+
+    def forward(self, x: SparseFeatures, lengths: None = None) -> Potentials:  # type: ignore[override]
+        """Features -> ``unary`` ``[B, K]`` and ``pairwise`` ``[B, P]``; in the weights' dtype, autocast off.
+
+        Args:
+            x: The features of all examples, ``columns`` and ``values`` ``[B, L]``, with -1 in ``columns`` where an
+                example has fewer than L.
+            lengths: None.
+
+        Raises:
+            TypeError: ``x`` is not :class:`~torchssvm.SparseFeatures`.
+            ValueError: A shape or a column does not fit, or the batch has lengths.
+        """
+        check_no_lengths(lengths)
+        if isinstance(x, SparseFeatures) and isinstance(x.columns, Tensor):
+            if x.columns.ndim != 2:
+                raise ValueError(f"x.columns must be [B, L], lists of columns, got {list(x.columns.shape)}")
+            # To lists of tokens, a set of labels is a chain of one.
+            values = x.values.unsqueeze(1) if isinstance(x.values, Tensor) else x.values
+            x = SparseFeatures(x.columns.unsqueeze(1), values)
+        lists = as_lists(x, len(self.unary), self.unary.dtype)
+        with full_precision(self.unary.device):
+            if transformed():
+                scores = lists.emission(self.unary).squeeze(1)
+                scores = scores if self.bias is None else scores + self.bias
+            else:
+                last = torch.zeros(len(lists.starts), dtype=torch.int64, device=self.unary.device)
+                scores = SparseEmission.apply(
+                    lists.values, self.unary, self.bias, None, None, lists, last, self.sparse_gradient
+                ).squeeze(1)
+        return self._potentials(
+            scores,
+            per_example=lambda v: lists.per_example(v.unsqueeze(1), len(self.unary)),
+            squared=lambda: lists.token_products(self.unary.dtype).squeeze(2),
+            trained=lists.values is not None and lists.values.requires_grad,
+        )

@@ -1,0 +1,259 @@
+"""Multilabel classification: an output is a set of labels, scored one by one and in pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
+from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Decoding, Examined, Structure, digest
+from torchssvm.structures.multilabel import structure_numba as multilabel_cpu
+from torchssvm.structures.multilabel.oracle import best_label_sets, shared, symmetric
+
+_MOST_LISTED = 12
+
+
+class LabelSetOracle(Protocol):
+    """How the label sets with the highest score are found."""
+
+    def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels ``[B, K]`` int64, scores and bounds ``[B]`` float64, from ``[B, K]`` and ``[P]`` or ``[B, P]``."""
+
+
+@dataclass(frozen=True)
+class MessagePassing:
+    """Messages alone: the bound is that of the linear program over the local polytope, when they have settled.
+
+    Exact where the weights of pairs are all at least 0, and often elsewhere; see
+    :func:`torchssvm.structures.multilabel.oracle.best_label_sets`.
+
+    Args:
+        sweeps: How often all messages of an example are sent, at most.
+
+    Raises:
+        ValueError: ``sweeps`` is less than 1.
+    """
+
+    sweeps: int = 100
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sweeps", check_whole(self.sweeps, "sweeps"))
+
+    def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels, scores and bounds."""
+        return best_label_sets(unary, pairwise, sweeps=self.sweeps)
+
+
+@dataclass(frozen=True)
+class BranchAndBound:
+    """Messages, and branch and bound for what they leave open; exact unless an example takes more than ``effort``.
+
+    Args:
+        sweeps: How often all messages of an example are sent, at most, before branching.
+        effort: How many updates of pairs branching may take for an example; 200,000 take about 3 milliseconds.
+
+    Raises:
+        ValueError: ``sweeps`` or ``effort`` is less than 1.
+    """
+
+    sweeps: int = 100
+    effort: int = 200_000
+
+    def __post_init__(self) -> None:
+        for name in ("sweeps", "effort"):
+            object.__setattr__(self, name, check_whole(getattr(self, name), name))
+
+    def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels, scores and bounds."""
+        return best_label_sets(unary, pairwise, sweeps=self.sweeps, effort=self.effort)
+
+
+class Multilabel(Structure):
+    """Any of K labels may be on, and pairs that are on together score something, as [Yen et al. 2016] have it.
+
+    Potentials: ``unary`` ``[B, K]``, the score of a label that is on (off scores 0), and ``pairwise`` ``[B, P]``, the
+    score of two that are both on, P = K (K - 1) / 2, the pairs i < j in the order of ``torch.triu_indices(K, K, 1)``.
+    The heads share it among all examples, one vector that is expanded to B rows; decoding is much quicker then.
+    Labelings and targets: ``[B, K]`` int64, 1 where a label is on, else 0.
+
+    The loss is the Hamming loss, ``sum_k weight_k [y_k != target_k]``, divided by the sum of all weights if
+    ``normalize``: without weights, the share of wrong labels.
+
+    Args:
+        num_labels: K.
+        pairwise: Whether there are pairs; without them the only potentials are ``unary``.
+        normalize: Divide the loss by the sum of the weights.
+        weights: ``[K]``, non-negative and not all 0, what a wrong label costs; None is 1 for all.
+        decoder: ``BranchAndBound()``, which is what None means, or ``MessagePassing()``, whose bound is that of the
+            linear program. Both give a bound for the examples that they do not decode exactly.
+
+    Raises:
+        ValueError: ``num_labels`` is less than 1, or ``weights`` is not such a vector.
+    """
+
+    def __init__(
+        self,
+        num_labels: int,
+        *,
+        pairwise: bool = True,
+        normalize: bool = True,
+        weights: Tensor | None = None,
+        decoder: LabelSetOracle | None = None,
+    ) -> None:
+        num_labels = check_whole(num_labels, "num_labels")
+        check_flags(pairwise=pairwise, normalize=normalize)
+        if weights is not None:
+            weights = check_tensor(weights, "weights").to(torch.float64)
+            good = torch.isfinite(weights) & (weights >= 0.0)
+            if weights.shape != (num_labels,) or not bool(good.all()) or not bool(weights.any()):
+                raise ValueError(
+                    f"weights must hold {num_labels} finite, non-negative numbers, one for each label, not all of them "
+                    f"0; got {weights.tolist()}"
+                )
+        self.num_labels = num_labels
+        self.pairwise = pairwise
+        self.normalize = normalize
+        self.weights = weights
+        self.decoder = BranchAndBound() if decoder is None else decoder
+        check_object(self.decoder, "decoder", "solve", "MessagePassing()")
+        costs = torch.ones(num_labels, dtype=torch.float64) if weights is None else weights
+        self._costs = costs / costs.sum() if normalize else costs
+
+    @property
+    def num_pairs(self) -> int:
+        """P, or 0 without pairs."""
+        return self.num_labels * (self.num_labels - 1) // 2 if self.pairwise else 0
+
+    @property
+    def costs(self) -> Tensor:
+        """What each wrong label costs, ``[K]`` float64."""
+        return self._costs
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """What the decoder finds."""
+        return self._decode(potentials, potentials["unary"].detach().to(torch.float64))
+
+    def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
+        """What the decoder finds with the loss added to ``unary``; the target, where an approximation is worse."""
+        delta, constant = self.loss_potentials(target)
+        unary = potentials["unary"].detach().to(torch.float64)
+        found = self._decode(potentials, unary + delta["unary"])
+        labels, value, bound = found.labeling, found.value, found.bound
+        assert value is not None
+        value = value + constant
+        if bound is not None:
+            bound = bound + constant
+            own = self._scores(potentials, target.unsqueeze(1)).squeeze(1)
+            worse = value < own
+            labels = torch.where(worse.unsqueeze(1), target, labels)
+            value = torch.maximum(value, own)
+        return Decoding(labels, value, bound, found.exact)
+
+    def parts(self, labeling: Tensor) -> dict[str, Tensor]:
+        """``y_k``, ``[B, K]``, and ``y_i y_j`` of the pairs, ``[B, P]``."""
+        mass = torch.ones(len(labeling), 1, dtype=torch.get_default_dtype(), device=labeling.device)
+        return self._sum(labeling.unsqueeze(1), mass)
+
+    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """``parts(labeling) - parts(target)``, in the dtype of the potentials."""
+        mass = torch.tensor([[1.0, -1.0]], dtype=potentials.dtype, device=potentials.device)
+        return self._sum(torch.stack([labeling, target], 1), mass.expand(len(labeling), -1))
+
+    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Examined:
+        """By the labels that are on, without parts."""
+        score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
+        # What is off was not read, and must be finite all the same.
+        for tensor in (
+            (potentials["unary"], shared(potentials["pairwise"])) if self.pairwise else (potentials["unary"],)
+        ):
+            score = score + 0.0 * tensor.detach().to(torch.float64).sum(-1)
+        return Examined(score, self.loss(labeling, target))
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """``u y + y W y / 2``, by matrix products in float64: ``[B, C]``."""
+        scores = self._scores(potentials, torch.cat([labelings, target.unsqueeze(1)], 1))
+        return scores[:, :-1] - scores[:, -1:]
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The mass of each label and of each pair, less all of it at the target's."""
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(potentials.dtype)
+        return self._sum(torch.cat([labelings, target.unsqueeze(1)], 1), mass)
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """Hamming loss, ``[B]`` float64."""
+        return ((labeling != target) * self._costs.to(target.device)).sum(1)
+
+    def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The cost of a label, against the target's; the constant is that of all labels of the target."""
+        costs = self._costs.to(target.device)
+        return {"unary": torch.where(target == 1, -costs, costs)}, (costs * target).sum(1)
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check shapes and numbers."""
+        batch = potentials.batch_size
+        shapes = {"unary": (batch, self.num_labels)}
+        if self.pairwise:
+            shapes["pairwise"] = (batch, self.num_pairs)
+        if {name: tuple(tensor.shape) for name, tensor in potentials.tensors.items()} != shapes:
+            raise ValueError(f"{self} takes potentials of shapes {shapes}, got {potentials}")
+        check_int64(target, "target", shapes["unary"], ", 1 where a label is on, else 0")
+        wrong = (target != 0) & (target != 1)
+        if bool(wrong.any()):
+            row, label = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"target has {int(target[row, label])} at label {label} in row {row} of the batch: 1 is on, 0 is off"
+            )
+        return target
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
+        """All sets of up to 12 labels; None for more."""
+        if self.num_labels > _MOST_LISTED:
+            return None
+        numbers = itertools.product((0, 1), repeat=self.num_labels)
+        return (torch.tensor([y], device=potentials.device).expand(potentials.batch_size, -1) for y in numbers)
+
+    def _decode(self, potentials: Potentials, unary: Tensor) -> Decoding:
+        if not self.pairwise:
+            labels = (unary > 0.0).to(torch.int64)
+            return Decoding(labels, unary.clamp(min=0.0).sum(1))
+        labels, value, bound = self.decoder.solve(unary, shared(potentials["pairwise"].detach()))
+        exact = bool((bound <= value).all())
+        return Decoding(labels, value, None if exact else bound, exact)
+
+    def _scores(self, potentials: Potentials, labelings: Tensor) -> Tensor:
+        """The scores of labelings ``[B, C, K]``: ``[B, C]`` float64."""
+        labels = labelings.to(torch.float64)
+        scores = potentials["unary"].detach().to(torch.float64).unsqueeze(1)
+        if self.pairwise:
+            pairs = shared(potentials["pairwise"].detach()).to(torch.float64)
+            scores = scores + 0.5 * (labels @ symmetric(pairs, self.num_labels))
+        return (labels * scores).sum(2)
+
+    def _sum(self, labelings: Tensor, mass: Tensor) -> dict[str, Tensor]:
+        """``sum_c mass_c p(y_c)`` of labelings ``[B, C, K]`` and mass ``[B, C]``, in the dtype of the mass."""
+        labels = labelings.to(mass.dtype)
+        found = {"unary": (mass.unsqueeze(1) @ labels).squeeze(1)}
+        if not self.pairwise:
+            return found
+        labelings, mass = labelings.contiguous(), mass.contiguous()
+        if fits_numba(labelings, mass):
+            found["pairwise"] = mass.new_zeros(len(mass), self.num_pairs)
+            multilabel_cpu.add_pairs(*arrays(labelings, mass, found["pairwise"]))
+        else:
+            i, j = torch.triu_indices(self.num_labels, self.num_labels, 1, device=labels.device)
+            found["pairwise"] = ((labels.mT * mass.unsqueeze(1)) @ labels)[:, i, j]
+        return found
+
+    def __repr__(self) -> str:
+        weights = None if self.weights is None else digest(self.weights)
+        return (
+            f"Multilabel({self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}, "
+            f"decoder={self.decoder})"
+        )

@@ -1,0 +1,1 @@
+"""Poses: places on a grid for the joints of a body."""

@@ -1,0 +1,118 @@
+"""The linear head of poses: weights for the maps of a network, and springs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_tensor, describe
+from torchssvm.core.bounds import Bound
+from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.structures.pose.structure import Pose
+
+
+class PoseMaps(NamedTuple):
+    """What a network says of an image, on the grid of a :class:`~torchssvm.Pose`.
+
+    Attributes:
+        unary: ``[B, P, H, W]``, how well every node fits every place.
+        types: ``[B, E, 2, T, H, W]``, how well every type of every arc fits the place of the arc's first node.
+    """
+
+    unary: Tensor
+    types: Tensor
+
+
+class LinearPose(nn.Module):
+    """Potentials of a pose ([G16] appendix I.4), with all weights zero at the start.
+
+        ``unary[p] = unary_p map_p,   types[arc, t] = types_arc map_(arc, t),   deformation = itself``
+
+    Its weights are ``unary`` ``[P]``, ``types`` ``[E, 2]`` and ``deformation`` ``[E, 2, T, 4]``, for x, x^2, y and y^2
+    of every arc and type: 26 + 50 + 50 * 13 * 4 = 2676 for 26 nodes and 13 types. There is no bias.
+
+    Args:
+        structure: The tree, its mean displacements and its grid.
+    """
+
+    def __init__(self, structure: Pose) -> None:
+        super().__init__()
+        if not isinstance(structure, Pose):
+            raise TypeError(f"structure={structure!r} must be a Pose(parent, displacements, grid, size=...)")
+        self.structure = structure
+        edges = structure.num_edges
+        self.unary = nn.Parameter(torch.zeros(structure.num_nodes))
+        self.types = nn.Parameter(torch.zeros(edges, 2))
+        self.deformation = nn.Parameter(torch.zeros(edges, 2, structure.num_types, 4))
+
+    @property
+    def bounds(self) -> dict[str, tuple[Bound | None, Bound | None]]:
+        """Quadratic deformations cost at least 0, by the parameter's name, as ``StructuredSVM`` takes bounds."""
+        return {"deformation": (torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0]), None)}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The same :attr:`bounds` as parameter groups, in the order of ``parameters()``, as ``BCFW`` takes them."""
+        lower, _ = self.bounds["deformation"]
+        return [{"params": [self.unary, self.types]}, {"params": [self.deformation], "lower": lower}]
+
+    def forward(self, x: PoseMaps | Tensor) -> Potentials:
+        """Maps -> potentials; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: Maps; or one tensor ``[B, P + 2 E T, H, W]``, as a convolution gives them: those of the nodes first.
+
+        Raises:
+            TypeError: ``x`` holds no dense, real tensors.
+            ValueError: A shape does not fit the structure.
+        """
+        structure, shapes = self.structure, self.structure.shapes
+        if isinstance(x, Tensor):
+            channels = structure.num_nodes + 2 * structure.num_edges * structure.num_types
+            if x.ndim != 4 or x.shape[1:] != (channels, structure.height, structure.width):
+                raise ValueError(
+                    f"x must be [B, {channels}, {structure.height}, {structure.width}], got {list(x.shape)}"
+                )
+            own, others = x[:, : structure.num_nodes], x[:, structure.num_nodes :]
+            x = PoseMaps(own, others.reshape(len(x), *shapes["types"]))
+        elif not isinstance(x, tuple) or len(x) != 2:
+            raise TypeError(f"x is {describe(x)}, and must be PoseMaps(unary, types) or one tensor of all maps")
+        for name, tensor in zip(PoseMaps._fields, x, strict=True):
+            if (
+                check_tensor(tensor, f"x.{name}").ndim < 1
+                or tensor.shape[1:] != shapes[name]
+                or len(tensor) != len(x.unary)
+            ):
+                raise ValueError(f"x.{name} must be [B, {', '.join(map(str, shapes[name]))}], got {list(tensor.shape)}")
+        x = PoseMaps(*x)
+        batch = len(x.unary)
+        with full_precision(x.unary.device):
+            own, others = (tensor.to(self.unary.dtype) for tensor in x)
+            unary = self.unary.view(-1, 1, 1) * own
+            types = self.types.view(*self.types.shape, 1, 1, 1) * others
+            deformation = self.deformation.expand(batch, *self.deformation.shape)
+        own, others = own.detach(), others.detach()
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            return [_products(own, parts["unary"], 2), _products(others, parts["types"], 3), parts["deformation"]]
+
+        def response(parts: Parts) -> Parts:
+            for_nodes, for_arcs, springs = adjoint(parts)
+            return {
+                "unary": for_nodes[..., None, None] * own,
+                "types": for_arcs[..., None, None, None] * others,
+                "deformation": springs,
+            }
+
+        return Potentials(
+            {"unary": unary, "types": types, "deformation": deformation},
+            adjoint=adjoint,
+            response=response,
+            weights=None if any(tensor.requires_grad for tensor in x) else own_weights(self),
+        )
+
+
+def _products(maps: Tensor, parts: Tensor, axes: int) -> Tensor:
+    """Inner products over the last axes."""
+    return (maps.flatten(-axes).unsqueeze(-2) @ parts.flatten(-axes).unsqueeze(-1)).squeeze((-1, -2))

@@ -1,0 +1,150 @@
+"""The loops of max-sum on trees of grid places, compiled by Numba; import it only where Numba is installed."""
+
+from __future__ import annotations
+
+from torchssvm.core.njit import kernel
+from torchssvm.structures.pose.max_convolution import convolve_rows, raise_along_columns
+
+
+@kernel
+def decode(node, kinds, cost_x, cost_y, parent, order, begin, end, wide, memory, chosen, place, kind, value):
+    """Decode the trees ``begin`` to ``end - 1``.
+
+    Args:
+        node: ``[B, P, H, W]``.
+        kinds: ``[B, E, 2, T, H, W]``.
+        cost_x: ``[B or 1, E, 2, T, 2 W - 1]``.
+        cost_y: ``[B or 1, E, 2, T, 2 H - 1]``.
+        parent: ``[P]``, -1 at roots.
+        order: ``[P]``, the nodes, the deepest first.
+        begin: First of the trees.
+        end: One more than the last.
+        wide: The width of a row of working memory, at least W.
+        memory: Room for ``(P + 3) * H * wide + T * H * W + W - 1 + wide + 2 * H`` numbers.
+        chosen: Room for ``E * H * W`` whole numbers.
+        place: ``[B, P]``, to be filled with ``y * W + x``.
+        kind: ``[B, E, 2]``, to be filled.
+        value: ``[B]``, to be filled.
+    """
+    parts, height, width = node.shape[1], node.shape[2], node.shape[3]
+    area, types = height * wide, kinds.shape[3]
+    beliefs = memory[: parts * area].reshape(parts, height, wide)
+    start = (parts + 3) * area
+    images = memory[parts * area : start].reshape(3, height, wide)
+    rows, reached, message = images[0], images[1], images[2]  # unpacking would forget that they are contiguous
+    scores = memory[start : start + types * height * width].reshape(types, height, width)
+    start += types * height * width
+    table_x, table_y = memory[start : start + width - 1 + wide], memory[start + width - 1 + wide :]
+    table_x[:] = 0.0
+    best_kind = chosen[: kinds.shape[1] * height * width].reshape(kinds.shape[1], height, width)
+    for b in range(begin, end):
+        for v in range(parts):
+            for y in range(height):
+                for x in range(width):
+                    beliefs[v, y, x] = node[b, v, y, x]
+                beliefs[v, y, width:] = 0.0
+        costs_x, costs_y = cost_x[b if cost_x.shape[0] > 1 else 0], cost_y[b if cost_y.shape[0] > 1 else 0]
+        for v in order:
+            if parent[v] >= 0:
+                e = _edge(parent, v)
+                _add_own(scores, beliefs[v], kinds[b, e, 0])
+                for t in range(types):
+                    for s in range(types):
+                        _pair(table_x, costs_x[e, 0, s], costs_x[e, 1, t])
+                        _pair(table_y, costs_y[e, 0, s], costs_y[e, 1, t])
+                        convolve_rows(rows, scores[s], table_x)
+                        raise_along_columns(reached, rows, table_y, s == 0)
+                    _keep_best(message, best_kind[e], kinds[b, e, 1, t], reached, t)
+                _add(beliefs[parent[v]], message)
+        value[b] = 0.0
+        for v in range(parts):
+            if parent[v] < 0:
+                value[b] += _first_maximum(beliefs[v], width, place[b], v)
+        for i in range(parts):
+            v = order[parts - 1 - i]
+            if parent[v] >= 0:
+                e = _edge(parent, v)
+                above = place[b, parent[v]]
+                t = best_kind[e, above // width, above % width]
+                kind[b, e, 1] = t
+                _follow(
+                    beliefs[v], kinds[b, e, 0], costs_x[e], costs_y[e], t, above, place[b], v, kind[b, e]
+                )  # fmt: skip
+
+
+@kernel
+def _edge(parent, v):
+    """The number of the edge above a node: how many nodes before it have one."""
+    count = 0
+    for u in range(v):
+        if parent[u] >= 0:
+            count += 1
+    return count
+
+
+@kernel
+def _add_own(out, belief, scores):
+    """``out[s] = belief + scores[s]``."""
+    for s in range(out.shape[0]):
+        for y in range(out.shape[1]):
+            to, one, two = out[s, y], belief[y], scores[s, y]
+            for x in range(out.shape[2]):
+                to[x] = one[x] + two[x]
+
+
+@kernel
+def _add(belief, message):
+    for y in range(belief.shape[0]):
+        to, one = belief[y], message[y]
+        for x in range(to.shape[0]):
+            to[x] = to[x] + one[x]
+
+
+@kernel
+def _pair(table, below, above):
+    """The costs of both arcs of an edge, by parent less child: those given are by child less parent."""
+    size = below.shape[0]
+    for k in range(size):
+        table[k] = below[size - 1 - k] + above[size - 1 - k]
+
+
+@kernel
+def _keep_best(message, best_kind, scores, reached, t):
+    """``message = max(message, scores + reached)``, and where this is the first maximum, its kind ``t``."""
+    for y in range(scores.shape[0]):
+        best, found, one, two = message[y], best_kind[y], scores[y], reached[y]
+        for x in range(scores.shape[1]):
+            v = one[x] + two[x]
+            if t == 0 or v > best[x]:
+                best[x], found[x] = v, t
+
+
+@kernel
+def _first_maximum(belief, width, place, v):
+    best, at = belief[0, 0], 0
+    for y in range(belief.shape[0]):
+        for x in range(width):
+            if belief[y, x] > best:
+                best, at = belief[y, x], y * width + x
+    place[v] = at
+    return best
+
+
+@kernel
+def _follow(belief, scores, costs_x, costs_y, t, above, place, v, kind):
+    """The first kind and place of a node that give its parent's place the message: the same sums, compared again."""
+    types, height, width = scores.shape
+    py, px = above // width, above % width
+    place[v], kind[0] = 0, 0
+    first, best = True, belief[0, 0]
+    for s in range(types):
+        for y in range(height):
+            k = y - py + height - 1
+            cost = costs_y[0, s, k] + costs_y[1, t, k]
+            row, own = belief[y], scores[s, y]
+            for x in range(width):
+                k = x - px + width - 1
+                found = row[x] + own[x] - (costs_x[0, s, k] + costs_x[1, t, k]) - cost
+                if first or found > best:
+                    first, best = False, found
+                    place[v], kind[0] = y * width + x, s

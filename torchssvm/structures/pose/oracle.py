@@ -1,0 +1,154 @@
+"""Max-sum on trees whose nodes are places on a grid, with edges of several kinds: one torch operator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.jit import numba_available
+from torchssvm.core.operators import define
+from torchssvm.structures.pose.cpu import max_sum_grid_cpu
+from torchssvm.structures.pose.distance_transform import best_along_last
+from torchssvm.structures.tree.oracle import node_depths
+
+_COMPILED = (torch.float32, torch.float64)
+
+
+def max_sum_grid(
+    node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best place l of every node, and the best kinds (s, t) of every edge, of trees on a grid of H x W places.
+
+        ``sum_v node[v, l_v] + sum_e kinds[e, 0, s_e, l_v] + kinds[e, 1, t_e, l_u] - cost[e, 0, s_e](l_v - l_u)
+        - cost[e, 1, t_e](l_v - l_u)``,
+
+    edge e joining node v with its parent u, and a cost that is a sum over both axes. An edge has two kinds, s with
+    scores at the child's place and t with scores at the parent's. Both costs depend on the same displacement, so that
+    no kind can be maximised over alone: a message is the best of T^2 max-convolutions, each exact and O(H W (H + W)),
+    whatever the costs are. Of several best outputs the first one is found on every device: the first place of a root
+    in rows and then columns; at a given place of the parent the first t, then the first s, then the first place of the
+    child. It is the operator ``torch.ops.torchssvm.max_sum_grid``: on the CPU compiled by Numba where the extra
+    ``torchssvm[numba]`` is installed, otherwise in torch operations; both give the same bits. No gradient.
+
+    Args:
+        node: ``[B, P, H, W]``, float32 or float64.
+        kinds: ``[B, E, 2, T, H, W]``, by the edges in the order of their lower nodes v.
+        cost_x: ``[B, E, 2, T, 2 W - 1]``, the cost of ``l_v - l_u`` along x, from 1 - W to W - 1.
+        cost_y: ``[B, E, 2, T, 2 H - 1]``, alike, along y.
+        parent: ``[P]`` int64, the parent of every node, -1 at a root; there may be several.
+
+    Returns:
+        ``place`` ``[B, P]`` int64, ``y * W + x``; ``kind`` ``[B, E, 2]`` int64; ``value`` ``[B]``.
+
+    Raises:
+        ValueError: Shapes do not fit, or parents have a cycle or are not nodes.
+    """
+    return _operator(node, kinds, cost_x, cost_y, parent)
+
+
+def _fake(
+    node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    _check_shapes(node, kinds, cost_x, cost_y, parent)
+    return parent.new_empty(node.shape[:2]), parent.new_empty(kinds.shape[:3]), node.new_empty(len(node))
+
+
+def _on_cpu(
+    node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dtypes = {tensor.dtype for tensor in (node, kinds, cost_x, cost_y)}
+    if numba_available() and node.dtype in _COMPILED and len(dtypes) == 1:
+        order = _check(node, kinds, cost_x, cost_y, parent)
+        return max_sum_grid_cpu(node, kinds, cost_x, cost_y, parent, order)
+    return max_sum_grid_torch(node, kinds, cost_x, cost_y, parent)
+
+
+def _check_shapes(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor) -> None:
+    if node.ndim != 4 or not all(node.shape[1:]):
+        raise ValueError(f"node must be [B, P, H, W] with at least one node and place, got {list(node.shape)}")
+    batch, parts, height, width = node.shape
+    if parent.shape != (parts,) or parent.dtype != torch.int64:
+        raise ValueError(f"parent must be int64 [{parts}], got {parent.dtype} {list(parent.shape)}")
+    if (
+        kinds.ndim != 6
+        or kinds.shape[3] < 1
+        or kinds.shape != (batch, kinds.shape[1], 2, kinds.shape[3], height, width)
+    ):
+        raise ValueError(f"kinds must be [{batch}, E, 2, T, {height}, {width}], got {list(kinds.shape)}")
+    for name, cost, size in (("cost_x", cost_x, width), ("cost_y", cost_y, height)):
+        expected = [*kinds.shape[:4], 2 * size - 1]
+        if list(cost.shape) != expected:
+            raise ValueError(f"{name} must be {expected}, got {list(cost.shape)}")
+
+
+def _check(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor) -> Tensor:
+    """The nodes, the deepest first, and those of a depth in the order of their numbers."""
+    _check_shapes(node, kinds, cost_x, cost_y, parent)
+    depth = node_depths(torch.empty(1, len(parent), 1, device=parent.device), parent, None)[0]
+    edges = int((parent >= 0).sum())
+    if kinds.shape[1] != edges:
+        raise ValueError(f"kinds has {kinds.shape[1]} edges, and {edges} nodes have a parent")
+    return (-depth).sort(stable=True).indices
+
+
+@torch.no_grad()
+def max_sum_grid_torch(
+    node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`max_sum_grid` in torch operations, for any device."""
+    order = _check(node, kinds, cost_x, cost_y, parent).tolist()
+    batch, parts, height, width = node.shape
+    edge_of = ((parent >= 0).cumsum(0) - 1).tolist()
+    above = parent.tolist()
+    beliefs = list(node.unbind(1))
+    best_kind: dict[int, Tensor] = {}
+    for v in order:
+        if above[v] < 0:
+            continue
+        e = edge_of[v]
+        scores = beliefs[v].unsqueeze(1) + kinds[:, e, 0]
+        found = []
+        for t in range(kinds.shape[3]):
+            across, down = (_to_parent(cost[:, e, 0] + cost[:, e, 1, t : t + 1]) for cost in (cost_x, cost_y))
+            rows, _ = best_along_last(scores, across.unsqueeze(2))
+            reached, _ = best_along_last(rows.mT, down.unsqueeze(2))
+            found.append(kinds[:, e, 1, t] + reached.amax(1).mT)
+        message, best_kind[v] = torch.stack(found, 1).max(1)
+        beliefs[above[v]] = beliefs[above[v]] + message
+    place, value = parent.new_zeros(batch, parts), node.new_zeros(batch)
+    kind = parent.new_zeros(batch, kinds.shape[1], 2)
+    for v in range(parts):
+        if above[v] < 0:
+            best, place[:, v] = beliefs[v].flatten(1).max(1)
+            value = value + best
+    own = torch.arange(batch, device=node.device)
+    rank_y, rank_x = torch.arange(height, device=node.device), torch.arange(width, device=node.device)
+    for v in reversed(order):
+        if above[v] >= 0:
+            e, at = edge_of[v], place[:, above[v]].unsqueeze(1)
+            up = best_kind[v].flatten(1).gather(1, at).squeeze(1)
+            costs = [cost[:, e, 0] + cost[own, e, 1, up].unsqueeze(1) for cost in (cost_x, cost_y)]
+            across = costs[0][own.unsqueeze(1), :, rank_x - at % width + width - 1].mT.unsqueeze(2)
+            down = costs[1][own.unsqueeze(1), :, rank_y - at // width + height - 1].mT.unsqueeze(3)
+            scores = beliefs[v].unsqueeze(1) + kinds[:, e, 0] - across - down
+            best_place = scores.flatten(1).argmax(1)
+            kind[:, e, 0], kind[:, e, 1] = best_place // (height * width), up
+            place[:, v] = best_place % (height * width)
+    return place, kind, value
+
+
+def _to_parent(cost: Tensor) -> Tensor:
+    """``[..., 2 n - 1]`` by child less parent -> ``[..., parent, child]``."""
+    size = (cost.shape[-1] + 1) // 2
+    place = torch.arange(size, device=cost.device)
+    return cost[..., place - place.unsqueeze(1) + size - 1]
+
+
+_operator = define(
+    "max_sum_grid(Tensor node, Tensor kinds, Tensor cost_x, Tensor cost_y, Tensor parent) "
+    "-> (Tensor place, Tensor kind, Tensor value)",
+    fake=_fake,
+    cpu=_on_cpu,
+    cuda=max_sum_grid_torch,
+    default=max_sum_grid_torch,
+)

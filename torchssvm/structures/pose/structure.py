@@ -1,0 +1,314 @@
+"""Poses: the parts of a body on a grid, joined to a tree by springs of several types."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import as_parents, check_int64, check_number, check_tensor, is_whole
+from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Decoding, Examined, Structure, digest
+from torchssvm.structures.pose.oracle import max_sum_grid
+from torchssvm.structures.tree.oracle import node_depths
+
+
+class Pose(Structure):
+    """Places of the nodes of a tree on a grid, and the type of every arc: the model of [G16] appendix I.4.
+
+    (After Chen and Yuille 2014, "Articulated pose estimation by a graphical model with image dependent pairwise
+    relations".) P nodes stand on a grid of H x W places; E of them have a parent. Edge e, numbered as these nodes are,
+    has two arcs: arc 0 from the node to its parent, arc 1 back. An arc (p, q) has one of T types, each with a mean
+    displacement r, and the score
+
+        ``types[arc, t, l_p] - <deformation[arc, t], Delta(l_p - l_q - r[arc, t])>``
+
+    with ``Delta(z) = (z_x, z_x^2, z_y, z_y^2)``, to which every node adds ``unary[p, l_p]``. A deformation costs:
+    positive weights are springs.
+
+    Potentials: ``unary`` ``[B, P, H, W]``, ``types`` ``[B, E, 2, T, H, W]`` and ``deformation`` ``[B, E, 2, T, 4]``.
+    They are large and an example's own weights are few: ``storage=Weights()`` or ``Labelings()`` is for them.
+
+    Labelings and targets: ``[B, P, 4]`` int64; of every node x (column), y (row), the type of arc 0, the type of arc 1;
+    -1 for both types of a node without a parent. :meth:`labeling` makes them from places.
+
+    The loss is that of [G16], ``(1/P) sum_p min(1, |l_p - l*_p|^2 / s^2)`` with s the size of the target.
+
+    The max oracle is exact for all weights: max-sum with a max-convolution, separable in x and y, for each of the T^2
+    pairs of types of an edge, ``O(E T^2 H W (H + W))``. (The envelopes of generalised distance transforms, which [G16]
+    uses, need quadratic weights that are at least 0 and are faster on grids of several hundred places a side only. The
+    weights of [G16] are non-negative all the same: see ``LinearPose.bounds``.)
+
+    Args:
+        parent: The parent of every node, -1 at a root; any numbering.
+        displacements: ``[E, 2, T, 2]``, r as (x, y) in places, of the arc's first node less its second.
+        grid: (H, W).
+        spreads: ``[E, 2, T, 2]``, positive: ``l_p - l_q - r`` is divided by it, so that weights of all arcs are of one
+            size. None is 1 everywhere.
+        size: What s is: the distance of two nodes in the target, such as (left shoulder, right hip), at least one
+            place; or a number of places.
+
+    Raises:
+        ValueError: An argument does not fit the others, or ``parent`` does not describe trees.
+    """
+
+    def __init__(
+        self,
+        parent: Sequence[int] | Tensor,
+        displacements: Tensor,
+        grid: tuple[int, int],
+        *,
+        spreads: Tensor | None = None,
+        size: tuple[int, int] | float,
+    ) -> None:
+        self.parent = _check_parent(parent)
+        self.num_nodes = len(self.parent)
+        self.lower = (self.parent >= 0).nonzero().flatten()
+        """Of every edge, the node that has a parent."""
+        self.upper = self.parent[self.lower]
+        """Of every edge, the parent."""
+        edges = len(self.lower)
+        check_tensor(displacements, "displacements")
+        if displacements.ndim != 4 or displacements.shape[2] < 1 or displacements.shape != (
+            edges, 2, displacements.shape[2], 2
+        ):  # fmt: skip
+            raise ValueError(f"displacements must be [{edges}, 2, T, 2], got {list(displacements.shape)}")
+        if not isinstance(grid, Sequence) or len(grid) != 2 or not all(is_whole(side) and side > 0 for side in grid):
+            raise ValueError(f"grid={grid!r} must be (H, W), at least one place each")
+        self.height, self.width = (int(side) for side in grid)
+        self.displacements = displacements.detach().cpu().to(torch.float64)
+        if spreads is not None:
+            check_tensor(spreads, "spreads")
+        spreads = torch.ones_like(self.displacements) if spreads is None else spreads.detach().cpu().to(torch.float64)
+        if spreads.shape != displacements.shape or not bool((torch.isfinite(spreads) & (spreads > 0)).all()):
+            raise ValueError(f"spreads must be positive and shaped like displacements, {list(displacements.shape)}")
+        if not bool(torch.isfinite(self.displacements).all()):
+            raise ValueError("displacements must be finite")
+        self.spreads = spreads
+        self.num_types = displacements.shape[2]
+        if isinstance(size, tuple):
+            if len(size) != 2 or not all(is_whole(v) and 0 <= v < self.num_nodes for v in size) or size[0] == size[1]:
+                raise ValueError(f"size={size} must be two of the nodes 0 to {self.num_nodes - 1}")
+            self.size: tuple[int, int] | float = (int(size[0]), int(size[1]))
+        else:
+            self.size = check_number(size, "size", above=0.0, advice=", or a pair of nodes")
+
+    @property
+    def num_edges(self) -> int:
+        """E, the nodes with a parent."""
+        return len(self.lower)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the potentials of one example."""
+        arcs = (self.num_edges, 2, self.num_types)
+        grid = (self.height, self.width)
+        return {"unary": (self.num_nodes, *grid), "types": (*arcs, *grid), "deformation": (*arcs, 4)}
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """The best pose; ties are broken as ``max_sum_grid`` says."""
+        unary, weights = potentials["unary"].detach(), potentials["deformation"].detach()
+        self._to(unary.device)
+        shared = len(weights) > 1 and weights.stride(0) == 0
+        costs = [self._costs(weights[:1] if shared else weights, axis) for axis in (0, 1)]
+        costs = [cost.expand(len(weights), *cost.shape[1:]) for cost in costs]
+        place, kind, value = max_sum_grid(unary, potentials["types"].detach(), costs[0], costs[1], self.parent)
+        types = torch.full_like(place.unsqueeze(2).expand(-1, -1, 2), -1).index_copy_(1, self.lower, kind)
+        places = torch.stack([place % self.width, place // self.width], 2)
+        return Decoding(torch.cat([places, types], 2), value)
+
+    def parts(self, labeling: Tensor) -> dict[str, Tensor]:
+        """Indicators of the places and of the arcs' types at them, and the deformations with a minus sign."""
+        mass = torch.ones(len(labeling), 1, dtype=torch.float64, device=labeling.device)
+        like = {name: torch.zeros(len(labeling), *shape, device=labeling.device) for name, shape in self.shapes.items()}
+        like["deformation"] = like["deformation"].to(torch.float64)
+        return self._add(like, labeling.unsqueeze(1), mass)
+
+    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """What appears, less what disappears."""
+        mass = torch.tensor([1.0, -1.0], dtype=torch.float64, device=labeling.device).expand(len(labeling), 2)
+        return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
+
+    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Examined:
+        """Looked up in the potentials."""
+        score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
+        for tensor in potentials.tensors.values():
+            total = tensor.detach().flatten(1).sum(1)
+            if not bool(torch.isfinite(total).all()):  # or it is too large a sum of finite numbers
+                score = score.masked_fill(~torch.isfinite(tensor.detach()).flatten(1).all(1), torch.nan)
+        return Examined(score, self.loss(labeling, target))
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """Looked up in the potentials, ``[B, C]`` float64: P + 2 E reads and 2 E springs a labeling."""
+        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
+        nodes, types, arcs, stretch = self._places(everything)
+        total = _look_up(potentials["unary"], nodes).sum(2) + _look_up(potentials["types"], types).sum(2)
+        weights = potentials["deformation"].detach().flatten(1, 3)
+        rows = torch.arange(len(weights), device=weights.device).view(-1, 1, 1)
+        total -= (weights[rows, arcs].to(torch.float64) * stretch).sum((2, 3))
+        return total[:, :-1] - total[:, -1:]
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The mass of each place, type and deformation, less all of it at the target's."""
+        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
+        return self._add(_zeros_like(potentials), everything, mass)
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """The mean over all nodes of ``min(1, squared distance / s^2)``, ``[B]`` float64."""
+        squared = (labeling[..., :2] - target[..., :2]).square().sum(2).to(torch.float64)
+        return (squared / self._squared_size(target)).clamp(max=1.0).mean(1)
+
+    def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """What each place of each node costs, ``[B, P, H, W]``; types and deformations cost nothing."""
+        x, y = (torch.arange(size, device=target.device) for size in (self.width, self.height))
+        squared = (x - target[..., None, None, 0]).square() + (y.unsqueeze(1) - target[..., None, None, 1]).square()
+        cost = (squared.to(torch.float64) / self._squared_size(target)[..., None, None]).clamp(max=1.0)
+        return {"unary": cost / self.num_nodes}, cost.new_zeros(len(cost))
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check shapes, places and types; write -1 for the types of nodes without a parent."""
+        found = {name: tuple(tensor.shape[1:]) for name, tensor in potentials.tensors.items()}
+        if found != self.shapes:
+            raise ValueError(f"potentials must be [B, ...] of {self.shapes}, got {potentials}")
+        form = ", x, y and two types of every node (Pose.labeling makes it from places)"
+        check_int64(target, "target", (potentials.batch_size, self.num_nodes, 4), form)
+        self._to(target.device)
+        for column, name, size in ((0, "x", self.width), (1, "y", self.height), (2, "type", self.num_types)):
+            values = target[..., column : 4 if column == 2 else column + 1]
+            values = values[:, self.lower] if column == 2 else values
+            if bool((wrong := (values < 0) | (values >= size)).any()):
+                row, node, _ = wrong.nonzero()[0].tolist()
+                node = int(self.lower[node]) if column == 2 else node
+                raise ValueError(
+                    f"target has {name} {int(values[wrong][0])} for node {node} in row {row} of the batch; it must lie "
+                    f"between 0 and {size - 1}"
+                )
+        return torch.cat([target[..., :2], target[..., 2:].masked_fill((self.parent < 0).view(1, -1, 1), -1)], 2)
+
+    def labeling(self, places: Tensor) -> Tensor:
+        """The labeling at given places, each arc of the type whose mean displacement is nearest, in units of spreads.
+
+        Args:
+            places: ``[..., P, 2]``, (x, y) of every node; they are rounded to the grid. None may lie outside of it.
+
+        Raises:
+            ValueError: A place lies outside of the grid, or the shape does not fit.
+        """
+        if places.shape[-2:] != (self.num_nodes, 2):
+            raise ValueError(f"places must be [..., {self.num_nodes}, 2], got {list(places.shape)}")
+        self._to(places.device)
+        whole = places.round().to(torch.int64)
+        limits = torch.tensor([self.width, self.height], device=places.device)
+        if places.is_floating_point() and not bool(torch.isfinite(places).all()):
+            raise ValueError("places must be finite")
+        if bool((wrong := (whole < 0) | (whole >= limits)).any()):
+            *_, node, _ = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"places must lie on the grid of {self.height} rows and {self.width} columns, got "
+                f"{places[wrong.any(-1)][0].tolist()} for node {node}"
+            )
+        types = torch.full_like(whole, -1)
+        types[..., self.lower, :] = self.nearest_types(whole)
+        return torch.cat([whole, types], -1)
+
+    def nearest_types(self, places: Tensor) -> Tensor:
+        """Of every arc the type whose mean displacement is nearest, in units of spreads, ``[..., E, 2]`` int64.
+
+        Args:
+            places: ``[..., P, 2]``, (x, y) of every node; they may lie outside of the grid.
+        """
+        self._to(places.device)
+        offset = (places[..., self.lower, :] - places[..., self.upper, :]).unsqueeze(-2)
+        arcs = torch.stack([offset, -offset], -3)  # [..., E, 2, 1, 2]
+        return ((arcs - self.displacements) / self.spreads).square().sum(-1).argmin(-1)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
+        """All (H W)^P T^(2 E) outputs."""
+        batch, device = potentials.batch_size, potentials.device
+        everywhere = list(itertools.product(range(self.width), range(self.height)))
+        for places in itertools.product(everywhere, repeat=self.num_nodes):
+            one = torch.cat([torch.tensor(places), torch.full((self.num_nodes, 2), -1)], 1).to(device)
+            for types in itertools.product(range(self.num_types), repeat=2 * self.num_edges):
+                one[self.lower, 2:] = torch.tensor(types, device=device).view(-1, 2)
+                yield one.expand(batch, -1, -1).clone()
+
+    def _squared_size(self, target: Tensor) -> Tensor:
+        """s^2, ``[B, 1]`` float64."""
+        if isinstance(self.size, tuple):
+            a, b = (target[:, v, :2] for v in self.size)
+            return (a - b).square().sum(1, keepdim=True).to(torch.float64).clamp(min=1.0)
+        return torch.full((len(target), 1), float(self.size) ** 2, dtype=torch.float64, device=target.device)
+
+    def _costs(self, weights: Tensor, axis: int) -> Tensor:
+        """What every displacement of a node from its parent costs along an axis, ``[B, E, 2, T, 2 n - 1]``."""
+        size = (self.width, self.height)[axis]
+        d = torch.arange(1 - size, size, device=weights.device)
+        z = torch.stack([d, -d]).view(1, 2, 1, -1)  # the arcs run opposite ways
+        z = ((z - self.displacements[..., axis, None]) / self.spreads[..., axis, None]).to(weights.dtype)
+        linear, quadratic = weights[..., 2 * axis, None], weights[..., 2 * axis + 1, None]
+        return linear * z + quadratic * (z * z)
+
+    def _places(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where the labelings ``[B, C, P, 4]`` lie in the potentials.
+
+        Returns:
+            The places of the nodes in the flattened unary potentials, ``[B, C, P]``; those of the arcs in the types,
+            ``[B, C, 2 E]``, and in the deformations, alike, without their last axis; Delta, ``[B, C, 2 E, 4]`` float64.
+        """
+        self._to(labels.device)
+        area = self.height * self.width
+        place = labels[..., 0] + self.width * labels[..., 1]
+        nodes = place + area * torch.arange(self.num_nodes, device=labels.device)
+        own = torch.stack([place[..., self.lower], place[..., self.upper]], 3)  # each arc's first node
+        kinds = labels[..., self.lower, 2:]
+        arcs = torch.arange(2 * self.num_edges, device=labels.device).view(-1, 2)
+        chosen = kinds + self.num_types * arcs
+        offset = labels[..., self.lower, :2] - labels[..., self.upper, :2]
+        means, spreads = (t.flatten(0, 2)[chosen] for t in (self.displacements, self.spreads))
+        z = (torch.stack([offset, -offset], 3) - means) / spreads
+        stretch = torch.stack([z, z * z], 5).flatten(4)
+        return nodes, (own + area * chosen).flatten(2), chosen.flatten(2), stretch.flatten(2, 3)
+
+    def _add(self, parts: Parts, labels: Tensor, mass: Tensor) -> Parts:
+        """Add the parts of the labelings ``[B, C, P, 4]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
+        nodes, types, arcs, stretch = self._places(labels)
+        apart = labels.shape[1] == 1  # every node and arc has places of its own
+        for name, places in (("unary", nodes), ("types", types)):
+            flat = parts[name].view(len(labels), -1)
+            weight = mass.to(flat.dtype).unsqueeze(2).expand(places.shape)
+            add_at(flat, places.flatten(1), weight.flatten(1), any_order=apart)
+        flat = parts["deformation"].view(len(labels), -1, 4)
+        changes = (-mass[..., None, None] * stretch).flatten(1, 2).to(flat.dtype)
+        add_at(flat, arcs.flatten(1), changes, any_order=apart)
+        return parts
+
+    def _to(self, device: torch.device) -> None:
+        if self.parent.device != device:
+            for name in ("parent", "lower", "upper", "displacements", "spreads"):
+                setattr(self, name, getattr(self, name).to(device))
+
+    def __repr__(self) -> str:
+        return (
+            f"Pose({self.parent.tolist()}, displacements={digest(self.displacements)}, "
+            f"grid=({self.height}, {self.width}), spreads={digest(self.spreads)}, size={self.size})"
+        )
+
+
+def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
+    tree = as_parents(parent)
+    node_depths(torch.empty(1, len(tree), 1), tree, None)  # raises where it is no tree
+    return tree
+
+
+def _look_up(potentials: Tensor, places: Tensor) -> Tensor:
+    """The numbers at flat ``places`` ``[B, C, M]`` of ``[B, ...]``, float64."""
+    flat = potentials.detach().flatten(1)
+    return flat.gather(1, places.flatten(1)).view(places.shape).to(torch.float64)
+
+
+def _zeros_like(potentials: Potentials) -> Parts:
+    return {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}

@@ -1,0 +1,1 @@
+"""Slack rescaling: the loss multiplies the margin."""

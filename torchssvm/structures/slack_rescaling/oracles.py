@@ -1,0 +1,193 @@
+"""Exact max oracles of slack rescaling: ``max_y L(y) (1 + <p(y) - p(target), theta>)``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.potentials import Potentials, conform, inner
+from torchssvm.core.structure import Decoding, Labeling, Structure
+from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.chain.by_level import viterbi_by_level
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.multiclass.structure import Multiclass
+
+ORACLES = """\
+  EveryClass()       exact, for Multiclass: all classes at once
+  EveryLossLevel()   exact, for Chain: Viterbi with the loss so far as part of the state
+  EveryOutput()      exact, for structures that define enumerate(): all outputs of a small problem
+  LossScaleSearch()  approximate with an upper bound, for all structures: their own oracle with scaled losses
+or a SlackOracle of your own"""
+
+
+class SlackOracle(ABC):
+    """Finds the output with the largest product of its loss and its margin violation."""
+
+    @abstractmethod
+    def check(self, structure: Structure) -> None:
+        """Raise TypeError if the oracle cannot decode this structure."""
+
+    @abstractmethod
+    def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
+        """Maximise ``product(y) = loss(y, target) (1 + <parts(y) - parts(target), potentials>)`` for every example.
+
+        Args:
+            structure: The structure that is rescaled.
+            potentials: The batch.
+            target: As ``structure.check_target`` returned it.
+
+        Returns:
+            A decoding whose value and bound (``[B]`` float64) are products; none is below 0, the target's.
+        """
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
+        return f"{type(self).__name__}({shown})"
+
+
+class EveryClass(SlackOracle):
+    """Exact for :class:`Multiclass`: the products of all K classes; ties go to the smallest class."""
+
+    def check(self, structure: Structure) -> None:
+        """Multiclass only."""
+        _require(self, structure, Multiclass)
+
+    def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
+        """Maximise the product over the classes."""
+        losses, _ = structure.loss_potentials(target)
+        assert isinstance(losses, Tensor)
+        scores = potentials.single.to(torch.float64)
+        value, labels = (losses * (1.0 + scores - scores.gather(1, target.unsqueeze(1)))).max(1)
+        return Decoding(labels, value)
+
+
+class EveryLossLevel(SlackOracle):
+    """Exact for :class:`Chain` where token costs are whole multiples of a unit: O(N M K^2) for a loss of M units.
+
+    The best sequence of each loss is found by Viterbi with the loss so far as part of the state; then the product is
+    compared over the losses. For the Hamming loss, normalised or not, the unit is one error: M = N.
+
+    Args:
+        most: The largest M that is accepted: time and memory are proportional to it.
+    """
+
+    def __init__(self, most: int = 1000) -> None:
+        self.most = check_whole(most, "most")
+
+    def check(self, structure: Structure) -> None:
+        """Chains only."""
+        _require(self, structure, Chain)
+
+    def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
+        """Maximise the product over the losses.
+
+        Raises:
+            ValueError: The costs of an example's tokens are not whole multiples of the smallest, or M is too large.
+        """
+        emission, transition = potentials["emission"], potentials["transition"]
+        real = check_lengths(potentials.lengths, emission.shape[0], emission.shape[1], emission.device)
+        levels, unit = self._levels(structure, target)
+        found = viterbi_by_level(emission, transition, levels, real)
+        own = inner(conform(structure.parts(target), potentials, "parts(target)"), potentials.tensors)
+        ladder = torch.arange(found.scores.shape[1], device=own.device, dtype=torch.float64)
+        losses = unit.unsqueeze(1) * ladder
+        value, level = (losses * (1.0 + found.scores.to(torch.float64) - own.unsqueeze(1))).max(1)
+        return Decoding(found.labels(level), value)
+
+    def _levels(self, structure: Structure, target: Labeling) -> tuple[Tensor, Tensor]:
+        """What each state costs at each token, ``[B, N, K]`` int64, in units ``[B]`` float64."""
+        delta, constant = structure.loss_potentials(target)
+        if isinstance(delta, Tensor) or delta.keys() != {"emission"} or bool(constant.any()):
+            raise ValueError("EveryLossLevel needs a loss that is a sum of token costs: use another of\n" + ORACLES)
+        costs = delta["emission"].to(torch.float64)
+        smallest = torch.where(costs > 0, costs, torch.inf).flatten(1).amin(1)
+        unit = torch.where(torch.isfinite(smallest), smallest, 1.0)
+        multiples = costs / unit.view(-1, 1, 1)
+        levels = multiples.round()
+        if bool((wrong := ((multiples - levels).abs() > 1e-6 * levels).flatten(1).any(1)).any()):
+            raise ValueError(
+                f"the token costs of rows {wrong.nonzero().flatten().tolist()[:8]} are not whole multiples of the "
+                f"smallest one, as EveryLossLevel needs: use other weights, or another of\n{ORACLES}"
+            )
+        if (largest := int(levels.amax(2).sum(1).max())) > self.most:
+            raise ValueError(
+                f"the loss has {largest} levels, and EveryLossLevel(most={self.most}) takes time and memory for each: "
+                f"raise `most`, or use another of\n{ORACLES}"
+            )
+        return levels.to(torch.int64), unit
+
+
+class EveryOutput(SlackOracle):
+    """Exact for structures that enumerate their outputs: all of them, one after another; the first best one is taken.
+
+    The loss may be any function of output and target.
+
+    Args:
+        most: How many outputs are accepted.
+    """
+
+    def __init__(self, most: int = 20_000) -> None:
+        self.most = check_whole(most, "most")
+
+    def check(self, structure: Structure) -> None:
+        """Structures that define ``enumerate``."""
+        if type(structure).enumerate is Structure.enumerate:
+            raise TypeError(
+                f"{type(structure).__name__} does not define enumerate(), as EveryOutput needs. There are:\n{ORACLES}"
+            )
+
+    def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
+        """Maximise the product over all outputs.
+
+        Raises:
+            ValueError: The outputs are not listed, or are too many.
+        """
+        outputs = structure.enumerate(potentials)
+        best: Labeling = None
+        value: Tensor | None = None
+        for number, labeling in enumerate(() if outputs is None else outputs, 1):
+            if number > self.most:
+                raise ValueError(
+                    f"{structure} has more outputs than EveryOutput(most={self.most}) takes: raise `most`, or use "
+                    f"another of\n{ORACLES}"
+                )
+            loss, factor = loss_and_factor(structure, labeling, target, potentials)
+            best, value = better_of(best, value, labeling, loss * factor)
+        if value is None:
+            raise ValueError(f"{structure} lists no outputs of these potentials: use another of\n{ORACLES}")
+        return Decoding(best, value)
+
+
+def loss_and_factor(
+    structure: Structure, labeling: Labeling, target: Labeling, potentials: Potentials
+) -> tuple[Tensor, Tensor]:
+    """The two factors of the product, ``L(y)`` and ``1 + <p(y) - p(target), theta>``: ``[B]`` float64 each."""
+    gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
+    return structure.loss(labeling, target).to(torch.float64), 1.0 + gain
+
+
+def better_of(held: Labeling, value: Tensor | None, other: Labeling, others: Tensor) -> tuple[Labeling, Tensor]:
+    """For each example the labeling of the higher value (the held one where they are equal), and that value."""
+    if value is None:
+        return other, others
+    better = others > value
+    return choose(better, other, held), torch.where(better, others, value)
+
+
+def choose(first: Tensor, a: Any, b: Any) -> Any:
+    """``a`` in the rows where ``first`` holds, ``b`` elsewhere; tensors, or tuples of them."""
+    if isinstance(a, tuple):
+        chosen = [choose(first, x, y) for x, y in zip(a, b, strict=True)]
+        return type(a)(*chosen) if hasattr(a, "_fields") else tuple(chosen)
+    return torch.where(first.view(-1, *[1] * (a.ndim - 1)), a, b)
+
+
+def _require(oracle: SlackOracle, structure: Structure, kind: type[Structure]) -> None:
+    if not isinstance(structure, kind):
+        raise TypeError(
+            f"{type(oracle).__name__} is for {kind.__name__}, not for {type(structure).__name__}. There are:\n{ORACLES}"
+        )

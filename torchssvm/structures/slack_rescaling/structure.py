@@ -1,0 +1,150 @@
+"""Slack rescaling: the loss multiplies the margin instead of being added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
+from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, find_corner
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.multiclass.structure import Multiclass
+from torchssvm.structures.slack_rescaling.oracles import ORACLES, EveryClass, EveryLossLevel, EveryOutput, SlackOracle
+
+
+class SlackRescaling(Structure):
+    r"""Another structure, trained with slack rescaling instead of margin rescaling (Tsochantaridis et al., 2005).
+
+    With ``psi_i(y) = p(y) - p(y_i)`` (times the head's linear map) and slack variables xi_i, margin rescaling asks for
+    ``-<psi_i(y), theta_i> >= L_i(y) - xi_i``. Slack rescaling asks for the same margin 1 of every wrong output, and
+    makes it dearer to miss that of a worse one: ``-<psi_i(y), theta_i> >= 1 - xi_i / L_i(y)`` wherever ``L_i(y) > 0``.
+    Multiplied by ``L_i(y)`` this is a constraint of margin rescaling,
+
+        ``-<L_i(y) psi_i(y), theta_i> >= L_i(y) - xi_i``,
+
+    whose parts are multiplied by the loss: ``p(y) - p(y_i)`` becomes ``L_i(y) (p(y) - p(y_i))``. (An output without
+    loss gives ``0 >= -xi_i``, as the target does.) Hence
+
+        ``H_i(w) = max_y L_i(y) (1 + <p(y) - p(y_i), theta_i>) = max_y L_i(y) + <L_i(y) (p(y) - p(y_i)), theta_i>``,
+
+    and dual, steps, certificates and storages are what they were, with :meth:`difference` rescaled. R of the
+    convergence theorems becomes ``max_i,y L_i(y) |psi_i(y)|``.
+
+    Only the max oracle is another problem: ``L_i(y) (1 + score difference)`` is a product, which decomposes over the
+    parts no more. The ``oracle`` solves it. Outputs far from the target need not be separated by a large margin, and
+    those with a small loss hardly matter; the loss need not decompose over the parts for ``EveryOutput``.
+
+    Prediction is that of the wrapped structure, and so are parts, loss and targets. Use it by
+    ``DualState.for_head(head, n, lam, structure=SlackRescaling(head.structure))``.
+
+    Args:
+        structure: The structure that says what an output is.
+        oracle: How the product is maximised: ``EveryClass()``, ``EveryLossLevel()`` and ``EveryOutput()`` are exact,
+            ``LossScaleSearch()`` is approximate with a bound. None takes the exact oracle made for ``structure``:
+            ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for ``Chain``, ``EveryOutput()`` for others that
+            enumerate their outputs.
+
+    Raises:
+        TypeError: ``structure`` is not a structure, or the oracle (or every exact oracle) does not suit it.
+    """
+
+    def __init__(self, structure: Structure, oracle: SlackOracle | None = None) -> None:
+        if not isinstance(structure, Structure) or isinstance(structure, SlackRescaling):
+            raise TypeError(
+                f"structure must be a torchssvm.Structure that is not rescaled itself, got {type(structure).__name__}"
+            )
+        if oracle is not None and not isinstance(oracle, SlackOracle):
+            raise TypeError(f"oracle must be one of these, not a {type(oracle).__name__}:\n{ORACLES}")
+        self.structure = structure
+        self.padding = structure.padding
+        self.oracle = _default_oracle(structure) if oracle is None else oracle
+        self.oracle.check(structure)
+
+    def argmax(self, potentials: Potentials) -> Decoding | Labeling:
+        """The highest-scoring output, by the wrapped structure."""
+        return self.structure.argmax(potentials)
+
+    def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding:
+        """The output with the highest ``loss * (1 + score - target's score)``.
+
+        Value and bound are that product plus the target's score, so that they compare with scores as elsewhere.
+        """
+        found = self.oracle(self.structure, potentials, target)
+        score = inner(conform(self.structure.parts(target), potentials, "parts(target)"), potentials.tensors)
+        return found._replace(
+            value=None if found.value is None else found.value + score,
+            bound=None if found.bound is None else found.bound + score,
+        )
+
+    def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+        """``loss(labeling) (parts(labeling) - parts(target))``: what the dual is made of."""
+        return scale(self.structure.difference(labeling, target, potentials), self.structure.loss(labeling, target))
+
+    def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
+        """Those of the wrapped structure, times the losses."""
+        return self._losses(labelings, target) * self.structure.relative_scores(labelings, target, potentials)
+
+    def mean_difference(self, labelings: Labeling, mass: Tensor, target: Labeling, potentials: Potentials) -> Parts:
+        """That of the wrapped structure, with the mass times the losses."""
+        rescaled = mass * self._losses(labelings, target)
+        return self.structure.mean_difference(labelings, rescaled, target, potentials)
+
+    def mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> None:
+        """Unknown: psi holds every output times its loss."""
+        return
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """Those of the wrapped structure."""
+        return self.structure.places(potentials)
+
+    def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
+        """An upper bound of ``max_y loss(y) (score(y) - target's score)``, too high by at most the loss / 10 000."""
+        many = 1e4  # the oracle adds 1 to a score difference: to many times the difference, and divided by as many
+        scaled = potentials.replace({name: many * tensor for name, tensor in potentials.tensors.items()})
+        return find_corner(self, scaled, target).bound.clamp(min=0.0) / many
+
+    def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
+        """As the wrapped structure does."""
+        return self.structure.resize(labelings, target)
+
+    def _losses(self, labelings: Labeling, target: Labeling) -> Tensor:
+        columns = [self.structure.loss(labeling, target) for labeling in each_labeling(labelings)]
+        return torch.stack(columns, 1).to(torch.float64)
+
+    def parts(self, labeling: Labeling) -> Tensor | Mapping[str, Tensor]:
+        """The parts of the wrapped structure, by which outputs are scored."""
+        return self.structure.parts(labeling)
+
+    def loss(self, labeling: Labeling, target: Labeling) -> Tensor:
+        """The task loss of the wrapped structure."""
+        return self.structure.loss(labeling, target)
+
+    def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
+        """Those of the wrapped structure: they say what the loss is, and do not augment the potentials here."""
+        return self.structure.loss_potentials(target)
+
+    def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
+        """The wrapped structure's check."""
+        return self.structure.check_target(target, potentials)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
+        """The outputs that the wrapped structure lists."""
+        return self.structure.enumerate(potentials)
+
+    def __repr__(self) -> str:
+        return f"SlackRescaling({self.structure!r}, oracle={self.oracle!r})"
+
+
+def _default_oracle(structure: Structure) -> SlackOracle:
+    if isinstance(structure, Multiclass):
+        return EveryClass()
+    if isinstance(structure, Chain):
+        return EveryLossLevel()
+    if type(structure).enumerate is not Structure.enumerate:
+        return EveryOutput()
+    raise TypeError(
+        f"oracle=None, and {type(structure).__name__} has no exact oracle for slack rescaling (it does not enumerate "
+        f"its outputs either). There are:\n{ORACLES}"
+    )

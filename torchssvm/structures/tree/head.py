@@ -1,0 +1,113 @@
+"""The linear head of trees: nodes from features, edges as free weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.potentials import Parts, Potentials, full_precision
+from torchssvm.core.precision import product
+from torchssvm.structures.arguments import check_lengths, check_structure
+from torchssvm.structures.tree.structure import Tree
+
+
+class LinearTree(nn.Module):
+    """Potentials of a tree, ``node[v] = x[v] W + bias``, ``edge = E`` or ``E[v]``; all weights are zero at the start.
+
+    Args:
+        in_features: F, numbers per node.
+        num_states: K.
+        parent: The parent of every node, -1 at a root, as :class:`~torchssvm.Tree` takes it.
+        bias: Whether every state has a bias.
+        shared: Whether one matrix ``[K, K]`` (state of the parent, state of the child) serves all edges; otherwise
+            every node has its own with its parent, ``[N, K, K]``, and those of roots stay zero.
+        structure: How outputs are decoded and what they cost; None is ``Tree(num_states, parent, shared=shared)``,
+            Hamming loss divided by the number of nodes.
+
+    Raises:
+        ValueError: ``parent`` does not describe trees, or ``structure`` has another tree or number of states, or
+            disagrees about shared edges.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_states: int,
+        parent: Sequence[int] | Tensor,
+        *,
+        bias: bool = True,
+        shared: bool = True,
+        structure: Tree | None = None,
+    ) -> None:
+        super().__init__()
+        check_flags(bias=bias, shared=shared)
+        in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
+        own = Tree(num_states, parent, shared=shared)
+        self.structure = check_structure(structure, "Tree(num_states, parent)", "num_states", "parent", "shared") or own
+        if (
+            self.structure.num_states != num_states
+            or self.structure.shared != shared
+            or self.structure.parent.tolist() != own.parent.tolist()
+        ):
+            raise ValueError(
+                f"structure={self.structure} does not fit num_states={num_states}, parent={own.parent.tolist()}, "
+                f"shared={shared}"
+            )
+        self.node = nn.Parameter(torch.zeros(in_features, num_states))
+        pairs = (num_states, num_states) if shared else (own.num_nodes, num_states, num_states)
+        self.edge = nn.Parameter(torch.zeros(pairs))
+        self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
+        """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: Features; what stands beyond a length is read but never matters, as long as it is finite.
+            lengths: ``[B]`` int64, 1 to N: an example has the first so many nodes; None means N for all.
+
+        Raises:
+            ValueError: A shape or a length does not fit.
+        """
+        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.node.shape[0] or x.shape[1] > self.structure.num_nodes:
+            raise ValueError(
+                f"x must be [B, N, {self.node.shape[0]}] with N at most {self.structure.num_nodes}, got {list(x.shape)}"
+            )
+        batch, longest, _ = x.shape
+        if lengths is None:
+            lengths = torch.full((batch,), longest, device=x.device)
+        else:
+            check_lengths(lengths, batch, longest, x.device)
+        with full_precision(x.device):
+            x = x.to(self.node.dtype)
+            node = product(x, self.node)
+            if self.bias is not None:
+                node = node + self.bias
+            edge = self.edge if self.structure.shared else self.edge[:longest]
+            edge = edge.expand(batch, *edge.shape)
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            v = parts["node"]
+            gradients = [x.detach().transpose(1, 2) @ v, self._pad(parts["edge"])]
+            return gradients if self.bias is None else [*gradients, v.sum(1)]
+
+        def response(parts: Parts) -> Parts:
+            v, features = parts["node"], x.detach()
+            change = (features @ features.transpose(1, 2)) @ v
+            return {
+                "node": change if self.bias is None else change + v.sum(1, keepdim=True),
+                "edge": parts["edge"],
+            }
+
+        ragged = {"node": 0} if self.structure.shared else {"node": 0, "edge": 0}
+        return Potentials({"node": node, "edge": edge}, lengths, ragged=ragged, adjoint=adjoint, response=response)
+
+    def _pad(self, pairs: Tensor) -> Tensor:
+        """Edges of a smaller batch, as gradients of all nodes'."""
+        if self.structure.shared or pairs.shape[1] == self.structure.num_nodes:
+            return pairs
+        padded = pairs.new_zeros(pairs.shape[0], *self.edge.shape)
+        padded[:, : pairs.shape[1]] = pairs
+        return padded

@@ -1,0 +1,161 @@
+"""The loops of max-sum on trees, compiled by Numba; import it only where Numba is installed."""
+
+from __future__ import annotations
+
+from torchssvm.core.njit import kernel
+from torchssvm.structures.max_plus import copy_block, first_of_largest, raise_maxima
+
+_TOGETHER = 16  # messages that share a block of the edges
+
+
+@kernel
+def decode(node, edges, parents, lengths, begin, end, group, shape, memory, places, labels, value):
+    """Decode the trees ``begin`` to ``end - 1``, ``group`` of them together, level by level.
+
+    Args:
+        node: ``[B, N, K]``.
+        edges: ``[B or 1, N or 1, K, K]`` (state of the child, state of its parent); one where ``group > 1``.
+        parents: ``[B or 1, N]``, -1 at roots.
+        lengths: ``[B]``; empty for N everywhere.
+        begin: First of the trees.
+        end: One more than the last.
+        group: Trees whose messages share each block of the edges while it is in the cache.
+        shape: Rows and columns of a block, and the width of a row of scores, at least K. With ``group = 1`` a block is
+            all of the matrix, with padded rows, copied to serve many edges; without rows it is read where it is.
+        memory: Room for a block, and for ``2 * group * N`` rows of scores.
+        places: Room for ``(2 * group + 1) * N + 2`` whole numbers.
+        labels: ``[B, N]``, to be filled.
+        value: ``[B]``, to be filled.
+
+    Returns:
+        -1, or the first row found whose length is not in 1 to N, or whose parents are not those of trees.
+    """
+    longest, states = node.shape[1], node.shape[2]
+    rows, columns, width = shape
+    start, stop = rows * columns, rows * columns + group * longest * width
+    block = memory[:start].reshape(rows, columns)
+    beliefs = memory[start:stop].reshape(group, longest, width)  # of the best subtree below each state of each node
+    messages = memory[stop : stop + group * longest * width].reshape(group, longest, width)  # to the parent's states
+    depth = places[: group * longest].reshape(group, longest)
+    jobs = places[group * longest : 2 * group * longest]
+    starts = places[2 * group * longest : (2 * group + 1) * longest + 2]
+    whole = rows > 0 and group == 1
+    if whole and edges.shape[0] == 1:
+        copy_block(edges[0, 0], 0, 0, block)
+    for first in range(begin, end, group):
+        members = min(group, end - first)
+        for g in range(members):
+            b = first + g
+            length = lengths[b] if lengths.shape[0] else longest
+            parent = parents[b if parents.shape[0] > 1 else 0]
+            if length < 1 or length > longest or not _find_depths(parent, length, depth[g]):
+                return b
+            for v in range(length):
+                for k in range(states):
+                    beliefs[g, v, k] = node[b, v, k]
+        chain = first if edges.shape[0] > 1 else 0
+        if whole and edges.shape[0] > 1:
+            copy_block(edges[chain, 0], 0, 0, block)
+        deepest = _sort_by_depth(depth[:members], lengths, first, longest, jobs, starts)
+
+        for level in range(deepest, 0, -1):
+            now = jobs[starts[level] : starts[level + 1]]
+            if group > 1 and now.shape[0] > 1:
+                for few in range(0, now.shape[0], _TOGETHER):
+                    _raise_together(messages, beliefs, now[few : few + _TOGETHER], edges[0, 0], block)
+            else:
+                for job in now:
+                    g, v = job // longest, job % longest
+                    matrix = block if whole else edges[chain, v if edges.shape[1] > 1 else 0]
+                    raise_maxima(messages[g, v], beliefs[g, v, :states], matrix, True)
+            for job in now:  # siblings in the order of their numbers
+                g, v = job // longest, job % longest
+                message = messages[g, v]
+                belief = beliefs[g, parents[first + g if parents.shape[0] > 1 else 0, v]]
+                for k in range(states):
+                    belief[k] = belief[k] + message[k]
+
+        for g in range(members):
+            length = lengths[first + g] if lengths.shape[0] else longest
+            labels[first + g, length:] = -1
+        previous = -1
+        for job in jobs[: starts[1]]:  # the roots
+            g, v = job // longest, job % longest
+            best = first_of_largest(beliefs[g, v], states)
+            labels[first + g, v] = best
+            if g == previous:
+                value[first + g] += beliefs[g, v, best]
+            else:
+                value[first + g] = beliefs[g, v, best]
+            previous = g
+        for job in jobs[starts[1] : starts[deepest + 1]]:
+            g, v = job // longest, job % longest
+            b = first + g
+            above = labels[b, parents[b if parents.shape[0] > 1 else 0, v]]
+            matrix = block if whole else edges[chain, v if edges.shape[1] > 1 else 0]
+            labels[b, v] = _first_maximiser(messages[g, v, above], beliefs[g, v], matrix, above)
+    return -1
+
+
+@kernel
+def _find_depths(parent, length, depth):
+    """How far each node is from its root; False if the parents are not those of trees."""
+    for v in range(length):
+        depth[v] = -1
+    for v in range(length):
+        u, steps = v, 0
+        while u >= 0 and depth[u] < 0:
+            steps += 1
+            if steps > length or parent[u] < -1 or parent[u] >= length:
+                return False
+            u = parent[u]
+        level = steps - 1 + (depth[u] + 1 if u >= 0 else 0)
+        u = v
+        for _ in range(steps):
+            depth[u] = level
+            level -= 1
+            u = parent[u]
+    return True
+
+
+@kernel
+def _sort_by_depth(depth, lengths, first, longest, jobs, starts):
+    """Fill ``jobs`` with ``g * N + v``, the roots first, and ``starts`` with where each depth begins."""
+    starts[:] = 0
+    deepest = 0
+    for g in range(depth.shape[0]):
+        for v in range(lengths[first + g] if lengths.shape[0] else longest):
+            deepest = max(deepest, depth[g, v])
+            starts[depth[g, v] + 1] += 1
+    for level in range(deepest + 1):
+        starts[level + 1] += starts[level]
+    for g in range(depth.shape[0]):
+        for v in range(lengths[first + g] if lengths.shape[0] else longest):
+            jobs[starts[depth[g, v]]] = g * longest + v
+            starts[depth[g, v]] += 1
+    for level in range(deepest + 1, 0, -1):  # each now is where the next one begins
+        starts[level] = starts[level - 1]
+    starts[0] = 0
+    return deepest
+
+
+@kernel
+def _raise_together(messages, beliefs, jobs, matrix, block):
+    """Several messages over the same edges: each block of the matrix is read once for all."""
+    longest, (rows, columns) = messages.shape[1], block.shape
+    for left in range(0, matrix.shape[1], columns):
+        for top in range(0, matrix.shape[0], rows):
+            bottom = min(top + rows, matrix.shape[0])
+            copy_block(matrix, top, left, block)
+            for job in jobs:
+                g, v = job // longest, job % longest
+                raise_maxima(messages[g, v, left : left + columns], beliefs[g, v, top:bottom], block, top == 0)
+
+
+@kernel
+def _first_maximiser(highest, belief, matrix, above):
+    """The smallest state that gives its parent the message ``highest``: the same sums, so equal exactly."""
+    for k in range(matrix.shape[0]):
+        if belief[k] + matrix[k, above] == highest:
+            return k
+    return 0  # a NaN equals nothing

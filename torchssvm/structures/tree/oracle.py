@@ -1,0 +1,187 @@
+"""Max-sum on a batch of trees: one torch operator with a kernel for each device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.jit import numba_available, triton_available
+from torchssvm.core.operators import define
+from torchssvm.structures.tree.cpu import max_sum_tree_cpu
+
+_COMPILED = (torch.float32, torch.float64)
+_AT_ONCE = 2**24  # numbers in the tables of the torch operations
+
+
+def max_sum_tree(
+    node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Best states of every tree: ``argmax_y sum_v node[v, y_v] + sum_(v not a root) edge[v][y_parent(v), y_v]``.
+
+    Messages go from the leaves to the roots, states are decided from the roots to the leaves, ties go to the smallest
+    state, on every device: a path whose root is its last node is decoded as :func:`viterbi` decodes it, to the bit. It
+    is the operator ``torch.ops.torchssvm.max_sum_tree``: on the CPU compiled by Numba where the extra
+    ``torchssvm[numba]`` is installed, on CUDA by Triton where that is, otherwise in torch operations. No gradient.
+
+    Args:
+        node: ``[B, N, K]``, float32 or float64.
+        edge: ``[K, K]`` (state of the parent, state of the child) shared by all, ``[B, K, K]`` for each tree, or
+            ``[B, N, K, K]`` by the child, where what stands at roots does not matter.
+        parent: The trees, int64 ``[N]`` for all or ``[B, N]``: the parent of every node, -1 at a root. Nodes may stand
+            in any order, and a tree may have several roots.
+        lengths: ``[B]`` int64, 1 to N: an example has the first so many nodes; None means N for all.
+
+    Returns:
+        ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best states.
+
+    Raises:
+        ValueError: Shapes do not fit, a length is not in 1 to N, or parents have a cycle or are not nodes.
+    """
+    return _operator(node, edge, parent, lengths)
+
+
+def _fake(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    _check_shapes(node, edge, parent, lengths)
+    return node.new_empty(node.shape[:2], dtype=torch.int64), node.new_empty(node.shape[0])
+
+
+def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    _check_shapes(node, edge, parent, lengths)
+    if numba_available() and node.dtype in _COMPILED and edge.dtype is node.dtype and node.numel():
+        found = max_sum_tree_cpu(node, edge, parent, lengths)
+        if isinstance(found, int):
+            node_depths(node, parent, lengths)  # says what is wrong
+            raise AssertionError(f"row {found} was refused")
+        return found
+    return max_sum_tree_torch(node, edge, parent, lengths)
+
+
+def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    _check_shapes(node, edge, parent, lengths)
+    fits = node.shape[2] < 2**15 and node.shape[0] > 0  # back-pointers of two bytes
+    if fits and triton_available() and node.dtype in _COMPILED and edge.dtype is node.dtype:
+        from torchssvm.structures.tree.triton import max_sum_tree_triton
+
+        return max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
+    return max_sum_tree_torch(node, edge, parent, lengths)
+
+
+def _check_shapes(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> None:
+    if node.ndim != 3 or not node.shape[1] or not node.shape[2]:
+        raise ValueError(f"node must be [B, N, K] with at least one node and one state, got {list(node.shape)}")
+    batch, longest, states = node.shape
+    shapes = (states, states), (batch, states, states), (batch, longest, states, states)
+    if edge.ndim < 2 or edge.ndim > 4 or edge.shape != shapes[edge.ndim - 2]:
+        raise ValueError(
+            f"edge must be [K, K], [B, K, K] or [B, N, K, K] for node [B, N, K] = {list(node.shape)}, "
+            f"got {list(edge.shape)}"
+        )
+    if parent.dtype != torch.int64 or (parent.shape != (longest,) and parent.shape != (batch, longest)):
+        raise ValueError(f"parent must be int64 [{longest}] or [B, {longest}], got {parent.dtype} {list(parent.shape)}")
+    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int64):
+        raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
+
+
+def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
+    """How far each node is from its root, ``[B, N]`` int64; -1 in the padding.
+
+    Raises:
+        ValueError: A length is not in 1 to N, or parents have a cycle or are not nodes.
+    """
+    batch, longest, _ = node.shape
+    parent = parent.expand(batch, longest)
+    size = torch.full((batch, 1), longest, device=node.device) if lengths is None else lengths.unsqueeze(1)
+    real = torch.arange(longest, device=node.device) < size
+    # Pointer doubling: after r rounds every node has looked 2^r steps up.
+    ancestor = torch.where(real, parent, -1)
+    out = real & ((parent < -1) | (parent >= size))
+    ancestor = ancestor.masked_fill(out, -1)
+    depth = (ancestor >= 0).to(torch.int64)
+    for _ in range(longest.bit_length()):
+        above = ancestor.clamp(min=0)
+        depth = depth + torch.where(ancestor >= 0, depth.gather(1, above), 0)
+        ancestor = torch.where(ancestor >= 0, ancestor.gather(1, above), -1)
+    wrong_length = (size.squeeze(1) < 1) | (size.squeeze(1) > longest)
+    if bool((wrong_length | out.any(1) | (ancestor >= 0).any(1)).any()):
+        if bool(wrong_length.any()):
+            row = int(wrong_length.nonzero()[0])
+            raise ValueError(
+                f"lengths must lie between 1 and the padded length {longest}, got {int(size[row])} in row {row}"
+            )
+        if bool(out.any()):
+            row, v = out.nonzero()[0].tolist()
+            raise ValueError(
+                f"parent must hold nodes 0 to length - 1 = {int(size[row]) - 1}, or -1 at a root; "
+                f"got {int(parent[row, v])} for node {v} in row {row}"
+            )
+        row, v = (ancestor >= 0).nonzero()[0].tolist()
+        raise ValueError(
+            f"parent must describe trees, and node {v} in row {row} has no root above it: there is a cycle"
+        )
+    return depth.masked_fill(~real, -1)
+
+
+@torch.no_grad()
+def max_sum_tree_torch(
+    node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """:func:`max_sum_tree` in torch operations, for any device: one level of all trees after another."""
+    batch, longest, states = node.shape
+    depth = node_depths(node, parent, lengths)
+    parent = parent.expand(batch, longest)
+    rank = _sibling_ranks(parent, depth)
+    deepest = int(depth.max()) if batch else 0
+    belief, messages = node.clone(), torch.zeros_like(node)  # at [b, v]: by v's own state; by the state of its parent
+    levels = [(depth == level).nonzero(as_tuple=True) for level in range(deepest + 1)]
+    for rows, nodes in reversed(levels[1:]):
+        for few in torch.arange(len(rows), device=rows.device).split(max(1, _AT_ONCE // states**2)):
+            table = belief[rows[few], nodes[few]].unsqueeze(1) + _edges_at(edge, rows[few], nodes[few])
+            messages[rows[few], nodes[few]] = table.amax(2)
+        above, place = parent[rows, nodes], rank[rows, nodes]
+        for r in range(int(place.max()) + 1):  # siblings in the order of their numbers
+            own = place == r
+            belief[rows[own], above[own]] += messages[rows[own], nodes[own]]
+    labels = parent.new_full((batch, longest), -1)
+    value = node.new_zeros(batch)
+    first, last = levels[0] if levels else (depth[:0], depth[:0])
+    value_at, state_at = belief[first, last].max(1)
+    labels[first, last] = state_at
+    order = _sibling_ranks(parent, torch.where(depth == 0, depth, -1))[first, last]
+    for r in range(int(order.max()) + 1 if batch else 0):  # roots in the order of their numbers
+        own = order == r
+        value[first[own]] += value_at[own]
+    for rows, nodes in levels[1:]:
+        for few in torch.arange(len(rows), device=rows.device).split(max(1, _AT_ONCE // states)):
+            state = labels[rows[few], parent[rows[few], nodes[few]]]
+            incoming = _edges_at(edge, rows[few], nodes[few], state)
+            labels[rows[few], nodes[few]] = (belief[rows[few], nodes[few]] + incoming).argmax(1)
+    return labels, value
+
+
+def _sibling_ranks(parent: Tensor, depth: Tensor) -> Tensor:
+    """How many nodes of a smaller number have the same parent; padding (depth -1) apart: ``[B, N]``."""
+    longest = parent.shape[1]
+    key = torch.where(depth >= 0, parent, longest)
+    ordered, nodes = key.sort(dim=1, stable=True)
+    position = torch.arange(longest, device=parent.device).expand_as(nodes)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    start = torch.where(begins, position, 0).cummax(1).values
+    return torch.empty_like(nodes).scatter_(1, nodes, position - start)
+
+
+def _edges_at(edge: Tensor, rows: Tensor, nodes: Tensor, state: Tensor | None = None) -> Tensor:
+    """The edges to the parents of M nodes, ``[M or 1, K, K]``; from given states of the parents, ``[M, K]``."""
+    if edge.ndim == 2:
+        return edge.unsqueeze(0) if state is None else edge[state]
+    places = (rows,) if edge.ndim == 3 else (rows, nodes)
+    return edge[places] if state is None else edge[(*places, state)]
+
+
+_operator = define(
+    "max_sum_tree(Tensor node, Tensor edge, Tensor parent, Tensor? lengths) -> (Tensor labels, Tensor value)",
+    fake=_fake,
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    default=max_sum_tree_torch,
+)

@@ -1,0 +1,186 @@
+"""Trees: an output is one of K states for every node of a tree that all examples share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole
+from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Decoding, Structure
+from torchssvm.structures.arguments import check_labels, check_lengths
+from torchssvm.structures.tree.oracle import max_sum_tree
+
+
+class Tree(Structure):
+    """States of the nodes of a tree (or of several), with scores for single states and for child-parent pairs.
+
+    Potentials: ``node`` ``[B, N, K]``; ``edge`` ``[B, K, K]`` (state of the parent, state of the child), the same for
+    all edges, or ``[B, N, K, K]`` by the child with ``shared=False``, where roots have an edge that never counts.
+    Labelings and targets: ``[B, N]`` int64, -1 beyond an example's length (whatever stands there in a target is
+    ignored). An example of length T has the first T nodes, which must be a tree without the others.
+
+    The loss is the Hamming loss, ``sum_v [y_v != target_v]``.
+
+    Args:
+        num_states: K.
+        parent: The parent of every node, a number from 0 to N - 1, and -1 at a root; in any order.
+        shared: Whether one matrix serves all edges of an example.
+        normalize: Divide the loss by the number of the example's nodes.
+
+    Raises:
+        ValueError: ``num_states`` is less than 1, or ``parent`` does not describe trees.
+    """
+
+    def __init__(
+        self, num_states: int, parent: Sequence[int] | Tensor, *, shared: bool = True, normalize: bool = True
+    ) -> None:
+        self.num_states = check_whole(num_states, "num_states")
+        check_flags(shared=shared, normalize=normalize)
+        self.parent = _check_parent(parent)
+        self.shared = shared
+        self.normalize = normalize
+        # Whether the first T nodes are closed, for T = 1 to N: none of them has its parent among the others.
+        self._closed = self.parent.cummax(0).values <= torch.arange(len(self.parent))
+
+    @property
+    def num_nodes(self) -> int:
+        """N, the most nodes of an example."""
+        return len(self.parent)
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """Max-sum; ties go to the smallest state, decided from the roots to the leaves."""
+        node = potentials["node"]
+        parent = self._on(node.device)[: node.shape[1]]
+        labels, value = max_sum_tree(node, potentials["edge"], parent, potentials.lengths)
+        return Decoding(labels, value)
+
+    def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
+        """Max-sum with the Hamming loss added to the nodes."""
+        # Adding the cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly: so it is
+        # written where the state is wrong.
+        delta, _ = self.loss_potentials(target)
+        node = potentials["node"]
+        augmented = {"node": node + delta["node"].to(node.dtype), "edge": potentials["edge"]}
+        return self.argmax(potentials.replace(augmented))
+
+    def parts(self, labeling: Tensor) -> dict[str, Tensor]:
+        """Indicators of the states ``[B, N, K]``, and counts (or indicators) of the pairs."""
+        batch, longest = labeling.shape
+        pairs = (self.num_states, self.num_states)
+        like = {
+            "node": torch.zeros(batch, longest, self.num_states, device=labeling.device),
+            "edge": torch.zeros(batch, *(pairs if self.shared else (longest, *pairs)), device=labeling.device),
+        }
+        return self._add(like, labeling.unsqueeze(1), torch.ones(batch, 1, device=labeling.device))
+
+    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The states and pairs that appear, less those that disappear."""
+        mass = torch.tensor([1.0, -1.0], device=labeling.device).expand(len(labeling), 2)
+        return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """Looked up in the potentials, ``[B, C]`` float64."""
+        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
+        batch = len(everything)
+        states, pairs, real, both = self._places(everything)
+        scores = potentials["node"].flatten(1).gather(1, states.view(batch, -1)).view(states.shape) * real
+        edges = potentials["edge"].flatten(1).gather(1, pairs.view(batch, -1)).view(pairs.shape) * both
+        total = scores.sum(2, dtype=torch.float64) + edges.sum(2, dtype=torch.float64)
+        return total[:, :-1] - total[:, -1:]
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The mass of each state and pair, less all of it at the target's."""
+        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
+        return self._add(_zeros_like(potentials), everything, mass)
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """Hamming loss, ``[B]`` float64."""
+        return (self._costs(target) * (labeling != target)).sum(1)
+
+    def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Nodes that cost a wrong state, ``[B, N, K]``; edges cost nothing; the constant is zero."""
+        delta = self._costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
+        return {"node": delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check shapes, lengths and labels; write -1 beyond each length."""
+        if potentials.tensors.keys() != {"node", "edge"} or potentials["node"].ndim != 3:
+            raise ValueError(f"a tree takes potentials node [B, N, K] and edge, got {potentials}")
+        node, edge = potentials["node"], potentials["edge"]
+        batch, longest, states = node.shape
+        pairs = [batch, states, states] if self.shared else [batch, longest, states, states]
+        if states != self.num_states or longest > self.num_nodes or list(edge.shape) != pairs:
+            raise ValueError(
+                f"potentials of {self} must be node [B, N, {self.num_states}], N at most {self.num_nodes}, and edge "
+                f"{pairs}; got {list(node.shape)} and {list(edge.shape)}"
+            )
+        check_int64(target, "target", (batch, longest), ", a state for each node")
+        real = check_lengths(potentials.lengths, batch, longest, node.device)
+        for length in {longest} if potentials.lengths is None else set(potentials.lengths.tolist()):
+            if not bool(self._closed[length - 1]):
+                v = int((self.parent[:length] >= length).nonzero()[0])
+                raise ValueError(
+                    f"an example has {length} nodes, and the parent of node {v} is {int(self.parent[v])}: number the "
+                    "nodes so that the first ones are a tree without the others"
+                )
+        check_labels(target, states, real)
+        return target.masked_fill(~real, -1)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
+        """All K^N labelings."""
+        batch, longest, states = potentials["node"].shape
+        real = check_lengths(potentials.lengths, batch, longest, potentials.device)
+        for states_of in itertools.product(range(states), repeat=longest):
+            yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
+
+    def _costs(self, target: Tensor) -> Tensor:
+        """What a wrong state costs at every node: ``[B, N]`` float64, zero in the padding."""
+        costs = (target >= 0).to(torch.float64)
+        return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
+
+    def _on(self, device: torch.device) -> Tensor:
+        if self.parent.device != device:
+            self.parent = self.parent.to(device)
+        return self.parent
+
+    def _places(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where the states and pairs of ``[B, C, N]`` lie in the flattened potentials, and which of them count."""
+        longest, states = labels.shape[2], self.num_states
+        parent = self._on(labels.device)[:longest]
+        real = labels >= 0
+        known = labels.clamp(min=0)
+        both = real & (parent >= 0)
+        pairs = (known[:, :, parent.clamp(min=0)] * states + known).masked_fill(~both, 0)
+        nodes = torch.arange(longest, device=labels.device)
+        return known + nodes * states, pairs if self.shared else pairs + nodes * states**2, real, both
+
+    def _add(self, parts: Parts, labels: Tensor, mass: Tensor) -> Parts:
+        """Add the parts of the labelings ``[B, C, N]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
+        batch = len(labels)
+        states, pairs, real, both = self._places(labels)
+        mass = mass.to(parts["node"].dtype).unsqueeze(2)
+        alike = labels.shape[1] == 1  # all that share a place
+        for name, places, counts in (("node", states, real), ("edge", pairs, both)):
+            flat = parts[name].view(batch, -1)
+            add_at(flat, places.view(batch, -1), (mass * counts).view(batch, -1), any_order=alike)
+        return parts
+
+    def __repr__(self) -> str:
+        parent = self.parent.tolist()
+        return f"Tree({self.num_states}, {parent}, shared={self.shared}, normalize={self.normalize})"
+
+
+def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
+    tree = as_parents(parent)
+    max_sum_tree(torch.zeros(1, len(tree), 1), torch.zeros(1, 1), tree)  # raises where it is no tree
+    return tree
+
+
+def _zeros_like(potentials: Potentials) -> Parts:
+    return {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
