@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.brute_force import brute_force_fmo
 from torchssvm.solvers.gdmm.entry_heaps import add, change, column_list, find, room, value_of
 from torchssvm.solvers.gdmm.sorted_entries import COUNT, POOL_END, SortedEntries, grown, make_entries
@@ -111,7 +111,7 @@ random_entries = given(
 )
 
 
-@kernel
+@njit
 def touch_all(entries, row, col, value, at):
     """Touch or change one after the other from ``at`` on, as long as there is room; returns where it stopped."""
     while at < len(row):
@@ -126,7 +126,7 @@ def touch_all(entries, row, col, value, at):
     return at
 
 
-@kernel
+@njit
 def count_wrong(entries, v):
     """Labels whose value is looked up wrong."""
     wrong = 0

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from problems import examples, rng
 
 from torchssvm import (
+    BruteForceSearch,
     Chain,
     Decoding,
     EveryClass,
     EveryLossLevel,
-    EveryOutput,
     LossScaleSearch,
     Multiclass,
     Potentials,
@@ -61,7 +61,7 @@ class TestSlackMulticlassCost(Rescaled, plain.TestMulticlassCost):
 
 
 class TestSlackMulticlassOutputs(Rescaled, plain.TestMulticlassCost):
-    oracle = EveryOutput()
+    oracle = BruteForceSearch()
 
 
 class TestSlackChain(Rescaled, plain.TestChain):
@@ -84,7 +84,7 @@ class TestSlackChainClassWeights(Rescaled, plain.TestChainClassWeights):
 class TestSlackChainWeightedLabels(Rescaled, plain.TestChainWeightedLabels):
     """Costs without a common unit."""
 
-    oracle = EveryOutput()
+    oracle = BruteForceSearch()
 
 
 # -- Viterbi by level --------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Unlisted(LabelSets):
 def test_without_an_exact_oracle_the_error_names_them_all():
     with pytest.raises(TypeError, match="Unlisted has no exact oracle") as caught:
         SlackRescaling(Unlisted(4, 2))
-    for oracle in ("EveryClass()", "EveryLossLevel()", "EveryOutput()", "LossScaleSearch()"):
+    for oracle in ("EveryClass()", "EveryLossLevel()", "BruteForceSearch()", "LossScaleSearch()"):
         assert oracle in str(caught.value)
     SlackRescaling(Unlisted(4, 2), LossScaleSearch())
 
@@ -299,7 +299,7 @@ def test_without_an_exact_oracle_the_error_names_them_all():
 @pytest.mark.parametrize(
     ("structure", "oracle", "words"),
     [
-        (Unlisted(4, 2), EveryOutput(), r"Unlisted does not define enumerate\(\)(.|\n)*LossScaleSearch"),
+        (Unlisted(4, 2), BruteForceSearch(), r"Unlisted does not define enumerate\(\)(.|\n)*LossScaleSearch"),
         (Chain(2), EveryClass(), r"EveryClass is for Multiclass, not for Chain(.|\n)*LossScaleSearch"),
         (Multiclass(3), EveryLossLevel(), r"EveryLossLevel is for Chain, not for Multiclass(.|\n)*LossScaleSearch"),
         (Multiclass(3), "exact", r"oracle must be one of these, not a str(.|\n)*LossScaleSearch"),
@@ -316,7 +316,7 @@ def test_what_does_not_fit_is_refused(structure, oracle, words):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: EveryOutput(0), "most=0"),
+        (lambda: BruteForceSearch(0), "most=0"),
         (lambda: EveryLossLevel(0), "most=0"),
         (lambda: LossScaleSearch(2), "calls=2 must be a whole number, at least 3"),
     ],
@@ -328,9 +328,9 @@ def test_options_must_make_sense(make, words):
 
 def test_limits_and_costs_without_a_unit():
     structure, potentials, target = chains(0, 1.0, batch=3)
-    with pytest.raises(ValueError, match=r"more outputs than EveryOutput\(most=80\)"):
-        find_corner(SlackRescaling(structure, EveryOutput(80)), potentials, target)
-    find_corner(SlackRescaling(structure, EveryOutput(81)), potentials, target)
+    with pytest.raises(ValueError, match=r"more outputs than BruteForceSearch\(most=80\)"):
+        find_corner(SlackRescaling(structure, BruteForceSearch(80)), potentials, target)
+    find_corner(SlackRescaling(structure, BruteForceSearch(81)), potentials, target)
     with pytest.raises(ValueError, match=r"loss has \d levels, and EveryLossLevel\(most=1\)"):
         find_corner(SlackRescaling(structure, EveryLossLevel(1)), potentials, target)
     weights = torch.ones(3, 4)

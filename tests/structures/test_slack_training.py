@@ -19,13 +19,13 @@ from torchssvm import (
     Away,
     Batch,
     BlockGap,
+    BruteForceSearch,
     CacheOracle,
     Corrective,
     CuttingPlane,
     Decoding,
     DualState,
     EveryClass,
-    EveryOutput,
     FrankWolfe,
     GapBatchSampler,
     Hybrid,
@@ -249,7 +249,7 @@ class F1(LabelSets):
 def test_a_loss_that_does_not_decompose():
     head, _, batch = label_sets(1, n=6)
     structure = SlackRescaling(F1(4, 2))
-    assert isinstance(structure.oracle, EveryOutput)
+    assert isinstance(structure.oracle, BruteForceSearch)
     report = check(head, structure, batch)
     assert report.ok, str(report)
     assert "not checked: there are no loss_potentials" in str(report)
@@ -268,7 +268,7 @@ def test_a_loss_that_does_not_decompose():
 # -- check, evaluation, checkpoints ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("oracle", [None, EveryOutput(), LossScaleSearch()])
+@pytest.mark.parametrize("oracle", [None, BruteForceSearch(), LossScaleSearch()])
 @pytest.mark.parametrize("make", [chain, uneven])
 def test_check_finds_nothing_wrong(make, oracle):
     problem, _ = rescaled(make(1, n=4), oracle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
+import numba
 
 from torchssvm.core.jit import SUMS
 
@@ -12,8 +12,8 @@ from torchssvm.core.jit import SUMS
 # all time. Nothing here makes arrays or keeps them, so that the runtime that counts is left out.
 _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
 
-kernel: Any = njit(**_OPTIONS)
+njit: Any = numba.njit(**_OPTIONS)
 """In the written order of operations."""
 
-summing: Any = njit(fastmath=set(SUMS), **_OPTIONS)
+njit_fastmath: Any = numba.njit(fastmath=set(SUMS), **_OPTIONS)
 """Sums of products may be contracted and reordered."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SHARE = 0.5  # of the memory that is left, at most, for the features of all examples
 
 
-def obstacle(module: StructuredSVM) -> str | None:
+def reason_not_compiled(module: StructuredSVM) -> str | None:
     """Why the compiled loop cannot train this module; None if it can."""
     if (hook := _transfer_hook(module)) is not None:
         return f"{hook} changes batches on their way"

@@ -54,7 +54,7 @@ for _simple in (
     *(structures.SlackRescaling, structures.Tree),
     *(structures.NonProjective, structures.Projective, structures.MinCut, structures.RoofDual),
     *(structures.BranchAndBound, structures.MessagePassing),
-    *(structures.EveryClass, structures.EveryLossLevel, structures.EveryOutput, structures.LossScaleSearch),
+    *(structures.EveryClass, structures.EveryLossLevel, structures.BruteForceSearch, structures.LossScaleSearch),
 ):
     _CLASSES[_simple] = lambda thing: {}
 

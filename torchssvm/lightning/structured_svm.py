@@ -20,7 +20,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.arguments import Direction, check_bounds, choose_rules
-from torchssvm.lightning.compiled_steps import make_loop, obstacle
+from torchssvm.lightning.compiled_steps import make_loop, reason_not_compiled
 from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
@@ -126,7 +126,7 @@ class StructuredSVM(Predicting):
         self.line_search = line_search
         if compiled not in (None, True, False):
             raise ValueError(f"compiled={compiled!r} must be True, False or None")
-        if compiled and (reason := obstacle(self)) is not None:
+        if compiled and (reason := reason_not_compiled(self)) is not None:
             raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
         self.compiled = compiled
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
@@ -193,7 +193,7 @@ class StructuredSVM(Predicting):
             run.loop = None
             if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.state.status != TrainerStatus.RUNNING:
                 return None  # the run is over, and its features are no longer kept
-            reason = obstacle(self)
+            reason = reason_not_compiled(self)
             if reason is not None and self.compiled:
                 raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
             if reason is None:

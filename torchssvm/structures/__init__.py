@@ -18,7 +18,7 @@ from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 from torchssvm.structures.multilabel.structure import BranchAndBound, LabelSetOracle, MessagePassing, Multilabel
 from torchssvm.structures.pose.head import LinearPose, PoseMaps
 from torchssvm.structures.pose.structure import Pose
-from torchssvm.structures.slack_rescaling.oracles import EveryClass, EveryLossLevel, EveryOutput, SlackOracle
+from torchssvm.structures.slack_rescaling.oracles import BruteForceSearch, EveryClass, EveryLossLevel, SlackOracle
 from torchssvm.structures.slack_rescaling.search import LossScaleSearch
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 from torchssvm.structures.torch_struct import TorchStruct
@@ -29,6 +29,7 @@ __all__ = [
     "POSSIBLE",
     "Arborescence",
     "BranchAndBound",
+    "BruteForceSearch",
     "Chain",
     "Corner",
     "Decoding",
@@ -36,7 +37,6 @@ __all__ = [
     "Edges",
     "EveryClass",
     "EveryLossLevel",
-    "EveryOutput",
     "GraphCut",
     "GraphPotentials",
     "Graphs",

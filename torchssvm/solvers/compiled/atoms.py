@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, score, triangle
 from torchssvm.solvers.compiled.directions import CORRECTIVE, HYBRID
 
 
-@kernel
+@njit
 def has_room(i, count, blocks, options):
     """Whether a new corner finds a slot, or a rest that takes what leaves one."""
     capacity = blocks.mass.shape[1]
@@ -27,7 +27,7 @@ def has_room(i, count, blocks, options):
     return idle
 
 
-@kernel
+@njit
 def fill_atoms(i, count, length, base, blocks, scalars, emission, transition, scratch):
     """Mass, loss and hinge of the rest and of the slots; returns the mean hinge and the best slot, or -1."""
     n = len(blocks.count)
@@ -54,7 +54,7 @@ def fill_atoms(i, count, length, base, blocks, scalars, emission, transition, sc
     return mean, best
 
 
-@kernel
+@njit
 def find_slot(i, count, length, labelings, found):
     """The slot that holds this labeling, or -1."""
     for c in range(count):
@@ -68,7 +68,7 @@ def find_slot(i, count, length, labelings, found):
     return -1
 
 
-@kernel
+@njit
 def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     """The direction in parts space, for the change of the masses."""
     delta, pairs, change = scratch.delta, scratch.delta_pairs, scratch.change
@@ -92,7 +92,7 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
         add_labeling(examples, i, length, scratch.corner, change[count + 1], delta, pairs)
 
 
-@kernel
+@njit
 def move_masses(i, count, length, step, blocks, scratch):
     """The masses that a step leaves to the rest and to the slots; a new corner is not one of these yet."""
     mass, change = scratch.mass, scratch.change
@@ -112,7 +112,7 @@ def move_masses(i, count, length, step, blocks, scratch):
         blocks.mass[i, c] = max(mass[c + 1] + step * change[c + 1], 0.0)
 
 
-@kernel
+@njit
 def keep_gram(i, count, weight, blocks, scratch):
     """Keep the inner products of the slots."""
     for c in range(count):
@@ -121,14 +121,14 @@ def keep_gram(i, count, weight, blocks, scratch):
         blocks.known[i, c] = True
 
 
-@kernel
+@njit
 def rest_views(blocks, i, length):
     """Psi of the rest of block i: emissions and pairs."""
     start = blocks.rest_emission_start[i]
     return blocks.rest_emission[start : start + length], blocks.rest_transition[blocks.rest_transition_start[i]]
 
 
-@kernel
+@njit
 def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2)."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
@@ -189,7 +189,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         gram[c + 1, 0] = value
 
 
-@kernel
+@njit
 def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, counters):
     """Cache the corner, as ``Labelings`` does: a free slot, the least recent without mass, or the least mass."""
     n, capacity, count = len(blocks.count), blocks.mass.shape[1], blocks.count[i]

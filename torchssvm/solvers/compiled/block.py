@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel, summing
-from torchssvm.structures.max_plus import first_of_largest, raise_maxima
+from torchssvm.core.njit import njit, njit_fastmath
+from torchssvm.structures.maxplus import first_of_largest, maxplus_matvec
 
 
-@summing
+@njit_fastmath
 def potentials(examples, model, i, emission):
     """Emissions of example i; returns its length."""
     start, length = examples.start[i], examples.start[i + 1] - examples.start[i]
@@ -33,7 +33,7 @@ def potentials(examples, model, i, emission):
     return length
 
 
-@summing
+@njit_fastmath
 def add_sparse(row, value, column, weights):
     """``row += x W`` of a token whose features are a list of those that are not zero."""
     states, count = len(row), len(value)
@@ -51,7 +51,7 @@ def add_sparse(row, value, column, weights):
         p += 1
 
 
-@summing
+@njit_fastmath
 def add_dense(row, x, weights):
     """``row += x W``."""
     states, features = len(row), len(x)
@@ -69,7 +69,7 @@ def add_dense(row, x, weights):
         f += 1
 
 
-@kernel
+@njit
 def score(labels, length, emission, transition):
     """Score of one labeling."""
     total = np.float64(emission[0, labels[0]])
@@ -78,7 +78,7 @@ def score(labels, length, emission, transition):
     return total
 
 
-@kernel
+@njit
 def decode(examples, i, length, emission, transition, into, prefixes, labels):
     """Loss-augmented Viterbi, with the ties of ``torchssvm.structures.chain.oracle``; returns the loss.
 
@@ -90,7 +90,7 @@ def decode(examples, i, length, emission, transition, into, prefixes, labels):
         token = start + t
         augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
         if t > 0:
-            raise_maxima(into[t], prefixes[t - 1], transition, True)
+            maxplus_matvec(into[t], prefixes[t - 1], transition, True)
             row, arrived = prefixes[t], into[t]
             for k in range(states):
                 row[k] = arrived[k] + row[k]
@@ -107,7 +107,7 @@ def decode(examples, i, length, emission, transition, into, prefixes, labels):
     return loss_of(examples, start, length, labels)
 
 
-@kernel
+@njit
 def augment(target, cost, cost_matrix, emission, row):
     """``row = emission`` plus what each label costs at this token."""
     states = len(row)
@@ -121,7 +121,7 @@ def augment(target, cost, cost_matrix, emission, row):
         row[target] = emission[target]
 
 
-@kernel
+@njit
 def loss_of(examples, start, length, labels):
     """What a labeling costs."""
     loss = 0.0
@@ -133,13 +133,13 @@ def loss_of(examples, start, length, labels):
     return loss
 
 
-@kernel
+@njit
 def triangle(t, u):
     """Where the inner product of tokens t and u stands among those of an example."""
     return t * (t + 1) // 2 + u if t >= u else u * (u + 1) // 2 + t
 
 
-@kernel
+@njit
 def respond(examples, model, i, length, labels, response, pairs):
     """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before)."""
     start, inner, states = examples.start[i], examples.inner_start[i], response.shape[1]
@@ -162,7 +162,7 @@ def respond(examples, model, i, length, labels, response, pairs):
             response[t, examples.y[start + t]] -= 1.0
 
 
-@kernel
+@njit
 def forget_pairs(examples, i, length, labels, pairs):
     """Set the pairs that ``respond`` wrote back to zero."""
     start = examples.start[i]
@@ -171,7 +171,7 @@ def forget_pairs(examples, i, length, labels, pairs):
         pairs[examples.y[start + u - 1], examples.y[start + u]] = 0.0
 
 
-@kernel
+@njit
 def add_labeling(examples, i, length, labels, mass, delta, pairs):
     """``mass (p(labels) - p(y))`` added to parts."""
     start = examples.start[i]
@@ -185,7 +185,7 @@ def add_labeling(examples, i, length, labels, mass, delta, pairs):
             pairs[examples.y[start + t - 1], old] -= mass
 
 
-@summing
+@njit_fastmath
 def product(a, b):
     """Inner product of two arrays of one axis, in float64."""
     total = 0.0
@@ -194,7 +194,7 @@ def product(a, b):
     return total
 
 
-@summing
+@njit_fastmath
 def row_product(a, b):
     """Inner product in the dtype of the arrays: for rows of states, which are short."""
     total = a[0] * b[0]
@@ -203,7 +203,7 @@ def row_product(a, b):
     return total
 
 
-@kernel
+@njit
 def squared_length(examples, model, i, length, delta, pairs, squares, active, row):
     """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``active`` and ``row`` are room for this."""
     inner = examples.inner_start[i]
@@ -227,7 +227,7 @@ def squared_length(examples, model, i, length, delta, pairs, squares, active, ro
     return total
 
 
-@summing
+@njit_fastmath
 def weigh_rows(weights, rows, chosen, total):
     """``total = sum_t weights[t] rows[t]`` over the chosen t, four at a time."""
     states, count = len(total), len(chosen)
@@ -248,7 +248,7 @@ def weigh_rows(weights, rows, chosen, total):
         place += 1
 
 
-@kernel
+@njit
 def scale_direction(delta, pairs, length, squares, rate):
     """Multiply a direction by ``rate``; ``squares`` is 0 for tokens without a change."""
     factor = delta.dtype.type(rate)
@@ -262,7 +262,7 @@ def scale_direction(delta, pairs, length, squares, rate):
         row[k] *= factor
 
 
-@summing
+@njit_fastmath
 def add_to_weights(examples, model, i, length, delta, pairs, squares):
     """``w += Phi_i^T delta``; ``squares`` is 0 for tokens without a change."""
     start, states = examples.start[i], model.emission.shape[1]
@@ -290,7 +290,7 @@ def add_to_weights(examples, model, i, length, delta, pairs, squares):
                     weights[k] += delta[t, k]
 
 
-@summing
+@njit_fastmath
 def add_outer(x, rows, squares, weights):
     """``weights += sum_t x[t] rows[t]^T`` over the tokens with a change, four of them at a time."""
     length, states = len(x), weights.shape[1]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
 
 
-@kernel
+@njit
 def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, work):
     """The change of the masses for a step of 1, written to ``change``.
 
@@ -31,7 +31,7 @@ def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, wor
     _classical(rule, atoms, corner, away, mass, change)
 
 
-@kernel
+@njit
 def _others(atoms, away, mass):
     total = 0.0
     for c in range(atoms):
@@ -40,7 +40,7 @@ def _others(atoms, away, mass):
     return total > 0.0
 
 
-@kernel
+@njit
 def _classical(rule, atoms, corner, away, mass, change):
     if rule == PAIRWISE:
         for c in range(atoms):
@@ -62,7 +62,7 @@ def _classical(rule, atoms, corner, away, mass, change):
         change[corner] += 1.0
 
 
-@kernel
+@njit
 def _best(atoms, corner, away, mass, hinge, gram, change):
     best, largest = FRANK_WOLFE, -1.0
     for rule in (FRANK_WOLFE, PAIRWISE, AWAY):
@@ -82,7 +82,7 @@ def _best(atoms, corner, away, mass, hinge, gram, change):
     return best
 
 
-@kernel
+@njit
 def _climb(atoms, mass, hinge, gram, steps, tolerance, change, rates):
     for c in range(atoms):
         rates[c] = hinge[c]

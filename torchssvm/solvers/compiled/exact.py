@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.compiled.atoms import find_slot, insert, rest_views
 from torchssvm.solvers.compiled.block import (
     add_labeling,
@@ -18,7 +18,7 @@ from torchssvm.solvers.compiled.block import (
 )
 
 
-@kernel
+@njit
 def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, total, every, hinges, losses, corners):
     """Decode examples ``begin`` to ``end - 1`` at the weights of ``model``; no block is touched.
 
@@ -61,7 +61,7 @@ def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, tot
                 corners[start + t] = found[t]
 
 
-@kernel
+@njit
 def remember_range(begin, end, examples, blocks, options, scratch, counters, corners):
     """Keep what was found for examples ``begin`` to ``end - 1``, in free slots and in those without mass.
 
@@ -91,7 +91,7 @@ def remember_range(begin, end, examples, blocks, options, scratch, counters, cor
     return kept
 
 
-@kernel
+@njit
 def mean_loss(examples, i, length, states, psi):
     """``-<psi, delta>``, the mean loss of a block, and the sum of the absolute values of its terms."""
     told, size = 0.0, 0.0
@@ -107,7 +107,7 @@ def mean_loss(examples, i, length, states, psi):
     return told, size
 
 
-@kernel
+@njit
 def psi_of(i, length, examples, blocks, delta, pairs):
     """``p(y_i) - mu_i`` of block i; False where it is zero, with nothing written then."""
     rest = blocks.mixed[i] and blocks.rest_mass[i] > 0.0
@@ -134,7 +134,7 @@ def psi_of(i, length, examples, blocks, delta, pairs):
     return True
 
 
-@kernel
+@njit
 def flush(part, total):
     """Move ``part`` to ``total``."""
     for rows, sums in ((part.emission, total.emission), (part.transition, total.transition)):

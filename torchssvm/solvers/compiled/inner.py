@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.compiled.block import product
 
 
-@kernel
+@njit
 def fill_inner(examples, has_bias):
     """``x_t . x_u`` for u <= t, plus 1 where there is a bias; summed in float64."""
     extra = 1.0 if has_bias else 0.0
@@ -23,7 +23,7 @@ def fill_inner(examples, has_bias):
                 place += 1
 
 
-@kernel
+@njit
 def _sparse_product(examples, t, u):
     """Both lists are in the order of their columns."""
     p, q = examples.row[t], examples.row[u]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.compiled.atoms import (
     fill_atoms,
     fill_direction,
@@ -18,7 +18,7 @@ from torchssvm.solvers.compiled.directions import CORRECTIVE, HYBRID, choose
 from torchssvm.solvers.compiled.prefetch import fetch_block
 
 
-@kernel
+@njit
 def visit_blocks(order, points, tree, examples, model, blocks, scalars, options, scratch, counters):
     """Visit blocks until ``order`` (or ``points``, where blocks are drawn by gap) is used up.
 
@@ -57,7 +57,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
     return visits
 
 
-@kernel
+@njit
 def draw(tree, point):
     """The leaf in which ``point`` of the whole lies."""
     place, point = 1, point * tree[1]
@@ -69,7 +69,7 @@ def draw(tree, point):
     return place - len(tree) // 2
 
 
-@kernel
+@njit
 def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     """One step on block i; False if it needs room in the rest first, with nothing changed then.
 

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 _LINE = 64  # bytes
 
@@ -37,7 +37,7 @@ def _fetch(typing_context: Any, array: Any, position: Any) -> Any:
     return types.void(array, position), generate
 
 
-@kernel
+@njit
 def fetch(array, begin, end):
     """Fetch ``array[begin:end]`` of an array of one axis."""
     stride = _LINE // array.itemsize
@@ -47,7 +47,7 @@ def fetch(array, begin, end):
         _fetch(array, end - 1)  # type: ignore[call-arg]
 
 
-@kernel
+@njit
 def fetch_block(i, examples, blocks):
     """Fetch what a visit of block i reads."""
     start, end = examples.start[i], examples.start[i + 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.compiled.block import (
     add_labeling,
     add_to_weights,
@@ -15,7 +15,7 @@ from torchssvm.solvers.compiled.block import (
 )
 
 
-@kernel
+@njit
 def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
     """The features of ``x`` ``[B, N, F]`` that are not zero, and the inner products of its tokens, without padding.
 
@@ -42,7 +42,7 @@ def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
             row[token] = place
 
 
-@kernel
+@njit
 def visit_in_turn(examples, model, gradient, psi, psi_pairs, losses, lam, n, scratch, labels, steps, gaps):
     """Frank-Wolfe steps on the blocks of a batch, each decoded at the weights that the ones before it leave.
 

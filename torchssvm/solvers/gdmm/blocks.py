@@ -6,13 +6,13 @@ A block is a distribution over configurations. Near it the augmented Lagrangian 
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 PROJECT, AWAY = 0, 1
 _NOTHING = 1e-15  # mass that rounding leaves behind: to take it away again and again would be no step
 
 
-@kernel
+@njit
 def project(point, size, order, out):
     """``out``: the nearest point of the simplex to ``point[:size]``; O(size^2) for the few that are active."""
     for i in range(size):
@@ -34,7 +34,7 @@ def project(point, size, order, out):
         out[i] = rest if rest > 0.0 else 0.0
 
 
-@kernel
+@njit
 def away_direction(mass, gradient, size, out):
     """Away-step Frank-Wolfe ([Y16] Algorithm 2) in one block: the direction, its slope and its maximal step.
 
@@ -65,7 +65,7 @@ def away_direction(mass, gradient, size, out):
     return backward, mass[away] / (1.0 - mass[away])
 
 
-@kernel
+@njit
 def exact_step(slope, curvature, largest):
     """The minimum of ``-slope step + 1/2 curvature step^2`` on ``[0, largest]``; a slope below zero is rounding."""
     if slope <= 0.0:

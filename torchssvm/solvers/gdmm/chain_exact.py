@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.chain_pass import fill_scores
 
 _BEST = 32  # previous labels that are kept in order
@@ -45,7 +45,7 @@ def columns_of(key: np.ndarray, value: np.ndarray, num_states: int) -> Columns:
     return Columns(start.astype(np.int64), (pairs % num_states).astype(np.int32), sums)
 
 
-@kernel
+@njit
 def sum_features(tokens, variables, scale, total):
     """``total += (1/(lam n)) sum_t x_t (e_y - pi_t)^T``; returns the sum of the costs, ``sum_t <delta_t, pi_t>``."""
     loss = 0.0
@@ -64,7 +64,7 @@ def sum_features(tokens, variables, scale, total):
     return loss
 
 
-@kernel
+@njit
 def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hinges):
     """Structured hinges of the chains ``begin`` to ``end - 1``.
 
@@ -103,7 +103,7 @@ def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hin
         hinges[i] = highest - true
 
 
-@kernel
+@njit
 def _best_before(b, previous, columns, best, many, stamps, clock):
     """``max_a previous[a] + transition[a, b]``."""
     first, found, met = best[0], -1.0e300, False
@@ -126,7 +126,7 @@ def _best_before(b, previous, columns, best, many, stamps, clock):
     return found
 
 
-@kernel
+@njit
 def _order_best(values, best):
     """The places of the largest values, in order; how many there are."""
     size = 0
@@ -142,7 +142,7 @@ def _order_best(values, best):
     return size
 
 
-@kernel
+@njit
 def _value(columns, a, b):
     for q in range(columns.start[b], columns.start[b + 1]):
         if columns.row[q] == a:

@@ -7,13 +7,13 @@ the excess ``e = M pi_f - pi_j``.
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel, summing
+from torchssvm.core.njit import njit, njit_fastmath
 from torchssvm.solvers.gdmm.blocks import AWAY, away_direction, exact_step, project
 from torchssvm.solvers.gdmm.pair_weights import add_to_pair, best_pair, pair_value, room_for_pairs
 from torchssvm.solvers.gdmm.ragged import drop, insert
 
 
-@kernel
+@njit
 def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
     """Visit the chains ``order[begin:]``, one after another, until one might need more room among the pairs.
 
@@ -47,7 +47,7 @@ def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
     return len(order)
 
 
-@kernel
+@njit
 def _visit_greedily(first, end, tokens, weights, pairs, duals, options, scratch):
     """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, again and again."""
     for _ in range(2 * (end - first) - 1):
@@ -70,14 +70,14 @@ def _visit_greedily(first, end, tokens, weights, pairs, duals, options, scratch)
             _move_variable(found, first, end, tokens, weights, duals, options, scratch)
 
 
-@summing
+@njit_fastmath
 def add_row(scores, row, factor):
     """``scores += factor row``."""
     for k in range(len(scores)):
         scores[k] += factor * row[k]
 
 
-@kernel
+@njit
 def fill_scores(t, tokens, weights, scores):
     """``theta_t + delta_t``."""
     scores[:] = 0.0
@@ -89,7 +89,7 @@ def fill_scores(t, tokens, weights, scores):
     scores[tokens.y[t]] = own
 
 
-@kernel
+@njit
 def _propose_variable(t, first, end, tokens, weights, duals, options, scratch):
     """Find where variable t should go: ``scratch.new``; the decrease that the model promises is returned."""
     variables, sides, scores = duals.variables, duals.sides, scratch.scores
@@ -120,7 +120,7 @@ def _propose_variable(t, first, end, tokens, weights, duals, options, scratch):
     return _project(curvature, size, scratch)
 
 
-@kernel
+@njit
 def _step(slope, curvature, largest, size, scratch):
     """Exact line search along ``scratch.point``; the sum stays 1, which steps away would drift from."""
     step = exact_step(slope, curvature, largest)
@@ -134,7 +134,7 @@ def _step(slope, curvature, largest, size, scratch):
     return step * (slope - 0.5 * step * curvature)
 
 
-@kernel
+@njit
 def _project(curvature, size, scratch):
     """The minimum of the quadratic model over the active set ([Y16] eq. 25)."""
     if curvature <= 0.0:  # no features, no neighbours: all mass to the best
@@ -149,7 +149,7 @@ def _project(curvature, size, scratch):
     return gain
 
 
-@kernel
+@njit
 def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
     """Make the move: weights and excesses follow, labels without mass leave."""
     variables, sides = duals.variables, duals.sides
@@ -170,7 +170,7 @@ def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
     _leave(variables, t)
 
 
-@kernel
+@njit
 def _leave(lists, t):
     """Drop what has no mass."""
     c = lists.size[t] - 1
@@ -181,7 +181,7 @@ def _leave(lists, t):
         c -= 1
 
 
-@kernel
+@njit
 def _propose_factor(t, pairs, duals, options, scratch):
     """As :func:`_propose_variable`, for the factor of t and t + 1."""
     factors, sides, states = duals.factors, duals.sides, len(scratch.scores)
@@ -221,7 +221,7 @@ def _propose_factor(t, pairs, duals, options, scratch):
     return _project(1.0 / options.scale + options.rho * most, size, scratch)
 
 
-@kernel
+@njit
 def _curvature(t, factors, options, states, direction):
     """``|Phi d|^2 / (lam n) + rho sum_j |M_j d|^2`` of a direction in the factor's block."""
     start, size = factors.start[t], factors.size[t]
@@ -236,7 +236,7 @@ def _curvature(t, factors, options, states, direction):
     return own / options.scale + options.rho * tied
 
 
-@kernel
+@njit
 def _move_factor(t, pairs, duals, options, scratch):
     """As :func:`_move_variable`, for the factor of t and t + 1."""
     factors, sides, states = duals.factors, duals.sides, len(scratch.scores)
@@ -254,7 +254,7 @@ def _move_factor(t, pairs, duals, options, scratch):
     _leave(factors, t)
 
 
-@kernel
+@njit
 def update_multipliers(begin, end, tokens, duals, step, states, totals):
     """``multiplier += step e`` for the chains ``begin`` to ``end - 1``; excesses are summed anew, so that none drifts.
 
@@ -280,7 +280,7 @@ def update_multipliers(begin, end, tokens, duals, step, states, totals):
                 _settle(sides, side, step, totals)
 
 
-@kernel
+@njit
 def _settle(sides, side, step, totals):
     """One side: its multipliers move, and labels that nothing is said about leave."""
     apart, c = 0.0, sides.size[side] - 1

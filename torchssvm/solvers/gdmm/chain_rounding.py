@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.chain_state import Duals
 from torchssvm.solvers.gdmm.ragged import Ragged
 
@@ -33,7 +33,7 @@ def round_chains(duals: Duals, num_states: int) -> Ragged:
     return rounded
 
 
-@kernel
+@njit
 def _round(variables, factors, states, sums, scale, rounded):
     for t in range(len(factors.size)):
         if factors.size[t] == 0:
@@ -72,7 +72,7 @@ def _round(variables, factors, states, sums, scale, rounded):
         rounded.size[t] = size
 
 
-@kernel
+@njit
 def _place(lists, i, key):
     """The column of the key in list ``i``; -1 if it has none."""
     for c in range(lists.size[i]):
@@ -81,7 +81,7 @@ def _place(lists, i, key):
     return -1
 
 
-@kernel
+@njit
 def _sum_side(variables, t, s, states, rounded, begin, size, sums):
     """Mass of the pairs by the label of one side."""
     sums[: variables.size[t]] = 0.0

@@ -51,7 +51,7 @@ class ChainProblem(Problem):
         self.weights = np.zeros((self.num_features + 3, self.num_states), self.tokens.value.dtype)
         self.pairs = make_pairs(self.num_states, ordered=ordered)
         self.duals = make_duals(self.tokens, self.num_states)
-        self.usual_rho = 2.0 * float(self.tokens.cost.mean())
+        self.default_penalty = 2.0 * float(self.tokens.cost.mean())
         self.num_sides = int(2 * (len(self.tokens.y) - dual.num_examples))
         self._longest = int(np.diff(self.tokens.start).max())
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.sorted_entries import COUNT, POOL_END, SMALLEST_LIST
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: near keys are spread over all of the table
 
 
-@kernel
+@njit
 def room(entries):
     """How many entries may be added before ``grown`` is due."""
     return len(entries.value) - entries.counters[COUNT]
 
 
-@kernel
+@njit
 def find(entries, a, b):
     """The number of entry (a, b), or -1 where it is untouched."""
     if entries.symmetric and a > b:
@@ -24,14 +24,14 @@ def find(entries, a, b):
     return entries.table[_slot(entries, a, b)]
 
 
-@kernel
+@njit
 def value_of(entries, a, b):
     """v[a, b], 0 where it is untouched."""
     held = find(entries, a, b)
     return entries.value[held] if held >= 0 else 0.0
 
 
-@kernel
+@njit
 def add(entries, a, b, value):
     """Touch (a, b), which is untouched; returns its number. There must be ``room``."""
     if entries.symmetric and a > b:
@@ -46,7 +46,7 @@ def add(entries, a, b, value):
     return new
 
 
-@kernel
+@njit
 def change(entries, number, value):
     """Give the touched entry ``number`` another value."""
     up = value > entries.value[number]
@@ -57,26 +57,26 @@ def change(entries, number, value):
     _move(entries, column_list(entries, b), entries.place[3 * number + 2], up)
 
 
-@kernel
+@njit
 def row_list(a):
     """The list of row a."""
     return 1 + a
 
 
-@kernel
+@njit
 def column_list(entries, b):
     """The list of column b."""
     return 1 + b if entries.symmetric else 1 + entries.rows + b
 
 
-@kernel
+@njit
 def fill_table(entries):
     """Make the hash table of the touched entries; it is empty now."""
     for number in range(entries.counters[COUNT]):
         entries.table[_slot(entries, entries.row[number], entries.col[number])] = number
 
 
-@kernel
+@njit
 def _slot(entries, a, b):
     """Where the table holds (a, b), or would."""
     key = np.uint64(a * entries.cols + b)
@@ -88,7 +88,7 @@ def _slot(entries, a, b):
         slot = (slot + 1) & (len(entries.table) - 1)
 
 
-@kernel
+@njit
 def _append(entries, which, item):
     """Put 3e, 3e + 1 or 3e + 2 on a list, for entry e."""
     size, capacity = entries.size[which], entries.list_capacity[which]
@@ -104,7 +104,7 @@ def _append(entries, which, item):
     _move(entries, which, size, True)
 
 
-@kernel
+@njit
 def _move(entries, which, at, up):
     """Restore the heap after what is at ``at`` has become larger (``up``) or smaller."""
     start, size = entries.start[which], entries.size[which]

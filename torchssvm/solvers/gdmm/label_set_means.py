@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.core.njit import kernel, summing
+from torchssvm.core.njit import njit, njit_fastmath
 
 _SWEEPS = 3
 _TINY = 1e-12  # a decrease that may be rounding
@@ -62,7 +62,7 @@ def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
     return Means(q, begin, rest)
 
 
-@kernel
+@njit
 def _overlap(first, own, second, other):
     """What two arcs have in common: of lengths ``own`` and ``other``, from ``first`` and ``second`` in [0, 1] on."""
     ahead = second - first
@@ -70,7 +70,7 @@ def _overlap(first, own, second, other):
     return max(min(own, ahead + other) - ahead, 0.0) + max(min(own, ahead + other - 1.0), 0.0)
 
 
-@kernel
+@njit
 def _list_pairs(rows, q, begin, found):
     labels = q.shape[1]
     for r in range(len(rows)):
@@ -82,7 +82,7 @@ def _list_pairs(rows, q, begin, found):
                 place += 1
 
 
-@kernel
+@njit
 def _sum_rest(q, y, begin, rest):
     """``rest += sum_i (y_i y_i^T - pairs_i)``."""
     labels = q.shape[1]
@@ -96,7 +96,7 @@ def _sum_rest(q, y, begin, rest):
                     rest[a, b] += target - _overlap(begin[i, a], q[i, a], begin[i, b], q[i, b])
 
 
-@kernel
+@njit
 def _move_arcs(q, begin, rest, others, near):
     """Every arc once, where it can matter: one that is empty or the whole circle overlaps the same everywhere.
 
@@ -138,7 +138,7 @@ def _move_arcs(q, begin, rest, others, near):
                     rest[min(j, k), max(j, k)] = near[2, d] - _overlap(place, own, near[0, d], near[1, d])
 
 
-@summing
+@njit_fastmath
 def _cost(place, own, near, many):
     """The sum of the squared weights of the label's pairs, with its arc at ``place``."""
     total = 0.0
@@ -148,7 +148,7 @@ def _cost(place, own, near, many):
     return total
 
 
-@kernel
+@njit
 def _way(place, own, sign, near, many):
     """How far the arc must go forward (or back, ``sign`` -1) to the minimum, if no other end comes in between."""
     slope, curvature = 0.0, 0.0
@@ -159,7 +159,7 @@ def _way(place, own, sign, near, many):
     return max(slope, 0.0) / curvature if curvature > 0.0 else 0.0
 
 
-@kernel
+@njit
 def _is_in(point, sign, begin, length):
     """1 if the arc holds what comes after the point (before it, for ``sign`` -1), else 0."""
     after = point - begin

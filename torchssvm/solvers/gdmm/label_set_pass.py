@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.blocks import AWAY, away_direction, exact_step, project
 from torchssvm.solvers.gdmm.chain_pass import add_row
 from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room
@@ -23,7 +23,7 @@ from torchssvm.solvers.gdmm.ragged import place_of
 _TINY = 1e-12
 
 
-@kernel
+@njit
 def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, options, ordered, explore, scratch):
     """Visit the examples ``order[begin:]``, one after another, until one might need more room among the entries.
 
@@ -64,7 +64,7 @@ def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, op
     return len(order)
 
 
-@kernel
+@njit
 def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scratch):
     """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, again and again."""
     states, begin = len(scratch.scores), factors.start[i]
@@ -88,7 +88,7 @@ def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scrat
             _move_label(i, label, sets, q, options, scratch)
 
 
-@kernel
+@njit
 def _score(i, sets, weights, scratch):
     """Scores of the labels from the features alone."""
     scratch.scores[:] = 0.0
@@ -97,7 +97,7 @@ def _score(i, sets, weights, scratch):
         add_row(scratch.scores, weights[sets.column[p]], sets.value[p])
 
 
-@kernel
+@njit
 def _feel(i, sets, q, factors, options, scratch):
     """Forces of the factors on the labels, and how many each has."""
     states = len(scratch.scores)
@@ -111,7 +111,7 @@ def _feel(i, sets, q, factors, options, scratch):
             scratch.count[label] += 1
 
 
-@kernel
+@njit
 def _label_step(i, k, sets, q, options, scratch):
     """Mass of a label now and at the minimum of its block, which is one-dimensional; and the decrease."""
     slope = _alone(i, k, sets, scratch) + scratch.force[k]
@@ -125,7 +125,7 @@ def _label_step(i, k, sets, q, options, scratch):
     return before, after, moved * (slope - 0.5 * curvature * moved)
 
 
-@kernel
+@njit
 def _move_label(i, k, sets, q, options, scratch):
     """Exact minimisation of one variable; its row of the weights follows when the example is done."""
     before, after, _ = _label_step(i, k, sets, q, options, scratch)
@@ -138,7 +138,7 @@ def _move_label(i, k, sets, q, options, scratch):
         scratch.totals[0] += moved * moved
 
 
-@kernel
+@njit
 def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
     """Where the factor should go: ``scratch.new``; the decrease that the model promises is returned."""
     states = len(scratch.scores)
@@ -172,7 +172,7 @@ def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
     return gain
 
 
-@kernel
+@njit
 def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch):
     """Make the move; the weight of the pair follows."""
     states = len(scratch.scores)
@@ -196,7 +196,7 @@ def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch)
                 change(entries, held, value)
 
 
-@kernel
+@njit
 def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore, scratch):
     """Add the factors that cannot agree with their labels as they are, and those that the oracle finds.
 
@@ -234,13 +234,13 @@ def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore
         _make_factor(i, min(found_a, found_b), max(found_a, found_b), 0.0, states, q, factors)
 
 
-@kernel
+@njit
 def _alone(i, k, sets, scratch):
     """What the label gains by going on, with the loss and without its factors."""
     return scratch.scores[k] + (-sets.cost[k] if sets.y[i, k] else sets.cost[k])
 
 
-@kernel
+@njit
 def _ease(i, k, sets, q, scratch):
     """What it costs to switch the label on: nothing where it is on in part."""
     if q[i, k] > 0.0:
@@ -248,7 +248,7 @@ def _ease(i, k, sets, q, scratch):
     return min(_alone(i, k, sets, scratch), 0.0)
 
 
-@kernel
+@njit
 def _walk(i, sets, entries, q, factors, options, scratch):
     """[Y16] C-2: the factor with the steepest gradient, by descending weights; labels in part on pull at theirs."""
     size, many = factors.size[i], 0
@@ -271,7 +271,7 @@ def _walk(i, sets, entries, q, factors, options, scratch):
     return a, b
 
 
-@kernel
+@njit
 def _make_factor(i, a, b, both, states, q, factors):
     """Add a factor, at the mass of its target for "both on", and else as near to its labels as that allows.
 

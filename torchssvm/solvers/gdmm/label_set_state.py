@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.core.schema import require
 from torchssvm.solvers.gdmm.problem import check_arrays
 
@@ -123,7 +123,7 @@ def with_room(held: Interactions, extra: np.ndarray | int) -> Interactions:
     return wide
 
 
-@kernel
+@njit
 def _copy(held, wide):
     for i in range(len(held.size)):
         p, q = held.start[i], wide.start[i]

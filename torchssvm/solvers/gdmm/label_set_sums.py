@@ -5,11 +5,11 @@ Names and signs are those of ``label_set_pass``.
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.chain_pass import add_row
 
 
-@kernel
+@njit
 def update_multipliers(q, factors, step, totals):
     """``multiplier += step e``; totals as in ``chain_pass``."""
     states = q.shape[1]
@@ -24,7 +24,7 @@ def update_multipliers(q, factors, step, totals):
                 totals[2] = max(totals[2], abs(excess))
 
 
-@kernel
+@njit
 def sum_features(sets, q, scale, total):
     """``total += (1/(lam n)) sum_i x_i (y_i - q_i)^T``; returns ``sum_i <delta_i, q_i>`` with its constants."""
     loss = 0.0
@@ -39,7 +39,7 @@ def sum_features(sets, q, scale, total):
     return loss
 
 
-@kernel
+@njit
 def score_sets(begin, end, sets, weights, out):
     """Scores of the labels of examples ``begin`` to ``end - 1``, ``[end - begin, K]``."""
     for i in range(begin, end):
@@ -48,7 +48,7 @@ def score_sets(begin, end, sets, weights, out):
             add_row(out[i - begin], weights[sets.column[p]], sets.value[p])
 
 
-@kernel
+@njit
 def sum_factors(sets, q, factors, scale, total):
     """``total += (1/(lam n)) sum_i (y y^T - both)`` over the pairs i < j: the weights that the factors stand for."""
     states = q.shape[1]
@@ -59,7 +59,7 @@ def sum_factors(sets, q, factors, scale, total):
             total[a, b] += (target - factors.mass[f, 0]) / scale
 
 
-@kernel
+@njit
 def sum_consistent(i, sets, q, factors, labels, both, share, total):
     """``total += share (y y^T - both)`` for one example, with ``both`` the nearest mass that agrees with q.
 
@@ -92,14 +92,14 @@ def sum_consistent(i, sets, q, factors, labels, both, share, total):
         both[factors.key[f] // states, factors.key[f] % states] = -1.0
 
 
-@kernel
+@njit
 def sum_all_consistent(sets, q, factors, labels, both, share, total):
     """:func:`sum_consistent` for all examples."""
     for i in range(len(q)):
         sum_consistent(i, sets, q, factors, labels, both, share, total)
 
 
-@kernel
+@njit
 def sum_gains(pairs):
     """``pairs.gain`` anew."""
     for k in range(len(pairs.gain)):

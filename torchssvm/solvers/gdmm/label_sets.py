@@ -67,7 +67,7 @@ class LabelSetProblem(Problem):
         self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
         self.q = y.astype(np.float64)
         self.factors = no_interactions(dual.num_examples)
-        self.usual_rho = float(cost.mean()) / 3.0
+        self.default_penalty = float(cost.mean()) / 3.0
         self.passes = 0
         self._make_room_for_factors()
 

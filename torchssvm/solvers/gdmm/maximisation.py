@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.entry_heaps import column_list, row_list, value_of
 from torchssvm.solvers.gdmm.sorted_entries import VISITED
 from torchssvm.solvers.gdmm.walks import is_excluded, walk
 
 
-@kernel
+@njit
 def indicator_fmo(
     entries,
     left_labels,
@@ -75,7 +75,7 @@ def indicator_fmo(
     return best, a, b
 
 
-@kernel
+@njit
 def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, marked, stamp):
     """Maximise v[i, j] - F(i) - F(j) over the unordered pairs i < j, each one a factor of binary variables [Y16, C-2].
 
@@ -113,7 +113,7 @@ def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, 
     return best, a, b
 
 
-@kernel
+@njit
 def _bound(entries, which):
     """No value of a list is larger, nor that of an untouched pair."""
     if entries.size[which] == 0:
@@ -121,7 +121,7 @@ def _bound(entries, which):
     return max(entries.value[entries.pool[entries.start[which]] // 3], 0.0)
 
 
-@kernel
+@njit
 def _least(force, num):
     least = np.inf
     for p in range(num):

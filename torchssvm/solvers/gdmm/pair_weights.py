@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room, value_of
 from torchssvm.solvers.gdmm.maximisation import indicator_fmo
 from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, make_entries
@@ -44,19 +44,19 @@ def as_list(pairs: PairWeights) -> tuple[np.ndarray, np.ndarray]:
     return entries.row[:count].astype(np.int64) * entries.cols + entries.col[:count], entries.value[:count]
 
 
-@kernel
+@njit
 def room_for_pairs(pairs):
     """How many new pairs may come before there must be more room."""
     return 1 << 60 if len(pairs.dense) else room(pairs.entries)
 
 
-@kernel
+@njit
 def pair_value(pairs, a, b):
     """The weight of a pair."""
     return pairs.dense[a, b] if len(pairs.dense) else value_of(pairs.entries, a, b)
 
 
-@kernel
+@njit
 def add_to_pair(pairs, a, b, difference):
     """Change it."""
     if len(pairs.dense):
@@ -69,7 +69,7 @@ def add_to_pair(pairs, a, b, difference):
         change(pairs.entries, held, pairs.entries.value[held] + difference)
 
 
-@kernel
+@njit
 def best_pair(pairs, scratch, left, right):
     """Factorwise oracle: the pair with the largest ``v[a, b] - F_left(a) - F_right(b)``.
 
@@ -98,7 +98,7 @@ def best_pair(pairs, scratch, left, right):
     return a, b
 
 
-@kernel
+@njit
 def _scan(dense, scratch, left, right):
     """All pairs, row after row."""
     states = len(dense)

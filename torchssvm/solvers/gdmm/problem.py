@@ -73,7 +73,7 @@ class Problem(ABC):
         dual: The training problem: n, lam, structure, parameters.
         targets: ``[n]`` int64, digests of the targets.
         features: A digest of the features.
-        usual_rho: The penalty to begin with if nothing is said.
+        default_penalty: The penalty to begin with if nothing is said.
         num_sides: How many pairs of a variable and a factor there are.
         has_relaxation: Whether the local polytope is larger than the hull of the outputs.
     """
@@ -82,7 +82,7 @@ class Problem(ABC):
     dual: DualState
     targets: Tensor
     features: int
-    usual_rho: float
+    default_penalty: float
     num_sides: int
     has_relaxation: bool
 

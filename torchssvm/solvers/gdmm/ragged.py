@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 
 class Ragged(NamedTuple):
@@ -68,7 +68,7 @@ def repacked(lists: Ragged, extra: np.ndarray | int) -> Ragged:
     return wide
 
 
-@kernel
+@njit
 def _copy(lists, wide):
     both = len(lists.y) > 0
     for i in range(len(lists.size)):
@@ -80,7 +80,7 @@ def _copy(lists, wide):
                 wide.y[q + c] = lists.y[p + c]
 
 
-@kernel
+@njit
 def place_of(lists, i, key):
     """Where list ``i`` has this key; -1 where it has not."""
     for p in range(lists.start[i], lists.start[i] + lists.size[i]):
@@ -89,7 +89,7 @@ def place_of(lists, i, key):
     return -1
 
 
-@kernel
+@njit
 def insert(lists, i, key):
     """Where list ``i`` has this key; it is added with zeros if need be."""
     p = place_of(lists, i, key)
@@ -103,7 +103,7 @@ def insert(lists, i, key):
     return p
 
 
-@kernel
+@njit
 def drop(lists, i, p):
     """Remove the entry at ``p`` from list ``i``; the last one takes its place."""
     last = lists.start[i] + lists.size[i] - 1

@@ -107,7 +107,7 @@ class GDMM(Optimizer):
         self.head = head
         self.num_examples, self.lam = dual.num_examples, dual.lam
         super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show one
-        self.rho = self._first_rho = self.penalty.first(self.problem.usual_rho)
+        self.rho = self._first_rho = self.penalty.first(self.problem.default_penalty)
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
         self.best_dual = self.best_relaxed_dual = 0.0  # of all mass on the targets

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.entry_heaps import column_list, find, row_list
 from torchssvm.solvers.gdmm.sorted_entries import VISITED
 
 
-@kernel
+@njit
 def best_unmarked(entries, marked_row, marked_col, stamp):
     """The largest v[a, b] with neither a nor b marked: ``(value, a, b)``, or ``(-inf, -1, -1)`` if there is none."""
     return walk(entries, 0, marked_row, marked_col, stamp, marked_row[:0], 0.0, -np.inf)
 
 
-@kernel
+@njit
 def best_in_row(entries, a, marked_col, stamp):
     """The largest v[a, b] with b not marked, likewise; of a symmetric matrix the pair comes as a < b."""
     return walk(entries, row_list(a), marked_col, marked_col, stamp, marked_col[:0], 0.0, -np.inf)
 
 
-@kernel
+@njit
 def best_in_column(entries, b, marked_row, stamp):
     """The largest v[a, b] with a not marked, likewise."""
     return walk(entries, column_list(entries, b), marked_row, marked_row, stamp, marked_row[:0], 0.0, -np.inf)
 
 
-@kernel
+@njit
 def walk(entries, which, marked_row, marked_col, stamp, excluded, force, best):
     """The largest v[a, b] of a list, or of the untouched pairs that belong there, if ``v[a, b] - force > best``.
 
@@ -64,7 +64,7 @@ def walk(entries, which, marked_row, marked_col, stamp, excluded, force, best):
             waiting = _push(entries, waiting, below, start)
 
 
-@kernel
+@njit
 def is_excluded(entries, a, b, excluded):
     """Whether ``a cols + b`` is in the rising list ``excluded``."""
     key, low, high = a * entries.cols + b, 0, len(excluded)
@@ -77,7 +77,7 @@ def is_excluded(entries, a, b, excluded):
     return low < len(excluded) and excluded[low] == key
 
 
-@kernel
+@njit
 def _wanted(entries, item, marked_row, marked_col, stamp, excluded):
     number, kind = item // 3, item % 3
     a, b = entries.row[number], entries.col[number]
@@ -88,7 +88,7 @@ def _wanted(entries, item, marked_row, marked_col, stamp, excluded):
     return not is_excluded(entries, a, b, excluded)
 
 
-@kernel
+@njit
 def _untouched(entries, which, marked_row, marked_col, stamp, excluded):
     """Some untouched pair of those that belong to a list, or (-1, -1).
 
@@ -105,7 +105,7 @@ def _untouched(entries, which, marked_row, marked_col, stamp, excluded):
     return -1, -1
 
 
-@kernel
+@njit
 def _untouched_across(entries, which, marked, stamp, excluded):
     """Some untouched pair of the list of a row or of a column with an unmarked label, or (-1, -1)."""
     is_column = not entries.symmetric and which > entries.rows
@@ -124,7 +124,7 @@ def _untouched_across(entries, which, marked, stamp, excluded):
     return -1, -1
 
 
-@kernel
+@njit
 def _push(entries, waiting, at, start):
     """Let the place ``at`` of the list that starts at ``start`` wait; returns how many do."""
     value = entries.value[entries.pool[start + at] // 3]
@@ -141,7 +141,7 @@ def _push(entries, waiting, at, start):
     return waiting + 1
 
 
-@kernel
+@njit
 def _pop(entries, waiting):
     """Remove the first of those that wait; returns how many are left."""
     last = waiting - 1

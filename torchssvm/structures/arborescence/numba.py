@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 _RIGHT, _LEFT = 0, 1
 
 
-@kernel
+@njit
 def decode(scores, lengths, begin, end, single_root, charts, stack, heads, value):
     """Decode the sentences ``begin`` to ``end - 1``.
 
@@ -30,7 +30,7 @@ def decode(scores, lengths, begin, end, single_root, charts, stack, heads, value
         _follow(length, single_root, charts, stack, heads[b])
 
 
-@kernel
+@njit
 def _fill(scores, length, single_root, charts):
     """Best scores of all spans, the short ones first.
 
@@ -60,7 +60,7 @@ def _fill(scores, length, single_root, charts):
             left[i, j] = left_t[j, i] = best
 
 
-@kernel
+@njit
 def _follow(length, single_root, charts, stack, heads):
     """Find the heads from the widest span down; a span's split is the first whose sum is its best: equal exactly."""
     right, right_t, left, left_t = charts[0], charts[1], charts[2], charts[3]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
-from torchssvm.structures.max_plus import copy_block, first_of_largest, raise_maxima
+from torchssvm.core.njit import njit
+from torchssvm.structures.maxplus import copy_block, first_of_largest, maxplus_matvec
 
 
-@kernel
+@njit
 def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, labels, value):
     """Decode the chains ``order[begin:end]``, ``group`` of them in lockstep.
 
@@ -54,9 +54,9 @@ def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, la
             while lengths.shape[0] and lengths[order[first + members - 1] if order.shape[0] else b] <= t:
                 members -= 1  # of chains in lockstep, the shortest ends first
             if whole:
-                raise_maxima(maxima[0, t], prefix[0], block, True)
+                maxplus_matvec(maxima[0, t], prefix[0], block, True)
             elif members == 1:
-                raise_maxima(maxima[0, t], prefix[0], pairs[chain, t - 1 if pairs.shape[1] > 1 else 0], True)
+                maxplus_matvec(maxima[0, t], prefix[0], pairs[chain, t - 1 if pairs.shape[1] > 1 else 0], True)
             else:
                 _raise_in_lockstep(maxima, t, prefix, members, pairs[0, 0], block)
             for g in range(members):
@@ -78,7 +78,7 @@ def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, la
     return -1
 
 
-@kernel
+@njit
 def _raise_in_lockstep(maxima, t, prefix, members, matrix, block):
     """The maxima at position t of the first ``members`` of a group: each block of the matrix is read once for all."""
     rows, columns = block.shape
@@ -87,10 +87,10 @@ def _raise_in_lockstep(maxima, t, prefix, members, matrix, block):
             height = min(rows, matrix.shape[0] - top)
             copy_block(matrix, top, left, block)
             for g in range(members):
-                raise_maxima(maxima[g, t, left : left + columns], prefix[g, top : top + height], block, top == 0)
+                maxplus_matvec(maxima[g, t, left : left + columns], prefix[g, top : top + height], block, top == 0)
 
 
-@kernel
+@njit
 def _first_maximiser(highest, maxima, emission, matrix, state):
     """The smallest previous state from which ``state`` gets the score ``highest``: the same sums, so equal exactly."""
     for j in range(emission.shape[0]):

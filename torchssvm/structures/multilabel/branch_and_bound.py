@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.structures.multilabel.message_passing import TINY, decode_beliefs, dual_value, restrict, sweep
 
 _SWEEPS = 2  # of each subproblem, which begins with the messages that the one before it left
 
 
-@kernel
+@njit
 def branch(memory, best, bound, effort):
     """Close the gap between ``best`` and ``bound`` until ``effort`` updates of pairs are spent; returns both.
 
@@ -49,7 +49,7 @@ def branch(memory, best, bound, effort):
     return best, min(bound, left)
 
 
-@kernel
+@njit
 def _examine(memory, best, length):
     """Bound the labels that agree with what is fixed, and fix those whose other side cannot be better than ``best``."""
     tiny, spent = TINY * memory.scale[0], 0
@@ -76,7 +76,7 @@ def _examine(memory, best, length):
             return above, best, length, spent
 
 
-@kernel
+@njit
 def _choose(memory):
     """The label that is least sure, for the weight that it has in pairs."""
     gain = memory.gain

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 TINY = 1e-12  # of the sum of all scores: gaps up to this are rounding
 
@@ -82,7 +82,7 @@ def workspace(num_labels: int) -> Workspace:
     )
 
 
-@kernel
+@njit
 def reduce(unary, weights, labels, memory):
     """Make the problem of the labels that are undecided, when the others are what they are.
 
@@ -121,7 +121,7 @@ def reduce(unary, weights, labels, memory):
     memory.scale[0] = total
 
 
-@kernel
+@njit
 def pass_messages(memory, sweeps):
     """Send all messages up to ``sweeps`` times; returns the score of ``memory.best`` and the lowest bound."""
     for a in range(memory.sizes[0]):
@@ -143,7 +143,7 @@ def pass_messages(memory, sweeps):
     return best, bound
 
 
-@kernel
+@njit
 def restrict(memory):
     """Beliefs of the labels that are not fixed; returns how many pairs are active, and the score of what is fixed."""
     fixed, belief = memory.fixed, memory.belief
@@ -168,7 +168,7 @@ def restrict(memory):
     return count, base
 
 
-@kernel
+@njit
 def sweep(memory, active):
     """One update of every active pair; returns how much all of them moved.
 
@@ -189,7 +189,7 @@ def sweep(memory, active):
     return moved
 
 
-@kernel
+@njit
 def dual_value(memory, active, base):
     """The upper bound: ``sum_i max(0, b_i) - sum_{w_ij < 0} c_ij``, and what is fixed."""
     total = base
@@ -203,7 +203,7 @@ def dual_value(memory, active, base):
     return total
 
 
-@kernel
+@njit
 def decode_beliefs(memory, best):
     """Labels with a belief above 0 are on, and flips improve them; the new best score, whose labels are kept."""
     labels = memory.labels
@@ -217,7 +217,7 @@ def decode_beliefs(memory, best):
     return best
 
 
-@kernel
+@njit
 def climb(memory):
     """Flip single labels and pairs with a weight as long as the score gains; returns the score."""
     labels, gain = memory.labels, memory.gain
@@ -258,7 +258,7 @@ def climb(memory):
     return value
 
 
-@kernel
+@njit
 def _flip(memory, a):
     labels, gain = memory.labels, memory.gain
     for e in range(memory.sizes[1]):

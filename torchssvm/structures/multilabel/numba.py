@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.structures.multilabel.branch_and_bound import branch
 from torchssvm.structures.multilabel.message_passing import TINY, pass_messages, reduce
 
 
-@kernel
+@njit
 def row_sums(weights, positive, negative):
     """Sums of the positive and of the negative entries of every row of ``weights`` ``[K, K]``, for :func:`screen`."""
     for k in range(len(weights)):
@@ -20,7 +20,7 @@ def row_sums(weights, positive, negative):
         positive[k], negative[k] = above, below
 
 
-@kernel
+@njit
 def decode_rows(unary, weights, positive, negative, begin, end, sweeps, effort, memory, labels, value, bound):
     """Decode the examples ``begin`` to ``end - 1``.
 
@@ -45,7 +45,7 @@ def decode_rows(unary, weights, positive, negative, begin, end, sweeps, effort, 
         )
 
 
-@kernel
+@njit
 def decode_each(unary, weights, positive, negative, begin, end, sweeps, effort, memory, labels, value, bound):
     """As :func:`decode_rows`, with weights ``[B, K, K]``; ``positive`` and ``negative`` are room for K numbers."""
     for row in range(begin, end):
@@ -55,7 +55,7 @@ def decode_each(unary, weights, positive, negative, begin, end, sweeps, effort, 
         )
 
 
-@kernel
+@njit
 def decode_row(unary, weights, positive, negative, sweeps, effort, memory, labels):
     """One example, as :func:`decode_rows`: fills ``labels`` ``[K]`` and returns the value and the bound."""
     count = screen(unary, weights, positive, negative, memory, labels)
@@ -77,7 +77,7 @@ def decode_row(unary, weights, positive, negative, sweeps, effort, memory, label
     return value, value if gap <= TINY * memory.scale[0] else value + gap
 
 
-@kernel
+@njit
 def screen(unary, weights, positive, negative, memory, labels):
     """Decide labels that are the same in all best sets, and in all maximisers of the linear program.
 
@@ -137,7 +137,7 @@ def screen(unary, weights, positive, negative, memory, labels):
     return count
 
 
-@kernel
+@njit
 def score(unary, weights, labels, memory):
     """What a set of labels scores, by lists of what is on; not finite where a score of its own is not."""
     on, count, total = memory.place, 0, 0.0

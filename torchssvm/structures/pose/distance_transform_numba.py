@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 
-@kernel
+@njit
 def transform(scores, springs, begin, end, dense, memory, places, value, place):
     """Transform the images ``begin`` to ``end - 1``, their rows first and then their columns.
 
@@ -49,7 +49,7 @@ def transform(scores, springs, begin, end, dense, memory, places, value, place):
                 found[y, x] = found[y, x] * width + columns[found[y, x], x]
 
 
-@kernel
+@njit
 def fill_table(table, curvature, slope):
     """The cost of every displacement from 1 - n to n - 1."""
     size = (table.shape[0] + 1) // 2
@@ -58,7 +58,7 @@ def fill_table(table, curvature, slope):
         table[k] = curvature * d * d + slope * d
 
 
-@kernel
+@njit
 def _row(scores, table, out, found):
     """All pairs of places of one line, in vector registers along the places that the line is wanted at."""
     size = scores.shape[0]
@@ -74,7 +74,7 @@ def _row(scores, table, out, found):
             found[p] = q if v > best else held
 
 
-@kernel
+@njit
 def _columns(scores, table, out, found):
     """All pairs of places of all columns at once."""
     size, width = scores.shape
@@ -92,7 +92,7 @@ def _columns(scores, table, out, found):
                 place[x] = q if v > high else held
 
 
-@kernel
+@njit
 def _by_envelope(scores, curvature, slope, table, out, found, owner, start):
     """One line in O(n): the upper envelope of the parabolas ``scores[q] - a (p - q)^2 - b (p - q)``.
 

@@ -9,10 +9,10 @@ a few hundred places.
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 
-@kernel
+@njit
 def convolve_rows(out, scores, table):
     """``out[y, p] = max_q scores[y, q] - table[p - q + n - 1]``; ``out`` and the table may have more columns."""
     size, wide = scores.shape[1], out.shape[1]
@@ -42,7 +42,7 @@ def convolve_rows(out, scores, table):
             q += 1
 
 
-@kernel
+@njit
 def raise_along_columns(out, scores, table, fresh):
     """``out[p] = max(out[p], scores[q] - table[p - q + n - 1])``, row by row, over all q.
 

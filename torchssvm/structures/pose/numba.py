@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 from torchssvm.structures.pose.max_convolution import convolve_rows, raise_along_columns
 
 
-@kernel
+@njit
 def decode(node, kinds, cost_x, cost_y, parent, order, begin, end, wide, memory, chosen, place, kind, value):
     """Decode the trees ``begin`` to ``end - 1``.
 
@@ -72,7 +72,7 @@ def decode(node, kinds, cost_x, cost_y, parent, order, begin, end, wide, memory,
                 )  # fmt: skip
 
 
-@kernel
+@njit
 def _edge(parent, v):
     """The number of the edge above a node: how many nodes before it have one."""
     count = 0
@@ -82,7 +82,7 @@ def _edge(parent, v):
     return count
 
 
-@kernel
+@njit
 def _add_own(out, belief, scores):
     """``out[s] = belief + scores[s]``."""
     for s in range(out.shape[0]):
@@ -92,7 +92,7 @@ def _add_own(out, belief, scores):
                 to[x] = one[x] + two[x]
 
 
-@kernel
+@njit
 def _add(belief, message):
     for y in range(belief.shape[0]):
         to, one = belief[y], message[y]
@@ -100,7 +100,7 @@ def _add(belief, message):
             to[x] = to[x] + one[x]
 
 
-@kernel
+@njit
 def _pair(table, below, above):
     """The costs of both arcs of an edge, by parent less child: those given are by child less parent."""
     size = below.shape[0]
@@ -108,7 +108,7 @@ def _pair(table, below, above):
         table[k] = below[size - 1 - k] + above[size - 1 - k]
 
 
-@kernel
+@njit
 def _keep_best(message, best_kind, scores, reached, t):
     """``message = max(message, scores + reached)``, and where this is the first maximum, its kind ``t``."""
     for y in range(scores.shape[0]):
@@ -119,7 +119,7 @@ def _keep_best(message, best_kind, scores, reached, t):
                 best[x], found[x] = v, t
 
 
-@kernel
+@njit
 def _first_maximum(belief, width, place, v):
     best, at = belief[0, 0], 0
     for y in range(belief.shape[0]):
@@ -130,7 +130,7 @@ def _first_maximum(belief, width, place, v):
     return best
 
 
-@kernel
+@njit
 def _follow(belief, scores, costs_x, costs_y, t, above, place, v, kind):
     """The first kind and place of a node that give its parent's place the message: the same sums, compared again."""
     types, height, width = scores.shape

@@ -19,7 +19,7 @@ from torchssvm.structures.multiclass.structure import Multiclass
 ORACLES = """\
   EveryClass()       exact, for Multiclass: all classes at once
   EveryLossLevel()   exact, for Chain: Viterbi with the loss so far as part of the state
-  EveryOutput()      exact, for structures that define enumerate(): all outputs of a small problem
+  BruteForceSearch()      exact, for structures that define enumerate(): all outputs of a small problem
   LossScaleSearch()  approximate with an upper bound, for all structures: their own oracle with scaled losses
 or a SlackOracle of your own"""
 
@@ -121,7 +121,7 @@ class EveryLossLevel(SlackOracle):
         return levels.to(torch.int64), unit
 
 
-class EveryOutput(SlackOracle):
+class BruteForceSearch(SlackOracle):
     """Exact for structures that enumerate their outputs: all of them, one after another; the first best one is taken.
 
     The loss may be any function of output and target.
@@ -137,7 +137,7 @@ class EveryOutput(SlackOracle):
         """Structures that define ``enumerate``."""
         if type(structure).enumerate is Structure.enumerate:
             raise TypeError(
-                f"{type(structure).__name__} does not define enumerate(), as EveryOutput needs. There are:\n{ORACLES}"
+                f"{type(structure).__name__} does not define enumerate(), needed by BruteForceSearch. There are:\n{ORACLES}"
             )
 
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
@@ -152,7 +152,7 @@ class EveryOutput(SlackOracle):
         for number, labeling in enumerate(() if outputs is None else outputs, 1):
             if number > self.most:
                 raise ValueError(
-                    f"{structure} has more outputs than EveryOutput(most={self.most}) takes: raise `most`, or use "
+                    f"{structure} has more outputs than BruteForceSearch(most={self.most}) takes: raise `most`, or use "
                     f"another of\n{ORACLES}"
                 )
             loss, factor = loss_and_factor(structure, labeling, target, potentials)

@@ -11,7 +11,13 @@ from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
 from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, find_corner
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.multiclass.structure import Multiclass
-from torchssvm.structures.slack_rescaling.oracles import ORACLES, EveryClass, EveryLossLevel, EveryOutput, SlackOracle
+from torchssvm.structures.slack_rescaling.oracles import (
+    ORACLES,
+    BruteForceSearch,
+    EveryClass,
+    EveryLossLevel,
+    SlackOracle,
+)
 
 
 class SlackRescaling(Structure):
@@ -34,17 +40,17 @@ class SlackRescaling(Structure):
 
     Only the max oracle is another problem: ``L_i(y) (1 + score difference)`` is a product, which decomposes over the
     parts no more. The ``oracle`` solves it. Outputs far from the target need not be separated by a large margin, and
-    those with a small loss hardly matter; the loss need not decompose over the parts for ``EveryOutput``.
+    those with a small loss hardly matter; the loss need not decompose over the parts for ``BruteForceSearch``.
 
     Prediction is that of the wrapped structure, and so are parts, loss and targets. Use it by
     ``DualState.for_head(head, n, lam, structure=SlackRescaling(head.structure))``.
 
     Args:
         structure: The structure that says what an output is.
-        oracle: How the product is maximised: ``EveryClass()``, ``EveryLossLevel()`` and ``EveryOutput()`` are exact,
-            ``LossScaleSearch()`` is approximate with a bound. None takes the exact oracle made for ``structure``:
-            ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for ``Chain``, ``EveryOutput()`` for others that
-            enumerate their outputs.
+        oracle: How the product is maximised: ``EveryClass()``, ``EveryLossLevel()`` and ``BruteForceSearch()`` are
+            exact, ``LossScaleSearch()`` is approximate with a bound. None takes the exact oracle made for
+            ``structure``: ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for ``Chain``,
+            ``BruteForceSearch()`` for others that enumerate their outputs.
 
     Raises:
         TypeError: ``structure`` is not a structure, or the oracle (or every exact oracle) does not suit it.
@@ -143,7 +149,7 @@ def _default_oracle(structure: Structure) -> SlackOracle:
     if isinstance(structure, Chain):
         return EveryLossLevel()
     if type(structure).enumerate is not Structure.enumerate:
-        return EveryOutput()
+        return BruteForceSearch()
     raise TypeError(
         f"oracle=None, and {type(structure).__name__} has no exact oracle for slack rescaling (it does not enumerate "
         f"its outputs either). There are:\n{ORACLES}"

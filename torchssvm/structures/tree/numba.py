@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
-from torchssvm.structures.max_plus import copy_block, first_of_largest, raise_maxima
+from torchssvm.core.njit import njit
+from torchssvm.structures.maxplus import copy_block, first_of_largest, maxplus_matvec
 
 _TOGETHER = 16  # messages that share a block of the edges
 
 
-@kernel
+@njit
 def decode(node, edges, parents, lengths, begin, end, group, shape, memory, places, labels, value):
     """Decode the trees ``begin`` to ``end - 1``, ``group`` of them together, level by level.
 
@@ -67,7 +67,7 @@ def decode(node, edges, parents, lengths, begin, end, group, shape, memory, plac
                 for job in now:
                     g, v = job // longest, job % longest
                     matrix = block if whole else edges[chain, v if edges.shape[1] > 1 else 0]
-                    raise_maxima(messages[g, v], beliefs[g, v, :states], matrix, True)
+                    maxplus_matvec(messages[g, v], beliefs[g, v, :states], matrix, True)
             for job in now:  # siblings in the order of their numbers
                 g, v = job // longest, job % longest
                 message = messages[g, v]
@@ -97,7 +97,7 @@ def decode(node, edges, parents, lengths, begin, end, group, shape, memory, plac
     return -1
 
 
-@kernel
+@njit
 def _find_depths(parent, length, depth):
     """How far each node is from its root; False if the parents are not those of trees."""
     for v in range(length):
@@ -118,7 +118,7 @@ def _find_depths(parent, length, depth):
     return True
 
 
-@kernel
+@njit
 def _sort_by_depth(depth, lengths, first, longest, jobs, starts):
     """Fill ``jobs`` with ``g * N + v``, the roots first, and ``starts`` with where each depth begins."""
     starts[:] = 0
@@ -139,7 +139,7 @@ def _sort_by_depth(depth, lengths, first, longest, jobs, starts):
     return deepest
 
 
-@kernel
+@njit
 def _raise_together(messages, beliefs, jobs, matrix, block):
     """Several messages over the same edges: each block of the matrix is read once for all."""
     longest, (rows, columns) = messages.shape[1], block.shape
@@ -149,10 +149,10 @@ def _raise_together(messages, beliefs, jobs, matrix, block):
             copy_block(matrix, top, left, block)
             for job in jobs:
                 g, v = job // longest, job % longest
-                raise_maxima(messages[g, v, left : left + columns], beliefs[g, v, top:bottom], block, top == 0)
+                maxplus_matvec(messages[g, v, left : left + columns], beliefs[g, v, top:bottom], block, top == 0)
 
 
-@kernel
+@njit
 def _first_maximiser(highest, belief, matrix, above):
     """The smallest state that gives its parent the message ``highest``: the same sums, so equal exactly."""
     for k in range(matrix.shape[0]):

@@ -6,11 +6,11 @@ without fast-math, and rounding and ties are those of the order written here.
 
 from __future__ import annotations
 
-from torchssvm.core.njit import kernel
+from torchssvm.core.njit import njit
 
 
-@kernel
-def raise_maxima(maxima, scores, block, fresh):
+@njit
+def maxplus_matvec(maxima, scores, block, fresh):
     """``maxima[k] = max(maxima[k], scores[j] + block[j, k])`` over all j; ``fresh`` forgets what stands there."""
     states, columns = min(scores.shape[0], block.shape[0]), block.shape[1]
     j = 0
@@ -37,7 +37,7 @@ def raise_maxima(maxima, scores, block, fresh):
         j += 1
 
 
-@kernel
+@njit
 def copy_block(matrix, top, left, block):
     """Copy as much of ``matrix[top:, left:]`` as there is and as fits."""
     columns = min(block.shape[1], matrix.shape[1] - left)
@@ -47,7 +47,7 @@ def copy_block(matrix, top, left, block):
             target[k] = source[k]
 
 
-@kernel
+@njit
 def first_of_largest(scores, states):
     """The smallest state of the highest score."""
     best = 0
