@@ -137,7 +137,8 @@ class BruteForceSearch(SlackOracle):
         """Structures that define ``enumerate``."""
         if type(structure).enumerate is Structure.enumerate:
             raise TypeError(
-                f"{type(structure).__name__} does not define enumerate(), needed by BruteForceSearch. There are:\n{ORACLES}"
+                f"{type(structure).__name__} does not define enumerate(), and BruteForceSearch needs it. "
+                f"There are:\n{ORACLES}"
             )
 
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
