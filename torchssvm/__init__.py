@@ -4,6 +4,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.check import CheckReport, check
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.structure import Decoding, Marginals, Structure
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.path import RegularizationPath, grid_search, regularization_path
 from torchssvm.solvers import (
@@ -43,7 +44,6 @@ from torchssvm.structures import (
     BranchAndBound,
     BruteForceSearch,
     Chain,
-    Decoding,
     EdgePotentials,
     Edges,
     EveryClass,
@@ -60,7 +60,6 @@ from torchssvm.structures import (
     LinearPose,
     LinearTree,
     LossScaleSearch,
-    Marginals,
     Matching,
     MessagePassing,
     MinCut,
@@ -76,7 +75,6 @@ from torchssvm.structures import (
     SlackRescaling,
     SparseLinearChain,
     SparseLinearMultilabel,
-    Structure,
     TorchStruct,
     Tree,
     WeightedLabels,

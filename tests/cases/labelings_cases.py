@@ -17,8 +17,7 @@ from problems import examples, rng
 
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.potentials import Parts, Potentials, conform, inner
-from torchssvm.core.structure import as_decoding, each_labeling, fit
-from torchssvm.structures import Structure
+from torchssvm.core.structure import Structure, as_decoding, each_labeling, fit
 
 
 class LabelingsTestCase(ABC):

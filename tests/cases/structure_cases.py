@@ -16,8 +16,7 @@ from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.potentials import Parts, Potentials, conform, inner
-from torchssvm.core.structure import as_decoding
-from torchssvm.structures import Structure, find_corner
+from torchssvm.core.structure import Structure, as_decoding, find_corner
 
 SEEDS = st.integers(0, 2**31 - 1)
 BATCHES = st.integers(1, 4)

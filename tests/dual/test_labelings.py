@@ -29,9 +29,9 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.core.structure import find_corner
 from torchssvm.dual.labelings import _StoredLabelings
 from torchssvm.dual.storage import Storage
-from torchssvm.structures import find_corner
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

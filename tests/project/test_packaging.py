@@ -168,11 +168,9 @@ def test_importing_the_package_imports_nothing_optional(module, tmp_path):
     assert out.strip() == "[]"
 
 
-def test_every_package_is_listed():
-    listed = pyproject()["tool"]["setuptools"]["packages"]
+def test_every_folder_is_a_package():
     packages = {name for name, file in sources().items() if file.name == "__init__.py"}
     folders = {name.rpartition(".")[0] for name, file in sources().items() if file.name != "__init__.py"}
-    assert sorted(listed) == sorted(packages)
     assert folders <= packages  # a folder without __init__.py would be left out
 
 

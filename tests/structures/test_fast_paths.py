@@ -10,10 +10,10 @@ import torch
 from torchssvm import BCFW, BlockGap, Chain, DualState, LinearChain, LinearMulticlass, certify
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials, inner
+from torchssvm.core.structure import Structure, find_corner
 from torchssvm.dual import rows as rows_module
 from torchssvm.steps import box_qp
 from torchssvm.steps.box_qp import gram, solve_batch, solve_box_qp
-from torchssvm.structures import Structure, find_corner
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain import head as linear_chain
 from torchssvm.structures.chain import structure as chain

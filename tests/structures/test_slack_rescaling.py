@@ -28,7 +28,7 @@ from torchssvm import (
     WeightedLabels,
 )
 from torchssvm.core.potentials import conform, inner, scale
-from torchssvm.structures import find_corner
+from torchssvm.core.structure import find_corner
 from torchssvm.structures.chain.by_level import viterbi_by_level
 
 SEEDS = st.integers(0, 2**31 - 1)

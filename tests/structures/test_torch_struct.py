@@ -17,8 +17,8 @@ from labelings_cases import LabelingsTestCase
 from torch import Tensor
 
 from torchssvm.core.potentials import Potentials, inner
-from torchssvm.core.structure import as_decoding
-from torchssvm.structures import Chain, TorchStruct, find_corner
+from torchssvm.core.structure import as_decoding, find_corner
+from torchssvm.structures import Chain, TorchStruct
 
 torch_struct = pytest.importorskip("torch_struct")
 # Of the instances that the tests make themselves; the adapter is silent, see test_decoding_is_silent.

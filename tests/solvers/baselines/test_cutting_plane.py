@@ -72,7 +72,7 @@ def test_every_iteration_is_a_certificate(slack, seed, kind, dtype):
         assert found.passes == iteration
         assert cutting.gap == found.gap
         if before is not None:
-            assert found.dual >= before.dual
+            assert found.dual >= before.dual - 1e-15  # the last digit of a sum
             assert found.primal <= before.primal
         before = found
     assert all(p.dtype == dtype for p in problem.head.parameters())

@@ -30,7 +30,7 @@ from torchssvm import (
 )
 from torchssvm.core.potentials import as_potentials, per_example_adjoint
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.structures import find_corner
+from torchssvm.core.structure import find_corner
 from torchssvm.structures.arborescence.structure import has_root, is_projective
 
 # -- The structure -------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ from torchssvm import (
     check,
 )
 from torchssvm.core.batch import apply_head
-from torchssvm.structures import POSSIBLE, find_corner
+from torchssvm.core.structure import find_corner
+from torchssvm.structures import POSSIBLE
 
 
 def random_matching(left, right, random):

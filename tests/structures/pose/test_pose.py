@@ -32,7 +32,7 @@ from torchssvm import (
     certify,
     check,
 )
-from torchssvm.structures import find_corner
+from torchssvm.core.structure import find_corner
 
 
 class PoseCase(StructureTestCase):

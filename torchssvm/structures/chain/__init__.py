@@ -1,1 +1,9 @@
 """Chains: a label for every token, and weights for neighbouring labels."""
+
+from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.structures.chain.head import LinearChain
+from torchssvm.structures.chain.oracle import viterbi
+from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.structure import Chain
+
+__all__ = ["Chain", "LinearChain", "SparseLinearChain", "WeightedLabels", "viterbi"]
