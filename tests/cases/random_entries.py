@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from torchssvm.core.njit import njit
 from torchssvm.solvers.gdmm.brute_force import brute_force_fmo
-from torchssvm.solvers.gdmm.entry_heaps import add, change, column_list, find, room, value_of
-from torchssvm.solvers.gdmm.sorted_entries import COUNT, POOL_END, SortedEntries, grown, make_entries
+from torchssvm.solvers.gdmm.entry_heaps import COUNT, POOL_END, add, change, column_list, find, room, value_of
+from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, grown, make_entries
 
 STAMP = 5
 

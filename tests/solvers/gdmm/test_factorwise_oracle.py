@@ -7,7 +7,8 @@ import pytest
 from hypothesis import settings
 
 from torchssvm.solvers.gdmm.brute_force import dense
-from torchssvm.solvers.gdmm.sorted_entries import COUNT, VISITED, make_entries
+from torchssvm.solvers.gdmm.entry_heaps import COUNT, VISITED
+from torchssvm.solvers.gdmm.sorted_entries import make_entries
 
 pytest.importorskip("numba")
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import settings
 
 from torchssvm.solvers.gdmm.brute_force import dense
-from torchssvm.solvers.gdmm.sorted_entries import VISITED, from_state, grown, make_entries, state
+from torchssvm.solvers.gdmm.entry_heaps import VISITED
+from torchssvm.solvers.gdmm.sorted_entries import from_state, grown, make_entries, state
 
 pytest.importorskip("numba")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.solvers.gdmm.sorted_entries import COUNT, SortedEntries
+from torchssvm.solvers.gdmm.entry_heaps import COUNT
+from torchssvm.solvers.gdmm.sorted_entries import SortedEntries
 
 
 def dense(entries: SortedEntries) -> np.ndarray:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.njit import njit
-from torchssvm.solvers.gdmm.entry_heaps import column_list, row_list, value_of
-from torchssvm.solvers.gdmm.sorted_entries import VISITED
+from torchssvm.solvers.gdmm.entry_heaps import VISITED, column_list, row_list, value_of
 from torchssvm.solvers.gdmm.walks import is_excluded, walk
 
 

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-COUNT, POOL_END, VISITED = 0, 1, 2
-"""Places in ``SortedEntries.counters``."""
-SMALLEST_LIST = 4
+from torchssvm.solvers.gdmm.entry_heaps import COUNT, SMALLEST_LIST, fill_table
+
 _MOST = 1 << 27  # so that every place in the pool is far below 2^31
 
 
@@ -164,8 +163,6 @@ def _filled(
     size: np.ndarray,
 ) -> SortedEntries:
     """Entries whose heaps, one after the other, are ``heaps``."""
-    from torchssvm.solvers.gdmm.entry_heaps import fill_table
-
     count = len(value)
     if not count <= capacity <= _MOST:
         raise ValueError(f"there are {count} entries and room for {capacity} is wanted; it can be up to {_MOST}")
