@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.solvers.gdmm.entry_heaps import COUNT, SMALLEST_LIST, fill_table
+from torchssvm.solvers.gdmm.entry_heaps import COUNT, SMALLEST_LIST, VISITED, fill_table
 
 _MOST = 1 << 27  # so that every place in the pool is far below 2^31
 
