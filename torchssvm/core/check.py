@@ -19,9 +19,9 @@ from torchssvm.core.potentials import (
     adjoint,
     as_potentials,
     conform,
+    gram_product,
     inner,
     per_example_adjoint,
-    response,
 )
 from torchssvm.core.structure import Structure, as_decoding, find_corner, loss_by_name
 
@@ -76,7 +76,7 @@ def check(
 ) -> CheckReport:
     """Examine a head and a structure on one batch: what training relies on, and cannot see for itself.
 
-    Checked are: the head's linearity; its per-example adjoint and response, if it gives them, against autograd; the
+    Checked are: the head's linearity; its per-example adjoint and gram_product, if it gives them, against autograd; the
     target's parts and zero loss; ``loss`` against ``loss_potentials``; ``relative_scores`` and ``mean_difference``, if
     the structure has its own, against those made of the parts; the max oracle, plain and loss-augmented, against all
     outputs (where ``structure.enumerate`` offers them and they are few) and otherwise against many other outputs; and
@@ -127,7 +127,7 @@ def check(
             return CheckReport(tuple(findings))
         findings.append(Finding("head and target fit the structure"))
         run("adjoint equals autograd", lambda: _adjoint(potentials, structure, target, weights))
-        run("response equals autograd", lambda: _response(potentials, structure, target, weights))
+        run("gram_product equals autograd", lambda: _gram_product(potentials, structure, target, weights))
         samples = _samples(structure, _random_potentials(head, args, potentials, box, generator), target)
         run("parts are shaped like the potentials", lambda: _parts(structure, potentials, samples))
         run("loss is 0 at the target, else >= 0", lambda: _loss(structure, target, samples))
@@ -200,12 +200,12 @@ def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights:
     return None
 
 
-def _response(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
-    if potentials.response is None:
-        return Finding("response equals autograd", skipped="the head gives none: two backward passes do its work")
+def _gram_product(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
+    if potentials.gram_product is None:
+        return Finding("gram_product equals autograd", skipped="the head gives none: two backward passes do its work")
     parts = find_corner(structure, potentials, target).parts
-    ours = response(potentials, parts, weights)
-    truth = response(Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged), parts, weights)
+    ours = gram_product(potentials, parts, weights)
+    truth = gram_product(Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged), parts, weights)
     return _difference(ours, truth, potentials)
 
 

@@ -29,7 +29,7 @@ Adjoint = Callable[[Parts], Sequence[Tensor]]
 A parameter of which an example moves few rows may get a coalesced sparse tensor with two sparse axes, example and row.
 """
 
-Response = Callable[[Parts], Parts]
+GramProduct = Callable[[Parts], Parts]
 """Maps parts to ``Phi_i Phi_i^T parts_i``, shaped like the potentials: how they change along their own gradient."""
 
 
@@ -65,22 +65,33 @@ class Potentials:
         adjoint: Optional. Parts ``[B, ...]`` -> for each of the head's parameters, in the order of
             ``head.parameters()``, the per-example gradients ``Phi_i^T parts_i``, ``[B, *parameter.shape]``. A head that
             gives it gets a step size for every block of a batch (the box QP) instead of one for all.
-        response: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that need
-            inner products of labelings (``Corrective``, ``Hybrid``) are much faster with it.
+        gram_product: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that
+            need inner products of labelings (``Corrective``, ``Hybrid``) are much faster with it.
         weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
             nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
             the backward pass through the head.
         in_turn: Optional. Takes exact steps on the blocks of the batch, one after another, in compiled code; for
             ``BlockGap(dual, in_turn=True)``.
-        extremes: Optional. The smallest and the largest length, if the head has read them already: reading them from
-            another device waits for it.
+        min_length: Optional. The smallest length, if the head has read it already: reading lengths from another device
+            waits for it.
+        max_length: Optional. The largest length; given together with ``min_length``.
 
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
     """
 
-    __slots__ = ("adjoint", "extremes", "in_turn", "lengths", "ragged", "response", "tensors", "weights")
+    __slots__ = (
+        "adjoint",
+        "gram_product",
+        "in_turn",
+        "lengths",
+        "max_length",
+        "min_length",
+        "ragged",
+        "tensors",
+        "weights",
+    )
 
     carried: ClassVar[tuple[str, ...]] = ()
     """Slots that a subclass adds, of tensors ``[B, ...]`` or None: they go with the examples."""
@@ -92,19 +103,20 @@ class Potentials:
         *,
         ragged: Mapping[str, int] | None = None,
         adjoint: Adjoint | None = None,
-        response: Response | None = None,
+        gram_product: GramProduct | None = None,
         weights: Sequence[Tensor] | None = None,
         in_turn: SolveInTurn | None = None,
-        extremes: tuple[int, int] | None = None,
+        min_length: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
-        self.response = response
+        self.gram_product = gram_product
         self.weights = weights
         self.in_turn = in_turn
-        self.extremes = extremes if lengths is not None else None
+        self.min_length = self.max_length = None
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
         if len(sizes) != 1 or None in sizes:
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
@@ -124,10 +136,11 @@ class Potentials:
                 raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
             check_int64(lengths, "lengths", (self.batch_size,), ", one for each example")
             longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
-            if self.extremes is None and (numbers := lengths.tolist()):
-                self.extremes = min(numbers), max(numbers)
-            low, high = self.extremes or (1, 1)
-            if low < 1 or (longest is not None and high > longest):
+            self.min_length, self.max_length = min_length, max_length
+            if min_length is None or max_length is None:
+                self._read_lengths()
+            low, high = self.min_length, self.max_length
+            if low is not None and high is not None and (low < 1 or (longest is not None and high > longest)):
                 allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
                 raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
         elif self.ragged:
@@ -170,8 +183,9 @@ class Potentials:
     def replace(self, tensors: Parts) -> Potentials:
         """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
         other = object.__new__(type(self))
-        other.tensors, other.lengths, other.ragged, other.extremes = tensors, self.lengths, self.ragged, self.extremes
-        other.adjoint = other.response = other.weights = other.in_turn = None
+        other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
+        other.min_length, other.max_length = self.min_length, self.max_length
+        other.adjoint = other.gram_product = other.weights = other.in_turn = None
         for name in self.carried:
             setattr(other, name, getattr(self, name))
         return other
@@ -188,10 +202,12 @@ class Potentials:
         for name in ("lengths", *self.carried):
             held = getattr(self, name)
             setattr(other, name, None if held is None else held[rows])
-        if other.lengths is not None:
-            numbers = other.lengths.tolist()
-            other.extremes = (min(numbers), max(numbers)) if numbers else None
+        other._read_lengths()
         return other
+
+    def _read_lengths(self) -> None:
+        numbers = [] if self.lengths is None else self.lengths.tolist()
+        self.min_length, self.max_length = min(numbers, default=None), max(numbers, default=None)
 
     def __repr__(self) -> str:
         return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"
@@ -311,22 +327,22 @@ def per_example_adjoint(
     return result
 
 
-def response(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
+def gram_product(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
     """``Phi_i Phi_i^T parts_i`` for every example: the change of its potentials along its own gradient.
 
-    Uses the head's own ``response`` where it gives one, otherwise two backward passes for every example.
+    Uses the head's own ``gram_product`` where it gives one, otherwise two backward passes for every example.
 
     Raises:
-        ValueError: The head's ``response`` gave other shapes.
+        ValueError: The head's ``gram_product`` gave other shapes.
         RuntimeError: The potentials carry no graph, or one that cannot be differentiated twice.
     """
     with full_precision(potentials.device):
-        if potentials.response is not None:
-            return conform(potentials.response(parts), potentials, "the head's response")
-        return _response_by_autograd(potentials, parts, parameters)
+        if potentials.gram_product is not None:
+            return conform(potentials.gram_product(parts), potentials, "the head's gram_product")
+        return _gram_product_by_autograd(potentials, parts, parameters)
 
 
-def _response_by_autograd(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
+def _gram_product_by_autograd(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
     names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
     result = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
     for row in range(potentials.batch_size):

@@ -18,8 +18,8 @@ from torchssvm.core.potentials import (
     as_potentials,
     combine,
     full_precision,
+    gram_product,
     per_example_adjoint,
-    response,
     scale,
 )
 from torchssvm.core.row_sparse import dense, select_examples, squared_length
@@ -247,7 +247,7 @@ class BlockGap(nn.Module):
         dual, detached = self.dual, potentials.detach()
         atoms = stored.atoms(detached, dual.loss[index])
         found = self._find(stored, atoms, detached, target, index)
-        blocks = _blocks(stored, atoms, found, dual, lambda parts: response(potentials, parts, dual.parameters))
+        blocks = _blocks(stored, atoms, found, dual, lambda parts: gram_product(potentials, parts, dual.parameters))
         gaps = blocks.gaps()
         if not training:
             return gaps, None

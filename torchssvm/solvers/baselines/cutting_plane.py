@@ -23,7 +23,7 @@ from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import Certificate, crosses, every_training_example
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class _Pass(NamedTuple):
