@@ -15,7 +15,8 @@ from lowered_precision import lowered
 from problems import examples, flat, rng
 from torch import Tensor, nn
 
-from torchssvm.core.potentials import Parts, Potentials, adjoint, as_potentials, gram_product, per_example_adjoint
+from torchssvm.core.gradients import adjoint, gram_product, per_example_adjoint
+from torchssvm.core.potentials import Parts, Potentials, as_potentials
 
 SEEDS = st.integers(0, 2**31 - 1)
 

@@ -7,7 +7,7 @@ import torch
 from head_cases import HeadTestCase
 
 from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, Potentials
-from torchssvm.core.potentials import per_example_adjoint
+from torchssvm.core.gradients import per_example_adjoint
 
 
 class TestLinearMulticlass(HeadTestCase):
@@ -59,7 +59,7 @@ class LinearChainCase(HeadTestCase):
     def reference(self, head, x):
         rows = []
         for t in range(len(x)):
-            row = sum(x[t, f] * head.emission[:, f] for f in range(2))
+            row = sum(x[t, f] * head.by_feature(head.emission)[f] for f in range(2))
             if self.bias:
                 row = row + head.bias
             if self.boundary and t == 0:

@@ -12,17 +12,9 @@ from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, apply_head, tree_replace, tree_tensors
 from torchssvm.core.bounds import Bound, Box
+from torchssvm.core.gradients import adjoint, gram_product, per_example_adjoint
 from torchssvm.core.linearity import linearity_error
-from torchssvm.core.potentials import (
-    Parts,
-    Potentials,
-    adjoint,
-    as_potentials,
-    conform,
-    gram_product,
-    inner,
-    per_example_adjoint,
-)
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.structure import Structure, as_decoding, find_corner, loss_by_name
 
 _MOST_LABELINGS = 2_000
@@ -185,7 +177,7 @@ def _samples(structure: Structure, others: Iterable[Potentials], target: Any) ->
 def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
     name = "adjoint equals autograd"
     if potentials.adjoint is None:
-        return Finding(name, skipped="the head gives none; batches take one common step")
+        return Finding(name, skipped="the head gives none: torch.func makes it, where it can")
     corner = find_corner(structure, potentials, target)
     ours = per_example_adjoint(potentials, corner.parts, weights)
     for row in range(potentials.batch_size):
@@ -202,7 +194,7 @@ def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights:
 
 def _gram_product(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
     if potentials.gram_product is None:
-        return Finding("gram_product equals autograd", skipped="the head gives none: two backward passes do its work")
+        return Finding("gram_product equals autograd", skipped="the head gives none: torch.func makes it, where it can")
     parts = find_corner(structure, potentials, target).parts
     ours = gram_product(potentials, parts, weights)
     truth = gram_product(Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged), parts, weights)
