@@ -38,12 +38,12 @@ class ChainTruth:
             ValueError: The head has other sizes.
         """
         shapes = (len(self.emission), self.emission.num_columns)
-        if tuple(head.emission.shape) != shapes or head.transition.shape != (shapes[1], shapes[1]):
+        if tuple(head.by_feature(head.emission).shape) != shapes or head.transition.shape != (shapes[1], shapes[1]):
             raise ValueError(f"head must have in_features={shapes[0]} and num_states={shapes[1]}")
         with torch.no_grad():
             for weights in head.parameters():
                 weights.zero_()
-            head.emission.copy_(self.emission.dense())
+            head.by_feature(head.emission).copy_(self.emission.dense())
             head.transition.copy_(self.transition.dense())
 
     def decode(self, chains: SparseChains) -> Tensor:

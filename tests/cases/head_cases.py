@@ -15,7 +15,8 @@ from lowered_precision import lowered
 from problems import examples, flat, rng
 from torch import Tensor, nn
 
-from torchssvm.core.potentials import Parts, Potentials, adjoint, as_potentials, per_example_adjoint, response
+from torchssvm.core.gradients import adjoint, gram_product, per_example_adjoint
+from torchssvm.core.potentials import Parts, Potentials, as_potentials
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -128,7 +129,7 @@ class HeadTestCase(ABC):
 
     @examples(15)
     @given(seed=SEEDS, batch=st.integers(1, 4))
-    def test_the_response_is_the_map_times_its_adjoint(self, seed, batch):
+    def test_the_gram_product_is_the_map_times_its_adjoint(self, seed, batch):
         """``Phi_i Phi_i^T`` of every example, Phi_i written out by the weights' unit vectors; with and without help."""
         head, inputs = self.setting(seed, batch)
         potentials = as_potentials(head(*inputs))
@@ -146,7 +147,7 @@ class HeadTestCase(ABC):
         expected = (maps @ (maps.mT @ flattened)).squeeze(2)
         without = Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged)
         for given_potentials in (potentials, without):
-            found = response(given_potentials, parts, parameters)
+            found = gram_product(given_potentials, parts, parameters)
             assert found.keys() == shapes.keys()
             together = Potentials(found, potentials.lengths, ragged=potentials.ragged)
             wanted = Potentials(
@@ -264,7 +265,7 @@ class HeadTestCase(ABC):
             without = Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged)
             for known in (potentials, without):
                 found += per_example_adjoint(known, parts, list(head.parameters()))
-                found += response(known, parts, list(head.parameters())).values()
+                found += gram_product(known, parts, list(head.parameters())).values()
             return [*found, *adjoint(potentials, parts, list(head.parameters()))]
 
         expected = everything()
@@ -288,7 +289,7 @@ class HeadTestCase(ABC):
                 *potentials.tensors.values(),
                 *(torch.zeros(()) if g is None else g for g in found),
                 *per_example_adjoint(potentials, parts, parameters),
-                *response(potentials, parts, parameters).values(),
+                *gram_product(potentials, parts, parameters).values(),
             ]
 
         with on_a_device() as seen:

@@ -25,7 +25,11 @@ def kernel_head(problem: Problem, kernel: Any) -> KernelHead:
         )
     else:
         assert isinstance(head, LinearChain)
-        options = {"bias": head.bias is not None, "boundary": head.first is not None, "structure": head.structure}
+        options = {
+            "bias": head.bias is not None,
+            "boundary": head.start_transitions is not None,
+            "structure": head.structure,
+        }
         states = head.structure.num_states
         if head.positions is None:
             made = KernelChain(kernel, width, states, **options)
@@ -52,7 +56,7 @@ def with_features(problem: Problem, x: Tensor) -> Problem:
             x.shape[-1],
             head.structure.num_states,
             bias=head.bias is not None,
-            boundary=head.first is not None,
+            boundary=head.start_transitions is not None,
             positions=head.positions,
             structure=head.structure,
         )

@@ -28,7 +28,7 @@ NAMES = [
     "head is linear in its weights",
     "head and target fit the structure",
     "adjoint equals autograd",
-    "response equals autograd",
+    "gram_product equals autograd",
     "parts are shaped like the potentials",
     "loss is 0 at the target, else >= 0",
     "loss equals <parts, delta> + constant",
@@ -97,7 +97,7 @@ def test_a_custom_head_and_structure_are_right(structure):
     assert report.ok, str(report)
     assert skipped(report) == {
         "adjoint equals autograd",
-        "response equals autograd",
+        "gram_product equals autograd",
         "relative_scores equals the parts",
         "mean_difference equals the parts",
         "padding changes no answer",
@@ -164,14 +164,14 @@ class AdjointOfAnotherShape(Scores):
         return Potentials(super().forward(x), adjoint=lambda p: [x.unsqueeze(2) * p["potentials"].unsqueeze(1)])
 
 
-class WrongResponse(Scores):
+class WrongGramProduct(Scores):
     def forward(self, x):
-        return Potentials(super().forward(x), response=lambda p: {k: 2 * t for k, t in p.items()})
+        return Potentials(super().forward(x), gram_product=lambda p: {k: 2 * t for k, t in p.items()})
 
 
-class ResponseOfAnotherShape(Scores):
+class GramProductOfAnotherShape(Scores):
     def forward(self, x):
-        return Potentials(super().forward(x), response=lambda p: x)
+        return Potentials(super().forward(x), gram_product=lambda p: x)
 
 
 class WrongWidth(Scores):
@@ -188,8 +188,8 @@ class WrongWidth(Scores):
         (Constant, "head is linear in its weights", "not zero when all its weights are"),
         (WrongAdjoint, "adjoint equals autograd", "parameter 0, row 0"),
         (AdjointOfAnotherShape, "adjoint equals autograd", "adjoint returned shapes"),
-        (WrongResponse, "response equals autograd", "'potentials', row 0: differs by"),
-        (ResponseOfAnotherShape, "response equals autograd", "the head's response must be shaped like"),
+        (WrongGramProduct, "gram_product equals autograd", "'potentials', row 0: differs by"),
+        (GramProductOfAnotherShape, "gram_product equals autograd", "the head's gram_product must be shaped like"),
         (WrongWidth, "parts are shaped like the potentials", "shaped like the potentials"),
     ],
 )

@@ -130,19 +130,19 @@ def test_no_thread_ever_works_in_less_than_full_precision():
 @pytest.mark.parametrize("columns", [(), (5,)])
 def test_a_product_and_its_gradients_are_full(shape, columns):
     x = torch.randn(shape, generator=rng(0), requires_grad=True)
-    weight = torch.randn(shape[-1], *columns, generator=rng(1), requires_grad=True)
+    weight = torch.randn(*columns, shape[-1], generator=rng(1), requires_grad=True)
 
     def everything(multiply):
         value = multiply(x, weight)
         once = torch.autograd.grad(value.square().sum(), (x, weight), create_graph=True)
         return [value, *once, *torch.autograd.grad(once[0].square().sum() + once[1].square().sum(), (x, weight))]
 
-    expected = everything(torch.matmul)
+    expected = everything(nn.functional.linear)
     with lowered("high") as seen:
         found = everything(product)
         assert seen.products >= 3
         assert not seen.rounded
-        everything(torch.matmul)
+        everything(nn.functional.linear)
         assert seen.rounded  # the setting is on
     for mine, plain in zip(found, expected, strict=True):
         largest = (
@@ -152,18 +152,18 @@ def test_a_product_and_its_gradients_are_full(shape, columns):
 
 
 def test_a_product_is_differentiated_in_double_precision_like_any_other():
-    x, weight = torch.randn(3, 4).double().requires_grad_(), torch.randn(4, 2).double().requires_grad_()
+    x, weight = torch.randn(3, 4).double().requires_grad_(), torch.randn(2, 4).double().requires_grad_()
     with lowered("high"):
         assert torch.autograd.gradcheck(product, (x, weight))
         assert torch.autograd.gradgradcheck(product, (x, weight))
 
 
 def test_a_product_goes_with_transforms_and_forward_mode():
-    x, weight = torch.randn(3, 4, generator=rng(0)), torch.randn(4, 2, generator=rng(1), requires_grad=True)
-    tangent = torch.randn(4, 2, generator=rng(2))
+    x, weight = torch.randn(3, 4, generator=rng(0)), torch.randn(2, 4, generator=rng(1), requires_grad=True)
+    tangent = torch.randn(2, 4, generator=rng(2))
     with lowered("high"):
         with full_precision(CPU):
-            expected = x @ weight, x @ tangent, x.sum(0).unsqueeze(1).expand(4, 2)
+            expected = x @ weight.t(), x @ tangent.t(), x.sum(0).expand(2, 4)
         torch.testing.assert_close(torch.vmap(product, (0, None))(x, weight), expected[0])
         torch.testing.assert_close(torch.func.jvp(lambda w: product(x, w), (weight,), (tangent,))[1], expected[1])
         with full_precision(CPU):
@@ -174,13 +174,13 @@ def test_a_product_goes_with_transforms_and_forward_mode():
 
 
 def test_a_weight_may_be_written_to_before_the_backward_pass():
-    weight = torch.zeros(4, 2, requires_grad=True)
+    weight = torch.zeros(2, 4, requires_grad=True)
     with lowered("high"):
         value = product(torch.ones(3, 4), weight).sum()
         with torch.no_grad():
             weight += 1.0
         value.backward()
-    assert weight.grad.tolist() == [[3.0, 3.0]] * 4
+    assert weight.grad.tolist() == [[3.0] * 4] * 2
 
 
 # -- Training and certificates -------------------------------------------------------------------------

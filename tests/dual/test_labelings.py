@@ -234,7 +234,7 @@ def test_the_smallest_integers_that_hold_the_labels():
         problem.y[0] = classes - 2
         training = problem.train(storage=Labelings(4))
         with torch.no_grad():
-            training.head.weight[0, classes - 1] = 100.0 * torch.sign(problem.x[0, 0])
+            training.head.weight[classes - 1, 0] = 100.0 * torch.sign(problem.x[0, 0])
             training.dual.remember_weights()
         batch = problem.batch([0])
         potentials = apply_head(training.head, batch)

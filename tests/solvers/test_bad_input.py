@@ -440,7 +440,7 @@ def test_parameters_cannot_be_added_later():
 def test_frozen_parameters():
     head = LinearChain(2, 2)
     head.bias.requires_grad_(False)
-    head.first.requires_grad_(False)
+    head.start_transitions.requires_grad_(False)
     with pytest.raises(ValueError, match=r"parameters \['bias', 'first'\] of the head do not require a gradient"):
         DualState.for_head(head, 3, 0.1)
 

@@ -457,13 +457,15 @@ def test_equal_bounds_may_be_written_differently():
 
 
 def test_groups_in_another_order_keep_their_own_bounds():
-    state = go_on(in_training(bounds={"first": (0.0, None)}), 0, 4).optim.state_dict()
+    state = go_on(in_training(bounds={"start_transitions": (0.0, None)}), 0, 4).optim.state_dict()
     problem = chain(4, lam=0.05, dtype=torch.float32)
     other = Bounded(problem, {})
-    other.optim = BCFW(groups_of(problem.head, {"first": (0.0, None)})[::-1], other.dual)
+    other.optim = BCFW(groups_of(problem.head, {"start_transitions": (0.0, None)})[::-1], other.dual)
     other.optim.load_state_dict(state)
     go_on(other, 4, 8)
-    assert torch.equal(other.unclipped(), go_on(in_training(bounds={"first": (0.0, None)}), 0, 8).unclipped())
+    assert torch.equal(
+        other.unclipped(), go_on(in_training(bounds={"start_transitions": (0.0, None)}), 0, 8).unclipped()
+    )
     assert [group.get("lower") for group in other.optim.param_groups] == [None, 0.0, None, None, None]
 
 

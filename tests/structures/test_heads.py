@@ -7,7 +7,7 @@ import torch
 from head_cases import HeadTestCase
 
 from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, Potentials
-from torchssvm.core.potentials import per_example_adjoint
+from torchssvm.core.gradients import per_example_adjoint
 
 
 class TestLinearMulticlass(HeadTestCase):
@@ -20,7 +20,7 @@ class TestLinearMulticlass(HeadTestCase):
         return (torch.randn(batch, 3, generator=random, dtype=torch.float64),)
 
     def reference(self, head, x):
-        scores = [sum(x[f] * head.weight[f, k] for f in range(3)) for k in range(4)]
+        scores = [sum(x[f] * head.weight[k, f] for f in range(3)) for k in range(4)]
         return {"potentials": torch.stack([s + (head.bias[k] if self.bias else 0.0) for k, s in enumerate(scores)])}
 
     def bad_inputs(self, inputs):
@@ -59,13 +59,13 @@ class LinearChainCase(HeadTestCase):
     def reference(self, head, x):
         rows = []
         for t in range(len(x)):
-            row = sum(x[t, f] * head.emission[f] for f in range(2))
+            row = sum(x[t, f] * head.by_feature(head.emission)[f] for f in range(2))
             if self.bias:
                 row = row + head.bias
             if self.boundary and t == 0:
-                row = row + head.first
+                row = row + head.start_transitions
             if self.boundary and t == len(x) - 1:
-                row = row + head.last
+                row = row + head.end_transitions
             rows.append(row)
         transition = head.transition if self.positions is None else head.transition[: len(x) - 1]
         return {"emission": torch.stack(rows), "transition": transition}

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.precision import transformed
+
 
 def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = None, advice: str = "") -> int:
     """The whole number as a plain int; NumPy's are taken, truth values are not.
@@ -169,6 +171,16 @@ def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
     ):
         return value
     raise TypeError(f"{name} must be a dense, real tensor, and it is {describe(value)}{advice}")
+
+
+def read_numbers(tensor: Tensor) -> list[int] | None:
+    """The numbers of a tensor with one axis; None where ``torch.vmap`` has put it in the place of many."""
+    try:
+        return tensor.tolist()
+    except RuntimeError:
+        if transformed():
+            return None
+        raise
 
 
 def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:

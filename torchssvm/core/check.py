@@ -12,17 +12,9 @@ from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, apply_head, tree_replace, tree_tensors
 from torchssvm.core.bounds import Bound, Box
+from torchssvm.core.gradients import adjoint, gram_product, per_example_adjoint
 from torchssvm.core.linearity import linearity_error
-from torchssvm.core.potentials import (
-    Parts,
-    Potentials,
-    adjoint,
-    as_potentials,
-    conform,
-    inner,
-    per_example_adjoint,
-    response,
-)
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.structure import Structure, as_decoding, find_corner, loss_by_name
 
 _MOST_LABELINGS = 2_000
@@ -76,7 +68,7 @@ def check(
 ) -> CheckReport:
     """Examine a head and a structure on one batch: what training relies on, and cannot see for itself.
 
-    Checked are: the head's linearity; its per-example adjoint and response, if it gives them, against autograd; the
+    Checked are: the head's linearity; its per-example adjoint and gram_product, if it gives them, against autograd; the
     target's parts and zero loss; ``loss`` against ``loss_potentials``; ``relative_scores`` and ``mean_difference``, if
     the structure has its own, against those made of the parts; the max oracle, plain and loss-augmented, against all
     outputs (where ``structure.enumerate`` offers them and they are few) and otherwise against many other outputs; and
@@ -127,7 +119,7 @@ def check(
             return CheckReport(tuple(findings))
         findings.append(Finding("head and target fit the structure"))
         run("adjoint equals autograd", lambda: _adjoint(potentials, structure, target, weights))
-        run("response equals autograd", lambda: _response(potentials, structure, target, weights))
+        run("gram_product equals autograd", lambda: _gram_product(potentials, structure, target, weights))
         samples = _samples(structure, _random_potentials(head, args, potentials, box, generator), target)
         run("parts are shaped like the potentials", lambda: _parts(structure, potentials, samples))
         run("loss is 0 at the target, else >= 0", lambda: _loss(structure, target, samples))
@@ -185,7 +177,7 @@ def _samples(structure: Structure, others: Iterable[Potentials], target: Any) ->
 def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
     name = "adjoint equals autograd"
     if potentials.adjoint is None:
-        return Finding(name, skipped="the head gives none; batches take one common step")
+        return Finding(name, skipped="the head gives none: torch.func makes it, where it can")
     corner = find_corner(structure, potentials, target)
     ours = per_example_adjoint(potentials, corner.parts, weights)
     for row in range(potentials.batch_size):
@@ -200,12 +192,12 @@ def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights:
     return None
 
 
-def _response(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
-    if potentials.response is None:
-        return Finding("response equals autograd", skipped="the head gives none: two backward passes do its work")
+def _gram_product(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
+    if potentials.gram_product is None:
+        return Finding("gram_product equals autograd", skipped="the head gives none: torch.func makes it, where it can")
     parts = find_corner(structure, potentials, target).parts
-    ours = response(potentials, parts, weights)
-    truth = response(Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged), parts, weights)
+    ours = gram_product(potentials, parts, weights)
+    truth = gram_product(Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged), parts, weights)
     return _difference(ours, truth, potentials)
 
 

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from torchssvm.core.batch import tree_tensors
+from torchssvm.core.gradients import remember_call
 from torchssvm.core.potentials import Parts, as_potentials
 from torchssvm.core.precision import full_precision, is_lowered, lowered_advice
 
@@ -101,9 +102,10 @@ def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
 
 
 class _CheckOnce:
-    """A forward hook that examines a head at its first call, before any step can be taken, and then does nothing.
+    """A forward hook that examines a head at its first call, before any step can be taken.
 
-    Once more where matrix products have been set to a lower precision since.
+    Once more where matrix products have been set to a lower precision since. Every call is remembered at the potentials
+    that it made, for per-example gradients. What ``torch.compile`` and ``torch.export`` make of a head is left alone.
     """
 
     def __init__(self) -> None:
@@ -111,7 +113,10 @@ class _CheckOnce:
         self.lowered = False  # whether it has been seen in a lower precision of matrix products
 
     def __call__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not torch.is_grad_enabled() or (self.done and self.lowered):
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        remember_call(head, args, kwargs, output)
+        if self.done and self.lowered:
             return
         lowered = is_lowered(as_potentials(output).device)
         if self.done and not lowered:
@@ -131,6 +136,9 @@ def is_check(hook: object) -> bool:
 
 
 def check_at_first_call(head: nn.Module) -> None:
-    """Examine ``head`` at its first call with gradients enabled, and raise ValueError if it is not linear."""
+    """Examine ``head`` at its first call with gradients enabled, and raise ValueError if it is not linear.
+
+    A hook stays with the head, without any tensors: a copy or a pickle of the head has one of its own.
+    """
     if not any(isinstance(hook, _CheckOnce) for hook in head._forward_hooks.values()):
         head.register_forward_hook(_CheckOnce(), with_kwargs=True)

@@ -12,10 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import compiled_sums, fits_numba
-from torchssvm.core.precision import full_precision
-from torchssvm.core.row_sparse import combine_rows, dense
+from torchssvm.core.precision import full_precision as full_precision  # for the many that take both from here
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""
@@ -29,7 +28,7 @@ Adjoint = Callable[[Parts], Sequence[Tensor]]
 A parameter of which an example moves few rows may get a coalesced sparse tensor with two sparse axes, example and row.
 """
 
-Response = Callable[[Parts], Parts]
+GramProduct = Callable[[Parts], Parts]
 """Maps parts to ``Phi_i Phi_i^T parts_i``, shaped like the potentials: how they change along their own gradient."""
 
 
@@ -63,24 +62,36 @@ class Potentials:
             (0 for one row a token, -1 for one row a pair of neighbours). It only saves memory: rows beyond are not
             stored. Tensors that are not named are stored in the shape they come in.
         adjoint: Optional. Parts ``[B, ...]`` -> for each of the head's parameters, in the order of
-            ``head.parameters()``, the per-example gradients ``Phi_i^T parts_i``, ``[B, *parameter.shape]``. A head that
-            gives it gets a step size for every block of a batch (the box QP) instead of one for all.
-        response: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that need
-            inner products of labelings (``Corrective``, ``Hybrid``) are much faster with it.
+            ``head.parameters()``, the per-example gradients ``Phi_i^T parts_i``, ``[B, *parameter.shape]``. They give
+            every block of a batch a step size of its own (the box QP). Without it, ``torch.func`` makes them where it
+            can, several times slower.
+        gram_product: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that
+            need inner products of labelings (``Corrective``, ``Hybrid``) are faster with it.
         weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
             nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
             the backward pass through the head.
         in_turn: Optional. Takes exact steps on the blocks of the batch, one after another, in compiled code; for
             ``BlockGap(dual, in_turn=True)``.
-        extremes: Optional. The smallest and the largest length, if the head has read them already: reading them from
-            another device waits for it.
+        min_length: Optional. The smallest length, if the head has read it already: reading lengths from another device
+            waits for it.
+        max_length: Optional. The largest length; given together with ``min_length``.
 
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
     """
 
-    __slots__ = ("adjoint", "extremes", "in_turn", "lengths", "ragged", "response", "tensors", "weights")
+    __slots__ = (
+        "adjoint",
+        "gram_product",
+        "in_turn",
+        "lengths",
+        "max_length",
+        "min_length",
+        "ragged",
+        "tensors",
+        "weights",
+    )
 
     carried: ClassVar[tuple[str, ...]] = ()
     """Slots that a subclass adds, of tensors ``[B, ...]`` or None: they go with the examples."""
@@ -92,19 +103,20 @@ class Potentials:
         *,
         ragged: Mapping[str, int] | None = None,
         adjoint: Adjoint | None = None,
-        response: Response | None = None,
+        gram_product: GramProduct | None = None,
         weights: Sequence[Tensor] | None = None,
         in_turn: SolveInTurn | None = None,
-        extremes: tuple[int, int] | None = None,
+        min_length: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
-        self.response = response
+        self.gram_product = gram_product
         self.weights = weights
         self.in_turn = in_turn
-        self.extremes = extremes if lengths is not None else None
+        self.min_length = self.max_length = None
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
         if len(sizes) != 1 or None in sizes:
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
@@ -124,10 +136,11 @@ class Potentials:
                 raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
             check_int64(lengths, "lengths", (self.batch_size,), ", one for each example")
             longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
-            if self.extremes is None and (numbers := lengths.tolist()):
-                self.extremes = min(numbers), max(numbers)
-            low, high = self.extremes or (1, 1)
-            if low < 1 or (longest is not None and high > longest):
+            self.min_length, self.max_length = min_length, max_length
+            if min_length is None or max_length is None:
+                self._read_lengths()
+            low, high = self.min_length, self.max_length
+            if low is not None and high is not None and (low < 1 or (longest is not None and high > longest)):
                 allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
                 raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
         elif self.ragged:
@@ -170,8 +183,9 @@ class Potentials:
     def replace(self, tensors: Parts) -> Potentials:
         """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
         other = object.__new__(type(self))
-        other.tensors, other.lengths, other.ragged, other.extremes = tensors, self.lengths, self.ragged, self.extremes
-        other.adjoint = other.response = other.weights = other.in_turn = None
+        other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
+        other.min_length, other.max_length = self.min_length, self.max_length
+        other.adjoint = other.gram_product = other.weights = other.in_turn = None
         for name in self.carried:
             setattr(other, name, getattr(self, name))
         return other
@@ -188,10 +202,12 @@ class Potentials:
         for name in ("lengths", *self.carried):
             held = getattr(self, name)
             setattr(other, name, None if held is None else held[rows])
-        if other.lengths is not None:
-            numbers = other.lengths.tolist()
-            other.extremes = (min(numbers), max(numbers)) if numbers else None
+        other._read_lengths()
         return other
+
+    def _read_lengths(self) -> None:
+        numbers = (None if self.lengths is None else read_numbers(self.lengths)) or []
+        self.min_length, self.max_length = min(numbers, default=None), max(numbers, default=None)
 
     def __repr__(self) -> str:
         return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"
@@ -279,104 +295,6 @@ def scale(parts: Parts, factors: Tensor) -> Parts:
 def subtract(a: Parts, b: Parts) -> Parts:
     """``a - b``, name by name."""
     return {name: tensor - b[name] for name, tensor in a.items()}
-
-
-def per_example_adjoint(
-    potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
-) -> list[Tensor]:
-    """``Phi_i^T parts_i`` for every example i and parameter: ``[B, *parameter.shape]`` each.
-
-    Uses the head's own ``adjoint`` where it gives one, otherwise one backward pass for every example.
-
-    Args:
-        potentials: The batch.
-        parts: Parts of every example.
-        parameters: The head's.
-        sparse: Whether to leave sparse what the head gives as sparse tensors.
-    """
-    if potentials.adjoint is not None:
-        with full_precision(potentials.device):
-            gradients = list(potentials.adjoint(parts))
-        if [g.shape[1:] for g in gradients] != [p.shape for p in parameters]:
-            raise ValueError(
-                f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}; expected [B, *shape] for "
-                f"each parameter in the order of head.parameters(): {[list(p.shape) for p in parameters]}"
-            )
-        return gradients if sparse else [dense(gradient) for gradient in gradients]
-    result = [p.new_zeros(potentials.batch_size, *p.shape) for p in parameters]
-    for row in range(potentials.batch_size):
-        gradients = adjoint(potentials, {name: _only(tensor, row) for name, tensor in parts.items()}, parameters)
-        for gradient, target in zip(gradients, result, strict=True):
-            target[row] = gradient
-    return result
-
-
-def response(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
-    """``Phi_i Phi_i^T parts_i`` for every example: the change of its potentials along its own gradient.
-
-    Uses the head's own ``response`` where it gives one, otherwise two backward passes for every example.
-
-    Raises:
-        ValueError: The head's ``response`` gave other shapes.
-        RuntimeError: The potentials carry no graph, or one that cannot be differentiated twice.
-    """
-    with full_precision(potentials.device):
-        if potentials.response is not None:
-            return conform(potentials.response(parts), potentials, "the head's response")
-        return _response_by_autograd(potentials, parts, parameters)
-
-
-def _response_by_autograd(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
-    names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
-    result = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
-    for row in range(potentials.batch_size):
-        with torch.enable_grad():
-            inputs = [_only(parts[name], row).requires_grad_() for name in names]
-            outputs = [potentials.tensors[name] for name in names]
-            found = torch.autograd.grad(
-                outputs, list(parameters), inputs, retain_graph=True, create_graph=True, allow_unused=True
-            )
-            # The backward pass is linear in what goes into it: differentiating it once more is the forward pass.
-            used = [g for g in found if g is not None and g.requires_grad]
-            changes = torch.autograd.grad(used, inputs, [g.detach() for g in used], allow_unused=True) if used else []
-        for name, change in zip(names, changes, strict=False):
-            if change is not None:
-                result[name][row] = change[row]
-    return result
-
-
-def adjoint(
-    potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
-) -> list[Tensor]:
-    """``sum_i Phi_i^T parts_i`` by autograd, one tensor for every parameter; the graph is kept.
-
-    ``sparse`` says whether gradients that are sparse tensors stay so.
-    """
-    names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
-    with full_precision(potentials.device):
-        gradients = torch.autograd.grad(
-            [potentials.tensors[name] for name in names],
-            list(parameters),
-            [parts[name] for name in names],
-            retain_graph=True,
-            allow_unused=True,
-        )
-    found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-    return found if sparse else [dense(gradient) for gradient in found]
-
-
-def combine(gradients: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
-    """``sum_i factors_i gradients_i`` for each parameter, from ``[B, *parameter.shape]`` and ``[B]``."""
-    return [
-        combine_rows(g, factors) if g.is_sparse else (factors.to(g.dtype) @ g.flatten(1)).view(g.shape[1:])
-        for g in gradients
-    ]
-
-
-def _only(tensor: Tensor, row: int) -> Tensor:
-    result = torch.zeros_like(tensor)
-    result[row] = tensor[row]
-    return result
 
 
 def _shapes(parts: Mapping[str, Tensor]) -> dict[str, list[int]]:

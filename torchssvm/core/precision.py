@@ -151,25 +151,25 @@ def _restore(backend: str, precision: str) -> None:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight`` in full precision, and so are its gradients, whenever and in whatever thread they are computed.
+    """``x @ weight.T``, as ``nn.Linear``, in full precision, and so are its gradients, in whatever thread and whenever.
 
     For heads: the backward pass runs after the context of the forward pass has been left.
 
     Args:
         x: ``[..., F]``.
-        weight: ``[F, K]`` or ``[F]``.
+        weight: ``[K, F]`` or ``[F]``.
 
     Returns:
         ``[..., K]`` or ``[...]``, of their dtype.
     """
     context = full_precision(x.device)
     if context is _NOTHING:  # and so it will be in the backward pass
-        return x @ weight
+        return nn.functional.linear(x, weight)
     differentiable = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if differentiable and not transformed() and not torch.compiler.is_compiling():
         return _Product.apply(x, weight)
     with context:
-        return x @ weight
+        return nn.functional.linear(x, weight)
 
 
 def transformed() -> bool:
@@ -187,11 +187,11 @@ class _Product(torch.autograd.Function):
         # Steps write to the weight: it is kept only where the features need it.
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
         with full_precision(x.device):
-            return x @ weight
+            return nn.functional.linear(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        # In differentiable operations: `response` of heads without their own differentiates this once more.
+        # In differentiable operations: `gram_product` of heads without their own differentiates this once more.
         (v,) = upstream
         x, weight = ctx.saved_tensors
         by_x = None
@@ -201,11 +201,12 @@ class _Product(torch.autograd.Function):
 
 
 def gradient_of_weight(x: Tensor, v: Tensor, less: int = 0) -> Tensor:
-    """The gradient of ``weight`` in ``product(x, weight)``: ``sum x v^T`` over all leading axes.
+    """The gradient of ``weight`` in ``product(x, weight)``: ``sum v x^T`` over all leading axes.
 
     Args:
         x: ``[..., F]``.
         v: ``[..., K]``, or ``[...]`` where ``less`` is 1.
         less: How many axes ``v`` has less than ``x``.
     """
-    return product(x.flatten(0, -2).t(), v.flatten() if less else v.flatten(0, -2))
+    x = x.flatten(0, -2).t()
+    return product(x, v.flatten()) if less else product(v.flatten(0, -2).t(), x)

@@ -9,7 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from torchssvm.core.potentials import Parts, Potentials, adjoint, full_precision, inner, per_example_adjoint
+from torchssvm.core.gradients import adjoint, per_example_adjoint
+from torchssvm.core.potentials import Parts, Potentials, full_precision, inner
 from torchssvm.core.structure import Structure
 
 TOLERANCE = 1e-4

@@ -13,7 +13,11 @@ from torchssvm.core.schema import require
 if TYPE_CHECKING:
     from torchssvm.dual.state import DualState
 
-FORMAT = 3
+FORMAT = 4
+_OLD = (
+    ": since format 4 heads hold their weights as nn.Linear does, [out, in], and boundary weights have other names. Go "
+    "on with the release that wrote it, or train anew"
+)
 _ROUNDING = 1e-9  # of losses, which are never below 0 otherwise
 
 
@@ -45,7 +49,10 @@ def state_of(dual: DualState) -> dict[str, Any]:
 def check(dual: DualState, state: dict[str, Any]) -> None:
     """Raise ValueError if ``state`` is another problem's or damaged, its seal apart; changes nothing."""
     if require(state, "format", int, "dual") != FORMAT:
-        raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {FORMAT}")
+        raise ValueError(
+            f"the checkpoint has format {state['format']}, this version reads format {FORMAT}"
+            + (_OLD if state["format"] < FORMAT else "")
+        )
     weights = require(state, "weights", list, "dual")
     expected = {
         "num_examples": (dual.num_examples, require(state, "num_examples", int, "dual")),

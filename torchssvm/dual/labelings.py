@@ -11,7 +11,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.potentials import Parts, Potentials, adjoint, inner, scale
+from torchssvm.core.gradients import adjoint
+from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import require
 from torchssvm.core.structure import Corner, Labeling, Structure, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.potentials import Parts, Potentials, adjoint, inner, scale
+from torchssvm.core.gradients import adjoint
+from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import require
 from torchssvm.core.structure import Labeling, check_padding
 from torchssvm.dual.rows import RowBuffer

@@ -26,7 +26,8 @@ class Weights(Storage):
     """Keeps ``w_i = (1/(lam n)) Phi_i^T psi_i`` for every example, so that ``w = sum_i w_i``.
 
     n times the number of weights: less than :class:`MeanParts` where potentials are large and weights are few (poses on
-    a grid). Steps need every example's own gradient, so a head without ``adjoint`` pays two backward passes an example.
+    a grid). Steps need every example's own gradient, so a head without ``adjoint``
+    that ``torch.func`` cannot do pays two backward passes an example.
 
     It cannot follow features that change, and refuses them: one number for the features of each example is kept from
     its first visit, and compared at every later one and in exact passes.

@@ -19,31 +19,33 @@ Recipe = dict[str, Any]
 _Arguments = Callable[[Any], dict[str, Any]]
 
 
-def _shape(parameter: str, *names: str) -> _Arguments:
-    return lambda head: dict(zip(names, getattr(head, parameter).shape, strict=True))
-
-
 def _has(head: nn.Module, parameter: str) -> bool:
     return getattr(head, parameter) is not None
 
 
 # Of every class that may be made again, the arguments that are not attributes of the same name.
 _CLASSES: dict[type, _Arguments] = {
-    heads.LinearArcs: _shape("weight", "in_features"),
-    heads.LinearChain: lambda h: (
-        _shape("emission", "in_features", "num_states")(h) | {"bias": _has(h, "bias"), "boundary": _has(h, "first")}
-    ),
-    heads.LinearEdges: _shape("weight", "in_features"),
+    heads.LinearArcs: lambda h: {"in_features": len(h.weight)},
+    heads.LinearChain: lambda h: {
+        "num_states": h.structure.num_states,
+        "bias": _has(h, "bias"),
+        "boundary": _has(h, "start_transitions"),
+    },
+    heads.LinearEdges: lambda h: {"in_features": len(h.weight)},
     heads.LinearGraph: lambda h: {"node_features": len(h.unary), "edge_features": len(h.pairwise)},
-    heads.LinearMulticlass: lambda h: _shape("weight", "in_features", "num_classes")(h) | {"bias": _has(h, "bias")},
-    heads.LinearMultilabel: lambda h: (
-        _shape("unary", "in_features", "num_labels")(h) | {"bias": _has(h, "bias"), "pairwise": _has(h, "pairwise")}
-    ),
+    heads.LinearMulticlass: lambda h: {"num_classes": h.structure.num_classes, "bias": _has(h, "bias")},
+    heads.LinearMultilabel: lambda h: {
+        "num_labels": h.structure.num_labels,
+        "bias": _has(h, "bias"),
+        "pairwise": _has(h, "pairwise"),
+    },
     heads.LinearPose: lambda h: {},
-    heads.LinearTree: lambda h: (
-        _shape("node", "in_features", "num_states")(h)
-        | {"parent": h.structure.parent, "shared": h.structure.shared, "bias": _has(h, "bias")}
-    ),
+    heads.LinearTree: lambda h: {
+        "num_states": h.structure.num_states,
+        "parent": h.structure.parent,
+        "shared": h.structure.shared,
+        "bias": _has(h, "bias"),
+    },
     structures.Multiclass: lambda s: {"cost": None if torch.equal(s.cost, 1.0 - torch.eye(s.num_classes)) else s.cost},
     structures.Pose: lambda s: {"grid": (s.height, s.width)},
 }

@@ -16,7 +16,7 @@ from torchssvm.core.files import whole_file
 from torchssvm.core.problem import check_lam
 from torchssvm.core.schema import require
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Breakpoint(NamedTuple):

@@ -11,17 +11,8 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.digest import digest_targets
-from torchssvm.core.potentials import (
-    Parts,
-    Potentials,
-    adjoint,
-    as_potentials,
-    combine,
-    full_precision,
-    per_example_adjoint,
-    response,
-    scale,
-)
+from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, full_precision, scale
 from torchssvm.core.row_sparse import dense, select_examples, squared_length
 from torchssvm.core.structure import Structure, find_corner
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
@@ -39,7 +30,10 @@ class BlockGap(nn.Module):
 
     Its value is ``sum_i g_i``, with ``g_i = <p(s_i) - mu_i, theta_i>/n + L_i(s_i)/n - l_i >= 0`` and s_i from the
     loss-augmented max oracle; its gradient with respect to the weights is that of ``sum_i gamma_i value(Delta_i)``. The
-    gamma_i solve the box QP over the batch where the head gives per-example gradients, and are 1 where it cannot. The
+    gamma_i solve the box QP over the batch where there are per-example gradients: from the head's own ``adjoint``, or
+    from ``torch.func`` where it can ``vmap`` the head, which ``DualState.for_head`` prepares. They are 1 elsewhere: in
+    heads with operations in place, custom autograd functions without rules for ``vmap`` or control flow that depends on
+    numbers, in compiled heads, and where the gradients of a batch would be more than 2^26 numbers. The
     backward pass proposes the step to the dual, with the upstream gradient it was given; ``BCFW.step`` takes it. Calls
     without a backward pass leave nothing behind.
 
@@ -247,7 +241,7 @@ class BlockGap(nn.Module):
         dual, detached = self.dual, potentials.detach()
         atoms = stored.atoms(detached, dual.loss[index])
         found = self._find(stored, atoms, detached, target, index)
-        blocks = _blocks(stored, atoms, found, dual, lambda parts: response(potentials, parts, dual.parameters))
+        blocks = _blocks(stored, atoms, found, dual, lambda parts: gram_product(potentials, parts, dual.parameters))
         gaps = blocks.gaps()
         if not training:
             return gaps, None
@@ -288,9 +282,12 @@ class BlockGap(nn.Module):
     def _gradients(self, potentials: Potentials, parts: Parts, direct: list[Tensor] | None) -> list[Tensor] | None:
         """``Phi_i^T Delta_i`` for each parameter, ``[B, *shape]``, where they are needed or cheap."""
         dual = self.dual
-        if not dual.storage.needs_gradients and (potentials.adjoint is None or self.sweeps == 0):
+        if dual.storage.needs_gradients:
+            found: list[Tensor] | None = per_example_adjoint(potentials, parts, dual.parameters)
+        else:
+            found = cheap_adjoint(potentials, parts, dual.parameters) if self.sweeps else None
+        if found is None:
             return None
-        found = per_example_adjoint(potentials, parts, dual.parameters, sparse=not dual.storage.needs_gradients)
         with torch.no_grad():
             return found if direct is None else [dense(g) + d for g, d in zip(found, direct, strict=True)]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
+from torchssvm.core.gradients import combine
 from torchssvm.core.jit import compiled, compiled_sums, fits_numba, numba_available, triton_available
-from torchssvm.core.potentials import combine
 from torchssvm.core.row_sparse import gram_of_rows, select_examples, squared_length
 from torchssvm.steps.box_qp_rows import ascend_rows
 

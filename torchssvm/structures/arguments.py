@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, describe
+from torchssvm.core.arguments import check_int64, describe, read_numbers
 from torchssvm.core.structure import Structure
 
 Kind = TypeVar("Kind", bound=Structure)
@@ -66,8 +66,9 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
     check_int64(lengths, "lengths", (batch,), ", one for each example")
-    numbers = lengths.tolist() or [1]
-    low, high = min(numbers), max(numbers)
+    if (numbers := read_numbers(lengths)) is None:  # the head was called with them before
+        return 1, longest
+    low, high = min(numbers, default=1), max(numbers, default=1)
     if low < 1 or high > longest:
         raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {low} to {high}")
     return low, high

@@ -160,7 +160,7 @@ def test_transforms_of_torch_func_go_through_the_head():
         dict(head.named_parameters())
     )
     torch.testing.assert_close(found["bias"][:, :, 0, 0], torch.ones(2, 4))
-    torch.testing.assert_close(found["first"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))
+    torch.testing.assert_close(found["start_transitions"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Tiny:
 def features(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """phi(x, y) in the order of the head's parameters; y may be a share, and its pairs are then independent."""
     i, j = np.triu_indices(len(y), 1)
-    return np.concatenate([np.outer(x, y).ravel(), y, y[i] * y[j]])
+    return np.concatenate([np.outer(y, x).ravel(), y, y[i] * y[j]])
 
 
 def label_sets(seed: int, dtype: torch.dtype = torch.float64) -> Tiny:
@@ -86,12 +86,12 @@ class LocalPolytopes:
     def primal(self, w: np.ndarray) -> float:
         """By the vertices, which are half-integral: every share is 0, 1/2 or 1, and every pair is at an end."""
         k = self.labels
-        total, unary, bias, pairwise = 0.0, w[: 2 * k].reshape(2, k), w[2 * k : 3 * k], w[3 * k :]
+        total, unary, bias, pairwise = 0.0, w[: 2 * k].reshape(k, 2), w[2 * k : 3 * k], w[3 * k :]
         q = np.array(list(itertools.product((0.0, 0.5, 1.0), repeat=k)))
         least, most = np.maximum(q[:, self.i] + q[:, self.j] - 1.0, 0.0), np.minimum(q[:, self.i], q[:, self.j])
         pairs = np.maximum(least * pairwise, most * pairwise).sum(1)
         for x, y, true in zip(self.x, self.y, self.true, strict=True):
-            total += (q @ (x @ unary + bias) + pairs + np.abs(q - y).mean(1)).max() - true @ w
+            total += (q @ (unary @ x + bias) + pairs + np.abs(q - y).mean(1)).max() - true @ w
         return self.lam / 2 * float(w @ w) + total / self.n
 
     def solve(self) -> Bounds:
@@ -100,7 +100,7 @@ class LocalPolytopes:
         size = k + pairs
         linear = [np.zeros((size, self.true.shape[1])) for _ in range(n)]  # from q and pairs to features
         for matrix, x in zip(linear, self.x, strict=True):
-            matrix[np.arange(k)[:, None], np.arange(2) * k + np.arange(k)[:, None]] = x
+            matrix[np.arange(k)[:, None], np.arange(2) + 2 * np.arange(k)[:, None]] = x
             matrix[np.arange(size), 2 * k + np.arange(size)] = 1.0
         place, unit = k + np.arange(pairs), np.eye(size)
         rows = [unit[place] - unit[self.i], unit[place] - unit[self.j], unit[self.i] + unit[self.j] - unit[place]]
@@ -147,10 +147,10 @@ def chains(seed: int, dtype: torch.dtype = torch.float64) -> Tiny:
 
 def chain_features(x: np.ndarray, output: tuple[int, ...], states: int) -> np.ndarray:
     """Emissions, transitions, bias, first and last, in the order of the head's parameters."""
-    emission, bias, ends = np.zeros((2, states)), np.zeros(states), np.zeros((2, states))
+    emission, bias, ends = np.zeros((states, 2)), np.zeros(states), np.zeros((2, states))
     transition = np.zeros((states, states))
     for t, state in enumerate(output):
-        emission[:, state] += x[t]
+        emission[state] += x[t]
         bias[state] += 1.0
     for a, b in itertools.pairwise(output):
         transition[a, b] += 1.0

@@ -62,8 +62,8 @@ def held_objective(problem: Listing, head: Any, lam: float, kernel: Callable[[np
             total = sum(scores[t, k] for t, k in enumerate(output))
             if "bias" in weights:
                 total += weights["bias"][list(output)].sum()
-            if "first" in weights:
-                total += weights["first"][output[0]] + weights["last"][output[-1]]
+            if "start_transitions" in weights:
+                total += weights["start_transitions"][output[0]] + weights["end_transitions"][output[-1]]
             return total + sum(weights["transition"][pair] for pair in pairwise(output))
 
         own = score(tuple(problem.y[i]))

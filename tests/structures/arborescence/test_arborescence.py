@@ -28,7 +28,8 @@ from torchssvm import (
     certify,
     check,
 )
-from torchssvm.core.potentials import as_potentials, per_example_adjoint
+from torchssvm.core.gradients import per_example_adjoint
+from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import find_corner
 from torchssvm.structures.arborescence.structure import has_root, is_projective

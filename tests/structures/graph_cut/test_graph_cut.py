@@ -224,7 +224,7 @@ class TestGraphPotentials:
         assert isinstance(chosen, GraphPotentials)
         assert torch.equal(chosen.edges, made.edges[[2, 0]])
         assert torch.equal(chosen.lengths, made.lengths[[2, 0]])
-        assert chosen.extremes == (int(chosen.lengths.min()), int(chosen.lengths.max()))
+        assert (chosen.min_length, chosen.max_length) == (int(chosen.lengths.min()), int(chosen.lengths.max()))
         assert chosen.adjoint is None
         assert not chosen.requires_grad
         assert made.replace(made.tensors).edges is made.edges

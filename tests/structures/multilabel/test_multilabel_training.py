@@ -29,7 +29,7 @@ from torchssvm import (
     check,
 )
 from torchssvm.core.batch import apply_head
-from torchssvm.core.potentials import per_example_adjoint
+from torchssvm.core.gradients import per_example_adjoint
 
 F, K = 3, 3
 
@@ -44,7 +44,7 @@ class TestLinearMultilabel(HeadTestCase):
         return (torch.randn(batch, F, generator=random, dtype=torch.float64),)
 
     def reference(self, head, x):
-        unary = torch.stack([sum(x[f] * head.unary[f, k] for f in range(F)) for k in range(K)])
+        unary = torch.stack([sum(x[f] * head.by_feature(head.unary)[f, k] for f in range(F)) for k in range(K)])
         tensors = {"unary": unary + head.bias if self.bias else unary}
         return {**tensors, "pairwise": head.pairwise} if self.pairwise else tensors
 

@@ -146,7 +146,7 @@ class TestLinearTree(HeadTestCase):
         return (x, torch.randint(1, 5, (batch,), generator=random)) if self.lengths else (x,)
 
     def reference(self, head, x):
-        rows = [sum(x[v, f] * head.node[f] for f in range(2)) for v in range(len(x))]
+        rows = [sum(x[v, f] * head.node[:, f] for f in range(2)) for v in range(len(x))]
         rows = [row + head.bias if self.bias else row for row in rows]
         return {"node": torch.stack(rows), "edge": head.edge if self.shared else head.edge[: len(x)]}
 

@@ -14,7 +14,8 @@ from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
-from torchssvm.core.potentials import adjoint, full_precision, scale
+from torchssvm.core.gradients import adjoint
+from torchssvm.core.potentials import full_precision, scale
 from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.schema import check_seal, require, with_seal
 from torchssvm.core.structure import Structure, find_corner
@@ -23,7 +24,7 @@ from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import Certificate, crosses, every_training_example
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class _Pass(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.potentials import Parts, Potentials, combine, conform, inner, per_example_adjoint, scale
+from torchssvm.core.gradients import combine, per_example_adjoint
+from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
 from torchssvm.core.structure import Structure, loss_by_name
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState, flat

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_number, check_limit, check_whole
+from torchssvm.core.gradients import per_example_adjoint
 from torchssvm.core.memory import check_memory
-from torchssvm.core.potentials import Potentials, per_example_adjoint
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import require
 from torchssvm.core.structure import Corner
 from torchssvm.solvers.baselines.block_qp import Blocks

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_limit
 from torchssvm.core.extras import needs
+from torchssvm.core.gradients import adjoint
 from torchssvm.core.memory import check_memory
-from torchssvm.core.potentials import Potentials, adjoint
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import require
 from torchssvm.core.structure import Corner
 from torchssvm.dual.state import flat

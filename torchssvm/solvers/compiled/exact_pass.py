@@ -80,7 +80,8 @@ class ExactPasses:
 
         scale = 1.0 / (dual.lam * n)
         weights = [
-            torch.from_numpy(sum(arrays)) * scale for arrays in zip(*map(memory.kind.trained, totals), strict=True)
+            torch.from_numpy(sum(arrays)).contiguous() * scale
+            for arrays in zip(*map(memory.kind.trained, totals), strict=True)
         ]
         return ExactPass(
             hinges=float(hinges.sum()),

@@ -60,16 +60,18 @@ class Kind(ABC):
 
     @abstractmethod
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Emissions, pairs, bias, and biases of the first and of the last token; None where there is none."""
+        """Emissions ``[F, K]``, pairs, bias, and biases of the first and of the last token; None where there is none.
+
+        They share their memory with the head's.
+        """
 
     @property
     def width(self) -> int:
         """W, numbers in a row of the emissions as the loop sees them.
 
-        Rows that fill the vectors of the machine make the loop an eighth faster. They are a copy, so that weights which
-        do not fit in a cache are used where they are.
+        Rows that fill the vectors of the machine make the loop an eighth faster, while the weights fit in a cache.
         """
-        return self.width_of(len(self.weights()[0]))
+        return self.width_of(self.head.in_features)
 
     def width_of(self, rows: int) -> int:
         """W for so many features."""
@@ -77,7 +79,9 @@ class Kind(ABC):
         return wide if self.num_states >= _LANES and rows * wide <= _COPIED else self.num_states
 
     def model(self, rows: Tensor | None = None) -> Model:
-        """The weights, sharing their memory with the head's where rows are not filled up.
+        """The weights as the loop reads and writes them: a row for each feature, one after another.
+
+        They share their memory with the head's where these lie so, and rows are not filled up.
 
         Args:
             rows: ``[U]`` int64, the only features wanted, their weights a copy; None is all.
@@ -88,19 +92,20 @@ class Kind(ABC):
         zero = torch.zeros(self.num_states, dtype=emission.dtype)
         if pairs is None:
             pairs = torch.zeros(0, self.num_states, dtype=emission.dtype)
-        wide = [_fill_up(t.detach(), width) for t in (emission, *(zero if b is None else b for b in biases))]
+        wide = [
+            _fill_up(t.detach(), width) for t in (emission.contiguous(), *(zero if b is None else b for b in biases))
+        ]
         bias, first = biases[0], biases[1]
         arrays: list[Any] = [t.numpy() for t in (wide[0], pairs.detach(), *wide[1:])]
         return Model(*arrays, bias is not None, first is not None)  # type: ignore[call-arg]
 
     def take_back(self, model: Model) -> None:
-        """Write the weights of ``model`` to the head, if they are a copy."""
-        if self.width == self.num_states:
-            return
+        """Write the weights of ``model`` to the head, where they are a copy."""
         emission, _, *biases = self.weights()
         for held, array in ((emission, model.emission), *zip(biases, model[2:5], strict=True)):
-            if held is not None:
-                held.detach().copy_(torch.from_numpy(array)[..., : self.num_states])
+            found = torch.from_numpy(array)
+            if held is not None and held.data_ptr() != found.data_ptr():
+                held.detach().copy_(found[..., : self.num_states])
 
     @abstractmethod
     def trained(self, model: Model) -> list[Any]:
@@ -146,14 +151,14 @@ class ChainKind(Kind):
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """All five weights of the head."""
         head = self.head
-        return head.emission, head.transition, head.bias, head.first, head.last
+        return head.by_feature(head.emission), head.transition, head.bias, head.start_transitions, head.end_transitions
 
     def trained(self, model: Model) -> list[Any]:
         """Emissions, pairs, and the biases that there are."""
         biases = [model.bias] * model.has_bias + [model.first, model.last] * model.has_boundary
         wide = [model.emission, *biases]
         emission, *biases = (array[..., : self.num_states] for array in wide)
-        return [emission, model.transition, *biases]
+        return [self.head.by_feature(emission), model.transition, *biases]
 
     def as_sequences(self, labelings: Tensor) -> Tensor:
         """They are."""
@@ -170,7 +175,7 @@ class SparseChainKind(ChainKind):
     def features(self, x: Any, target: Labeling) -> Lists:
         """Positions within the lengths."""
         inside = self.structure.costs(target)[1] >= 0  # type: ignore[attr-defined]
-        return lists_within(x, inside, len(self.head.emission), self.head.emission.dtype)
+        return lists_within(x, inside, self.head.in_features, self.head.emission.dtype)
 
 
 class MulticlassKind(Kind):
@@ -200,11 +205,12 @@ class MulticlassKind(Kind):
 
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Weight and bias."""
-        return self.head.weight, None, self.head.bias, None, None
+        return self.head.weight.t(), None, self.head.bias, None, None
 
     def trained(self, model: Model) -> list[Any]:
         """Weight and bias."""
-        return [array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias]
+        emission, *bias = (array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias)
+        return [emission.T, *bias]
 
     def as_sequences(self, labelings: Tensor) -> Tensor:
         """A last axis of one token."""

@@ -42,8 +42,8 @@ class ChainProblem(Problem):
         self.dual = dual
         examples, self.targets = pack(kind_of(head), dual, batches)
         self.num_states: int = self.head.structure.num_states
-        self.num_features = len(self.head.emission)
-        has_bias, has_boundary = self.head.bias is not None, self.head.first is not None
+        self.num_features = self.head.in_features
+        has_bias, has_boundary = self.head.bias is not None, self.head.start_transitions is not None
         self.tokens = make_tokens(examples, self.num_features, has_bias, has_boundary)
         if self.head.emission.dtype == torch.float32 and self.tokens.value.dtype != np.float32:
             self.tokens = self.tokens._replace(value=self.tokens.value.astype(np.float32))
@@ -107,11 +107,11 @@ class ChainProblem(Problem):
         """In the order of ``head.parameters()``."""
         table, f = torch.from_numpy(weights), self.num_features
         found = {
-            "emission": table[:f],
+            "emission": self.head.by_feature(table[:f]),
             "transition": transition,
             "bias": table[f],
-            "first": table[f + 1],
-            "last": table[f + 2],
+            "start_transitions": table[f + 1],
+            "end_transitions": table[f + 2],
         }
         return [found[name] for name, _ in self.head.named_parameters()]
 
@@ -162,8 +162,8 @@ class ChainProblem(Problem):
 
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
         weights = np.zeros(self.weights.shape, self.weights.dtype)
-        weights[: self.num_features] = named["emission"].detach().numpy()
-        for place, name in enumerate(("bias", "first", "last")):
+        weights[: self.num_features] = self.head.by_feature(named["emission"].detach()).numpy()
+        for place, name in enumerate(("bias", "start_transitions", "end_transitions")):
             if name in named:
                 weights[self.num_features + place] = named[name].detach().numpy()
         transition = named["transition"].detach()

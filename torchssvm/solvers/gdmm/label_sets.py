@@ -56,7 +56,7 @@ class LabelSetProblem(Problem):
         self.head = head
         self.dual, self.ordered, self.sweeps = dual, ordered, sweeps
         self.num_labels: int = self.head.structure.num_labels
-        self.num_features = len(self.head.unary)
+        self.num_features = self.head.in_features
         column, value, row, y, self.targets = self._pack(batches)
         square = np.add.reduceat(np.append(squares_of(value), 0.0), row[:-1]) * (np.diff(row) > 0)
         cost = self.head.structure.costs.numpy().copy()
@@ -170,7 +170,7 @@ class LabelSetProblem(Problem):
         """In the order of ``head.parameters()``; ``pairs`` counts above its diagonal."""
         i, j = np.triu_indices(self.num_labels, 1)
         found = {
-            "unary": torch.from_numpy(weights[: self.num_features]),
+            "unary": torch.from_numpy(self.head.by_feature(weights[: self.num_features])),
             "bias": torch.from_numpy(weights[self.num_features]),
             "pairwise": torch.from_numpy(pairs[i, j]),
         }
@@ -220,7 +220,7 @@ class LabelSetProblem(Problem):
 
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
         weights = np.zeros(self.weights.shape, self.weights.dtype)
-        weights[: self.num_features] = named["unary"].numpy()
+        weights[: self.num_features] = self.head.by_feature(named["unary"]).numpy()
         if "bias" in named:
             weights[self.num_features] = named["bias"].numpy()
         pairwise = named["pairwise"].double()

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.gradients import combine, per_example_adjoint
 from torchssvm.core.ordered_sums import add_rows
-from torchssvm.core.potentials import Parts, Potentials, combine, inner, per_example_adjoint, scale
+from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.structure import Corner, find_corner
 from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.dual.state import squared_norm

@@ -92,7 +92,7 @@ class LinearArcs(nn.Module):
             owner = example.unsqueeze(1).expand_as(there)[there]
             return [per_example_rows(owner, known[example, t, h][there], amount, (batch, len(self.weight)))]
 
-        def response(parts: Parts) -> Parts:
+        def gram_product(parts: Parts) -> Parts:
             (v,) = parts.values()
             own, place = known.unique(return_inverse=True)  # of all columns, those that the batch has
             amount = (v.unsqueeze(3) * worth.detach()).flatten(1)
@@ -102,4 +102,6 @@ class LinearArcs(nn.Module):
 
         ragged = {} if lengths is None else {"arcs": 0}
         weights = None if worth.requires_grad else own_weights(self)
-        return Potentials({"arcs": scores}, lengths, ragged=ragged, adjoint=adjoint, response=response, weights=weights)
+        return Potentials(
+            {"arcs": scores}, lengths, ragged=ragged, adjoint=adjoint, gram_product=gram_product, weights=weights
+        )

@@ -21,8 +21,9 @@ from torchssvm.structures.in_turn import solve_in_turn
 class LinearChain(nn.Module):
     """Potentials of a linear chain; all weights are zero at the start.
 
-    ``emission[t] = x[t] W + bias + [t first] first + [t last] last`` and ``transition = T`` or ``T[t]``. With 128
-    features and 26 states these are the 128*26 + 26*26 + 3*26 = 4082 weights of the OCR model ([G16] table 1).
+    ``emission[t] = W x[t] + bias + [t first] start_transitions + [t last] end_transitions`` and ``transition = T`` or
+    ``T[t]``. The parameter ``emission`` is W, ``[K, F]`` as in ``nn.Linear``. With 128 features and 26 states these are
+    the 128*26 + 26*26 + 3*26 = 4082 weights of the OCR model ([G16] table 1).
 
     Args:
         in_features: F, numbers per token.
@@ -60,19 +61,24 @@ class LinearChain(nn.Module):
         )
         if self.structure.num_states != num_states or self.structure.shared != (positions is None):
             raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")
-        self.positions = positions
-        self.emission = nn.Parameter(torch.zeros(in_features, num_states))
+        self.in_features, self.positions = in_features, positions
+        self.emission = nn.Parameter(self.by_feature(torch.zeros(in_features, num_states)).contiguous())
         pairs = (num_states, num_states) if positions is None else (positions - 1, num_states, num_states)
         self.transition = nn.Parameter(torch.zeros(pairs))
         self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
-        self.first = nn.Parameter(torch.zeros(num_states)) if boundary else None
-        self.last = nn.Parameter(torch.zeros(num_states)) if boundary else None
+        self.start_transitions = nn.Parameter(torch.zeros(num_states)) if boundary else None
+        self.end_transitions = nn.Parameter(torch.zeros(num_states)) if boundary else None
+
+    @staticmethod
+    def by_feature(weight: Any) -> Any:
+        """``emission`` with a row for each feature, ``[F, K]``, and back: a view of a tensor or an array."""
+        return weight.T
 
     def extra_repr(self) -> str:
         """What it was made with."""
-        features, states = self.emission.shape
-        options = {"in_features": features, "num_states": states, "bias": self.bias is not None}
-        options |= {"boundary": self.first is not None}
+        states, bias = self.structure.num_states, self.bias is not None
+        options = {"in_features": self.in_features, "num_states": states, "bias": bias}
+        options |= {"boundary": self.start_transitions is not None}
         options |= {} if self.positions is None else {"positions": self.positions}
         return ", ".join(f"{name}={value}" for name, value in options.items())
 
@@ -89,21 +95,21 @@ class LinearChain(nn.Module):
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"x is a {type(x).__name__}, and must be a tensor: SparseLinearChain takes SparseFeatures")
-        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.emission.shape[0]:
-            raise ValueError(f"x must be [B, N, {self.emission.shape[0]}], got {list(x.shape)}")
+        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.in_features:
+            raise ValueError(f"x must be [B, N, {self.in_features}], got {list(x.shape)}")
         batch, longest, _ = x.shape
         if longest < 1:
             raise ValueError(f"x must have at least one position, got {list(x.shape)}")
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         if lengths is None:
-            lengths, extremes = torch.full((batch,), longest, device=x.device), (longest, longest)
+            lengths, span = torch.full((batch,), longest, device=x.device), (longest, longest)
         else:
-            extremes = check_range(lengths, batch, longest)
+            span = check_range(lengths, batch, longest)
         last = lengths - 1
         with full_precision(x.device):
             x = x.to(self.emission.dtype)
-            extra = [self.bias, self.first, self.last]
+            extra = [self.bias, self.start_transitions, self.end_transitions]
             if all(weights is None for weights in extra):
                 emission = product(x, self.emission)
             elif transformed():
@@ -114,8 +120,8 @@ class LinearChain(nn.Module):
         return self._potentials(
             emission,
             last,
-            extremes,
-            per_example=lambda v: features.transpose(1, 2) @ v,
+            span,
+            per_example=lambda v: v.transpose(1, 2) @ features,
             gram=lambda: features @ features.transpose(1, 2),
             x=None if x.requires_grad else x,
         )
@@ -124,7 +130,7 @@ class LinearChain(nn.Module):
         self,
         emission: Tensor,
         last: Tensor,
-        extremes: tuple[int, int],
+        span: tuple[int, int],
         *,
         per_example: Callable[[Tensor], Tensor],
         gram: Callable[[], Tensor],
@@ -135,8 +141,8 @@ class LinearChain(nn.Module):
         Args:
             emission: ``[B, N, K]``.
             last: ``[B]`` int64, the last position of each example.
-            extremes: The smallest and the largest length.
-            per_example: ``v [B, N, K] -> sum_t x_t v_t^T``, ``[B, F, K]``.
+            span: The smallest and the largest length.
+            per_example: ``v [B, N, K] -> sum_t v_t x_t^T``, ``[B, *emission.shape]``.
             gram: ``x_t . x_u`` of each example's tokens, ``[B, N, N]``.
             x: The features, where the potentials depend on nothing that is trained but the weights; else None.
         """
@@ -146,19 +152,19 @@ class LinearChain(nn.Module):
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = parts["emission"]
-            own = zip((self.bias, self.first, self.last), sums_of(v, last), strict=True)
+            own = zip((self.bias, self.start_transitions, self.end_transitions), sums_of(v, last), strict=True)
             return [
                 per_example(v),
                 self._pad(parts["transition"]),
                 *(found for weights, found in own if weights is not None),
             ]
 
-        def response(parts: Parts) -> Parts:
+        def gram_product(parts: Parts) -> Parts:
             v = parts["emission"]
             change = gram() @ v
             if self.bias is not None:
                 change += v.sum(1, keepdim=True)
-            if self.first is not None:
+            if self.start_transitions is not None:
                 rows = torch.arange(batch, device=v.device)
                 change[:, 0] += v[:, 0]
                 change[rows, last] += v[rows, last]
@@ -169,10 +175,11 @@ class LinearChain(nn.Module):
             last + 1,
             ragged={"emission": 0} | ({} if self.positions is None else {"transition": -1}),
             adjoint=adjoint,
-            response=response,
+            gram_product=gram_product,
             weights=None if x is None else own_weights(self),
             in_turn=None if x is None else lambda *problem: solve_in_turn(self, x, *problem),
-            extremes=extremes,
+            min_length=span[0],
+            max_length=span[1],
         )
 
     def _pad(self, pairs: Tensor) -> Tensor:
@@ -187,7 +194,7 @@ class LinearChain(nn.Module):
 def everywhere(
     longest: int, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
 ) -> Tensor | float:
-    """What is added to ``x W``, ``[B, N, K]``, in plain operations."""
+    """What is added to ``W x[t]``, ``[B, N, K]``, in plain operations."""
     position = torch.arange(longest, device=last.device).view(1, -1, 1)
     total: Tensor | float = 0.0 if bias is None else bias
     if first is not None and end is not None:
@@ -196,18 +203,18 @@ def everywhere(
 
 
 class _Emission(torch.autograd.Function):
-    """``x W + bias + [t first] first + [t last] last`` in one node of the graph; each of the last three may be None."""
+    """``W x[t] + bias + [t first] first + [t last] end`` in one node of the graph; the last three may each be None."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, last: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(x, last, weight if ctx.needs_input_grad[0] else None)  # steps write to the weight
-        return add_biases(x @ weight, last, bias, first, end)  # in the precision that the head has set
+        return add_biases(x @ weight.t(), last, bias, first, end)  # in the precision that the head has set
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        # In plain differentiable operations: `response` of heads without their own differentiates this once more.
+        # In plain differentiable operations: `gram_product` of heads without their own differentiates this once more.
         (v,) = upstream
         x, last, weight = ctx.saved_tensors
         x_needs, _, _, *needs = ctx.needs_input_grad

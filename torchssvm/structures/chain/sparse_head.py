@@ -23,10 +23,11 @@ from torchssvm.structures.chain.structure import Chain
 class SparseLinearChain(LinearChain):
     """:class:`LinearChain` for tokens whose features are lists: ``emission[t] = sum_p values[t, p] W[columns[t, p]]``.
 
-    The weights are those of ``LinearChain(in_features, num_states)``, with the same names. A step reads and writes the
-    rows of ``emission`` that its batch names, and no others: the gradient of ``emission`` is a sparse tensor, as that
-    of ``nn.Embedding(sparse=True)``. With 74,658 attributes and 22 tags these are the 1,643,026 weights of the papers'
-    chunking model ([B13] section 6, [G16] table 1).
+    The weights are those of ``LinearChain(in_features, num_states)``, with the same names; only ``emission`` lies the
+    other way round, ``[F, K]`` as in ``nn.EmbeddingBag``. A step reads and writes the rows that its batch names, and no
+    others: the gradient of ``emission`` is a sparse tensor, as that of ``nn.EmbeddingBag(sparse=True)``. With 74,658
+    attributes and 22 tags these are the 1,643,026 weights of the papers' chunking model ([B13] section 6, [G16] table
+    1).
 
     Args:
         in_features: F, the number of columns.
@@ -55,6 +56,11 @@ class SparseLinearChain(LinearChain):
         check_flags(sparse_gradient=sparse_gradient)
         self.sparse_gradient = sparse_gradient
 
+    @staticmethod
+    def by_feature(weight: Any) -> Any:
+        """``emission`` with a row for each feature, ``[F, K]``: it is stored so."""
+        return weight
+
     def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]
         """Features -> potentials ``[B, N, K]`` and ``[B, K, K]``; runs in the weights' dtype, autocast off.
 
@@ -66,34 +72,43 @@ class SparseLinearChain(LinearChain):
             TypeError: ``x`` is not :class:`SparseFeatures`.
             ValueError: A shape, a column or a length does not fit.
         """
-        lists = as_lists(x, len(self.emission), self.emission.dtype)
+        lists = as_lists(x, self.in_features, self.emission.dtype)
         batch, longest = x.columns.shape[:2]
         if longest < 1:
             raise ValueError(f"x.columns must have at least one position, got {list(x.columns.shape)}")
         if lengths is None:
-            lengths, extremes = torch.full((batch,), longest, device=x.columns.device), (longest, longest)
+            lengths, span = torch.full((batch,), longest, device=x.columns.device), (longest, longest)
         else:
-            extremes = check_range(lengths, batch, longest)
+            span = check_range(lengths, batch, longest)
         last = lengths - 1
         with full_precision(self.emission.device):
             if transformed():
-                emission = lists.emission(self.emission) + everywhere(longest, last, self.bias, self.first, self.last)
+                emission = lists.emission(self.emission) + everywhere(
+                    longest, last, self.bias, self.start_transitions, self.end_transitions
+                )
             else:
                 emission = SparseEmission.apply(
-                    lists.values, self.emission, self.bias, self.first, self.last, lists, last, self.sparse_gradient
+                    lists.values,
+                    self.emission,
+                    self.bias,
+                    self.start_transitions,
+                    self.end_transitions,
+                    lists,
+                    last,
+                    self.sparse_gradient,
                 )
         return self._potentials(
             emission,
             last,
-            extremes,
-            per_example=lambda v: lists.per_example(v, len(self.emission)),
+            span,
+            per_example=lambda v: lists.per_example(v, self.in_features),
             gram=functools.cache(lambda: lists.token_products(self.emission.dtype)),  # asked for several times a batch
             x=None if lists.values is not None and lists.values.requires_grad else x,
         )
 
 
 class SparseEmission(torch.autograd.Function):
-    """``x W + bias + [t first] first + [t last] last`` for lists of features; the gradient of W is sparse."""
+    """``x W + bias + [t first] first + [t last] end`` for lists of features; the gradient of W is sparse."""
 
     @staticmethod
     def forward(

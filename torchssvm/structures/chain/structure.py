@@ -209,7 +209,7 @@ class Chain(Structure):
     def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
         """The labels with -1 beyond each length."""
         (batch, longest), lengths = labels.shape, potentials.lengths
-        if lengths is not None and potentials.extremes is not None and potentials.extremes[1] <= longest:
+        if lengths is not None and potentials.max_length is not None and potentials.max_length <= longest:
             if fits_numba(labels, lengths):
                 masked = torch.empty_like(labels)
                 if chain_cpu.mask(*arrays(labels, lengths), self.num_states, masked.numpy()):

@@ -87,10 +87,10 @@ class LinearGraph(nn.Module):
             pairs = zip(known, (parts["node"], parts["edge"]), strict=True)
             return [(v.unsqueeze(1) @ features).squeeze(1) for features, v in pairs]
 
-        def response(parts: Parts) -> Parts:
+        def gram_product(parts: Parts) -> Parts:
             pairs = zip(("node", "edge"), known, adjoint(parts), strict=True)
             return {name: (features @ change.unsqueeze(2)).squeeze(2) for name, features, change in pairs}
 
         trained = nodes.requires_grad or links.requires_grad
         weights = None if trained else own_weights(self)
-        return GraphPotentials(node, edge, edges, lengths, adjoint=adjoint, response=response, weights=weights)
+        return GraphPotentials(node, edge, edges, lengths, adjoint=adjoint, gram_product=gram_product, weights=weights)

@@ -26,7 +26,7 @@ class GraphPotentials(Potentials):
         edges: ``[B, E, 2]`` int64, the two different ends of every edge, 0 to the example's number of nodes - 1; both
             are -1 where an example has fewer than E edges. Two nodes may be joined more than once.
         lengths: ``[B]`` int64, 1 to N, nodes of every example; None is N for all.
-        options: ``adjoint``, ``response`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
+        options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
 
     Raises:
         ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.

@@ -68,7 +68,7 @@ class LinearEdges(nn.Module):
             (v,) = parts.values()
             return [_combine(flat, v)]
 
-        def response(parts: Parts) -> Parts:
+        def gram_product(parts: Parts) -> Parts:
             return {name: (flat @ _combine(flat, v).unsqueeze(2)).view(v.shape) for name, v in parts.items()}
 
         return EdgePotentials(
@@ -76,7 +76,7 @@ class LinearEdges(nn.Module):
             lengths,
             widths,
             adjoint=adjoint,
-            response=response,
+            gram_product=gram_product,
             weights=None if features.requires_grad else own_weights(self),
         )
 

@@ -25,7 +25,7 @@ class EdgePotentials(Potentials):
         tensors: ``[B, S, T]``; what stands beyond an example's own nodes never counts.
         lengths: ``[B]`` int64, 1 to S, left nodes of every example; None is S for all.
         widths: ``[B]`` int64, 1 to T, right nodes of every example; None is T for all.
-        options: ``adjoint``, ``response`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
+        options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
 
     Raises:
         ValueError: The scores are not ``[B, S, T]``, or a size does not fit them.

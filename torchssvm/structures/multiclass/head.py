@@ -14,7 +14,7 @@ from torchssvm.structures.multiclass.structure import Multiclass
 
 
 class LinearMulticlass(nn.Module):
-    """Class scores ``x W + b``, with all weights zero at the start.
+    """Class scores ``W x + b``, ``weight`` ``[K, F]`` as in ``nn.Linear``, with all weights zero at the start.
 
     Args:
         in_features: F.
@@ -37,7 +37,8 @@ class LinearMulticlass(nn.Module):
         self.structure = check_structure(structure, "Multiclass(num_classes)", "num_classes") or Multiclass(num_classes)
         if self.structure.num_classes != num_classes:
             raise ValueError(f"structure={self.structure} does not have num_classes={num_classes}")
-        self.weight = nn.Parameter(torch.zeros(in_features, num_classes))
+        self.in_features = in_features
+        self.weight = nn.Parameter(torch.zeros(num_classes, in_features))
         self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
 
     def forward(self, x: Tensor, lengths: None = None) -> Potentials:
@@ -48,8 +49,8 @@ class LinearMulticlass(nn.Module):
         """
         if lengths is not None:
             raise ValueError("lengths must be None: a class has no length. Make the Batch without lengths")
-        if check_tensor(x, "x").ndim != 2 or x.shape[1] != self.weight.shape[0]:
-            raise ValueError(f"x must be [B, {self.weight.shape[0]}], got {list(x.shape)}")
+        if check_tensor(x, "x").ndim != 2 or x.shape[1] != self.in_features:
+            raise ValueError(f"x must be [B, {self.in_features}], got {list(x.shape)}")
         with full_precision(x.device):
             x = x.to(self.weight.dtype)
             scores = product(x, self.weight)
@@ -58,19 +59,19 @@ class LinearMulticlass(nn.Module):
 
         def adjoint(parts: Parts) -> list[Tensor]:
             (v,) = parts.values()
-            gradients = [x.detach().unsqueeze(2) * v.unsqueeze(1)]
+            gradients = [v.unsqueeze(2) * x.detach().unsqueeze(1)]
             return gradients if self.bias is None else [*gradients, v]
 
-        def response(parts: Parts) -> Parts:
+        def gram_product(parts: Parts) -> Parts:
             squared = x.detach().square().sum(1, keepdim=True)
             return {name: v * (squared if self.bias is None else squared + 1.0) for name, v in parts.items()}
 
         if x.requires_grad:
-            return Potentials(scores, adjoint=adjoint, response=response)
+            return Potentials(scores, adjoint=adjoint, gram_product=gram_product)
         return Potentials(
             scores,
             adjoint=adjoint,
-            response=response,
+            gram_product=gram_product,
             weights=own_weights(self),
             in_turn=lambda *problem: solve_in_turn(self, x, *problem),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,11 @@ from torchssvm.structures.multilabel.structure import Multilabel
 
 
 class LinearMultilabel(nn.Module):
-    """Potentials ``unary = x U + b`` and ``pairwise = v``, the same for all examples; zero weights at the start.
+    """Potentials ``unary = U x + b`` and ``pairwise = v``, the same for all examples; zero weights at the start.
 
-    The model of [Yen et al. 2016, section 5] for multilabel data: ``unary`` ``[F, K]``, ``bias`` ``[K]`` and
-    ``pairwise`` ``[P]``, a number for each of the P = K (K - 1) / 2 pairs of labels. Where all pairs are to attract,
-    decoding is exact::
+    The model of [Yen et al. 2016, section 5] for multilabel data: ``unary`` ``[K, F]`` as in ``nn.Linear``,
+    ``bias`` ``[K]`` and ``pairwise`` ``[P]``, a number for each of the P = K (K - 1) / 2 pairs of labels. Where all
+    pairs are to attract, decoding is exact::
 
         BCFW([{"params": [head.unary, head.bias]}, {"params": [head.pairwise], "lower": 0.0}], dual)
 
@@ -53,13 +54,19 @@ class LinearMultilabel(nn.Module):
         )
         if self.structure.num_labels != num_labels or self.structure.pairwise != pairwise:
             raise ValueError(f"structure={self.structure} does not have num_labels={num_labels}, pairwise={pairwise}")
-        self.unary = nn.Parameter(torch.zeros(in_features, num_labels))
+        self.in_features = in_features
+        self.unary = nn.Parameter(self.by_feature(torch.zeros(in_features, num_labels)).contiguous())
         self.bias = nn.Parameter(torch.zeros(num_labels)) if bias else None
         self.pairwise = nn.Parameter(torch.zeros(self.structure.num_pairs)) if pairwise else None
 
+    @staticmethod
+    def by_feature(weight: Any) -> Any:
+        """``unary`` with a row for each feature, ``[F, K]``, and back: a view of a tensor or an array."""
+        return weight.T
+
     def extra_repr(self) -> str:
         """What it was made with."""
-        features, labels = self.unary.shape
+        features, labels = self.in_features, self.structure.num_labels
         bias, pairwise = self.bias is not None, self.pairwise is not None
         return f"in_features={features}, num_labels={labels}, bias={bias}, pairwise={pairwise}"
 
@@ -83,8 +90,8 @@ class LinearMultilabel(nn.Module):
         check_no_lengths(lengths)
         if isinstance(x, SparseFeatures):
             raise TypeError("x is SparseFeatures: SparseLinearMultilabel takes these, LinearMultilabel a tensor [B, F]")
-        if check_tensor(x, "x").ndim != 2 or x.shape[1] != len(self.unary):
-            raise ValueError(f"x must be [B, {len(self.unary)}], got {list(x.shape)}")
+        if check_tensor(x, "x").ndim != 2 or x.shape[1] != self.in_features:
+            raise ValueError(f"x must be [B, {self.in_features}], got {list(x.shape)}")
         with full_precision(x.device):
             x = x.to(self.unary.dtype)
             scores = product(x, self.unary)
@@ -93,7 +100,7 @@ class LinearMultilabel(nn.Module):
         known = x.detach()
         return self._potentials(
             scores,
-            per_example=lambda v: known.unsqueeze(2) * v.unsqueeze(1),
+            per_example=lambda v: v.unsqueeze(2) * known.unsqueeze(1),
             squared=lambda: known.square().sum(1, keepdim=True),
             trained=x.requires_grad,
         )
@@ -116,13 +123,13 @@ class LinearMultilabel(nn.Module):
             gradients = [per_example(v)] + ([] if self.bias is None else [v])
             return gradients if self.pairwise is None else [*gradients, parts["pairwise"]]
 
-        def response(parts: Parts) -> Parts:
+        def gram_product(parts: Parts) -> Parts:
             change = {"unary": parts["unary"] * (squared() + (0.0 if self.bias is None else 1.0))}
             # A weight of a pair is the potential of that pair: along its own gradient it changes by just that.
             return change if self.pairwise is None else {**change, "pairwise": parts["pairwise"]}
 
         weights = None if trained else own_weights(self)
-        return Potentials(tensors, adjoint=adjoint, response=response, weights=weights)
+        return Potentials(tensors, adjoint=adjoint, gram_product=gram_product, weights=weights)
 
 
 def check_no_lengths(lengths: None) -> None:

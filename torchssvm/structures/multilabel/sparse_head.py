@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,9 @@ from torchssvm.structures.multilabel.structure import Multilabel
 class SparseLinearMultilabel(LinearMultilabel):
     """:class:`LinearMultilabel` for features that are lists: ``unary = sum_p values[p] U[columns[p]] + b``.
 
-    The weights are those of ``LinearMultilabel(in_features, num_labels)``, with the same names. A step reads and writes
-    the rows of ``unary`` that its batch names, and no others: its gradient is a sparse tensor.
+    The weights are those of ``LinearMultilabel(in_features, num_labels)``, with the same names; only ``unary`` lies the
+    other way round, ``[F, K]`` as in ``nn.EmbeddingBag``. A step reads and writes the rows that its batch names, and no
+    others: its gradient is a sparse tensor.
 
     Args:
         in_features: F, the number of columns.
@@ -47,6 +50,11 @@ class SparseLinearMultilabel(LinearMultilabel):
         check_flags(sparse_gradient=sparse_gradient)
         self.sparse_gradient = sparse_gradient
 
+    @staticmethod
+    def by_feature(weight: Any) -> Any:
+        """``unary`` with a row for each feature, ``[F, K]``: it is stored so."""
+        return weight
+
     def forward(self, x: SparseFeatures, lengths: None = None) -> Potentials:  # type: ignore[override]
         """Features -> ``unary`` ``[B, K]`` and ``pairwise`` ``[B, P]``; in the weights' dtype, autocast off.
 
@@ -66,7 +74,7 @@ class SparseLinearMultilabel(LinearMultilabel):
             # To lists of tokens, a set of labels is a chain of one.
             values = x.values.unsqueeze(1) if isinstance(x.values, Tensor) else x.values
             x = SparseFeatures(x.columns.unsqueeze(1), values)
-        lists = as_lists(x, len(self.unary), self.unary.dtype)
+        lists = as_lists(x, self.in_features, self.unary.dtype)
         with full_precision(self.unary.device):
             if transformed():
                 scores = lists.emission(self.unary).squeeze(1)
@@ -78,7 +86,7 @@ class SparseLinearMultilabel(LinearMultilabel):
                 ).squeeze(1)
         return self._potentials(
             scores,
-            per_example=lambda v: lists.per_example(v.unsqueeze(1), len(self.unary)),
+            per_example=lambda v: lists.per_example(v.unsqueeze(1), self.in_features),
             squared=lambda: lists.token_products(self.unary.dtype).squeeze(2),
             trained=lists.values is not None and lists.values.requires_grad,
         )

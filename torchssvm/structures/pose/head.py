@@ -97,7 +97,7 @@ class LinearPose(nn.Module):
         def adjoint(parts: Parts) -> list[Tensor]:
             return [_products(own, parts["unary"], 2), _products(others, parts["types"], 3), parts["deformation"]]
 
-        def response(parts: Parts) -> Parts:
+        def gram_product(parts: Parts) -> Parts:
             for_nodes, for_arcs, springs = adjoint(parts)
             return {
                 "unary": for_nodes[..., None, None] * own,
@@ -108,7 +108,7 @@ class LinearPose(nn.Module):
         return Potentials(
             {"unary": unary, "types": types, "deformation": deformation},
             adjoint=adjoint,
-            response=response,
+            gram_product=gram_product,
             weights=None if any(tensor.requires_grad for tensor in x) else own_weights(self),
         )
 

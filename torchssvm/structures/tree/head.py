@@ -15,7 +15,9 @@ from torchssvm.structures.tree.structure import Tree
 
 
 class LinearTree(nn.Module):
-    """Potentials of a tree, ``node[v] = x[v] W + bias``, ``edge = E`` or ``E[v]``; all weights are zero at the start.
+    """Potentials of a tree, ``node[v] = W x[v] + bias``, ``edge = E`` or ``E[v]``; all weights are zero at the start.
+
+    The parameter ``node`` is W, ``[K, F]`` as in ``nn.Linear``.
 
     Args:
         in_features: F, numbers per node.
@@ -56,7 +58,8 @@ class LinearTree(nn.Module):
                 f"structure={self.structure} does not fit num_states={num_states}, parent={own.parent.tolist()}, "
                 f"shared={shared}"
             )
-        self.node = nn.Parameter(torch.zeros(in_features, num_states))
+        self.in_features = in_features
+        self.node = nn.Parameter(torch.zeros(num_states, in_features))
         pairs = (num_states, num_states) if shared else (own.num_nodes, num_states, num_states)
         self.edge = nn.Parameter(torch.zeros(pairs))
         self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
@@ -71,9 +74,9 @@ class LinearTree(nn.Module):
         Raises:
             ValueError: A shape or a length does not fit.
         """
-        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.node.shape[0] or x.shape[1] > self.structure.num_nodes:
+        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.in_features or x.shape[1] > self.structure.num_nodes:
             raise ValueError(
-                f"x must be [B, N, {self.node.shape[0]}] with N at most {self.structure.num_nodes}, got {list(x.shape)}"
+                f"x must be [B, N, {self.in_features}] with N at most {self.structure.num_nodes}, got {list(x.shape)}"
             )
         batch, longest, _ = x.shape
         if lengths is None:
@@ -90,10 +93,10 @@ class LinearTree(nn.Module):
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = parts["node"]
-            gradients = [x.detach().transpose(1, 2) @ v, self._pad(parts["edge"])]
+            gradients = [v.transpose(1, 2) @ x.detach(), self._pad(parts["edge"])]
             return gradients if self.bias is None else [*gradients, v.sum(1)]
 
-        def response(parts: Parts) -> Parts:
+        def gram_product(parts: Parts) -> Parts:
             v, features = parts["node"], x.detach()
             change = (features @ features.transpose(1, 2)) @ v
             return {
@@ -102,7 +105,9 @@ class LinearTree(nn.Module):
             }
 
         ragged = {"node": 0} if self.structure.shared else {"node": 0, "edge": 0}
-        return Potentials({"node": node, "edge": edge}, lengths, ragged=ragged, adjoint=adjoint, response=response)
+        return Potentials(
+            {"node": node, "edge": edge}, lengths, ragged=ragged, adjoint=adjoint, gram_product=gram_product
+        )
 
     def _pad(self, pairs: Tensor) -> Tensor:
         """Edges of a smaller batch, as gradients of all nodes'."""
