@@ -1,10 +1,10 @@
-"""Sorted entries are found, added and changed, compiled by Numba. Import it only where Numba is installed."""
+"""Sorted entries are found, added and changed, compiled by Numba."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.sorted_entries import COUNT, POOL_END, SMALLEST_LIST
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: near keys are spread over all of the table
