@@ -12,7 +12,6 @@ import torch
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
 pytest.importorskip("matplotlib")
-pytest.importorskip("numba")
 try:
     import run as program
     from suite import baselines, descent, exact, growth, measuring, memory, oracles, roofline, solvers, work

@@ -12,7 +12,6 @@ import torch
 
 if not hasattr(os, "fork"):
     pytest.skip("processes are forked", allow_module_level=True)
-pytest.importorskip("numba")
 pytest.importorskip("lightning")
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

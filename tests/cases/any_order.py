@@ -65,7 +65,6 @@ def on_a_device() -> Iterator[AnyOrder]:
             for name in ("fits_numba", "adds_in_order")
             if hasattr(module, name)
         ]
-        patches.append(mock.patch("torchssvm.structures.chain.labelings.numba_available", return_value=False))
         for patch in patches:
             patch.start()
         try:

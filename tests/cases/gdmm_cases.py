@@ -263,7 +263,7 @@ class FactorGraphTestCase(ABC):
             gdmm.visit(view)
             gdmm.end_pass()
         assert_same(saved(pairs[0]), saved(pairs[1]))
-        assert {signature[0].layout for signature in self.compiled().signatures} == {"C"}
+        assert {signature[0].layout for signature in self.compiled().dispatcher.signatures} == {"C"}
 
     @abstractmethod
     def compiled(self) -> Any:
@@ -617,11 +617,6 @@ class FactorGraphTestCase(ABC):
         with pytest.warns(UserWarning, match="not zero"):
             self.gdmm(task)
         assert not bool(flat(task.head.parameters()).any())
-
-    def test_without_numba(self, monkeypatch):
-        monkeypatch.setattr("torchssvm.solvers.gdmm.solver.numba_available", lambda: False)
-        with pytest.raises(ImportError, match=r"torchssvm\[numba\]"):
-            self.gdmm(self.make(1))
 
     # -- Room and precision ----------------------------------------------------------------------------------
 

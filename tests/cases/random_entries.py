@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.brute_force import brute_force_fmo
 from torchssvm.solvers.gdmm.entry_heaps import COUNT, POOL_END, add, change, column_list, find, room, value_of
 from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, grown, make_entries

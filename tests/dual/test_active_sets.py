@@ -132,7 +132,6 @@ def test_a_damaged_state_is_refused(field):
 
 
 def compiled_pair(direction, oracle, capacity, lam=0.05):
-    pytest.importorskip("numba")
     from torchssvm import CompiledBCFW
 
     problem = PROBLEMS["chain"](5, n=8, states=3, longest=4, lam=lam)

@@ -31,7 +31,6 @@ finally:
     sys.path.remove(str(EXAMPLES))
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("numba")
 pytest.importorskip("clarabel")
 
 LAM = 0.2

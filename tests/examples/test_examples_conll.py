@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("lightning")
 pytest.importorskip("matplotlib")
-pytest.importorskip("numba")
 
 WORDS = {"DT": ["the", "a"], "NN": ["cat", "dog", "mat"], "VBD": ["sat", "ran"], "IN": ["on", "near"], "RB": ["fast"]}
 PHRASES = [("NP", ["DT", "NN"]), ("VP", ["VBD"]), ("PP", ["IN"]), ("NP", ["NN", "NN"]), ("ADVP", ["RB"])]

@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 LABELS = ["TAG_sun", "TAG_sea", "TAG_snow", "TAG_sky", "TAG_town"]
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("numba")
 
 
 def songs(number: int, seed: int) -> str:

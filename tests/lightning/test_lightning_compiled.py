@@ -8,7 +8,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
-pytest.importorskip("numba")
 
 from test_lightning import WORDS, Features, chain, everything, loader, trainer  # noqa: E402
 

@@ -135,7 +135,6 @@ def test_trained_features_refuse_weights():
 @pytest.fixture(scope="module")
 def optimum(words) -> tuple[float, float]:
     """What encloses the optimum, by another loop than the one that is tested."""
-    pytest.importorskip("numba")
     head = LinearChain(128, 26).double()
     dual = DualState.for_head(head, WORDS, 0.05, storage=Labelings(40))
     everything = DataLoader(words, batch_size=WORDS, collate_fn=words.collate)

@@ -62,8 +62,7 @@ def test_own_structure_reaches_its_optimum(names: dict) -> None:
 
 
 def test_the_page_on_solvers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for extra in ("numba", "qpsolvers"):
-        pytest.importorskip(extra)
+    pytest.importorskip("qpsolvers")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for block in code(SOLVERS):
@@ -89,10 +88,8 @@ def test_the_page_on_text_runs(place: int, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     if place == 0:
-        pytest.importorskip("numba")
         block = chunking
     elif place == 3:
-        pytest.importorskip("numba")
         above = "from torchssvm import CompiledBCFW, DualState, SparseLinearChain"
         exec(f"from torch.utils.data import DataLoader\n{above}", names)
         block = own

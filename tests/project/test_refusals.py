@@ -72,7 +72,6 @@ def of_an_average():
 
 
 def of_a_compiled_loop():
-    pytest.importorskip("numba")
     problem = chain(0)
     dual = DualState.for_head(problem.head, problem.n, problem.lam)
     loop = CompiledBCFW(problem.head, dual, problem.everything())
@@ -80,7 +79,6 @@ def of_a_compiled_loop():
 
 
 def of_gdmm():
-    pytest.importorskip("numba")
     problem = chain(0)
     gdmm = GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
     return lambda: change_a_weight(gdmm.head)

@@ -50,7 +50,6 @@ from torchssvm.datasets import OCR
 from torchssvm.solvers.kernel import KernelSSVM, Linear
 from torchssvm.solvers.kernel import Pairwise as KernelPairwise
 
-pytest.importorskip("numba")
 pytest.importorskip("clarabel")
 
 VISITS = 8  # of every block

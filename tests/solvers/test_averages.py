@@ -192,7 +192,6 @@ def test_another_lam_begins_the_average_anew(change):
 
 
 def test_the_compiled_loop_tells_of_its_last_step():
-    pytest.importorskip("numba")
     problem = chain(2, boundary=True)
     dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings())
     solver = CompiledBCFW(problem.head, dual, problem.everything())

@@ -64,7 +64,6 @@ def loop_of_torch() -> tuple[dict[str, Any], Callable[[], Any]]:
 
 
 def compiled() -> tuple[dict[str, Any], Callable[[], Any]]:
-    pytest.importorskip("numba")
     problem = chain(2, dtype=torch.float32)
     training = problem.train(storage=Labelings())
     loop = CompiledBCFW(problem.head, training.dual, problem.everything(), seed=1)
@@ -72,7 +71,6 @@ def compiled() -> tuple[dict[str, Any], Callable[[], Any]]:
 
 
 def gdmm() -> tuple[dict[str, Any], Callable[[], Any]]:
-    pytest.importorskip("numba")
     problem = chain(3, boundary=False)
     optim = GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
     return {"optim": optim}, optim.step

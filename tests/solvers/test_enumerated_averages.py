@@ -30,7 +30,6 @@ from torchssvm import (
     recompute_weights,
 )
 
-pytest.importorskip("numba")
 pytest.importorskip("clarabel")
 
 PROBLEMS = 150

@@ -38,7 +38,6 @@ from torchssvm import (
     certify,
 )
 
-pytest.importorskip("numba")
 pytest.importorskip("clarabel")
 
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]

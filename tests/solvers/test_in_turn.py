@@ -10,6 +10,7 @@ from test_compiled import KINDS
 from torchssvm import (
     BlockGap,
     CacheOracle,
+    CompiledBCFW,
     DualState,
     Labelings,
     LinearChain,
@@ -19,10 +20,6 @@ from torchssvm import (
     Weights,
     certify,
 )
-
-pytest.importorskip("numba")
-
-from torchssvm import CompiledBCFW
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 

@@ -38,8 +38,6 @@ from torchssvm import (
 from torchssvm.solvers.kernel import RBF
 from torchssvm.solvers.kernel import Pairwise as KernelPairwise
 
-pytest.importorskip("numba")
-
 REFUSED = (ValueError, TypeError, RuntimeError)
 SEEDS = st.integers(0, 2**31 - 1)
 VALID = 10

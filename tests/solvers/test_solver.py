@@ -204,7 +204,6 @@ def test_ocr_small_certificates_enclose_the_known_optimum():
 
 def test_ocr_small_to_a_gap_of_a_hundredth():
     """The compiled loop takes the dual there in seconds, and the torch loop keeps it there."""
-    pytest.importorskip("numba")
     from torchssvm import CompiledBCFW
 
     problem, training = words_and_head(Labelings())

@@ -1,7 +1,5 @@
 """Compiled kernels and torch operations give the same results to the bit; the box QP is solved."""
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
@@ -10,11 +8,9 @@ from hypothesis import strategies as st
 from qpsolvers import solve_qp
 
 from torchssvm import BCFW, BlockGap, DualState, LinearChain
-from torchssvm.core.jit import compiled
 from torchssvm.steps import box_qp
-from torchssvm.structures.chain.cpu import viterbi_cpu
-
-module = importlib.import_module("torchssvm.structures.chain.oracle")  # the function of the same name hides it
+from torchssvm.structures.chain import structure as chain
+from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 
 
 @settings(max_examples=150, deadline=None)
@@ -29,7 +25,6 @@ module = importlib.import_module("torchssvm.structures.chain.oracle")  # the fun
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_compiled_viterbi_equals_torch(seed, batch, longest, states, axes, ragged, ties, dtype):
-    pytest.importorskip("numba")
     random = torch.Generator().manual_seed(seed)
     shape = {2: (), 3: (batch,), 4: (batch, longest - 1), "expanded": ()}[axes]
     emission = torch.randn(batch, longest, states, generator=random, dtype=dtype)
@@ -39,8 +34,8 @@ def test_compiled_viterbi_equals_torch(seed, batch, longest, states, axes, ragge
     if axes == "expanded":
         transition = transition.expand(batch, states, states)
     lengths = torch.randint(1, longest + 1, (batch,), generator=random) if ragged else None
-    labels, value = module.viterbi_torch(emission, transition, lengths)
-    same_labels, same_value = viterbi_cpu(emission, transition, lengths)
+    labels, value = viterbi_torch(emission, transition, lengths)
+    same_labels, same_value = viterbi(emission, transition, lengths)
     assert torch.equal(labels, same_labels)
     assert torch.equal(value, same_value)
 
@@ -48,8 +43,8 @@ def test_compiled_viterbi_equals_torch(seed, batch, longest, states, axes, ragge
 @pytest.mark.parametrize("spot", [(0, 0, 0), (1, 2, 1)])
 def test_nan_is_seen_on_both_paths(spot, monkeypatch):
     """A NaN somewhere in the potentials must end in an error, whatever the kernel makes of comparisons with it."""
-    for available in (True, False):
-        monkeypatch.setattr(module, "numba_available", lambda found=available: found)
+    for decode in (viterbi, viterbi_torch):
+        monkeypatch.setattr(chain, "viterbi", decode)
         head = LinearChain(2, 3)
         dual = DualState.for_head(head, 2, 0.1)
         x = torch.randn(2, 3, 2)
@@ -87,23 +82,22 @@ def test_many_sweeps_solve_the_box_qp(seed, size):
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 12), rank=st.integers(0, 4), sweeps=st.integers(1, 6))
 def test_sweeps_never_lower_the_objective_and_compiled_ones_are_the_same(seed, size, rank, sweeps):
-    pytest.importorskip("numba")
     matrix, values = random_qp(seed, size, rank)
-    plain = box_qp._ascend(matrix, values.copy(), sweeps, 1e-3)
-    fast = compiled(box_qp._ascend)(matrix, values.copy(), sweeps, 1e-3)
+    plain, fast, fewer = np.zeros((3, size))
+    box_qp.ascend.__wrapped__(matrix, values.copy(), sweeps, 1e-3, plain)
+    box_qp.ascend(matrix, values.copy(), sweeps, 1e-3, fast)
     assert plain.tobytes() == fast.tobytes()
-    fewer = box_qp._ascend(matrix, values.copy(), sweeps - 1, 1e-3)
+    box_qp.ascend(matrix, values.copy(), sweeps - 1, 1e-3, fewer)
     objectives = [values @ g - g @ matrix @ g / 2 for g in (fewer, plain)]
     assert objectives[1] >= objectives[0] - 1e-12
     assert objectives[1] >= -1e-12
 
 
-def test_training_is_the_same_without_numba(monkeypatch):
-    pytest.importorskip("numba")
+def test_training_is_the_same_without_kernels(monkeypatch):
     weights = []
-    for available in (True, False):
-        monkeypatch.setattr(module, "numba_available", lambda found=available: found)
-        monkeypatch.setattr(box_qp, "numba_available", lambda found=available: found)
+    for decode, ascend in ((viterbi, box_qp.ascend), (viterbi_torch, box_qp.ascend.__wrapped__)):
+        monkeypatch.setattr(chain, "viterbi", decode)
+        monkeypatch.setattr(box_qp, "ascend", ascend)
         random = torch.Generator().manual_seed(3)
         x, y = torch.randn(6, 5, 4, generator=random), torch.randint(0, 3, (6, 5), generator=random)
         lengths = torch.tensor([5, 1, 3, 2, 5, 4])

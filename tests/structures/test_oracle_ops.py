@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from problems import examples, rng
 
 from torchssvm.core import tuning
-from torchssvm.structures.chain.cpu import viterbi_cpu
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 
 module = importlib.import_module("torchssvm.structures.chain.oracle")  # the function of the same name hides it
@@ -90,12 +89,11 @@ def test_the_operator_equals_torch(seed, batch, longest, states, axes, ragged, i
 @given(seed=st.integers(0, 10**6), batch=st.integers(1, 9), axes=AXES, ragged=st.booleans(), integers=st.booleans())
 def test_blocks_in_lockstep_equal_torch(seed, batch, axes, ragged, integers):
     """The way of large K, at a small one: several blocks and groups, the last of them incomplete."""
-    pytest.importorskip("numba")
     emission, transition, lengths = chains(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("WHOLE", 0), ("LOCKSTEP", 0), ("GROUP", 4), ("BLOCK", (5, 16))):
             patch.setattr(tuning, name, setting)
-        assert_same(viterbi_cpu(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+        assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
 
 
 @pytest.mark.parametrize("states", [3, 140])
@@ -163,22 +161,20 @@ def test_a_forked_child_decodes(two_threads):
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-@pytest.mark.parametrize("available", [True, False])
-def test_results_are_cut_from_the_graph(available, monkeypatch):
-    monkeypatch.setattr(module, "numba_available", lambda: available)
+@pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
+def test_results_are_cut_from_the_graph(decode):
     emission, transition, lengths = chains(1)
-    expected = viterbi(emission, transition, lengths)
-    assert_same(viterbi(emission.requires_grad_(), transition.requires_grad_(), lengths), expected)
+    expected = decode(emission, transition, lengths)
+    assert_same(decode(emission.requires_grad_(), transition.requires_grad_(), lengths), expected)
 
 
-@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_numbers_that_are_not_finite_give_labels_all_the_same(available, value, monkeypatch):
-    monkeypatch.setattr(module, "numba_available", lambda: available)
+def test_numbers_that_are_not_finite_give_labels_all_the_same(decode, value):
     for place in range(15):
         emission, transition, lengths = chains(place, 2, 4, 3)
         (emission if place < 12 else transition).flatten()[place % 9] = value
-        labels, _ = viterbi(emission, transition, lengths)
+        labels, _ = decode(emission, transition, lengths)
         real = torch.arange(4) < lengths.unsqueeze(1)
         assert bool(((labels >= 0) & (labels < 3))[real].all())
         assert bool((labels[~real] == -1).all())
@@ -194,7 +190,6 @@ def test_other_dtypes_take_the_torch_operations(dtype):
 
 @pytest.mark.parametrize("length", [0, -1, 6])
 def test_bad_lengths_are_refused(length):
-    pytest.importorskip("numba")
     emission, transition, _ = chains(1)
     with pytest.raises(ValueError, match=f"lengths must lie between 1 and the padded length 5, got {length} in row 1"):
         viterbi(emission, transition, torch.tensor([5, length, 2]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
-from torchssvm.core.jit import compiled, fits_numba
+from torchssvm.core.jit import fits_numba, njit
 
 _ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
 
@@ -67,7 +67,7 @@ def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -
     return torch.where(total == UNKNOWN, 1, total)
 
 
-@compiled
+@njit
 def _sum_each(numbers: Any, where: Any, lengths: Any, signed: bool, total: Any) -> None:
     for b in range(numbers.shape[0]):
         found = 0

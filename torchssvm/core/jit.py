@@ -1,4 +1,4 @@
-"""Numba and Triton, where they are installed: the same results to the bit, sooner."""
+"""Compiled kernels: Numba's on the CPU, compiled at their first call; Triton's on CUDA, where it is installed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
+COMPILED = (torch.float32, torch.float64)
+"""The dtypes that kernels of scores take."""
 
-@functools.cache
-def numba_available() -> bool:
-    """Whether the extra ``torchssvm[numba]`` is installed; it is imported only when a kernel is first used."""
-    return importlib.util.find_spec("numba") is not None
+
+class Kernel:
+    """A function that Numba compiles when it is first called; other kernels may call it too.
+
+    Importing Numba takes half a second: it waits for that call. The code is cached on disk, and lets go of Python's
+    global lock while it runs. It makes no arrays: it writes to those that it is given.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        functools.update_wrapper(self, function)
+        # Numba counts references to arrays, with an atomic operation whenever one is taken out of a tuple: that took a
+        # third of all time. No kernel makes or keeps arrays, so that the runtime that counts is left out.
+        self._function, self._options = function, {"cache": True, "nogil": True, "_nrt": False, **options}
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """What Numba makes of the function."""
+        import numba
+
+        return numba.njit(**self._options)(self._function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What Numba asks for where another kernel calls this one."""
+        return self.dispatcher._numba_type_
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run what is compiled."""
+        return self.dispatcher(*arguments)
+
+
+def njit(function: Callable[..., Any]) -> Any:
+    """Compile in the written order of operations, so that rounding and ties are those of the source."""
+    return Kernel(function)
+
+
+def njit_fastmath(function: Callable[..., Any]) -> Any:
+    """Compile so that products may be contracted and sums reordered, and run in vector registers.
+
+    Results are those of the source up to rounding, and the same at every call on one machine; NaN and infinities
+    propagate.
+    """
+    return Kernel(function, fastmath={"contract", "nsz", "reassoc"})
+
+
+def fits_numba(*tensors: Tensor) -> bool:
+    """Whether Numba's kernels take these tensors: on the CPU, contiguous, not of half precision or being traced."""
+    for tensor in tensors:
+        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.dtype in (torch.float16, torch.bfloat16):
+            return False
+    return not torch.compiler.is_compiling()
+
+
+def arrays(*tensors: Tensor) -> tuple[Any, ...]:
+    """The tensors as numpy arrays of the same memory, cut from any graph."""
+    return tuple(t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors)
 
 
 @functools.cache
@@ -27,51 +81,3 @@ def triton_available() -> bool:
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which Triton starts its kernels on the device of ``tensor``; nothing in its interpreter on a CPU."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
-
-
-_HALF = frozenset({torch.float16, torch.bfloat16})
-SUMS = frozenset({"contract", "nsz", "reassoc"})
-"""What long sums may do of fast-math: products are contracted and terms reordered, NaN and infinities propagate."""
-
-
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile ``kernel`` at its first call, without fast-math, so that rounding and ties are those of its source."""
-    return _lazily(kernel)
-
-
-def compiled_sums(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile ``kernel`` at its first call; sums may be reassociated, so that they run in vector registers.
-
-    Results are those of the source up to rounding, and the same at every call on one machine.
-    """
-    return _lazily(kernel, fastmath=set(SUMS))
-
-
-def _lazily(kernel: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    cell: list[Callable[..., Any]] = []
-
-    @functools.wraps(kernel)
-    def call(*arguments: Any) -> Any:
-        if not cell:
-            import numba
-
-            cell.append(numba.njit(cache=True, nogil=True, **options)(kernel))
-        return cell[0](*arguments)
-
-    return call
-
-
-def fits_numba(*tensors: Tensor) -> bool:
-    """Whether kernels can take these tensors: on the CPU, with Numba, contiguous; not under ``torch.compile``.
-
-    Numba has no half precision.
-    """
-    for tensor in tensors:
-        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.dtype in _HALF:
-            return False
-    return numba_available() and not torch.compiler.is_compiling()
-
-
-def arrays(*tensors: Tensor) -> tuple[Any, ...]:
-    """The tensors as numpy arrays of the same memory, cut from any graph."""
-    return tuple(t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors)

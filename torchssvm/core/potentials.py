@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
-from torchssvm.core.jit import compiled_sums, fits_numba
+from torchssvm.core.jit import fits_numba, njit_fastmath
 from torchssvm.core.precision import full_precision as full_precision  # for the many that take both from here
 
 Parts = dict[str, Tensor]
@@ -276,7 +276,7 @@ def _row_products(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).flatten(1).sum(1, dtype=torch.float64)
 
 
-@compiled_sums
+@njit_fastmath
 def _inner(a: Any, b: Any, total: Any) -> None:
     for i in range(a.shape[0]):
         x, y, found = a[i], b[i if b.shape[0] > 1 else 0], 0.0

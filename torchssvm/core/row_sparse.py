@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import arrays, compiled_sums, fits_numba
+from torchssvm.core.jit import arrays, fits_numba, njit_fastmath
 
 _NUMBERS = 1 << 22  # that are dense at a time
 
@@ -113,7 +113,7 @@ def _products(x: Tensor, y: Tensor) -> tuple[float, float]:
     return float(one @ other), float(other @ other)
 
 
-@compiled_sums
+@njit_fastmath
 def _row_products(x: Any, row: Any, y: Any) -> tuple[float, float]:
     inner, square = 0.0, 0.0
     for r in range(len(row)):

@@ -6,7 +6,6 @@ import threading
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 _KEPT = 2**24  # bytes; a larger buffer is for one call
 _LINE = 64  # bytes of a cache line
@@ -26,8 +25,3 @@ def scratch(count: int, dtype: Any) -> np.ndarray:
     if buffer.nbytes <= _KEPT:
         _local.__dict__[dtype] = buffer
     return buffer
-
-
-def as_array(tensor: Tensor) -> np.ndarray:
-    """The numbers of a CPU tensor, without its graph."""
-    return (tensor.detach() if tensor.requires_grad else tensor).numpy()

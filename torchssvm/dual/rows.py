@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import compiled, fits_numba
+from torchssvm.core.jit import fits_numba, njit
 from torchssvm.core.schema import require
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -194,7 +194,7 @@ def _resize(values: Tensor, shape: Sequence[int]) -> Tensor:
     return result
 
 
-@compiled
+@njit
 def _read(values: Any, start: Any, held: Any, index: Any, expected: Any, found: Any) -> int:
     wrong = -1
     for b in range(index.shape[0]):
@@ -202,12 +202,18 @@ def _read(values: Any, start: Any, held: Any, index: Any, expected: Any, found: 
         if first > 0 and expected.shape[0] and expected[b] != count and wrong < 0:
             wrong = b
         count = min(count, found.shape[1]) if first > 0 else 0
-        found[b, :count] = values[first : first + count]
-        found[b, count:] = 0
+        for t in range(found.shape[1]):
+            row = found[b, t]
+            if t < count:
+                held_row = values[first + t]
+                for k in range(row.shape[0]):
+                    row[k] = held_row[k]
+            else:
+                row[:] = 0
     return wrong
 
 
-@compiled
+@njit
 def _add(values: Any, start: Any, held: Any, index: Any, change: Any, factors: Any) -> None:
     for b in range(index.shape[0]):
         first = start[index[b]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.gradients import combine
-from torchssvm.core.jit import compiled, compiled_sums, fits_numba, numba_available, triton_available
+from torchssvm.core.jit import arrays, fits_numba, njit, njit_fastmath, triton_available
 from torchssvm.core.row_sparse import gram_of_rows, select_examples, squared_length
 from torchssvm.steps.box_qp_rows import ascend_rows
 
@@ -55,25 +55,36 @@ def solve_batch(
     elif sparse and (steps := ascend_rows(gradients, values, weight, sweeps, _CONVERGED, factor)) is not None:
         return BatchSteps(*steps, squared_length(steps[1]))
     elif not sparse and fits_numba(values, *gradients):
-        arrays = tuple(g.numpy().reshape(g.shape[0], g.shape[1:].numel()) for g in gradients)
-        found, total, square = _ascend_rows(arrays, values.numpy(), weight, sweeps, _CONVERGED, factor)
-        parts = torch.from_numpy(total).split([array.shape[1] for array in arrays])
-        combined = [part.view(gradient.shape[1:]) for part, gradient in zip(parts, gradients, strict=True)]
-        return BatchSteps(torch.from_numpy(found), combined, square)
+        matrices = tuple(g.numpy().reshape(g.shape[0], g.shape[1:].numel()) for g in gradients)
+        sizes = [matrix.shape[1] for matrix in matrices]
+        total = gradients[0].new_zeros(sum(sizes))
+        gammas, bends = torch.zeros(2, len(values), dtype=torch.float64).unbind(0)
+        out = arrays(gammas, bends, total)
+        square = _ascend_rows(matrices, values.numpy(), weight, sweeps, _CONVERGED, factor, *out)
+        combined = [part.view(g.shape[1:]) for part, g in zip(total.split(sizes), gradients, strict=True)]
+        return BatchSteps(gammas, combined, square)
     else:
         gammas = solve_box_qp(gram(gradients, torch.arange(len(values), device=values.device)) * weight, values, sweeps)
     combined = combine(gradients, gammas * factor)
     return BatchSteps(gammas, combined, squared_length(combined))
 
 
-@compiled_sums
-def _ascend_rows(matrices: Any, values: Any, weight: float, sweeps: int, converged: float, factor: float) -> Any:
-    """``_ascend``, with u in the place of the residual; also ``factor u`` and its squared length."""
-    size = 0
-    for matrix in matrices:
-        size += matrix.shape[1]
-    u = np.zeros(size, matrices[0].dtype)
-    gammas, bends = np.zeros(len(values)), np.zeros(len(values))
+@njit_fastmath
+def _ascend_rows(
+    matrices: Any,
+    values: Any,
+    weight: float,
+    sweeps: int,
+    converged: float,
+    factor: float,
+    gammas: Any,
+    bends: Any,
+    u: Any,
+) -> float:
+    """``ascend``, with u in the place of the residual; u ends as ``factor u``, whose squared length is returned.
+
+    ``gammas``, ``u`` and ``bends``, room for the curvatures, are zero at first.
+    """
     for sweep in range(sweeps):
         largest = 0.0
         for i in range(len(values)):
@@ -109,10 +120,10 @@ def _ascend_rows(matrices: Any, values: Any, weight: float, sweeps: int, converg
         if largest < converged:
             break
     length, unit = 0.0, u.dtype.type(factor)
-    for k in range(size):
+    for k in range(len(u)):
         u[k] *= unit
         length += np.float64(u[k]) * np.float64(u[k])
-    return gammas, u, length
+    return length
 
 
 def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
@@ -143,13 +154,14 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
             return ascend_triton(gram, values, sweeps, _CONVERGED).to(values.device)
     matrix = gram.detach().to("cpu", torch.float64).contiguous().numpy()
     residual = values.detach().to("cpu", torch.float64).numpy().copy()
-    solve = _ascend_compiled if numba_available() else _ascend
-    return torch.from_numpy(solve(matrix, residual, sweeps, _CONVERGED)).to(values.device)
-
-
-def _ascend(matrix: Any, residual: Any, sweeps: int, converged: float) -> Any:
-    """Coordinate ascent; ``residual`` starts as v and stays ``v - G gamma``."""
     gammas = np.zeros_like(residual)
+    ascend(matrix, residual, sweeps, _CONVERGED, gammas)
+    return torch.from_numpy(gammas).to(values.device)
+
+
+@njit
+def ascend(matrix: Any, residual: Any, sweeps: int, converged: float, gammas: Any) -> None:
+    """Coordinate ascent on ``gammas``, zero at first; ``residual`` starts as v and stays ``v - G gamma``."""
     for _ in range(sweeps):
         largest = 0.0
         for i in range(len(residual)):
@@ -161,14 +173,11 @@ def _ascend(matrix: Any, residual: Any, sweeps: int, converged: float) -> Any:
                 new = 1.0 if slope > 0.0 else old
             if new != old:
                 gammas[i] = new
-                residual -= matrix[i] * (new - old)
+                for j in range(len(residual)):
+                    residual[j] -= matrix[i, j] * (new - old)
                 largest = max(largest, abs(new - old))
         if largest < converged:
             break
-    return gammas
-
-
-_ascend_compiled = compiled(_ascend)
 
 
 def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:

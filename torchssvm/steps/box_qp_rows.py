@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import compiled_sums, fits_numba
+from torchssvm.core.jit import arrays, fits_numba, njit_fastmath
 from torchssvm.core.row_sparse import rows_of
 
 
@@ -45,25 +44,36 @@ def ascend_rows(
     known, local = row.unique(return_inverse=True)
     starts = torch.nn.functional.pad(torch.bincount(example, minlength=size).cumsum(0), (1, 0))
     sums = entries.new_zeros(len(known), entries.shape[1])
-    tensors = (whole, starts, local, entries, sums, values)
-    gammas, total = _ascend_rows(*(t.contiguous().numpy() for t in tensors), weight, sweeps, converged)
-    parts = iter(torch.from_numpy(total).mul_(factor).split([g[0].numel() for g in others]))
+    gammas, bends = torch.zeros(2, size, dtype=torch.float64).unbind(0)
+    total = whole.new_zeros(whole.shape[1])
+    tensors = (t.contiguous() for t in (whole, starts, local, entries, sums, values))
+    _ascend_rows(*arrays(*tensors), weight, sweeps, converged, *arrays(gammas, bends, total))
+    parts = iter(total.mul_(factor).split([g[0].numel() for g in others]))
     combined = [
         rows_of(known, sums.mul_(factor).view(len(sums), *g.shape[2:]), g.shape[1:], coalesced=True)
         if g.is_sparse
         else next(parts).view(g.shape[1:])
         for g in gradients
     ]
-    return torch.from_numpy(gammas), combined
+    return gammas, combined
 
 
-@compiled_sums
+@njit_fastmath
 def _ascend_rows(
-    whole: Any, starts: Any, local: Any, rows: Any, sums: Any, values: Any, weight: float, sweeps: int, converged: float
-) -> Any:
-    """Coordinate ascent; ``u`` and ``sums`` stay ``sum_i gamma_i g_i``."""
-    u = np.zeros(whole.shape[1], whole.dtype)
-    gammas, bends = np.zeros(len(values)), np.zeros(len(values))
+    whole: Any,
+    starts: Any,
+    local: Any,
+    rows: Any,
+    sums: Any,
+    values: Any,
+    weight: float,
+    sweeps: int,
+    converged: float,
+    gammas: Any,
+    bends: Any,
+    u: Any,
+) -> None:
+    """Coordinate ascent; ``u`` and ``sums`` stay ``sum_i gamma_i g_i``, and all outputs are zero at first."""
     for sweep in range(sweeps):
         largest = 0.0
         for i in range(len(values)):
@@ -103,4 +113,3 @@ def _ascend_rows(
                 largest = max(largest, abs(new - old))
         if largest < converged:
             break
-    return gammas, u

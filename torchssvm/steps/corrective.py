@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import as_number, check_whole
-from torchssvm.core.jit import compiled, numba_available
+from torchssvm.core.jit import njit
 from torchssvm.steps.direction import Blocks
 
 
@@ -42,16 +42,20 @@ class Corrective:
         """The new distributions less the old ones."""
         rates = torch.where(blocks.valid, blocks.hinges / blocks.num_examples, -math.inf)
         arrays = [t.detach().cpu().contiguous().numpy() for t in (blocks.curvature(), rates, blocks.mass)]
-        solve = _climb_compiled if numba_available() else _climb
-        change = solve(arrays[0], arrays[1].copy(), arrays[2].copy(), self.steps, self.tolerance)
-        return torch.from_numpy(change).to(blocks.mass.device) - blocks.mass
+        mass = arrays[2].copy()
+        climb(arrays[0], arrays[1].copy(), mass, self.steps, self.tolerance)
+        return torch.from_numpy(mass).to(blocks.mass.device) - blocks.mass
 
     def __repr__(self) -> str:
         return f"Corrective(steps={self.steps}, tolerance={self.tolerance:g})"
 
 
-def _climb(curvature: Any, rates: Any, mass: Any, steps: int, tolerance: float) -> Any:
-    """Exact pairwise steps in every block; ``rates`` stay the derivatives of the dual, -inf where there is no atom."""
+@njit
+def climb(curvature: Any, rates: Any, mass: Any, steps: int, tolerance: float) -> None:
+    """Exact pairwise steps in every block, which change ``mass``.
+
+    ``rates`` stay the derivatives of the dual, -inf where there is no atom.
+    """
     blocks, atoms = mass.shape
     for b in range(blocks):
         first = -1.0
@@ -77,7 +81,3 @@ def _climb(curvature: Any, rates: Any, mass: Any, steps: int, tolerance: float) 
             mass[b, best] += move
             for c in range(atoms):
                 rates[b, c] += move * (curvature[b, worst, c] - curvature[b, best, c])
-    return mass
-
-
-_climb_compiled = compiled(_climb)

@@ -6,18 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from torchssvm.core.jit import numba_available
 from torchssvm.core.potentials import InTurn
 
 
 def solve_in_turn(head: nn.Module, x: Any, *problem: Any) -> InTurn:
-    """See ``torchssvm.solvers.compiled.batch``, which is imported only where it is used.
-
-    Raises:
-        ImportError: Numba is not installed.
-    """
-    if not numba_available():
-        raise ImportError("in_turn=True needs Numba: pip install torchssvm[numba]")
+    """See ``torchssvm.solvers.compiled.batch``, which is imported only where it is used."""
     from torchssvm.solvers.compiled.batch import solve_in_turn as solve
 
     return solve(head, x, *problem)

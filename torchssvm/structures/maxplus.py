@@ -1,12 +1,24 @@
-"""Products of a vector and a matrix where plus is the maximum and times is plus, compiled by Numba.
+"""Max-plus algebra, where plus is the maximum and times is plus: products, and Viterbi with them, compiled by Numba.
 
-Import it only where Numba is installed. Maxima are written ``v if v > r else r``: LLVM then uses vector instructions
-without fast-math, and rounding and ties are those of the order written here.
+Maxima are written ``v if v > r else r``: LLVM then uses vector instructions without fast-math, and rounding and ties
+are those of the order written here.
 """
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torch import Tensor
+
+from torchssvm.core.jit import njit
+from torchssvm.core.launch import once
+
+
+def by_example(matrices: Tensor) -> Tensor:
+    """Matrices ``[K, K]``, ``[B, K, K]`` or ``[B, N, K, K]`` as ``[B or 1, N or 1, K, K]``, a view.
+
+    One that is seen B times is there once.
+    """
+    matrices = once(matrices.unsqueeze(0) if matrices.ndim == 2 else matrices)
+    return matrices.unsqueeze(1) if matrices.ndim == 3 else matrices
 
 
 @njit
@@ -38,6 +50,29 @@ def maxplus_matvec(maxima, scores, block, fresh):
 
 
 @njit
+def maxplus_rows(maxima, scores, rows, matrix, block):
+    """:func:`maxplus_matvec` of some rows of ``scores`` with one large matrix, read once for all of them.
+
+    Args:
+        maxima: ``[M, width]``, to be filled at ``rows``.
+        scores: ``[M, width]``.
+        rows: Which.
+        matrix: ``[K, K]``; ``width`` is at least K, and a multiple of the columns of a block.
+        block: Room for a block of the matrix, which stays in the cache.
+    """
+    if rows.shape[0] == 1:
+        maxplus_matvec(maxima[rows[0]], scores[rows[0], : matrix.shape[0]], matrix, True)
+        return
+    height, columns = block.shape
+    for left in range(0, matrix.shape[1], columns):
+        for top in range(0, matrix.shape[0], height):
+            bottom = min(top + height, matrix.shape[0])
+            copy_block(matrix, top, left, block)
+            for r in rows:
+                maxplus_matvec(maxima[r, left : left + columns], scores[r, top:bottom], block, top == 0)
+
+
+@njit
 def copy_block(matrix, top, left, block):
     """Copy as much of ``matrix[top:, left:]`` as there is and as fits."""
     columns = min(block.shape[1], matrix.shape[1] - left)
@@ -48,6 +83,13 @@ def copy_block(matrix, top, left, block):
 
 
 @njit
+def add(row, message, states):
+    """``row += message``."""
+    for k in range(states):
+        row[k] = row[k] + message[k]
+
+
+@njit
 def first_of_largest(scores, states):
     """The smallest state of the highest score."""
     best = 0
@@ -55,3 +97,47 @@ def first_of_largest(scores, states):
         if scores[k] > scores[best]:
             best = k
     return best
+
+
+@njit
+def first_maximiser(message, scores, matrix, state, states):
+    """The smallest state that gives ``state`` its message: the same sums again, so equal exactly."""
+    highest = message[state]
+    for j in range(states):
+        if scores[j] + matrix[j, state] == highest:
+            return j
+    return 0  # a NaN equals nothing
+
+
+@njit
+def send_forward(scores, messages, matrices, length, states):
+    """Viterbi's forward pass along a chain.
+
+    Args:
+        scores: ``[N, width]``, the emissions at first; then the best prefix that ends in each state.
+        messages: ``[N, width]``, to be filled: at t what each state at t + 1 gets from the prefixes that end at t.
+        matrices: ``[N-1 or 1, at least K, width or K]``.
+        length: T.
+        states: K.
+    """
+    for t in range(1, length):
+        matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
+        maxplus_matvec(messages[t - 1], scores[t - 1, :states], matrix, True)
+        add(scores[t], messages[t - 1], states)
+
+
+@njit
+def backtrack(scores, messages, matrices, length, states, labels):
+    """The best states of a chain, from the last to the first, after :func:`send_forward`; returns their score.
+
+    The forward pass keeps maxima only: the state before is the first one that gives the maximum, found again for the
+    best states alone.
+    """
+    state = first_of_largest(scores[length - 1], states)
+    value = scores[length - 1, state]
+    labels[length - 1] = state
+    for t in range(length - 2, -1, -1):
+        matrix = matrices[t if matrices.shape[0] > 1 else 0]
+        state = first_maximiser(messages[t], scores[t], matrix, state, states)
+        labels[t] = state
+    return value

@@ -11,6 +11,7 @@ from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, 
 from torchssvm import (
     Away,
     CacheOracle,
+    CompiledBCFW,
     Corrective,
     DualState,
     FrankWolfe,
@@ -24,10 +25,6 @@ from torchssvm import (
     Uniform,
     certify,
 )
-
-pytest.importorskip("numba")
-
-from torchssvm import CompiledBCFW
 
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
 ORACLES = [MaxOracle(), CacheOracle()]

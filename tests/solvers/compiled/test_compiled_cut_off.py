@@ -7,13 +7,9 @@ import torch
 from problems import assert_same, flat, rng
 from refusals import changes_state
 
-from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearChain, LinearMulticlass, MeanParts
+from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, Labelings, LinearChain, LinearMulticlass, MeanParts
 from torchssvm.core.batch import Batch
 from torchssvm.core.schema import with_seal
-
-pytest.importorskip("numba")
-
-from torchssvm import CompiledBCFW
 from torchssvm.solvers.compiled import loop
 
 

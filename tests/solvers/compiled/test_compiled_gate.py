@@ -6,13 +6,9 @@ import pytest
 import torch
 from problems import assert_same
 
-from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, Labelings, LinearChain, SlackRescaling
+from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, GapBatchSampler, Labelings, LinearChain, SlackRescaling
 from torchssvm.core.batch import Batch
 from torchssvm.core.schema import with_seal
-
-pytest.importorskip("numba")
-
-from torchssvm import CompiledBCFW
 
 
 def small(capacity=3, seed=0):

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = """
 import torch
 from torchssvm import Away, Corrective, FrankWolfe, Hybrid, Pairwise
@@ -39,7 +37,6 @@ assert mixed > 100, mixed
 
 
 def test_the_compiled_loop_stays_within_its_arrays(tmp_path):
-    pytest.importorskip("numba")
     checked = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_FULL_TRACEBACKS": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", PROGRAM], env=checked, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

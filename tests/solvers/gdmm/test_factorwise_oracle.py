@@ -5,13 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import settings
-
-from torchssvm.solvers.gdmm.brute_force import dense
-from torchssvm.solvers.gdmm.entry_heaps import COUNT, VISITED
-from torchssvm.solvers.gdmm.sorted_entries import make_entries
-
-pytest.importorskip("numba")
-
 from random_entries import (
     STAMP,
     check_found,
@@ -27,8 +20,10 @@ from random_entries import (
     zipf,
 )
 
-from torchssvm.solvers.gdmm.entry_heaps import add
+from torchssvm.solvers.gdmm.brute_force import dense
+from torchssvm.solvers.gdmm.entry_heaps import COUNT, VISITED, add
 from torchssvm.solvers.gdmm.maximisation import indicator_fmo, interaction_fmo
+from torchssvm.solvers.gdmm.sorted_entries import make_entries
 from torchssvm.solvers.gdmm.walks import best_unmarked
 
 

@@ -14,8 +14,6 @@ from gdmm_cases import FactorGraphTestCase, rules, saved
 from problems import flat, listed_parts, rng
 from torch import nn
 
-pytest.importorskip("numba")
-
 from torchssvm import (
     GDMM,
     Batch,

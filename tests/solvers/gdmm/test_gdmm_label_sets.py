@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from optima import enclose
 from problems import Reference, examples, flat, rng
 
-pytest.importorskip("numba")
-
 from torchssvm import (
     GDMM,
     AwayStep,

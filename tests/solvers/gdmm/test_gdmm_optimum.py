@@ -17,8 +17,6 @@ import torch
 from optima import Bounds, checked, enclose, solve_dual
 from problems import Reference, flat, rng
 
-pytest.importorskip("numba")
-
 from torchssvm import (
     BCFW,
     GDMM,

@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-
-from torchssvm.solvers.gdmm.brute_force import dense
-from torchssvm.solvers.gdmm.entry_heaps import VISITED
-from torchssvm.solvers.gdmm.sorted_entries import from_state, grown, make_entries, state
-
-pytest.importorskip("numba")
-
 from random_entries import STAMP, check_found, check_heaps, filled, marks, random_entries, some, touch
 
-from torchssvm.solvers.gdmm.entry_heaps import add, change, room, value_of
+from torchssvm.solvers.gdmm.brute_force import dense
+from torchssvm.solvers.gdmm.entry_heaps import VISITED, add, change, room, value_of
+from torchssvm.solvers.gdmm.sorted_entries import from_state, grown, make_entries, state
 from torchssvm.solvers.gdmm.walks import best_in_column, best_in_row, best_unmarked
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 
 import pytest
@@ -16,13 +15,8 @@ from problems import examples, rng
 from torchssvm import Potentials, TorchStruct
 from torchssvm.core.structure import as_decoding
 from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.eisner import eisner, eisner_torch
 from torchssvm.structures.arborescence.structure import has_root, is_projective
-
-eisner_module = importlib.import_module(
-    "torchssvm.structures.arborescence.eisner"
-)  # functions of the same names hide them
-edmonds_module = importlib.import_module("torchssvm.structures.arborescence.chu_liu_edmonds")
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -48,18 +42,15 @@ def draw(seed, batch, longest, integers=False, dtype=torch.float64):
     return scores, torch.randint(1, longest + 1, (batch,), generator=random)
 
 
-@pytest.fixture(params=["compiled", "plain"])
-def available(request, monkeypatch):
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-    for module in (eisner_module, edmonds_module):
-        monkeypatch.setattr(module, "numba_available", lambda: request.param == "compiled")
+@pytest.fixture(params=[eisner, eisner_torch])
+def decode(request, monkeypatch):
+    monkeypatch.setattr("torchssvm.structures.arborescence.structure.eisner", request.param)
 
 
 @pytest.mark.parametrize("among", KINDS)
 @examples(40)
 @given(seed=SEEDS, longest=st.integers(1, 5), integers=st.booleans())
-def test_the_best_of_all_arborescences(available, among, seed, longest, integers):
+def test_the_best_of_all_arborescences(decode, among, seed, longest, integers):
     scores, lengths = draw(seed, 3, longest, integers)
     heads, value = among.argmax(scores, lengths)
     for b, length in enumerate(lengths.tolist()):
@@ -83,7 +74,7 @@ def test_the_best_of_all_arborescences(available, among, seed, longest, integers
 def test_eisner_gives_the_same_bits_from_every_kernel(seed, longest, integers, single_root, ragged, dtype):
     scores, lengths = draw(seed, 4, longest, integers, dtype)
     arguments = (scores, lengths if ragged else None, single_root)
-    for mine, plain in zip(eisner(*arguments), eisner_module.eisner_torch(*arguments), strict=True):
+    for mine, plain in zip(eisner(*arguments), eisner_torch(*arguments), strict=True):
         assert mine.dtype == plain.dtype
         assert torch.equal(mine, plain)
 
@@ -158,7 +149,7 @@ def best_of_every_root(scores, lengths):
 
 @pytest.mark.parametrize("among", KINDS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_oracles_return_from_numbers_that_are_not_finite(available, among, value):
+def test_oracles_return_from_numbers_that_are_not_finite(decode, among, value):
     scores, _ = draw(1, 3, 6)
     scores[0], scores[1, 2], scores[2, :, 0] = value, value, value
     heads, _ = among.argmax(scores, None)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from label_sets import plain_label_sets
 from problems import examples, rng
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
@@ -17,7 +18,6 @@ from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 from torchssvm.structures.multilabel.reference import _screen, best_label_sets_torch
 
 SEEDS = st.integers(0, 2**31 - 1)
-pytest.importorskip("numba")
 
 
 def problem(seed, size, batch=4, *, integers=False, attractive=False, strength=1.0, density=0.7):
@@ -211,38 +211,35 @@ def test_large_batches_are_shared_by_threads(threads):
     torch.testing.assert_close(together[1], scores(unary, pairwise, every_set(12)).amax(1))
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("decode", [best_label_sets, plain_label_sets])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_numbers_that_are_not_finite_spoil_their_own_example_alone(number, compiled, monkeypatch):
-    monkeypatch.setattr("torchssvm.structures.multilabel.oracle.numba_available", lambda: compiled)
+def test_numbers_that_are_not_finite_spoil_their_own_example_alone(number, decode):
     unary, pairwise = problem(5, 6)
-    clean = best_label_sets(unary, pairwise, effort=10**6)
+    clean = decode(unary, pairwise, effort=10**6)
     spoiled = unary.clone()
     spoiled[2, 3] = number
-    labels, value, _ = best_label_sets(spoiled, pairwise, effort=10**6)
+    labels, value, _ = decode(spoiled, pairwise, effort=10**6)
     assert not bool(torch.isfinite(value[2]))
     for row in (0, 1, 3):
         assert torch.equal(labels[row], clean[0][row])
         torch.testing.assert_close(value[row], clean[1][row])
     pairwise = pairwise.clone()
     pairwise[0] = number
-    assert best_label_sets(unary, pairwise, effort=10**6)[0].shape == unary.shape
+    assert decode(unary, pairwise, effort=10**6)[0].shape == unary.shape
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_batch_without_examples(compiled, monkeypatch):
-    monkeypatch.setattr("torchssvm.structures.multilabel.oracle.numba_available", lambda: compiled)
-    labels, value, bound = best_label_sets(torch.zeros(0, 3), torch.zeros(3))
+@pytest.mark.parametrize("decode", [best_label_sets, plain_label_sets])
+def test_a_batch_without_examples(decode):
+    labels, value, bound = decode(torch.zeros(0, 3), torch.zeros(3))
     assert labels.shape == (0, 3)
     assert value.shape == bound.shape == (0,)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_devices(compiled, device, monkeypatch):
-    monkeypatch.setattr("torchssvm.structures.multilabel.oracle.numba_available", lambda: compiled)
+@pytest.mark.parametrize("decode", [best_label_sets, plain_label_sets])
+def test_devices(decode, device):
     unary, pairwise = problem(6, 8)
-    here = best_label_sets(unary, pairwise, effort=10**6)
-    there = best_label_sets(unary.to(device), pairwise.to(device), effort=10**6)
+    here = decode(unary, pairwise, effort=10**6)
+    there = decode(unary.to(device), pairwise.to(device), effort=10**6)
     for mine, other in zip(here, there, strict=True):
         assert other.device.type == device.type
         torch.testing.assert_close(other.cpu(), mine)

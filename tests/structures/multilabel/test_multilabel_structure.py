@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from label_sets import plain_label_sets
 from problems import examples, rng
 from structure_cases import BATCHES, SEEDS, StructureTestCase
 
@@ -110,10 +111,10 @@ class TestAttractiveByMessages(MultilabelCase):
     options = {"decoder": MessagePassing(10_000)}  # noqa: RUF012
 
 
-class TestWithoutNumba(TestMultilabel):
+class TestInTorchOperations(TestMultilabel):
     @pytest.fixture(autouse=True)
     def plain(self, monkeypatch):
-        monkeypatch.setattr("torchssvm.structures.multilabel.oracle.numba_available", lambda: False)
+        monkeypatch.setattr("torchssvm.structures.multilabel.structure.best_label_sets", plain_label_sets)
 
 
 # -- What approximate decoding says --------------------------------------------------------------------------

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 
-from torchssvm.core.jit import numba_available
-from torchssvm.structures.pose import distance_transform_cpu
 from torchssvm.structures.pose.distance_transform import distance_transform, distance_transform_torch
 
 module = importlib.import_module(
@@ -23,7 +21,7 @@ module = importlib.import_module(
 SEEDS = st.integers(0, 10**6)
 SIZES = st.integers(1, 5)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
-WAYS = ["torch"] + (["dense", "envelope"] if numba_available() else [])
+WAYS = ["torch", "dense", "envelope"]
 
 
 def images(seed, batch=2, height=5, width=6, integers=False, dtype=torch.float64, shared=False, flat=False):
@@ -40,9 +38,10 @@ def images(seed, batch=2, height=5, width=6, integers=False, dtype=torch.float64
 
 
 def transform(way, scores, springs):
+    if way == "torch":
+        return distance_transform_torch(scores, springs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "numba_available", lambda: way != "torch")
-        patch.setattr(distance_transform_cpu, "DENSE", 0 if way == "envelope" else 10**6)
+        patch.setattr(module, "DENSE", 0 if way == "envelope" else 10**6)
         return distance_transform(scores, springs)
 
 

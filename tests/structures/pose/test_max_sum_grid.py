@@ -51,13 +51,7 @@ def score(arguments, b, place, kind):
     return total
 
 
-def decode(available, arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "numba_available", lambda: available)
-        return max_sum_grid(*arguments)
-
-
-@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize("decode", [max_sum_grid, max_sum_grid_torch])
 @examples(8)
 @given(
     seed=SEEDS,
@@ -65,10 +59,10 @@ def decode(available, arguments):
     shared=st.booleans(),
     integers=st.booleans(),
 )
-def test_the_best_of_all_outputs(available, seed, shape, shared, integers):
+def test_the_best_of_all_outputs(decode, seed, shape, shared, integers):
     parts, height, width, types = shape
     arguments = problem(seed, 2, *shape, shared=shared, integers=integers)
-    place, kind, value = decode(available, arguments)
+    place, kind, value = decode(*arguments)
     edges = kind.shape[1]
     for b in range(2):
         best = max(
@@ -93,7 +87,6 @@ def test_the_best_of_all_outputs(available, seed, shape, shared, integers):
     shared=st.booleans(),
 )
 def test_the_operator_equals_torch(seed, batch, parts, height, width, types, integers, dtype, shared):
-    pytest.importorskip("numba")
     arguments = problem(seed, batch, parts, height, width, types, integers, dtype, shared)
     for found, expected in zip(max_sum_grid(*arguments), max_sum_grid_torch(*arguments), strict=True):
         assert found.dtype == expected.dtype
@@ -124,12 +117,12 @@ def test_several_threads():
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("available", [True, False])
-def test_what_does_not_fit_is_refused(available):
+@pytest.mark.parametrize("decode", [max_sum_grid, max_sum_grid_torch])
+def test_what_does_not_fit_is_refused(decode):
     good = list(problem(1, 2, 3, 4, 5, 2))
     good[4] = torch.tensor([-1, 0, 0])
     good[1:4] = [tensor[:, :1].expand(-1, 2, *[-1] * (tensor.ndim - 2)) for tensor in good[1:4]]
-    decode(available, good)
+    decode(*good)
     for place, wrong, words in [
         (0, torch.zeros(2, 3, 4), r"node must be \[B, P, H, W\]"),
         (0, torch.zeros(2, 3, 0, 5).double(), "at least one node and place"),
@@ -145,7 +138,7 @@ def test_what_does_not_fit_is_refused(available):
         (4, torch.tensor([-1, 0, -1]), "kinds has 2 edges, and 1 nodes have a parent"),
     ]:
         with pytest.raises(ValueError, match=words):
-            decode(available, [*good[:place], wrong, *good[place + 1 :]])
+            decode(*good[:place], wrong, *good[place + 1 :])
 
 
 def test_the_operator_is_well_formed():

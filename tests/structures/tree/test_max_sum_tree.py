@@ -19,6 +19,7 @@ module = importlib.import_module("torchssvm.structures.tree.oracle")  # the func
 
 SEEDS = st.integers(0, 10**6)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
+WAYS = pytest.mark.parametrize("decode", [max_sum_tree, max_sum_tree_torch])
 AXES = st.sampled_from(["shared", "tree", "node", "expanded", "nodes expanded"])
 
 
@@ -66,14 +67,12 @@ def assert_same(found, expected):
         assert not a.requires_grad
 
 
-@pytest.mark.parametrize("available", [True, False])
+@WAYS
 @examples(40)
 @given(seed=SEEDS, longest=st.integers(1, 5), states=st.integers(1, 3), axes=AXES, ragged=st.booleans())
-def test_the_best_of_all_labelings(available, seed, longest, states, axes, ragged):
+def test_the_best_of_all_labelings(decode, seed, longest, states, axes, ragged):
     node, edge, parent, lengths = trees(seed, 2, longest, states, axes, ragged, dtype=torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "numba_available", lambda: available)
-        labels, value = max_sum_tree(node, edge, parent, lengths)
+    labels, value = decode(node, edge, parent, lengths)
     for b in range(2):
         length = longest if lengths is None else int(lengths[b])
         above = parent.expand(2, longest)[b].tolist()
@@ -109,7 +108,6 @@ def test_the_operator_equals_torch(seed, batch, longest, states, axes, ragged, i
 @given(seed=SEEDS, batch=st.integers(1, 7), axes=AXES, ragged=st.booleans(), integers=st.booleans())
 def test_blocks_of_several_trees_equal_torch(seed, batch, axes, ragged, integers):
     """The way of large K, at a small one: several blocks and groups, the last of them incomplete."""
-    pytest.importorskip("numba")
     arguments = trees(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("WHOLE", 0), ("LOCKSTEP", 0), ("GROUP", 4), ("BLOCK", (5, 16))):
@@ -117,17 +115,15 @@ def test_blocks_of_several_trees_equal_torch(seed, batch, axes, ragged, integers
         assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
 
 
-@pytest.mark.parametrize("available", [True, False])
+@WAYS
 @examples(40)
 @given(seed=SEEDS, batch=st.integers(1, 4), longest=st.integers(1, 7), ragged=st.booleans(), integers=st.booleans())
-def test_a_path_rooted_at_its_end_is_a_chain(available, seed, batch, longest, ragged, integers):
+def test_a_path_rooted_at_its_end_is_a_chain(decode, seed, batch, longest, ragged, integers):
     node, edge, _, lengths = trees(seed, batch, longest, 4, ragged=ragged, integers=integers)
     size = torch.full((batch,), longest) if lengths is None else lengths
     parent = torch.arange(1, longest + 1).repeat(batch, 1)
     parent[torch.arange(batch), size - 1] = -1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "numba_available", lambda: available)
-        assert_same(max_sum_tree(node, edge.mT, parent, lengths), viterbi(node, edge, lengths))
+    assert_same(decode(node, edge.mT, parent, lengths), viterbi(node, edge, lengths))
 
 
 def test_forbidden_states_and_pairs_equal_torch():
@@ -174,9 +170,8 @@ def test_depths_count_the_steps_to_the_root(seed, longest):
             assert int(depth[b, v]) == steps
 
 
-@pytest.mark.parametrize("available", [True, False])
-def test_trees_that_are_none_are_refused(available, monkeypatch):
-    monkeypatch.setattr(module, "numba_available", lambda: available)
+@WAYS
+def test_trees_that_are_none_are_refused(decode):
     node, edge, _, _ = trees(1)
     for parents, words in [
         ([1, 2, 0, -1, 3], "node 0 in row 0 has no root above it: there is a cycle"),
@@ -185,13 +180,13 @@ def test_trees_that_are_none_are_refused(available, monkeypatch):
         ([-1, -2, 1, 2, 3], "got -2 for node 1 in row 0"),
     ]:
         with pytest.raises(ValueError, match=words):
-            max_sum_tree(node, edge, torch.tensor(parents))
+            decode(node, edge, torch.tensor(parents))
     parent = torch.tensor([-1, 0, 1, 2, 3])
     for length in (0, 6, -1):
         with pytest.raises(ValueError, match=f"padded length 5, got {length} in row 1"):
-            max_sum_tree(node, edge, parent, torch.tensor([5, length, 2]))
+            decode(node, edge, parent, torch.tensor([5, length, 2]))
     with pytest.raises(ValueError, match="got 3 for node 0 in row 2"):
-        max_sum_tree(node, edge, torch.tensor([3, 0, 1, -1, 3]), torch.tensor([5, 4, 2]))
+        decode(node, edge, torch.tensor([3, 0, 1, -1, 3]), torch.tensor([5, 4, 2]))
 
 
 def test_bad_shapes_are_refused():
@@ -216,13 +211,12 @@ def test_an_empty_batch_has_no_labelings():
     assert value.shape == (0,)
 
 
-@pytest.mark.parametrize("available", [True, False])
-def test_numbers_that_are_not_finite_give_labels_all_the_same(available, monkeypatch):
-    monkeypatch.setattr(module, "numba_available", lambda: available)
+@WAYS
+def test_numbers_that_are_not_finite_give_labels_all_the_same(decode):
     for place, value in itertools.product(range(18), (torch.nan, torch.inf, -torch.inf)):
         node, edge, parent, lengths = trees(place, 2, 4, 3)
         (node if place < 12 else edge).flatten()[place % 9] = value
-        labels, _ = max_sum_tree(node, edge, parent, lengths)
+        labels, _ = decode(node, edge, parent, lengths)
         real = torch.arange(4) < lengths.unsqueeze(1)
         assert bool(((labels >= 0) & (labels < 3))[real].all())
         assert bool((labels[~real] == -1).all())

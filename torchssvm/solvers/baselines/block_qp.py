@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.core.jit import compiled, numba_available
+from torchssvm.core.jit import njit
 
 _SKIP = 0.1  # a block whose gap is below this share of the mean allowed gap is not worth a step
 _CHUNK = 1024  # planes in float64 at a time
@@ -118,11 +118,13 @@ def ascend_simplex(slopes: Any, alpha: Any, curvature: Any) -> Any:
     Returns:
         b, ``[C]`` float64.
     """
-    solve = _ascend_compiled if numba_available() else _ascend
-    return solve(slopes.astype(np.float64), alpha.copy(), curvature, _SHARE, _STEPS_PER_OUTPUT * (1 + len(alpha)))
+    found = alpha.copy()
+    _ascend(slopes.astype(np.float64), found, curvature, _SHARE, _STEPS_PER_OUTPUT * (1 + len(alpha)))
+    return found
 
 
-def _ascend(slopes: Any, alpha: Any, curvature: Any, share: float, most: int) -> Any:
+@njit
+def _ascend(slopes: Any, alpha: Any, curvature: Any, share: float, most: int) -> None:
     """Index -1 is the target: its slope is 0, and it has the mass that the others leave."""
     size = len(alpha)
     rest = max(0.0, 1.0 - alpha.sum())
@@ -166,7 +168,3 @@ def _ascend(slopes: Any, alpha: Any, curvature: Any, share: float, most: int) ->
                 slopes[c] += step * curvature[c, down]
         else:
             rest = 0.0 if step == mass else rest - step
-    return alpha
-
-
-_ascend_compiled = compiled(_ascend)

@@ -1,14 +1,13 @@
 """The atoms of one block, compiled by Numba: the rest, the slots and the corner; their masses, scores and products.
 
-Atoms are numbered: 0 the rest, c + 1 slot c, count + 1 a corner that no slot holds. Import it only where Numba is
-installed.
+Atoms are numbered: 0 the rest, c + 1 slot c, count + 1 a corner that no slot holds.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, score, triangle
 from torchssvm.solvers.compiled.directions import CORRECTIVE, HYBRID
 

@@ -1,7 +1,7 @@
 """One block of a chain, compiled by Numba: potentials, decoding, scores, inner products, the step.
 
-A multiclass example is a chain of one token. Import it only where Numba is installed. Loops take four rows at a time,
-which halves the traffic of what they add to and lets the compiler fill its vectors. Sums of products may be contracted
+A multiclass example is a chain of one token. Loops take four rows at a time, which halves the traffic of what they add
+to and lets the compiler fill its vectors. Sums of products may be contracted
 and reordered; decoding is in the written order, so that its ties are those of ``torchssvm.structures.chain.oracle``.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit, njit_fastmath
-from torchssvm.structures.maxplus import first_of_largest, maxplus_matvec
+from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.structures.maxplus import backtrack, send_forward
 
 
 @njit_fastmath
@@ -82,28 +82,15 @@ def score(labels, length, emission, transition):
 def decode(examples, i, length, emission, transition, into, prefixes, labels):
     """Loss-augmented Viterbi, with the ties of ``torchssvm.structures.chain.oracle``; returns the loss.
 
-    The forward pass keeps maxima only, without emissions in ``into`` and with them in ``prefixes``; the state before is
-    then the first one that gives the maximum, found again for the best states alone.
+    ``into`` and ``prefixes`` are room for messages and scores.
     """
     start, states = examples.start[i], prefixes.shape[1]
     for t in range(length):
         token = start + t
         augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
-        if t > 0:
-            maxplus_matvec(into[t], prefixes[t - 1], transition, True)
-            row, arrived = prefixes[t], into[t]
-            for k in range(states):
-                row[k] = arrived[k] + row[k]
-    best = first_of_largest(prefixes[length - 1], states)
-    labels[length - 1] = best
-    for t in range(length - 1, 0, -1):
-        before, highest, found = prefixes[t - 1], into[t, best], 0
-        for j in range(states):
-            if before[j] + transition[j, best] == highest:
-                found = j
-                break
-        best = found
-        labels[t - 1] = best
+    matrices = transition.reshape(1, *transition.shape)
+    send_forward(prefixes, into, matrices, length, states)
+    backtrack(prefixes, into, matrices, length, states, labels)
     return loss_of(examples, start, length, labels)
 
 

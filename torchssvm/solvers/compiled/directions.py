@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
 

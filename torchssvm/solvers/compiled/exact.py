@@ -1,10 +1,10 @@
-"""One exact pass over a range of examples, compiled by Numba. Import it only where Numba is installed."""
+"""One exact pass over a range of examples, compiled by Numba."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.compiled.atoms import find_slot, insert, rest_views
 from torchssvm.solvers.compiled.block import (
     add_labeling,

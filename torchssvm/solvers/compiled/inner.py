@@ -1,10 +1,10 @@
-"""Inner products of the tokens of each example, compiled by Numba. Import it only where Numba is installed."""
+"""Inner products of the tokens of each example, compiled by Numba."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.compiled.block import product
 
 

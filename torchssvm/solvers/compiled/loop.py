@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.compiled.atoms import (
     fill_atoms,
     fill_direction,

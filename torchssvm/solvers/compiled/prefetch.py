@@ -1,4 +1,4 @@
-"""A hint to the processor, for Numba: fetch what a loop will read next. Import it only where Numba is installed.
+"""A hint to the processor, for Numba: fetch what a loop will read next.
 
 Blocks are visited in random order, so that all that belongs to the next one comes from far away; fetched while the one
 before is worked on, it costs nothing.
@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 _LINE = 64  # bytes
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch
-from torchssvm.core.jit import numba_available
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.block_gap import check_rules
 from torchssvm.solvers.certificate import Certificate, conclude
@@ -40,7 +39,7 @@ class CompiledBCFW:
     """Exact BCFW on a linear chain or a multiclass head with fixed features: one block after another, compiled.
 
     It trains the same head and the same dual state as ``BlockGap`` and ``BCFW`` do: either goes on where the other
-    stopped. Needs Numba (``torchssvm[numba]``) and tensors on the CPU. Blocks are drawn as [G16] Algorithm 2 says, from
+    stopped. Needs tensors on the CPU. Blocks are drawn as [G16] Algorithm 2 says, from
     the gaps as they stand at every draw. Features are copied, without padding; those that are mostly zero as lists.
 
     Args:
@@ -54,7 +53,6 @@ class CompiledBCFW:
         seed: Of the draws.
 
     Raises:
-        ImportError: Numba is not installed.
         TypeError: The head, its structure, a rule or the storage is not one that is compiled.
         ValueError: The batches do not hold every example once, or are not valid; the dual is that of another head,
             structure or training set; or ``direction`` or ``oracle`` needs a storage that keeps labelings.
@@ -316,11 +314,8 @@ def check_compiled(direction: Any, oracle: Any) -> None:
     """Whether these rules have a compiled form, here.
 
     Raises:
-        ImportError: Numba is not installed.
         TypeError: A rule is not compiled.
     """
-    if not numba_available():
-        raise ImportError("CompiledBCFW needs Numba: pip install torchssvm[numba]")
     if isinstance(direction, type) or isinstance(oracle, type):
         raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
     if type(direction) not in _DIRECTIONS:

@@ -1,8 +1,8 @@
-"""Exact BCFW over the examples of one batch, compiled by Numba. Import it only where Numba is installed."""
+"""Exact BCFW over the examples of one batch, compiled by Numba."""
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.compiled.block import (
     add_labeling,
     add_to_weights,

@@ -1,4 +1,4 @@
-"""One block minimised over its active set, compiled by Numba. Import it only where Numba is installed.
+"""One block minimised over its active set, compiled by Numba.
 
 A block is a distribution over configurations. Near it the augmented Lagrangian is the quadratic
 ``<g, d> + 1/2 d^T H d``; the rules differ in how they move in it.
@@ -6,7 +6,7 @@ A block is a distribution over configurations. Near it the augmented Lagrangian 
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 PROJECT, AWAY = 0, 1
 _NOTHING = 1e-15  # mass that rounding leaves behind: to take it away again and again would be no step

@@ -1,4 +1,4 @@
-"""Weights of consistent duals and exact hinges at them, for chains. Import it only where Numba is installed.
+"""Weights of consistent duals and exact hinges at them, for chains.
 
 Transitions are zero but for the pairs that some dual has met, so that Viterbi looks at these, and at the best previous
 label that has no such pair with the next one: O(pairs + K) a token in place of K^2.
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.chain_pass import fill_scores
+from torchssvm.structures.maxplus import first_of_largest
 
 _BEST = 32  # previous labels that are kept in order
 
@@ -97,10 +98,7 @@ def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hin
                 following[b] = scores[b] + _best_before(b, previous, columns, best, many, stamps, clock)
             for k in range(states):
                 previous[k] = following[k]
-        highest = previous[0]
-        for k in range(1, states):
-            highest = max(highest, previous[k])
-        hinges[i] = highest - true
+        hinges[i] = previous[first_of_largest(previous, states)] - true
 
 
 @njit

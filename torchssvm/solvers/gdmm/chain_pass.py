@@ -1,4 +1,4 @@
-"""One pass of GDMM over chains ([Y16] Algorithm 4), compiled by Numba. Import it only where Numba is installed.
+"""One pass of GDMM over chains ([Y16] Algorithm 4), compiled by Numba.
 
 Signs and factors are those of the augmented Lagrangian times n: ``g_j = -(theta_j + delta_j) - sum_f F_jf`` for a
 variable and ``g_f = -theta_f + F_f,left(a) + F_f,right(b)`` for a factor, with the force ``F = rho e + multiplier`` of
@@ -7,7 +7,7 @@ the excess ``e = M pi_f - pi_j``.
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit, njit_fastmath
+from torchssvm.core.jit import njit, njit_fastmath
 from torchssvm.solvers.gdmm.blocks import AWAY, away_direction, exact_step, project
 from torchssvm.solvers.gdmm.pair_weights import add_to_pair, best_pair, pair_value, room_for_pairs
 from torchssvm.solvers.gdmm.ragged import drop, insert

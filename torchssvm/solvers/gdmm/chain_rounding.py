@@ -1,4 +1,4 @@
-"""Distributions of neighbouring labels that agree with those of single labels. Import it only where Numba is installed.
+"""Distributions of neighbouring labels that agree with those of single labels.
 
 On a chain, pair distributions with common marginals are the marginals of a distribution over labelings, so that what is
 made here is a feasible dual point of the structural SVM.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.chain_state import Duals
 from torchssvm.solvers.gdmm.ragged import Ragged
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 COUNT, POOL_END, VISITED = 0, 1, 2
 """Places in ``SortedEntries.counters``."""

@@ -1,7 +1,4 @@
-"""Means of label sets whose labels are given, and whose pairs make the weights small.
-
-Compiled by Numba. Import it only where Numba is installed.
-"""
+"""Means of label sets whose labels are given, and whose pairs make the weights small. Compiled by Numba."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.core.njit import njit, njit_fastmath
+from torchssvm.core.jit import njit, njit_fastmath
 
 _SWEEPS = 3
 _TINY = 1e-12  # a decrease that may be rounding

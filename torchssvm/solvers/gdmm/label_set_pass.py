@@ -1,4 +1,4 @@
-"""One pass of GDMM over label sets ([Y16] Algorithm 4 and C-2), compiled by Numba. Import it only where Numba is there.
+"""One pass of GDMM over label sets ([Y16] Algorithm 4 and C-2), compiled by Numba.
 
 A label k is a variable with the mass q_k of being on; its factors with the other labels score when both are on. Mass
 off follows from mass on, and so do excess and multiplier, so that only those of being on are kept. Gradients are those
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.blocks import AWAY, away_direction, exact_step, project
 from torchssvm.solvers.gdmm.chain_pass import add_row
 from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room

@@ -1,4 +1,4 @@
-"""What the compiled passes over label sets read and write. Arrays are numpy's; import it only where Numba is there."""
+"""What the compiled passes over label sets read and write. Arrays are numpy's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.core.schema import require
 from torchssvm.solvers.gdmm.problem import check_arrays
 

@@ -1,11 +1,11 @@
-"""Sums over label sets: multipliers, scores, the weights of duals. Import it only where Numba is installed.
+"""Sums over label sets: multipliers, scores, the weights of duals.
 
 Names and signs are those of ``label_set_pass``.
 """
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.chain_pass import add_row
 
 

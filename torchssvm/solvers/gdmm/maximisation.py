@@ -1,4 +1,4 @@
-"""The factorwise maximisation oracle, compiled by Numba. Import it only where Numba is installed.
+"""The factorwise maximisation oracle, compiled by Numba.
 
 Messages are zero except at few labels, which are marked; a maximum over pairs is therefore one of four, each found by
 a walk that ends early, at values that cannot beat what is found already. Returned is ``(value, a, b)``, or
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.entry_heaps import VISITED, column_list, row_list, value_of
 from torchssvm.solvers.gdmm.walks import is_excluded, walk
 

@@ -1,4 +1,4 @@
-"""Weights of label pairs, and the factorwise oracle over them. Import it only where Numba is installed."""
+"""Weights of label pairs, and the factorwise oracle over them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room, value_of
 from torchssvm.solvers.gdmm.maximisation import indicator_fmo
 from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, make_entries

@@ -1,4 +1,4 @@
-"""Short lists, one for each of many owners, in a few long arrays. Import it only where Numba is installed.
+"""Short lists, one for each of many owners, in a few long arrays.
 
 Nothing grows while a pass runs: what a pass can add is known before it, and :func:`repacked` leaves room for that.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 
 class Ragged(NamedTuple):

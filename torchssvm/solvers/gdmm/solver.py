@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_number, check_seed, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.jit import numba_available
 from torchssvm.core.schema import check_seal, require, with_seal
 from torchssvm.dual.state import DualState, squared_norm
 from torchssvm.dual.storage import Storage
@@ -41,7 +40,7 @@ class GDMM(Optimizer):
     Every factor keeps a distribution over its configurations, of which few are active. A pass visits the factors of all
     examples: the factorwise oracle adds one configuration to the active set, the block is minimised over that set, and
     weights and messages follow; then the multipliers take a step towards agreement of factors and variables. Features
-    are fixed, and kept without padding. Compiled: needs Numba (``torchssvm[numba]``) and the CPU.
+    are fixed, and kept without padding. Compiled, for the CPU.
 
     What is minimised is the relaxation P' of the problem P: its maxima are over the local polytope, not over outputs.
     On chains both are one. On label sets P' may be above P, and its optimum too: a :class:`FactorwiseCertificate` has
@@ -69,7 +68,6 @@ class GDMM(Optimizer):
         best_relaxed_dual: That of min P'.
 
     Raises:
-        ImportError: Numba is not installed.
         TypeError: The head is of no kind that is compiled, or an argument is not such an object.
         ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
     """
@@ -86,8 +84,6 @@ class GDMM(Optimizer):
         oracle: SortedOracle | BruteForce | None = None,
         seed: int = 0,
     ) -> None:
-        if not numba_available():
-            raise ImportError("GDMM needs Numba: pip install torchssvm[numba]")
         kinds = (
             ("rule", rule, BlockRule, "FullyCorrective(), AwayStep() or BlockGreedy()"),
             ("penalty", penalty, Penalty, "an object: Penalty(rho) or ResidualBalancing(rho)"),

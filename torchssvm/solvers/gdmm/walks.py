@@ -1,4 +1,4 @@
-"""Sorted entries visited in descending order, compiled by Numba. Import it only where Numba is installed.
+"""Sorted entries visited in descending order, compiled by Numba.
 
 Labels are marked where ``marked_row[a]`` (``marked_col[b]``, both int64) equals ``stamp``, so that another stamp
 clears all marks. Untouched pairs count, with their value 0. Of equal values any may be found, but always the same.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.entry_heaps import VISITED, column_list, find, row_list
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import numba_available
+from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
-
-_COMPILED = (torch.float32, torch.float64)
+from torchssvm.core.scratch import scratch
+from torchssvm.structures.arborescence.numba import decode
 
 
 def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:
@@ -18,8 +19,8 @@ def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = Fa
     program over spans (Eisner 1996; McDonald et al. 2005, "Online large-margin training of dependency parsers",
     section 3.1): time O(T^3), memory O(T^2). Of several best arborescences the same one is found on every device, alone
     or in a batch: each span takes the first of its best splits. It is the operator ``torch.ops.torchssvm.eisner``: on
-    the CPU compiled by Numba where the extra ``torchssvm[numba]`` is installed, otherwise in torch operations, one
-    width of spans after another; both give the same bits. It has no gradient.
+    the CPU compiled by Numba, otherwise in torch operations, one width of spans after another; both give the same bits.
+    It has no gradient.
 
     Args:
         scores: ``[B, N, N+1]``, float32 or float64: ``scores[b, t-1, h]`` is that of the arc from head h to token t.
@@ -43,13 +44,20 @@ def empty_arborescence(scores: Tensor, lengths: Tensor | None, single_root: bool
 
 
 def _on_cpu(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
-    check_arcs(scores, lengths)
+    if not compiles(scores):
+        return eisner_torch(scores, lengths, single_root)
+    heads, value = empty_arborescence(scores, lengths, single_root)
     check_sizes(scores, lengths)
-    if numba_available() and scores.dtype in _COMPILED:
-        from torchssvm.structures.arborescence.cpu import eisner_cpu
-
-        return eisner_cpu(scores, lengths, single_root)
-    return _by_width(scores, lengths, single_root)
+    batch, longest, size = scores.shape
+    known = np.full(batch, longest) if lengths is None else lengths.contiguous().numpy()
+    launch(
+        decode,
+        (scores, known, single_root),
+        (heads, value),
+        0.5 * known.astype(np.float64) ** 3,  # a span of width w is compared at 3 w splits; T^3 / 2 of these in all
+        lambda: (scratch(6 * size * size, value.numpy().dtype), scratch(3 * (2 * size + 2), np.int64)),
+    )
+    return heads, value
 
 
 def check_arcs(scores: Tensor, lengths: Tensor | None) -> None:
@@ -72,11 +80,6 @@ def eisner_torch(scores: Tensor, lengths: Tensor | None = None, single_root: boo
     """:func:`eisner` in torch operations, for any device."""
     check_arcs(scores, lengths)
     check_sizes(scores, lengths)
-    return _by_width(scores, lengths, single_root)
-
-
-@torch.no_grad()
-def _by_width(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
     batch, longest, size = scores.shape  # size: the tokens with the root
     arcs = torch.zeros(batch, size, size, dtype=scores.dtype, device=scores.device)  # [b, head, token]
     arcs[:, :, 1:] = scores.mT

@@ -1,27 +1,29 @@
-"""The loops of Eisner's algorithm, compiled by Numba; import it only where Numba is installed."""
+"""The loops of Eisner's algorithm and of Chu, Liu and Edmonds', compiled by Numba."""
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 _RIGHT, _LEFT = 0, 1
 
 
 @njit
-def decode(scores, lengths, begin, end, single_root, charts, stack, heads, value):
+def decode(scores, lengths, single_root, begin, end, charts, stack, heads, value):
     """Decode the sentences ``begin`` to ``end - 1``.
 
     Args:
         scores: ``[B, N, N+1]``.
         lengths: ``[B]``, 1 to N.
+        single_root: Whether the root has exactly one child.
         begin: First of the sentences.
         end: One more than the last.
-        single_root: Whether the root has exactly one child.
-        charts: ``[6, N+1, N+1]``, of any content: see ``_fill``.
+        charts: Room for ``6 * (N+1)^2`` numbers: see ``_fill``.
         stack: Room for ``3 * (2 N + 3)`` whole numbers.
         heads: ``[B, N]``, to be filled.
         value: ``[B]``, to be filled.
     """
+    size = scores.shape[2]
+    charts = charts[: 6 * size * size].reshape(6, size, size)
     for b in range(begin, end):
         length = lengths[b]
         _fill(scores[b], length, single_root, charts)
@@ -98,3 +100,124 @@ def _follow(length, single_root, charts, stack, heads):
         stack[top], stack[top + 1], stack[top + 2] = i, split, _RIGHT
         stack[top + 3], stack[top + 4], stack[top + 5] = split + 1, j, _LEFT
         top += 6
+
+
+@njit
+def decode_nonprojective(scores, lengths, single_root, begin, end, memory, places, heads, value):
+    """As :func:`decode`, where arcs may cross; scores in float64.
+
+    Takes room for ``(N+1)^2`` numbers, and for ``3 (N+1)^2 + 14 (N+1)`` whole numbers.
+    """
+    size = scores.shape[2]
+    area = size * size
+    best, roots = memory[:area].reshape(size, size), places[:area].reshape(size, size)
+    origin = places[area : 3 * area].reshape(2, size, size)
+    notes = places[3 * area : 3 * area + 14 * size].reshape(7, 2 * size)
+    for b in range(begin, end):
+        value[b] = _contract_cycles(scores[b], lengths[b], single_root, best, roots, origin, notes, heads[b])
+        heads[b, lengths[b] :] = -1
+
+
+@njit
+def _contract_cycles(scores, length, single_root, best, roots, origin, notes, heads):
+    """The algorithm of Chu, Liu and Edmonds on one sentence.
+
+    Args:
+        scores: ``[N, N+1]`` float64.
+        length: T.
+        single_root: Whether the root has exactly one child.
+        best: ``[N+1, N+1]`` float64, of any content; as all that follow.
+        roots: ``[N+1, N+1]`` int64.
+        origin: ``[2, N+1, N+1]`` int64.
+        notes: ``[7, 2 * (N+1)]`` int64.
+        heads: ``[N]``, its first T are filled.
+
+    Returns:
+        The score.
+    """
+    # A slot is a token or a cycle contracted to one: best[h, t] and roots[h, t] are what the best arc from slot h into
+    # slot t adds, once the arcs that it puts out of cycles are taken away; origin[:, h, t] are its true head and token.
+    size = length + 1
+    for t in range(1, size):
+        for h in range(size):
+            best[h, t] = scores[t - 1, h]
+            roots[h, t] = 1 if single_root and h == 0 else 0
+            origin[0, h, t], origin[1, h, t] = h, t
+    outside, on_path, done, inside = 0, 1, 2, 3  # of a slot; `inside` a cycle whose slot is another
+    state, source, node = notes[0], notes[1], notes[2]  # by slot; source: where its best arc comes from
+    parent, head, token, members = notes[3], notes[4], notes[5], notes[6]  # by node: tokens, then cycles as they form
+    for i in range(size):
+        state[i], node[i] = outside, i
+    state[0] = done
+    nodes = size
+    for start in range(1, size):
+        if state[start] != outside:
+            continue
+        v = start
+        while True:
+            state[v] = on_path
+            u = 0
+            for h in range(1, size):
+                if h != v and state[h] != inside:
+                    fewer = roots[h, v] - roots[u, v]
+                    if fewer < 0 or (fewer == 0 and best[h, v] > best[u, v]):
+                        u = h
+            source[v] = u
+            head[node[v]], token[node[v]] = origin[0, u, v], origin[1, u, v]
+            if state[u] == done:
+                break
+            if state[u] == outside:
+                v = u
+                continue
+            # The path bites its tail: v is on the way to u, and u's best arc led to v. u is to stand for the cycle.
+            count, x = 0, u
+            while True:
+                members[count] = x
+                count += 1
+                parent[node[x]] = nodes
+                state[x] = inside
+                if x == v:
+                    break
+                x = source[x]
+            for h in range(size):
+                if state[h] == inside:
+                    continue
+                x = members[0]
+                most, fewest = best[h, x] - best[source[x], x], roots[h, x] - roots[source[x], x]
+                true_head, true_token = origin[0, h, x], origin[1, h, x]
+                for m in range(1, count):
+                    x = members[m]
+                    value = best[h, x] - best[source[x], x]
+                    fewer = roots[h, x] - roots[source[x], x] - fewest
+                    if fewer < 0 or (fewer == 0 and value > most):
+                        most, fewest = value, fewest + fewer
+                        true_head, true_token = origin[0, h, x], origin[1, h, x]
+                best[h, u], roots[h, u] = most, fewest
+                origin[0, h, u], origin[1, h, u] = true_head, true_token
+            for t in range(1, size):
+                if state[t] == inside:
+                    continue
+                x = members[0]
+                for m in range(1, count):
+                    fewer = roots[members[m], t] - roots[x, t]
+                    if fewer < 0 or (fewer == 0 and best[members[m], t] > best[x, t]):
+                        x = members[m]
+                best[u, t], roots[u, t] = best[x, t], roots[x, t]
+                origin[0, u, t], origin[1, u, t] = origin[0, x, t], origin[1, x, t]
+            state[u], node[u], parent[nodes] = on_path, nodes, -1
+            nodes += 1
+            v = u
+        for i in range(1, size):
+            if state[i] == on_path:
+                state[i] = done
+    # The arc into a cycle takes the place of its own arc into the part that it enters; the last cycle is opened first.
+    for cycle in range(nodes - 1, length, -1):
+        x = token[cycle]
+        while parent[x] != cycle:
+            x = parent[x]
+        head[x], token[x] = head[cycle], token[cycle]
+    total = 0.0
+    for t in range(1, size):
+        heads[t - 1] = head[t]
+        total += scores[t - 1, head[t]]
+    return total

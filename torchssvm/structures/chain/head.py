@@ -13,7 +13,7 @@ from torchssvm.core.jit import fits_numba
 from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
 from torchssvm.core.precision import gradient_of_weight, product, transformed
 from torchssvm.structures.arguments import check_range, check_structure
-from torchssvm.structures.chain import head_numba as linear_chain_cpu
+from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.in_turn import solve_in_turn
 
@@ -232,7 +232,7 @@ def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tenso
     """Add what every token, the first and the last one get, in place; each may be None."""
     extra = [emission.new_zeros(emission.shape[2]) if t is None else t.detach() for t in (bias, first, end)]
     if fits_numba(emission, last, *extra):
-        linear_chain_cpu.add_everywhere(*(t.numpy() for t in (emission, last, *extra)))
+        kernels.add_everywhere(*(t.numpy() for t in (emission, last, *extra)))
         return emission
     emission[torch.arange(len(last), device=last.device), last] += extra[2]
     emission[:, 1:] += extra[0]
@@ -244,7 +244,7 @@ def sums_of(v: Tensor, last: Tensor) -> Sequence[Tensor]:
     """Every example's sum over all its tokens, the first and the last one, ``[B, K]`` each."""
     if fits_numba(v, last) and not v.requires_grad:
         sums = v.new_empty(3, v.shape[0], v.shape[2])
-        linear_chain_cpu.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
+        kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
         return sums.unbind(0)
     at_last = last.view(-1, 1, 1).expand(-1, 1, v.shape[2])
     return v.sum(1), v[:, 0], v.gather(1, at_last).squeeze(1)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import compiled, numba_available
+from torchssvm.core.jit import arrays, fits_numba, njit
 from torchssvm.core.ordered_sums import add_at
 
 
@@ -22,11 +22,12 @@ def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor
     Returns:
         ``[B, C]`` float64.
     """
+    labels = labels.contiguous()
     batch, count, longest = labels.shape
-    if labels.device.type == "cpu" and numba_available():
+    if fits_numba(labels):
         score = torch.empty(batch, count, dtype=torch.float64)
-        pairs = _four_axes(transition)
-        _score(labels.numpy(), emission.detach().numpy(), pairs.detach().numpy(), score.numpy())
+        pairs = four_axes(transition)
+        _score(*arrays(labels, emission, pairs, score))
         return score
     places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
     found = emission.flatten(1).gather(1, places.view(batch, -1)).view(batch, count, longest)
@@ -50,11 +51,11 @@ def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tens
     Returns:
         Parts in the shapes and the dtype of ``emission`` and ``transition``.
     """
-    batch = len(labels)
-    if labels.device.type == "cpu" and numba_available():
+    labels, batch = labels.contiguous(), len(labels)
+    if fits_numba(labels):
         states, moves = torch.zeros_like(emission, requires_grad=False), emission.new_zeros(transition.shape)
-        pairs = _four_axes(moves)
-        _spread(labels.numpy(), mass.to(torch.float64).numpy(), states.numpy(), pairs.numpy())
+        pairs = four_axes(moves)
+        _spread(*arrays(labels, mass.to(torch.float64), states, pairs))
         return states, moves
     places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
     shares = mass.to(emission.dtype).unsqueeze(2) * real
@@ -76,12 +77,12 @@ def _places(labels: Tensor, states: int, by_position: bool) -> tuple[Tensor, Ten
     return known + position * states, pairs, real
 
 
-def _four_axes(transition: Tensor) -> Tensor:
+def four_axes(transition: Tensor) -> Tensor:
     """``[B, N-1 or 1, K, K]``; a view, also of one matrix seen B times."""
     return transition if transition.ndim == 4 else transition.unsqueeze(1)
 
 
-@compiled
+@njit
 def _score(labels: Any, emission: Any, pairs: Any, score: Any) -> None:
     batch, count, longest = labels.shape
     for b in range(batch):
@@ -97,7 +98,7 @@ def _score(labels: Any, emission: Any, pairs: Any, score: Any) -> None:
             score[b, c] = total
 
 
-@compiled
+@njit
 def _spread(labels: Any, mass: Any, states: Any, pairs: Any) -> None:
     batch, count, longest = labels.shape
     for b in range(batch):

@@ -1,13 +1,17 @@
-"""The loops of Viterbi on a CPU, compiled by Numba; import it only where Numba is installed."""
+"""The loops of chains on a CPU, compiled by Numba: Viterbi, and what heads and structures do label by label."""
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
-from torchssvm.structures.maxplus import copy_block, first_of_largest, maxplus_matvec
+from typing import Any
+
+import numpy as np
+
+from torchssvm.core.jit import njit
+from torchssvm.structures.maxplus import add, backtrack, copy_block, maxplus_rows, send_forward
 
 
 @njit
-def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, labels, value):
+def decode(emission, pairs, lengths, order, group, shape, begin, end, memory, places, labels, value):
     """Decode the chains ``order[begin:end]``, ``group`` of them in lockstep.
 
     Args:
@@ -15,13 +19,14 @@ def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, la
         pairs: ``[B or 1, N-1 or 1, K, K]``; one matrix for all where ``group > 1``.
         lengths: ``[B]``; empty for N everywhere.
         order: ``[B]``, longest first, where ``group > 1``; empty for the natural order.
-        begin: First of the chains.
-        end: One more than the last.
         group: Chains that share each block of the transitions while it is in the cache.
         shape: Rows and columns of a block of the transitions, and the width of a row of scores, at least K. With
             ``group = 1`` a block is all of them, with padded rows, copied to serve many positions; without rows,
             transitions are read where they are.
-        memory: Room for a block, and for ``group * (N + 1)`` rows of scores.
+        begin: First of the chains.
+        end: One more than the last.
+        memory: Room for a block, and for ``2 * group * N`` rows of scores.
+        places: Room for ``group`` whole numbers.
         labels: ``[B, N]``, to be filled.
         value: ``[B]``, to be filled.
 
@@ -30,70 +35,196 @@ def decode(emission, pairs, lengths, order, begin, end, group, shape, memory, la
     """
     longest, states = emission.shape[1], emission.shape[2]
     rows, columns, width = shape
-    start, stop = rows * columns, rows * columns + group * longest * width
-    block = memory[:start].reshape(rows, columns)
-    maxima = memory[start:stop].reshape(group, longest, width)  # the best into each state, without its own emission
-    prefix = memory[stop : stop + group * width].reshape(group, width)  # the best prefix that ends in each state
+    start, size = rows * columns, group * longest * width
+    blocks = memory[:start].reshape(1, rows, columns)
+    scores = memory[start : start + size].reshape(group * longest, width)
+    messages = memory[start + size : start + 2 * size].reshape(group * longest, width)
     whole = rows > 0 and group == 1
     if whole and pairs.shape[0] == 1:
-        copy_block(pairs[0, 0], 0, 0, block)
+        copy_block(pairs[0, 0], 0, 0, blocks[0])
     for first in range(begin, end, group):
         members = min(group, end - first)
         for g in range(members):
             b = order[first + g] if order.shape[0] else first + g
-            if lengths.shape[0] and (lengths[b] < 1 or lengths[b] > longest):
+            length = lengths[b] if lengths.shape[0] else longest
+            if length < 1 or length > longest:
                 return b
-            for k in range(states):
-                prefix[g, k] = emission[b, 0, k]
-                maxima[g, 0, k] = 0.0  # plus the emission, this is the first prefix
+            for t in range(length):
+                row, own = scores[g * longest + t], emission[b, t]
+                for k in range(states):
+                    row[k] = own[k]
         b = order[first] if order.shape[0] else first
-        chain = b if pairs.shape[0] > 1 else 0
-        if whole and pairs.shape[0] > 1:
-            copy_block(pairs[chain, 0], 0, 0, block)
-        for t in range(1, lengths[b] if lengths.shape[0] else longest):
-            while lengths.shape[0] and lengths[order[first + members - 1] if order.shape[0] else b] <= t:
-                members -= 1  # of chains in lockstep, the shortest ends first
-            if whole:
-                maxplus_matvec(maxima[0, t], prefix[0], block, True)
-            elif members == 1:
-                maxplus_matvec(maxima[0, t], prefix[0], pairs[chain, t - 1 if pairs.shape[1] > 1 else 0], True)
-            else:
-                _raise_in_lockstep(maxima, t, prefix, members, pairs[0, 0], block)
-            for g in range(members):
-                best, ending, own = maxima[g, t], prefix[g], emission[order[first + g] if order.shape[0] else b, t]
-                for k in range(own.shape[0]):
-                    ending[k] = best[k] + own[k]
-        for g in range(min(group, end - first)):
+        length = lengths[b] if lengths.shape[0] else longest
+        matrices = pairs[b if pairs.shape[0] > 1 else 0]
+        if group > 1:
+            running = members
+            for t in range(1, length):
+                while lengths.shape[0] and lengths[order[first + running - 1]] <= t:
+                    running -= 1  # of chains in lockstep, the shortest ends first
+                for g in range(running):
+                    places[g] = g * longest + t - 1
+                maxplus_rows(messages, scores, places[:running], matrices[0], blocks[0])
+                for g in range(running):
+                    add(scores[g * longest + t], messages[g * longest + t - 1], states)
+        elif whole:
+            if pairs.shape[0] > 1:
+                copy_block(matrices[0], 0, 0, blocks[0])
+            send_forward(scores, messages, blocks, length, states)
+        else:
+            send_forward(scores, messages, matrices, length, states)
+        for g in range(members):
             b = order[first + g] if order.shape[0] else first + g
-            best = first_of_largest(prefix[g], states)
-            value[b] = prefix[g, best]
-            last = (lengths[b] if lengths.shape[0] else longest) - 1
-            labels[b, last] = best
-            for t in range(last, 0, -1):
-                matrix = block if whole else pairs[chain, t - 1 if pairs.shape[1] > 1 else 0]
-                best = _first_maximiser(maxima[g, t, best], maxima[g, t - 1], emission[b, t - 1], matrix, best)
-                labels[b, t - 1] = best
-            for t in range(last + 1, longest):
+            length = lengths[b] if lengths.shape[0] else longest
+            own, received = scores[g * longest :], messages[g * longest :]
+            if whole:
+                value[b] = backtrack(own, received, blocks, length, states, labels[b])
+            else:
+                value[b] = backtrack(own, received, matrices, length, states, labels[b])
+            for t in range(length, longest):
                 labels[b, t] = -1
     return -1
 
 
 @njit
-def _raise_in_lockstep(maxima, t, prefix, members, matrix, block):
-    """The maxima at position t of the first ``members`` of a group: each block of the matrix is read once for all."""
-    rows, columns = block.shape
-    for left in range(0, matrix.shape[1], columns):
-        for top in range(0, matrix.shape[0], rows):
-            height = min(rows, matrix.shape[0] - top)
-            copy_block(matrix, top, left, block)
-            for g in range(members):
-                maxplus_matvec(maxima[g, t, left : left + columns], prefix[g, top : top + height], block, top == 0)
+def mask(labels: Any, lengths: Any, states: int, masked: Any) -> bool:
+    """Write the labels with -1 beyond each length; False if a label is not one of the states."""
+    for b in range(labels.shape[0]):
+        for t in range(labels.shape[1]):
+            masked[b, t] = labels[b, t] if t < lengths[b] else -1
+            if t < lengths[b] and not 0 <= labels[b, t] < states:
+                return False
+    return True
 
 
 @njit
-def _first_maximiser(highest, maxima, emission, matrix, state):
-    """The smallest previous state from which ``state`` gets the score ``highest``: the same sums, so equal exactly."""
-    for j in range(emission.shape[0]):
-        if maxima[j] + emission[j] + matrix[j, state] == highest:
-            return j
-    return 0  # a NaN equals nothing
+def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: Any, augmented: Any) -> bool:
+    """Add a position's cost to all states but the label's; False if a label is not one of the states.
+
+    Without ``costs`` (no rows) every real position costs ``uniform``, or the T-th part of it.
+    """
+    for b in range(emission.shape[0]):
+        cost = 0.0
+        if not costs.shape[0]:
+            length = 0
+            for t in range(labels.shape[1]):
+                length += labels[b, t] >= 0
+            cost = uniform / length if normalize and length else uniform
+        for t in range(emission.shape[1]):
+            if costs.shape[0]:
+                cost = costs[b, t]
+            added = emission.dtype.type(cost if labels[b, t] >= 0 else 0.0)
+            for k in range(emission.shape[2]):
+                augmented[b, t, k] = emission[b, t, k] + added
+            label = max(labels[b, t], 0)
+            if label >= emission.shape[2]:
+                return False
+            augmented[b, t, label] = emission[b, t, label]
+    return True
+
+
+@njit
+def examine(
+    found: Any,
+    labels: Any,
+    costs: Any,
+    uniform: float,
+    normalize: bool,
+    emission: Any,
+    pairs: Any,
+    score: Any,
+    loss: Any,
+) -> bool:
+    """Relative score and loss of ``found``; NaN where some potential of the example is not finite.
+
+    Costs as in ``augment``. False if ``found`` or ``labels`` are not one of the states somewhere.
+    """
+    for b in range(found.shape[0]):
+        matrix = pairs[b if pairs.shape[0] > 1 else 0]
+        length = 0
+        while length < labels.shape[1] and labels[b, length] >= 0:
+            length += 1
+        each = uniform / length if normalize and length else uniform
+        # Both scores are summed as those of cached labelings are (``labelings.chain_scores``), and the loss position by
+        # position: a labeling scores the same wherever it comes from, so that ties are decided alike.
+        own, true, cost = 0.0, 0.0, 0.0
+        for t in range(length):
+            state, label = found[b, t], labels[b, t]
+            if not 0 <= state < emission.shape[2] or label >= emission.shape[2]:
+                return False
+            own += emission[b, t, state]
+            true += emission[b, t, label]
+            if state != label:
+                cost += costs[b, t] if costs.shape[0] else each
+            if t > 0:
+                step = matrix[t - 1 if matrix.shape[0] > 1 else 0]
+                own += step[found[b, t - 1], state]
+                true += step[labels[b, t - 1], label]
+        wrong = 0
+        for row in emission[b]:
+            for value in row:
+                wrong |= not abs(value) < np.inf
+        if b == 0 or pairs.shape[0] > 1:
+            wrong_pairs = 0
+            for step in matrix:
+                for row in step:
+                    for value in row:
+                        wrong_pairs |= not abs(value) < np.inf
+        score[b], loss[b] = np.nan if wrong or wrong_pairs else own - true, cost
+    return True
+
+
+@njit
+def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> bool:
+    """Add the states and pairs of ``found`` to the parts, and take away those of ``labels``.
+
+    False, and nothing done, if ``found`` or ``labels`` are not one of the states somewhere.
+    """
+    for b in range(found.shape[0]):
+        for t in range(found.shape[1]):
+            if labels[b, t] >= emission.shape[2]:
+                return False
+            if labels[b, t] >= 0 and not 0 <= found[b, t] < emission.shape[2]:
+                return False
+    for b in range(found.shape[0]):
+        for t in range(found.shape[1]):
+            state, label = found[b, t], labels[b, t]
+            if label < 0:
+                break
+            emission[b, t, state] += 1.0
+            emission[b, t, label] -= 1.0
+            if t > 0:
+                place = t - 1 if pairs.shape[1] > 1 else 0
+                pairs[b, place, found[b, t - 1], state] += 1.0
+                pairs[b, place, labels[b, t - 1], label] -= 1.0
+    return True
+
+
+@njit
+def add_everywhere(emission: Any, last: Any, bias: Any, at_first: Any, at_last: Any) -> None:
+    """``(row + [t last] at_last) + (bias + [t first] at_first)`` for every row ``[K]`` of ``emission [B, N, K]``.
+
+    In this order: the compiled loop rounds in the same way, so that both decide ties alike.
+    """
+    batch, longest, states = emission.shape
+    for b in range(batch):
+        for k in range(states):
+            emission[b, last[b], k] += at_last[k]
+            emission[b, 0, k] += bias[k] + at_first[k]
+        for t in range(1, longest):
+            row = emission[b, t]
+            for k in range(states):
+                row[k] += bias[k]
+
+
+@njit
+def sum_everywhere(parts: Any, last: Any, sums: Any) -> None:
+    """The adjoint: sums ``[3, B, K]`` over all tokens, the first and the last one."""
+    batch, longest, states = parts.shape
+    for b in range(batch):
+        for k in range(states):
+            sums[0, b, k] = 0.0
+            sums[1, b, k] = parts[b, 0, k]
+            sums[2, b, k] = parts[b, last[b], k]
+        for t in range(longest):
+            for k in range(states):
+                sums[0, b, k] += parts[b, t, k]

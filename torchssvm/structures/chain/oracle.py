@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import numba_available, triton_available
+from torchssvm.core import tuning
+from torchssvm.core.jit import triton_available
+from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
-from torchssvm.structures.chain.cpu import viterbi_cpu
+from torchssvm.core.scratch import scratch
+from torchssvm.structures.chain.by_level import viterbi_by_level
+from torchssvm.structures.chain.numba import decode
+from torchssvm.structures.maxplus import by_example
 
-_COMPILED = (torch.float32, torch.float64)
+_NONE = np.empty(0, np.int64)
 
 
 def viterbi(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Best state sequence of every chain: ``argmax_y sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]``.
 
     Ties go to the smallest state, decided from the last position to the first, on every device. It is the operator
-    ``torch.ops.torchssvm.viterbi``: on the CPU compiled by Numba where the extra ``torchssvm[numba]`` is installed, on
-    CUDA by Triton where that is, otherwise in torch operations; all give the same bits. It has no gradient.
+    ``torch.ops.torchssvm.viterbi``: on the CPU compiled by Numba, on CUDA by Triton where that is installed,
+    otherwise in torch operations; all give the same bits. It has no gradient.
 
     Args:
         emission: ``[B, N, K]``, float32 or float64.
@@ -28,7 +34,7 @@ def viterbi(emission: Tensor, transition: Tensor, lengths: Tensor | None = None)
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best sequence.
 
     Raises:
-        ValueError: Shapes do not fit, or (on the CPU) a length is not in 1 to N.
+        ValueError: Shapes do not fit, there is no position or state, or (on the CPU) a length is not in 1 to N.
     """
     return _operator(emission, transition, lengths)
 
@@ -40,20 +46,34 @@ def _fake(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple
 
 
 def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check_shapes(emission, transition, lengths)
-    if numba_available() and emission.dtype in _COMPILED and transition.dtype is emission.dtype:
-        return viterbi_cpu(emission, transition, lengths)
-    if lengths is not None and bool(((lengths < 1) | (lengths > emission.shape[1])).any()):
-        raise ValueError(
-            f"lengths must lie between 1 and the padded length {emission.shape[1]}, got {lengths.tolist()}"
-        )
-    return viterbi_torch(emission, transition, lengths)
+    labels, value = _fake(emission, transition, lengths)
+    batch, longest, states = emission.shape
+    if not compiles(emission, transition):
+        if lengths is not None and bool(((lengths < 1) | (lengths > longest)).any()):
+            raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {lengths.tolist()}")
+        return viterbi_torch(emission, transition, lengths)
+    pairs = by_example(transition)
+    known = _NONE if lengths is None else lengths.contiguous().numpy()
+    run = known if len(known) else np.full(batch, longest)
+    group, shape = tuning.plan(batch, states, emission.itemsize, (pairs.shape[0], pairs.shape[1]), 2 * longest)
+    order = np.argsort(-run, kind="stable") if group > 1 else _NONE
+    room = shape[0] * shape[1] + 2 * group * longest * shape[2]
+    bad = launch(
+        decode,
+        (emission, pairs, known, order, group, shape),
+        (labels, value),
+        (run[order] if len(order) else run) * states**2,
+        lambda: (scratch(room, value.numpy().dtype), scratch(group, np.int64)),
+    )
+    if (row := max(bad, default=-1)) >= 0:
+        raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {run[row]} in row {row}")
+    return labels, value
 
 
 def _on_cuda(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     _check_shapes(emission, transition, lengths)
-    fits = emission.shape[2] < 2**15 and emission.shape[1] > 0  # back-pointers of two bytes
-    if fits and triton_available() and emission.dtype in _COMPILED and transition.dtype is emission.dtype:
+    fits = emission.shape[2] < 2**15  # back-pointers of two bytes
+    if fits and triton_available() and compiles(emission, transition):
         from torchssvm.structures.chain.triton import viterbi_triton
 
         return viterbi_triton(emission, transition, lengths)
@@ -64,6 +84,8 @@ def _check_shapes(emission: Tensor, transition: Tensor, lengths: Tensor | None) 
     if emission.ndim != 3:
         raise ValueError(f"emission must be [B, N, K], got {list(emission.shape)}")
     batch, longest, states = emission.shape
+    if not longest or not states:
+        raise ValueError(f"emission must have at least one position and one state, got {list(emission.shape)}")
     shapes = (states, states), (batch, states, states), (batch, longest - 1, states, states)
     if transition.ndim < 2 or transition.ndim > 4 or transition.shape != shapes[transition.ndim - 2]:
         raise ValueError(
@@ -77,60 +99,17 @@ def _check_shapes(emission: Tensor, transition: Tensor, lengths: Tensor | None) 
 @torch.no_grad()
 def viterbi_torch(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """:func:`viterbi` in torch operations, for any device."""
-    if transition.ndim == 3 and transition.stride(0) == 0:
-        transition = transition[0]  # one matrix seen B times: broadcasting reads it once
+    labels, value = _fake(emission, transition, lengths)
     batch, longest, _ = emission.shape
-    if lengths is None:
-        return _longest_first(emission, transition, [batch] * longest)
-    # With the longest chains first, those that still run at position t are a prefix of the batch: nothing is wasted
-    # on padding, and nothing needs a mask.
-    lengths, order = lengths.sort(descending=True, stable=True)
-    running = (lengths > torch.arange(longest, device=lengths.device).unsqueeze(1)).sum(1).tolist()
-    sorted_transition = transition if transition.ndim == 2 else transition[order]
-    labels, value = _longest_first(emission[order], sorted_transition, running)
-    original = torch.empty_like(order)
-    original[order] = torch.arange(batch, device=order.device)
-    return labels[original], value[original]
-
-
-def _longest_first(emission: Tensor, transition: Tensor, running: list[int]) -> tuple[Tensor, Tensor]:
-    """Viterbi of chains in order of falling length; ``running[t]`` of them have a position t."""
-    batch, longest, states = emission.shape
-    # Reducing over the leading axis is by far the fastest maximum that torch has on a CPU, hence [previous, B, next].
-    leading = transition.unsqueeze(1) if transition.ndim == 2 else transition.movedim(-2, 0)
-    steps = emission.unbind(1)
-    prefixes = [steps[0]]  # at t: [running, K], score of the best prefix that ends in each state
-    last = emission.new_empty(batch, states)
-    for t in range(1, longest):
-        size = running[t]
-        if not size:
-            break
-        best = prefixes[-1]
-        if size < len(best):
-            last[size : len(best)] = best[size:]
-        pair = leading if transition.ndim == 2 else leading[:, :size]
-        pair = pair[:, :, t - 1] if transition.ndim == 4 else pair
-        prefixes.append((best[:size].t().contiguous().unsqueeze(2) + pair).amax(0) + steps[t][:size])
-    last[: len(prefixes[-1])] = prefixes[-1]
-    value, final = last.max(1)
-    labels = final.new_full((batch, longest), -1)
-    state = final[:0]
-    for t in range(len(prefixes) - 1, 0, -1):
-        size = running[t]
-        if size > len(state):  # chains whose last position is t
-            state = torch.cat([state, final[len(state) : size]])
-        labels[:size, t] = state
-        state = (prefixes[t - 1][:size] + _incoming(transition, t - 1, state)).argmax(1)
-    labels[:, 0] = torch.cat([state, final[len(state) :]])
-    return labels, value
-
-
-def _incoming(transition: Tensor, t: int, state: Tensor) -> Tensor:
-    """Scores of the transitions into ``state`` [R] between positions t and t + 1, of the first R chains: ``[R, K]``."""
-    if transition.ndim == 2:
-        return transition.t()[state]
-    rows = torch.arange(len(state), device=state.device)
-    return transition[rows, :, state] if transition.ndim == 3 else transition[rows, t, :, state]
+    if not batch:
+        return labels, value
+    real = torch.ones(batch, longest, dtype=torch.bool, device=emission.device)
+    if lengths is not None:
+        real = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
+    every = transition.expand(batch, *transition.shape) if transition.ndim == 2 else transition
+    found = viterbi_by_level(emission, every, torch.zeros_like(emission, dtype=torch.int64), real)
+    level = torch.zeros(batch, dtype=torch.int64, device=emission.device)
+    return found.labels(level), found.scores[:, 0]
 
 
 _operator = define(

@@ -13,8 +13,8 @@ from torchssvm.core.jit import arrays, fits_numba
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Examined, Marginals, Structure, digest
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
-from torchssvm.structures.chain import structure_numba as chain_cpu
-from torchssvm.structures.chain.labelings import chain_parts, chain_scores
+from torchssvm.structures.chain import numba as kernels
+from torchssvm.structures.chain.labelings import chain_parts, chain_scores, four_axes
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 
@@ -68,7 +68,7 @@ class Chain(Structure):
             augmented = torch.empty_like(emission)
             costs = _NONE if self._uniform(target) else self.costs(target)[0]
             emission_in, costs_in, labels_in, out = arrays(emission, costs, labels, augmented)
-            if chain_cpu.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out):
+            if kernels.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out):
                 return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
         costs, _ = self.costs(target)
         costs = costs.to(emission.dtype).unsqueeze(2)
@@ -119,9 +119,9 @@ class Chain(Structure):
 
     def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
         """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
-        emission, pairs = parts["emission"], _four_axes(parts["transition"])
+        emission, pairs = parts["emission"], four_axes(parts["transition"])
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
-        if fits and chain_cpu.scatter(*arrays(found, true, emission, pairs)):
+        if fits and kernels.scatter(*arrays(found, true, emission, pairs)):
             return parts
         states, dtype = self.num_states, emission.dtype
         real = (true >= 0).to(dtype)
@@ -142,12 +142,12 @@ class Chain(Structure):
         """Looked up in the potentials: a labeling of length T costs 4 T - 2 reads, and a glance at all for NaN."""
         emission, transition, found = potentials["emission"], potentials["transition"], _labels(labeling)
         labels = _labels(target)
-        one = _four_axes(transition[:1] if transition.stride(0) == 0 else transition)
+        one = four_axes(transition[:1] if transition.stride(0) == 0 else transition)
         if fits_numba(emission, one, found, labels) and found.shape == labels.shape == emission.shape[:2]:
             costs = _NONE if self._uniform(target) else self.costs(target)[0]
             score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
             tables = arrays(found, labels, costs, emission, one, score, loss)
-            if chain_cpu.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
+            if kernels.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
                 return Examined(score, loss)
         return super().examine(labeling, target, potentials)
 
@@ -212,7 +212,7 @@ class Chain(Structure):
         if lengths is not None and potentials.max_length is not None and potentials.max_length <= longest:
             if fits_numba(labels, lengths):
                 masked = torch.empty_like(labels)
-                if chain_cpu.mask(*arrays(labels, lengths), self.num_states, masked.numpy()):
+                if kernels.mask(*arrays(labels, lengths), self.num_states, masked.numpy()):
                     return masked
             real = torch.arange(longest, device=labels.device) < lengths.unsqueeze(1)
         else:
@@ -251,11 +251,6 @@ def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
     if potentials.tensors.keys() != {"emission", "transition"} or potentials["emission"].ndim != 3:
         raise ValueError(f"a chain takes potentials emission [B, N, K] and transition, got {potentials}")
     return potentials["emission"], potentials["transition"]
-
-
-def _four_axes(transition: Tensor) -> Tensor:
-    """``[B, N-1 or 1, K, K]``, a view."""
-    return transition if transition.ndim == 4 else transition.unsqueeze(1)
 
 
 def _labels(labeling: Tensor | WeightedLabels) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.structures.multilabel.message_passing import TINY, decode_beliefs, dual_value, restrict, sweep
 
 _SWEEPS = 2  # of each subproblem, which begins with the messages that the one before it left

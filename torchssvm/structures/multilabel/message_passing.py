@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 TINY = 1e-12  # of the sum of all scores: gaps up to this are rounding
 

@@ -1,10 +1,10 @@
-"""The loops of the best label sets, compiled by Numba; import it only where Numba is installed."""
+"""The loops of the best label sets, compiled by Numba."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.structures.multilabel.branch_and_bound import branch
 from torchssvm.structures.multilabel.message_passing import TINY, pass_messages, reduce
 
@@ -21,43 +21,35 @@ def row_sums(weights, positive, negative):
 
 
 @njit
-def decode_rows(unary, weights, positive, negative, begin, end, sweeps, effort, memory, labels, value, bound):
+def decode(unary, weights, sweeps, effort, begin, end, sums, memory, labels, value, bound):
     """Decode the examples ``begin`` to ``end - 1``.
 
     Args:
         unary: ``[B, K]`` float64, what a label scores, its loss included.
-        weights: ``[K, K]`` float64, symmetric with a zero diagonal: what two labels score together.
-        positive: ``[K]``, see :func:`row_sums`.
-        negative: ``[K]``, see :func:`row_sums`.
-        begin: First of the examples.
-        end: One more than the last.
+        weights: ``[B or 1, K, K]`` float64, symmetric with a zero diagonal: what two labels score together.
         sweeps: How often all messages of an example are sent, at most; at least 1.
         effort: How many updates of pairs of labels branching may take, where messages leave a gap; 0 for none.
+        begin: First of the examples.
+        end: One more than the last.
+        sums: Room for 2 K numbers.
         memory: A ``workspace(K)``, which no other thread uses.
         labels: ``[B, K]`` int64, to be filled with 0 and 1.
         value: ``[B]`` float64, to be filled: the score of the labels.
         bound: ``[B]`` float64, to be filled: no labels score more, up to rounding. Equal to the value if these are the
             best.
     """
+    size = unary.shape[1]
+    positive, negative = sums[:size], sums[size : 2 * size]
     for row in range(begin, end):
-        value[row], bound[row] = decode_row(
-            unary[row], weights, positive, negative, sweeps, effort, memory, labels[row]
-        )
-
-
-@njit
-def decode_each(unary, weights, positive, negative, begin, end, sweeps, effort, memory, labels, value, bound):
-    """As :func:`decode_rows`, with weights ``[B, K, K]``; ``positive`` and ``negative`` are room for K numbers."""
-    for row in range(begin, end):
-        row_sums(weights[row], positive, negative)
-        value[row], bound[row] = decode_row(
-            unary[row], weights[row], positive, negative, sweeps, effort, memory, labels[row]
-        )
+        pairs = weights[row if weights.shape[0] > 1 else 0]
+        if row == begin or weights.shape[0] > 1:
+            row_sums(pairs, positive, negative)
+        value[row], bound[row] = decode_row(unary[row], pairs, positive, negative, sweeps, effort, memory, labels[row])
 
 
 @njit
 def decode_row(unary, weights, positive, negative, sweeps, effort, memory, labels):
-    """One example, as :func:`decode_rows`: fills ``labels`` ``[K]`` and returns the value and the bound."""
+    """One example, as :func:`decode`: fills ``labels`` ``[K]`` and returns the value and the bound."""
     count = screen(unary, weights, positive, negative, memory, labels)
     if count == 0:
         value = score(unary, weights, labels, memory)
@@ -151,3 +143,22 @@ def score(unary, weights, labels, memory):
         elif not np.isfinite(unary[k]):
             return np.nan
     return total
+
+
+@njit
+def add_pairs(labelings, mass, total):
+    """``total[b, p] += mass[b, c]`` where both labels of pair p are on in ``labelings[b, c]``.
+
+    Few are on: what takes time is to look at each label once.
+    """
+    size = labelings.shape[2]
+    for b in range(labelings.shape[0]):
+        for c in range(labelings.shape[1]):
+            labels = labelings[b, c]
+            for i in range(size):
+                if labels[i] == 1:
+                    # The pairs of i begin after those of all before it: (size - 1) + (size - 2) + ...
+                    before = i * size - i * (i + 1) // 2 - i - 1
+                    for j in range(i + 1, size):
+                        if labels[j] == 1:
+                            total[b, before + j] += mass[b, c]

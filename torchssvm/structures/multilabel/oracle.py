@@ -5,10 +5,21 @@ A set y of K labels scores ``sum_i u_i y_i + sum_{i<j} w_ij y_i y_j``, a quadrat
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import numba_available
+from torchssvm.core.launch import launch
+from torchssvm.core.scratch import scratch
+from torchssvm.structures.multilabel.message_passing import Workspace, workspace
+from torchssvm.structures.multilabel.numba import decode
+from torchssvm.structures.multilabel.reference import best_label_sets_torch
+
+_GRAIN = 50.0  # examples that are decoded while another thread wakes up
+
+_local = threading.local()
 
 
 def best_label_sets(
@@ -22,8 +33,9 @@ def best_label_sets(
     some of the sweeps, and improved by flipping one or two. Where the bound and the best score do not meet, branch and
     bound may go on with the same messages.
 
-    With weights that are all 0 or more this is a minimum cut, and messages alone find it. It runs on the CPU where
-    Numba is installed, and otherwise in torch operations where the tensors are, with the same messages.
+    With weights that are all 0 or more this is a minimum cut, and messages alone find it. Tensors of
+    the CPU and of CUDA are decoded on the CPU, compiled by Numba; those of other devices in torch operations, with the
+    same messages.
 
     Args:
         unary: ``[B, K]``, float32 or float64; computed in float64.
@@ -54,14 +66,27 @@ def best_label_sets(
         raise ValueError(f"sweeps={sweeps} must be at least 1, and effort={effort} at least 0")
     unary = unary.detach().to(torch.float64)
     weights = symmetric(shared(pairwise.detach()).to(torch.float64), size)
-    if numba_available():
-        from torchssvm.structures.multilabel.cpu import best_label_sets_cpu
+    if unary.device.type not in ("cpu", "cuda"):
+        return best_label_sets_torch(unary, weights, sweeps, effort)
+    labels = torch.empty(batch, size, dtype=torch.int64)
+    value, bound = torch.empty(2, batch, dtype=torch.float64).unbind(0)
+    launch(
+        decode,
+        (unary.cpu(), (weights if weights.ndim == 3 else weights.unsqueeze(0)).cpu(), sweeps, effort),
+        (labels, value, bound),
+        np.ones(batch),
+        lambda: (scratch(2 * size, np.float64), _memory(size)),
+        grain=_GRAIN,
+    )
+    return labels.to(unary.device), value.to(unary.device), bound.to(unary.device)
 
-        found = best_label_sets_cpu(unary.cpu(), weights.cpu(), sweeps, effort)
-        return found[0].to(unary.device), found[1].to(unary.device), found[2].to(unary.device)
-    from torchssvm.structures.multilabel.reference import best_label_sets_torch
 
-    return best_label_sets_torch(unary, weights, sweeps, effort)
+def _memory(num_labels: int) -> Workspace:
+    """This thread's working memory for K labels, kept from call to call."""
+    held: Workspace | None = getattr(_local, "memory", None)
+    if held is None or len(held.free) != num_labels:
+        held = _local.memory = workspace(num_labels)
+    return held
 
 
 def shared(pairwise: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torchssvm.core.arguments import check_flags, check_int64, check_object, che
 from torchssvm.core.jit import arrays, fits_numba
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Examined, Structure, digest
-from torchssvm.structures.multilabel import structure_numba as multilabel_cpu
+from torchssvm.structures.multilabel import numba as kernels
 from torchssvm.structures.multilabel.oracle import best_label_sets, shared, symmetric
 
 _MOST_LISTED = 12
@@ -245,7 +245,7 @@ class Multilabel(Structure):
         labelings, mass = labelings.contiguous(), mass.contiguous()
         if fits_numba(labelings, mass):
             found["pairwise"] = mass.new_zeros(len(mass), self.num_pairs)
-            multilabel_cpu.add_pairs(*arrays(labelings, mass, found["pairwise"]))
+            kernels.add_pairs(*arrays(labelings, mass, found["pairwise"]))
         else:
             i, j = torch.triu_indices(self.num_labels, self.num_labels, 1, device=labels.device)
             found["pairwise"] = ((labels.mT * mass.unsqueeze(1)) @ labels)[:, i, j]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import numba_available
+from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
-from torchssvm.structures.pose.distance_transform_cpu import distance_transform_cpu
+from torchssvm.core.scratch import scratch
+from torchssvm.structures.pose.distance_transform_numba import transform
 
-_COMPILED = (torch.float32, torch.float64)
+DENSE = 128
+"""Lines of more places are transformed by their envelope: where it is faster than all pairs in vector registers."""
+
 _AT_ONCE = 2**24  # numbers in the tables of the torch operations
 
 
@@ -21,9 +25,9 @@ def distance_transform(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]
     (Felzenszwalb and Huttenlocher 2005, "Pictorial structures for object recognition"; 2012, "Distance transforms of
     sampled functions".) It is exact: the cost is a sum over both axes, so that rows are transformed first and columns
     of their results then. Of several best places the first row has it, and in it the first column. It is the operator
-    ``torch.ops.torchssvm.distance_transform``: on the CPU compiled by Numba where the extra ``torchssvm[numba]`` is
-    installed, in O(n) for lines of many places, by their envelope; otherwise in torch operations, O(n^2) a line. All of
-    them give the same numbers; the envelope up to rounding. No gradient.
+    ``torch.ops.torchssvm.distance_transform``: on the CPU compiled by Numba, in O(n) for lines of many places, by
+    their envelope; otherwise in torch operations, O(n^2) a line. All of them give the same numbers; the envelope up to
+    rounding. No gradient.
 
     Args:
         scores: ``[B, H, W]``, float32 or float64; -inf where no place is. NaN and +inf mean nothing.
@@ -45,10 +49,23 @@ def _fake(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _on_cpu(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]:
-    if numba_available() and scores.dtype in _COMPILED:
-        _check(scores, springs)
-        return distance_transform_cpu(scores, springs)
-    return distance_transform_torch(scores, springs)
+    if not compiles(scores):
+        return distance_transform_torch(scores, springs)
+    _check(scores, springs)
+    value, place = _fake(scores, springs)
+    batch, height, width = scores.shape
+    area = height * width
+    launch(
+        transform,
+        (scores, springs.to(torch.float64).reshape(-1, 4), DENSE),
+        (value, place),
+        np.full(batch, float(area) * (min(height, DENSE) + min(width, DENSE))),
+        lambda: (
+            scratch(area + 2 * (height + width), value.numpy().dtype),
+            scratch(area + 2 * max(height, width), np.int64),
+        ),
+    )
+    return value, place
 
 
 def _check_shapes(scores: Tensor, springs: Tensor) -> None:

@@ -1,22 +1,22 @@
-"""The loops of the distance transform on a CPU, compiled by Numba; import it only where Numba is installed."""
+"""The loops of the distance transform on a CPU, compiled by Numba."""
 
 from __future__ import annotations
 
 import math
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 
 @njit
-def transform(scores, springs, begin, end, dense, memory, places, value, place):
+def transform(scores, springs, dense, begin, end, memory, places, value, place):
     """Transform the images ``begin`` to ``end - 1``, their rows first and then their columns.
 
     Args:
         scores: ``[B, H, W]``.
         springs: ``[B or 1, 4]`` float64: a, b, c, d.
+        dense: Lines of more places than this are transformed by their lower envelope.
         begin: First of the images.
         end: One more than the last.
-        dense: Lines of more places than this are transformed by their lower envelope.
         memory: Room for ``H * W + 2 * (H + W)`` numbers.
         places: Room for ``H * W + 2 * max(H, W)`` whole numbers.
         value: ``[B, H, W]``, to be filled.

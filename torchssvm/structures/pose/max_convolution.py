@@ -1,15 +1,14 @@
 """Max-convolution of an image with a cost of the displacement along one axis, compiled by Numba.
 
-Import it only where Numba is installed. Every function takes the costs as a table of 2 n - 1 numbers, n the size of the
-axis: ``table[p - q + n - 1]`` is what it costs to go from place q to place p. Maxima are written ``v if v > r else r``:
-LLVM then uses vector instructions without fast-math, and rounding and ties are those of the order written here. All of
-them are O(n^2) a line; in vector registers, and without the maximisers, that is faster than the O(n) of envelopes up to
-a few hundred places.
+Every function takes the costs as a table of 2 n - 1 numbers, n the size of the axis: ``table[p - q + n - 1]`` is what
+it costs to go from place q to place p. Maxima are written ``v if v > r else r``: LLVM then uses vector instructions
+without fast-math, and rounding and ties are those of the order written here. All of them are O(n^2) a line; in vector
+registers, and without the maximisers, that is faster than the O(n) of envelopes up to a few hundred places.
 """
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 
 
 @njit

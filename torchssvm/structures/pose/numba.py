@@ -1,13 +1,13 @@
-"""The loops of max-sum on trees of grid places, compiled by Numba; import it only where Numba is installed."""
+"""The loops of max-sum on trees of grid places, compiled by Numba."""
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
+from torchssvm.core.jit import njit
 from torchssvm.structures.pose.max_convolution import convolve_rows, raise_along_columns
 
 
 @njit
-def decode(node, kinds, cost_x, cost_y, parent, order, begin, end, wide, memory, chosen, place, kind, value):
+def decode(node, kinds, cost_x, cost_y, parent, order, wide, begin, end, memory, chosen, place, kind, value):
     """Decode the trees ``begin`` to ``end - 1``.
 
     Args:
@@ -17,9 +17,9 @@ def decode(node, kinds, cost_x, cost_y, parent, order, begin, end, wide, memory,
         cost_y: ``[B or 1, E, 2, T, 2 H - 1]``.
         parent: ``[P]``, -1 at roots.
         order: ``[P]``, the nodes, the deepest first.
+        wide: The width of a row of working memory, at least W.
         begin: First of the trees.
         end: One more than the last.
-        wide: The width of a row of working memory, at least W.
         memory: Room for ``(P + 3) * H * wide + T * H * W + W - 1 + wide + 2 * H`` numbers.
         chosen: Room for ``E * H * W`` whole numbers.
         place: ``[B, P]``, to be filled with ``y * W + x``.

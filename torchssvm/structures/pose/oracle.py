@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import numba_available
+from torchssvm.core import tuning
+from torchssvm.core.launch import compiles, launch, once
 from torchssvm.core.operators import define
-from torchssvm.structures.pose.cpu import max_sum_grid_cpu
+from torchssvm.core.scratch import scratch
 from torchssvm.structures.pose.distance_transform import best_along_last
+from torchssvm.structures.pose.numba import decode
 from torchssvm.structures.tree.oracle import node_depths
-
-_COMPILED = (torch.float32, torch.float64)
 
 
 def max_sum_grid(
@@ -27,8 +28,8 @@ def max_sum_grid(
     no kind can be maximised over alone: a message is the best of T^2 max-convolutions, each exact and O(H W (H + W)),
     whatever the costs are. Of several best outputs the first one is found on every device: the first place of a root
     in rows and then columns; at a given place of the parent the first t, then the first s, then the first place of the
-    child. It is the operator ``torch.ops.torchssvm.max_sum_grid``: on the CPU compiled by Numba where the extra
-    ``torchssvm[numba]`` is installed, otherwise in torch operations; both give the same bits. No gradient.
+    child. It is the operator ``torch.ops.torchssvm.max_sum_grid``: on the CPU compiled by Numba, otherwise in torch
+    operations; both give the same bits. No gradient.
 
     Args:
         node: ``[B, P, H, W]``, float32 or float64.
@@ -56,11 +57,22 @@ def _fake(
 def _on_cpu(
     node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dtypes = {tensor.dtype for tensor in (node, kinds, cost_x, cost_y)}
-    if numba_available() and node.dtype in _COMPILED and len(dtypes) == 1:
-        order = _check(node, kinds, cost_x, cost_y, parent)
-        return max_sum_grid_cpu(node, kinds, cost_x, cost_y, parent, order)
-    return max_sum_grid_torch(node, kinds, cost_x, cost_y, parent)
+    if not compiles(node, kinds, cost_x, cost_y):
+        return max_sum_grid_torch(node, kinds, cost_x, cost_y, parent)
+    order = _check(node, kinds, cost_x, cost_y, parent)
+    place, kind, value = _fake(node, kinds, cost_x, cost_y, parent)
+    batch, parts, height, width = node.shape
+    edges, types = kinds.shape[1], kinds.shape[3]
+    wide = -(-width // tuning.LANES) * tuning.LANES
+    room = (parts + 3) * height * wide + types * height * width + width - 1 + wide + 2 * height
+    launch(
+        decode,
+        (node, kinds, once(cost_x), once(cost_y), parent, order, wide),
+        (place, kind, value),
+        np.full(batch, float(edges * types * types) * height * width * (height + width)),
+        lambda: (scratch(room, value.numpy().dtype)[:room], scratch(edges * height * width, np.int32)),
+    )
+    return place, kind, value
 
 
 def _check_shapes(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor) -> None:

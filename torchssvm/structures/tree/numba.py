@@ -1,15 +1,22 @@
-"""The loops of max-sum on trees, compiled by Numba; import it only where Numba is installed."""
+"""The loops of max-sum on trees, compiled by Numba."""
 
 from __future__ import annotations
 
-from torchssvm.core.njit import njit
-from torchssvm.structures.maxplus import copy_block, first_of_largest, maxplus_matvec
+from torchssvm.core.jit import njit
+from torchssvm.structures.maxplus import (
+    add,
+    copy_block,
+    first_maximiser,
+    first_of_largest,
+    maxplus_matvec,
+    maxplus_rows,
+)
 
 _TOGETHER = 16  # messages that share a block of the edges
 
 
 @njit
-def decode(node, edges, parents, lengths, begin, end, group, shape, memory, places, labels, value):
+def decode(node, edges, parents, lengths, group, shape, begin, end, memory, places, labels, value):
     """Decode the trees ``begin`` to ``end - 1``, ``group`` of them together, level by level.
 
     Args:
@@ -17,11 +24,11 @@ def decode(node, edges, parents, lengths, begin, end, group, shape, memory, plac
         edges: ``[B or 1, N or 1, K, K]`` (state of the child, state of its parent); one where ``group > 1``.
         parents: ``[B or 1, N]``, -1 at roots.
         lengths: ``[B]``; empty for N everywhere.
-        begin: First of the trees.
-        end: One more than the last.
         group: Trees whose messages share each block of the edges while it is in the cache.
         shape: Rows and columns of a block, and the width of a row of scores, at least K. With ``group = 1`` a block is
             all of the matrix, with padded rows, copied to serve many edges; without rows it is read where it is.
+        begin: First of the trees.
+        end: One more than the last.
         memory: Room for a block, and for ``2 * group * N`` rows of scores.
         places: Room for ``(2 * group + 1) * N + 2`` whole numbers.
         labels: ``[B, N]``, to be filled.
@@ -34,8 +41,8 @@ def decode(node, edges, parents, lengths, begin, end, group, shape, memory, plac
     rows, columns, width = shape
     start, stop = rows * columns, rows * columns + group * longest * width
     block = memory[:start].reshape(rows, columns)
-    beliefs = memory[start:stop].reshape(group, longest, width)  # of the best subtree below each state of each node
-    messages = memory[stop : stop + group * longest * width].reshape(group, longest, width)  # to the parent's states
+    beliefs = memory[start:stop].reshape(group * longest, width)  # of the best subtree below each state of each node
+    messages = memory[stop : stop + group * longest * width].reshape(group * longest, width)  # to the parent's states
     depth = places[: group * longest].reshape(group, longest)
     jobs = places[group * longest : 2 * group * longest]
     starts = places[2 * group * longest : (2 * group + 1) * longest + 2]
@@ -51,8 +58,9 @@ def decode(node, edges, parents, lengths, begin, end, group, shape, memory, plac
             if length < 1 or length > longest or not _find_depths(parent, length, depth[g]):
                 return b
             for v in range(length):
+                row, own = beliefs[g * longest + v], node[b, v]
                 for k in range(states):
-                    beliefs[g, v, k] = node[b, v, k]
+                    row[k] = own[k]
         chain = first if edges.shape[0] > 1 else 0
         if whole and edges.shape[0] > 1:
             copy_block(edges[chain, 0], 0, 0, block)
@@ -62,18 +70,15 @@ def decode(node, edges, parents, lengths, begin, end, group, shape, memory, plac
             now = jobs[starts[level] : starts[level + 1]]
             if group > 1 and now.shape[0] > 1:
                 for few in range(0, now.shape[0], _TOGETHER):
-                    _raise_together(messages, beliefs, now[few : few + _TOGETHER], edges[0, 0], block)
+                    maxplus_rows(messages, beliefs, now[few : few + _TOGETHER], edges[0, 0], block)
             else:
                 for job in now:
-                    g, v = job // longest, job % longest
-                    matrix = block if whole else edges[chain, v if edges.shape[1] > 1 else 0]
-                    maxplus_matvec(messages[g, v], beliefs[g, v, :states], matrix, True)
+                    matrix = block if whole else edges[chain, job % longest if edges.shape[1] > 1 else 0]
+                    maxplus_matvec(messages[job], beliefs[job, :states], matrix, True)
             for job in now:  # siblings in the order of their numbers
                 g, v = job // longest, job % longest
-                message = messages[g, v]
-                belief = beliefs[g, parents[first + g if parents.shape[0] > 1 else 0, v]]
-                for k in range(states):
-                    belief[k] = belief[k] + message[k]
+                above = parents[first + g if parents.shape[0] > 1 else 0, v]
+                add(beliefs[g * longest + above], messages[job], states)
 
         for g in range(members):
             length = lengths[first + g] if lengths.shape[0] else longest
@@ -81,19 +86,19 @@ def decode(node, edges, parents, lengths, begin, end, group, shape, memory, plac
         previous = -1
         for job in jobs[: starts[1]]:  # the roots
             g, v = job // longest, job % longest
-            best = first_of_largest(beliefs[g, v], states)
+            best = first_of_largest(beliefs[job], states)
             labels[first + g, v] = best
             if g == previous:
-                value[first + g] += beliefs[g, v, best]
+                value[first + g] += beliefs[job, best]
             else:
-                value[first + g] = beliefs[g, v, best]
+                value[first + g] = beliefs[job, best]
             previous = g
         for job in jobs[starts[1] : starts[deepest + 1]]:
             g, v = job // longest, job % longest
             b = first + g
             above = labels[b, parents[b if parents.shape[0] > 1 else 0, v]]
             matrix = block if whole else edges[chain, v if edges.shape[1] > 1 else 0]
-            labels[b, v] = _first_maximiser(messages[g, v, above], beliefs[g, v], matrix, above)
+            labels[b, v] = first_maximiser(messages[job], beliefs[job], matrix, above, states)
     return -1
 
 
@@ -137,25 +142,3 @@ def _sort_by_depth(depth, lengths, first, longest, jobs, starts):
         starts[level] = starts[level - 1]
     starts[0] = 0
     return deepest
-
-
-@njit
-def _raise_together(messages, beliefs, jobs, matrix, block):
-    """Several messages over the same edges: each block of the matrix is read once for all."""
-    longest, (rows, columns) = messages.shape[1], block.shape
-    for left in range(0, matrix.shape[1], columns):
-        for top in range(0, matrix.shape[0], rows):
-            bottom = min(top + rows, matrix.shape[0])
-            copy_block(matrix, top, left, block)
-            for job in jobs:
-                g, v = job // longest, job % longest
-                maxplus_matvec(messages[g, v, left : left + columns], beliefs[g, v, top:bottom], block, top == 0)
-
-
-@njit
-def _first_maximiser(highest, belief, matrix, above):
-    """The smallest state that gives its parent the message ``highest``: the same sums, so equal exactly."""
-    for k in range(matrix.shape[0]):
-        if belief[k] + matrix[k, above] == highest:
-            return k
-    return 0  # a NaN equals nothing

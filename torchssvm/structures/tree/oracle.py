@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import numba_available, triton_available
+from torchssvm.core import tuning
+from torchssvm.core.jit import triton_available
+from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
-from torchssvm.structures.tree.cpu import max_sum_tree_cpu
+from torchssvm.core.scratch import scratch
+from torchssvm.structures.maxplus import by_example
+from torchssvm.structures.tree.numba import decode
 
-_COMPILED = (torch.float32, torch.float64)
+_NONE = np.empty(0, np.int64)
 _AT_ONCE = 2**24  # numbers in the tables of the torch operations
 
 
@@ -20,8 +25,8 @@ def max_sum_tree(
 
     Messages go from the leaves to the roots, states are decided from the roots to the leaves, ties go to the smallest
     state, on every device: a path whose root is its last node is decoded as :func:`viterbi` decodes it, to the bit. It
-    is the operator ``torch.ops.torchssvm.max_sum_tree``: on the CPU compiled by Numba where the extra
-    ``torchssvm[numba]`` is installed, on CUDA by Triton where that is, otherwise in torch operations. No gradient.
+    is the operator ``torch.ops.torchssvm.max_sum_tree``: on the CPU compiled by Numba, on CUDA by Triton
+    where that is installed, otherwise in torch operations. No gradient.
 
     Args:
         node: ``[B, N, K]``, float32 or float64.
@@ -46,20 +51,32 @@ def _fake(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) ->
 
 
 def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check_shapes(node, edge, parent, lengths)
-    if numba_available() and node.dtype in _COMPILED and edge.dtype is node.dtype and node.numel():
-        found = max_sum_tree_cpu(node, edge, parent, lengths)
-        if isinstance(found, int):
-            node_depths(node, parent, lengths)  # says what is wrong
-            raise AssertionError(f"row {found} was refused")
-        return found
-    return max_sum_tree_torch(node, edge, parent, lengths)
+    labels, value = _fake(node, edge, parent, lengths)
+    if not compiles(node, edge):
+        return max_sum_tree_torch(node, edge, parent, lengths)
+    batch, longest, states = node.shape
+    edges = by_example(edge).mT  # the child's state first
+    parents = parent if parent.ndim == 2 else parent.unsqueeze(0)
+    known = _NONE if lengths is None else lengths.contiguous().numpy()
+    group, shape = tuning.plan(batch, states, node.itemsize, (edges.shape[0], edges.shape[1]), 2 * longest)
+    room = shape[0] * shape[1] + 2 * group * longest * shape[2]
+    bad = launch(
+        decode,
+        (node, edges, parents, known, group, shape),
+        (labels, value),
+        (known if len(known) else np.full(batch, longest)) * states**2,
+        lambda: (scratch(room, value.numpy().dtype), scratch((2 * group + 1) * longest + 2, np.int64)),
+    )
+    if max(bad, default=-1) >= 0:
+        node_depths(node, parent, lengths)  # says what is wrong
+        raise AssertionError(f"row {max(bad)} was refused")
+    return labels, value
 
 
 def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     _check_shapes(node, edge, parent, lengths)
     fits = node.shape[2] < 2**15 and node.shape[0] > 0  # back-pointers of two bytes
-    if fits and triton_available() and node.dtype in _COMPILED and edge.dtype is node.dtype:
+    if fits and triton_available() and compiles(node, edge):
         from torchssvm.structures.tree.triton import max_sum_tree_triton
 
         return max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
