@@ -406,10 +406,10 @@ def test_damaged_states_are_refused_and_change_nothing(path, options):
 
 def test_states_of_other_storages_are_refused():
     _, state = trained_state()
-    with pytest.raises(ValueError, match=r"storage 'labelings'.*MeanParts\(\)"):
+    with pytest.raises(ValueError, match="is labelings there and mean_parts here"):
         hard().train().optim.load_state_dict(state)
     other = hard().train().run([[0]]).optim.state_dict()
-    with pytest.raises(ValueError, match=r"storage 'mean_parts'.*Labelings\(\)"):
+    with pytest.raises(ValueError, match="is mean_parts there and labelings here"):
         hard().train(storage=Labelings(2)).optim.load_state_dict(other)
 
 

@@ -474,7 +474,7 @@ class TestResult:
             (data[: len(data) // 2], "no saved regularisation path, or damaged"),
             (b"", "no saved regularisation path, or damaged"),
             (b"hello", "no saved regularisation path, or damaged"),
-            (bytes(flipped), "bad.pt: the path is damaged: its checksum"),
+            (bytes(flipped), "bad.pt: the checkpoint is damaged: in path numbers are not those"),
             (other.getvalue(), "bad.pt: this is not the state of a regularisation path"),
         ):
             bad.write_bytes(content)

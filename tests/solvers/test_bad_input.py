@@ -815,14 +815,14 @@ def saved(**options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"n": 7}, "num_examples is 7 there and 6 here"),
-        ({"lam": 0.25}, r"lam is 0\.25 there and 0\.5 here"),
-        ({"classes": 4}, "structure is Multiclass.4.* there and Multiclass.3"),
-        ({"features": 4}, "weights is"),
-        ({"bias": False}, "weights is|parameter group"),
-        ({"dtype": torch.float32}, "weights is"),
-        ({"storage": Weights}, r"holds storage 'weights', and the dual was made with MeanParts\(\)"),
-        ({"kind": "chain", "n": 6}, "structure is Chain|parameter group"),
+        ({"n": 7}, r"num_examples'\] is 7 there and 6 here"),
+        ({"lam": 0.25}, r"lam'\] is 0\.25 there and 0\.5 here"),
+        ({"classes": 4}, r"structure'\] is Multiclass.4.* there and Multiclass.3"),
+        ({"features": 4}, r"of another problem: .*weights'\]\[0\] should be"),
+        ({"bias": False}, r"of another problem: .*weights'\] should have|parameter group"),
+        ({"dtype": torch.float32}, r"of another problem: .*weights'\]\[0\] should be"),
+        ({"storage": Weights}, r"storage'\]\['kind'\] is weights there and mean_parts here"),
+        ({"kind": "chain", "n": 6}, r"structure'\] is Chain|parameter group"),
         ({"cost": torch.tensor([[0.0, 1, 2], [1, 0, 1], [5, 1, 0]])}, "structure"),
     ],
 )
@@ -835,16 +835,16 @@ def test_checkpoints_of_another_problem(options, words):
 
 def test_checkpoints_of_mean_parts_for_weights():
     training = started(storage=Weights)
-    with refused(training, ValueError, r"holds storage 'mean_parts', and the dual was made with Weights\(\)"):
+    with refused(training, ValueError, r"storage'\]\['kind'\] is mean_parts there and weights here"):
         training.optim.load_state_dict(saved())
 
 
 def test_checkpoints_of_another_optimizer():
     training = started()
     state = torch.optim.SGD(multiclass(1).head.parameters(), lr=0.1).state_dict()
-    with refused(training, ValueError, "no 'dual'"):
+    with refused(training, ValueError, r"BCFW\['dual'\] is missing"):
         training.optim.load_state_dict(state)
-    with refused(training, ValueError, "no 'dual'"):
+    with refused(training, ValueError, r"BCFW\['dual'\] is missing"):
         training.optim.load_state_dict({})
 
 
@@ -967,19 +967,19 @@ def spoiled(state: dict[str, Any], where: str) -> dict[str, Any]:
         ("recomputed of another type", "recomputed"),
         ("recomputed too short", "recomputed"),
         ("negative steps", "steps"),
-        ("huge steps", r"dual\['steps'\] is 10{30}"),
-        ("huge oracle calls", r"dual\['oracle_calls'\] is 10{30}"),
-        ("huge visits", r"dual\['visits'\] is 10{30}"),
-        ("steps that are no number", r"dual\['steps'\] is True"),
-        ("moved that is no number", r"dual\['moved'\] is True"),
+        ("huge steps", r"'steps'\] should be a number of 64 bits, it is 10{30}"),
+        ("huge oracle calls", r"'oracle_calls'\] should be a number of 64 bits, it is 10{30}"),
+        ("huge visits", r"'visits'\] should be a number of 64 bits, it is 10{30}"),
+        ("steps that are no number", r"'steps'\] should be an int, at least 0, it is a bool"),
+        ("moved that is no number", r"'moved'\] should be an int, at least 0, it is a bool"),
         ("negative loss", "loss"),
-        ("sparse weights", r"dual\['weights'\] holds a sparse or meta tensor"),
-        ("weights on the meta device", r"dual\['weights'\] holds a sparse or meta tensor"),
-        ("sparse recomputed", r"dual\['recomputed'\] holds a sparse or meta tensor"),
-        ("sparse loss", r"dual\['loss'\] holds a sparse or meta tensor"),
-        ("a sparse storage", r"storage\['potentials'\]\['values'\] holds a sparse or meta tensor"),
+        ("sparse weights", r"'weights'\]\[0\] should be .*it is a sparse or meta tensor"),
+        ("weights on the meta device", r"'weights'\]\[0\] should be .*it is a sparse or meta tensor"),
+        ("sparse recomputed", r"'recomputed'\]\[0\] should be .*it is a sparse or meta tensor"),
+        ("sparse loss", r"'loss'\] should be .*it is a sparse or meta tensor"),
+        ("a sparse storage", r"'potentials'\]\['values'\] should be .*it is a sparse or meta tensor"),
         ("options of another optimizer", r"another optimizer: .*\['momentum'\]"),
-        ("a step that is not finite", "lr=nan"),
+        ("a step that is not finite", r"'lr'\] should be .*it is nan"),
         ("another format", "format 99"),
         ("no param_groups", "param_groups"),
         ("param_groups without parameters", "group"),
@@ -997,14 +997,14 @@ def test_sparse_weights_of_every_example_in_a_checkpoint():
     state = saved(storage=Weights)
     state["dual"]["storage"]["blocks"][0] = state["dual"]["storage"]["blocks"][0].to_sparse()
     training = started(storage=Weights)
-    with refused(training, ValueError, r"storage\['blocks'\] holds a sparse or meta tensor"):
+    with refused(training, ValueError, r"'storage'\]\['blocks'\]\[0\] should be .*, it is a sparse or meta tensor"):
         training.optim.load_state_dict(state)
 
 
 @pytest.mark.parametrize("state", [None, [1], "state"])
 def test_checkpoints_that_are_no_dictionary(state):
     training = started()
-    with refused(training, ValueError, f"the checkpoint is a {type(state).__name__}: it is not the state of a BCFW"):
+    with refused(training, ValueError, f"BCFW should be a dict, it is an? {type(state).__name__}"):
         training.optim.load_state_dict(state)
 
 
@@ -1013,7 +1013,7 @@ def test_checkpoints_that_are_no_dictionary(state):
 def test_checkpoints_of_samplers_with_wrong_counters(name, value):
     sampler = GapBatchSampler(started().dual, batch_size=2)
     state = {**sampler.state_dict(), name: value}
-    with pytest.raises(ValueError, match=rf"sampler\['{name}'\] is {value}"):
+    with pytest.raises(ValueError, match=rf"'{name}'\] should be .*it is (a bool|{value})"):
         sampler.load_state_dict(state)
 
 
@@ -1023,7 +1023,7 @@ def test_checkpoints_of_averages_with_wrong_numbers(name, value):
     average = WeightedAverage.following(training.dual)
     training.step([0])
     state = average.state_dict()
-    with pytest.raises(ValueError, match=rf"average\['{name}'\] is {value}"):
+    with pytest.raises(ValueError, match=rf"'{name}'\] should be .*it is (a bool|{value})"):
         average.load_state_dict({**state, name: value})
     assert_same(average.state_dict(), state)
 
@@ -1035,7 +1035,7 @@ def test_checkpoints_of_gdmm_with_wrong_counters(name, value):
     gdmm = GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=0.1)
     gdmm.step()
     state = gdmm.state_dict()
-    with pytest.raises(ValueError, match=rf"gdmm\['{name}'\] is {value}"):
+    with pytest.raises(ValueError, match=rf"'{name}'\] should be .*it is (a bool|{value})"):
         gdmm.load_state_dict({**state, "gdmm": {**state["gdmm"], name: value}})
 
 

@@ -147,7 +147,7 @@ def states(objects: dict[str, Any]) -> dict[str, Any]:
     found = copy.deepcopy({name: value.state_dict() for name, value in objects.items()})
     for state in found.values():
         if "path" in state and state["path"] is not None:  # wall-clock seconds
-            del state["path"]["columns"]["seconds"], state["path"]["checksum"]
+            del state["path"]["columns"]["seconds"], state["path"]["seal"]
     return {name: dict(state) for name, state in found.items()}
 
 
@@ -201,7 +201,7 @@ def test_what_can_be_checked_is_checked_before_anything_is_loaded(tmp_path):
     save_checkpoint(tmp_path / "run.pt", optim=training.optim, sampler=sampler)
     average = WeightedAverage.following(training.dual)
     training.run([[2]])
-    with pytest.raises(ValueError, match=r"run\.pt: sampler refuses .*batch_size=2, and this one batch_size=3"):
+    with pytest.raises(ValueError, match=r"run\.pt: sampler refuses .*batch_size'\] is 2 there and 3 here"):
         load_checkpoint(tmp_path / "run.pt", optim=training.optim, sampler=GapBatchSampler(training.dual, batch_size=3))
     assert average.count == 1
     assert len(average.weights) > 1

@@ -330,8 +330,8 @@ def test_training_that_skips_steps_says_what_it_used():
 
 
 DAMAGE = [
-    ({"num_examples": 9}, "num_examples=9"),
-    ({"batch_size": 3}, "batch_size=3"),
+    ({"num_examples": 9}, r"num_examples'\] is 9 there and 8 here"),
+    ({"batch_size": 3}, r"batch_size'\] is 3 there and 2 here"),
     ({"epoch": "1"}, r"sampler\['epoch'\]"),
     ({"used": None}, r"sampler\['used'\]"),
     ({"used": -1}, "sampler"),

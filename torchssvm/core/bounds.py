@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Declaration, Each, Entry, Maybe, damaged
 
 Bound = float | Tensor
 """A number, or a tensor that broadcasts to the weights; may be infinite."""
@@ -117,38 +117,39 @@ class Box:
             for name, tensors in (("lower", self.lower), ("upper", self.upper), ("unclipped", held))
         }
 
-    def parse(self, state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The v of a checkpoint.
+    def schema(self, parameters: Sequence[nn.Parameter]) -> Declaration:
+        """The declaration of the state."""
+        bounds = Each(list, Maybe(Entry(Tensor, (...,))))
+        unclipped: list[Declaration] = [Maybe(Entry(p.dtype, tuple(p.shape))) for p in parameters]
+        return Maybe({"lower": bounds, "upper": bounds, "unclipped": unclipped})
+
+    def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter], where: str) -> None:
+        """Raise ValueError if a state as declared has other bounds, or contradicts itself.
 
         Args:
-            state: The state of the dual, with what ``state_dict`` gave, or None for no bounds, under ``"box"``.
-            parameters: The head's parameters; they stand in for v where there are no bounds.
-
-        Raises:
-            ValueError: The state has other bounds, or is damaged.
+            state: What ``state_dict`` gave, or None for no bounds.
+            parameters: The head's parameters.
+            where: What messages call the state.
         """
-        if "box" not in state:
-            raise ValueError("the checkpoint is damaged: dual['box'] is missing")
-        there, held = Box(parameters), list(parameters)
-        if state["box"] is not None:
-            lower, upper, held = (
-                require(require(state, "box", dict, "dual"), name, list, "dual['box']")
-                for name in ("lower", "upper", "unclipped")
-            )
+        there = Box(parameters)
+        if state is not None:
             try:
-                there = Box(parameters, list(zip(lower, upper, strict=True)))
+                there = Box(parameters, list(zip(state["lower"], state["upper"], strict=True)))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"the checkpoint is damaged: dual['box'] is no box of the weights: {error}") from error
+                raise damaged(f"{where} is no box of the weights: {error}") from error
         if not there.same_as(self):
             raise ValueError(
                 "the checkpoint is of another problem: its weights have other bounds. Make BCFW with parameter groups "
                 "that have the same lower and upper"
             )
-        if len(held) != len(parameters) or not all(
-            lower is None or _is_like(value, parameter)
-            for value, parameter, lower in zip(held, parameters, self.lower, strict=True)
+        if state is not None and any(
+            value is None and bounded for value, bounded in zip(state["unclipped"], self.bounded, strict=True)
         ):
-            raise ValueError("the checkpoint is damaged: dual['box']['unclipped'] does not hold finite numbers like w")
+            raise damaged(f"{where}['unclipped'] has nothing where weights have bounds")
+
+    def restored(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The v of a state that :meth:`check_state` has let pass; a parameter itself where it has no bounds."""
+        held = parameters if state is None else state["unclipped"]
         return [
             parameter if lower is None else value.to(parameter.device, copy=True)
             for value, parameter, lower in zip(held, parameters, self.lower, strict=True)
@@ -180,15 +181,6 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
             "give a number, or put each parameter into a group of its own"
         )
     return tensor
-
-
-def _is_like(value: Any, parameter: nn.Parameter) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.shape == parameter.shape
-        and value.dtype == parameter.dtype
-        and bool(torch.isfinite(value).all())
-    )
 
 
 def _at(bound: Tensor, shape: torch.Size, place: tuple[int, ...]) -> float:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint, per_example_adjoint
-from torchssvm.core.potentials import Parts, Potentials, full_precision, inner
+from torchssvm.core.potentials import Parts, Potentials, inner
+from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Structure
 
 TOLERANCE = 1e-4

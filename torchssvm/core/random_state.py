@@ -7,17 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Each, Entry, check, damaged
+
+_BYTES = Entry(torch.uint8, (None,))
+
+
+def check_random_state(value: Any, where: str) -> None:
+    """Raise ValueError, naming ``where``, if the value is no state of a generator on the CPU."""
+    _BYTES.check(value, where, {})
+    try:
+        torch.Generator().set_state(value.cpu())
+    except (TypeError, RuntimeError) as error:
+        raise damaged(f"{where} is no random state: {error}") from error
 
 
 class RandomState:
-    """torch's random state on the CPU and on every CUDA device, as it is now."""
+    """torch's random state on the CPU and on every CUDA device, as it is now, or as ``state_dict`` gave it.
+
+    Raises:
+        ValueError: The state is damaged.
+    """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        self.cpu: Tensor = torch.get_rng_state() if state is None else require(state, "cpu", Tensor, "random state")
         if state is not None:
-            self.cuda: list[Tensor] = require(state, "cuda", list, "random state")
+            check(state, {"cpu": check_random_state, "cuda": Each(list, _BYTES)}, "random state")
+            self.cpu: Tensor = state["cpu"]
+            self.cuda: list[Tensor] = state["cuda"]
         else:
+            self.cpu = torch.get_rng_state()
             self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:

@@ -1,12 +1,267 @@
-"""The states of checkpoints: entries of their kind, and a checksum of the numbers that were saved."""
+"""The states of checkpoints: every state declares its entries once, and one function checks a state against that.
+
+A declaration is a dict of what each entry must be. Nothing changes before all of a state has been checked.
+
+=================================  ====================================================================================
+Declaration                        What the state holds there
+=================================  ====================================================================================
+``Entry(torch.float64, (n, 3))``   A dense tensor of that dtype and shape, without NaN, within its range.
+``Entry(float)``, ``Entry(int)``   A number within its range; ints have 64 bits, and are no truth values.
+``bool``, ``str``, ``dict``        Some value of that type.
+``Same(value)``                    That very value, which says whose state it is.
+``Maybe(declaration)``             What is declared, or None.
+``Each(list, declaration)``        A list, or a dict, of any length, and each of its values as declared.
+``[declaration, ...]``             A list of that length.
+``{name: declaration}``            A dict with these entries and no others.
+``Open({name: declaration})``      A dict with these entries and maybe others: the states of torch's optimizers.
+a function ``(value, where)``      Something that the function does not refuse: the state of another object.
+=================================  ====================================================================================
+
+What a checkpoint holds is declared in ``_schema()`` of each :class:`Stateful`:
+
+=======================================  ==============================================================================
+State                                    Declared in
+=======================================  ==============================================================================
+dual                                     ``dual/checkpoint.py``; bounds in ``core/bounds.py``; KernelSSVM's has one more
+its storage                              ``dual/mean_parts.py`` with ``rows.py``, ``weights.py``, ``labelings.py`` with
+                                         ``active_sets.py``
+BCFW, averages, GDMM                     ``solvers/bcfw.py``, ``averages.py``, ``gdmm/state.py``, ``gdmm/chains.py``,
+                                         ``gdmm/label_sets.py``
+kernel models, cutting planes, EG        ``solvers/kernel/ssvm.py``, ``solvers/baselines/``
+samplers, compiled draws, random state   ``steps/orders.py``, ``solvers/compiled/draws.py``, ``core/random_state.py``
+a Lightning run, a path                  ``lightning/resume.py``, ``path/result.py``
+=======================================  ==============================================================================
+"""
 
 from __future__ import annotations
 
+import math
 import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Declaration = Any
+"""See the table above."""
+Schema = dict[str, Declaration]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor or a number.
+
+    Attributes:
+        kind: The dtype of a tensor, ``Tensor`` for one of any dtype and any numbers; or a type.
+        shape: Sizes of the axes. A name stands for the same size wherever the declaration has it, None for any; ``...``
+            at the end for further axes.
+        low: The least number.
+        high: The largest one.
+        above: A number that all are above.
+        infinite: Whether numbers may be infinite; they are never NaN.
+    """
+
+    kind: Any
+    shape: tuple[Any, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    above: float | None = None
+    infinite: bool = False
+
+    def __str__(self) -> str:
+        kind, tensor = self.kind, self.kind is Tensor or isinstance(self.kind, torch.dtype)
+        name = getattr(kind, "__name__", str(kind).removeprefix("torch."))
+        real = kind is float or (isinstance(kind, torch.dtype) and kind.is_floating_point)
+        text = name if self.infinite or not real else f"finite {name}"
+        if tensor:
+            text += f" [{', '.join('...' if size in (..., None) else str(size) for size in self.shape)}]"
+        else:
+            text = f"{'an' if text[0] in 'aeiou' else 'a'} {text}"
+        text += f", above {self.above}" if self.above is not None else ""
+        text += f", at least {self.low}" if self.low > -math.inf else ""
+        return text + (f", at most {self.high}" if self.high < math.inf else "")
+
+    def check(self, value: Any, where: str, sizes: dict[str, int]) -> None:
+        """Raise ValueError, naming ``where``, if the value is something else; adds names of sizes to ``sizes``."""
+        kind: type = Tensor if isinstance(self.kind, torch.dtype) else self.kind
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise damaged(f"{where} should be {self}, it is {_shown(value)}")
+        smallest: Any = value
+        largest: Any = value
+        if isinstance(value, Tensor):
+            if value.layout is not torch.strided or value.is_meta:
+                raise damaged(f"{where} should be {self}, it is a sparse or meta tensor")
+            if self.kind not in (Tensor, value.dtype) or not self._fits(value.shape, sizes):
+                raise damaged(f"{where} should be {self}, it is {_shown(value)}", or_other=True)
+            if self.kind in (Tensor, torch.bool) or not value.numel():
+                return
+            smallest, largest = (number.item() for number in value.detach().aminmax())  # both are NaN if any is
+        elif kind not in (int, float):
+            return
+        inside = self.low <= smallest and largest <= self.high and (self.above is None or smallest > self.above)
+        whole = kind is not int or -(2**63) <= smallest < 2**63
+        if not inside or not whole or (not self.infinite and math.inf in (-smallest, largest)):
+            found = f"it has {smallest} to {largest}" if isinstance(value, Tensor) else f"it is {value}"
+            raise damaged(f"{where} should be {self if whole else 'a number of 64 bits'}, {found}")
+
+    def _fits(self, found: Sequence[int], sizes: dict[str, int]) -> bool:
+        wanted = self.shape
+        if wanted[-1:] == (...,):
+            wanted, found = wanted[:-1], found[: len(wanted) - 1]
+        return len(wanted) == len(found) and all(
+            size is None or (sizes.setdefault(size, has) if isinstance(size, str) else size) == has
+            for size, has in zip(wanted, found, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Same:
+    """A value that says whose the state is; ``text`` is the message if it is another one there."""
+
+    value: Any
+    text: str = "the checkpoint is of another problem: {where} is {there} there and {here} here"
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """What is declared, or ``nothing``."""
+
+    declaration: Declaration
+    nothing: Any = None
+
+
+@dataclass(frozen=True)
+class Each:
+    """A list or a dict of any length, and what each of its values must be."""
+
+    kind: type
+    declaration: Declaration
+
+
+@dataclass(frozen=True)
+class Open:
+    """A dict with these entries, and maybe others, as torch's optimizers have."""
+
+    entries: Schema
+
+
+def version(number: int, advice: str = "") -> Same:
+    """The declaration of a state's ``"format"``, the first of its entries; ``advice`` is added to the error."""
+    return Same(number, f"the checkpoint has format {{there}}, this version reads format {{here}}{advice}")
+
+
+def check(state: Any, declaration: Declaration, where: str) -> None:
+    """Compare a state with its declaration.
+
+    Args:
+        state: What was saved.
+        declaration: What it must be.
+        where: What messages call it.
+
+    Raises:
+        ValueError: An entry is missing, or is something else than declared; the message names it.
+    """
+    _check(state, declaration, where, {})
+
+
+def _check(value: Any, declaration: Declaration, where: str, sizes: dict[str, int]) -> None:
+    match declaration:
+        case Entry():
+            declaration.check(value, where, sizes)
+        case type():
+            Entry(declaration).check(value, where, sizes)
+        case Same(here, text):
+            if here is not None:
+                Entry(type(here), infinite=True).check(value, where, sizes)
+            if value != here:
+                raise ValueError(text.format(where=where, there=value, here=here))
+        case Maybe(inner, nothing):
+            if not isinstance(value, type(nothing)) or value != nothing:
+                _check(value, inner, where, sizes)
+        case Each(kind, inner):
+            Entry(kind).check(value, where, sizes)
+            for name, item in value.items() if kind is dict else enumerate(value):
+                _check(item, inner, f"{where}[{name!r}]", sizes)
+        case list():
+            Entry(list).check(value, where, sizes)
+            if len(value) != len(declaration):
+                raise damaged(f"{where} should have {len(declaration)} values, it has {len(value)}", or_other=True)
+            for place, (item, inner) in enumerate(zip(value, declaration, strict=True)):
+                _check(item, inner, f"{where}[{place}]", sizes)
+        case Open(entries):
+            _check_entries(value, entries, where, sizes)
+        case dict():
+            _check_entries(value, declaration, where, sizes)
+            if unknown := value.keys() - declaration.keys():
+                raise damaged(f"{where} has the unknown entries {sorted(map(repr, unknown))}")
+        case _:
+            declaration(value, where)
+
+
+def _check_entries(value: Any, entries: Schema, where: str, sizes: dict[str, int]) -> None:
+    Entry(dict).check(value, where, sizes)
+    for name, declaration in entries.items():
+        if name not in value:
+            raise damaged(f"{where}[{name!r}] is missing", or_other=True)
+        _check(value[name], declaration, f"{where}[{name!r}]", sizes)
+
+
+def damaged(text: str, *, or_other: bool = False) -> ValueError:
+    """The error of a state that nothing can have saved; ``or_other``: unless for another problem."""
+    return ValueError(f"the checkpoint is damaged{', or of another problem' if or_other else ''}: {text}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(Entry(value.dtype, tuple(value.shape), infinite=True))
+    return str(Entry(type(value), infinite=True))
+
+
+class Stateful(ABC):
+    """Something that a checkpoint holds. It loads a state as a whole, after all of it has been checked, or not at all.
+
+    A state that declares a ``"seal"`` is one of :func:`with_seal`.
+    """
+
+    state_name: str
+    """What messages call the state."""
+
+    @abstractmethod
+    def _schema(self) -> Declaration:
+        """The declaration of the state."""
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        """Raise ValueError if entries that are as declared contradict each other, or what is here."""
+        return
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over, to the bit, a state that :meth:`check_state` has let pass."""
+
+    def check_state(self, state: dict[str, Any], where: str | None = None) -> None:
+        """Raise ValueError if ``state`` is of another problem or damaged; changes nothing.
+
+        Args:
+            state: What ``state_dict()`` gave.
+            where: What messages call it.
+        """
+        schema, where = self._schema(), where or self.state_name
+        check(state, schema, where)
+        self._check_relations(state, where)
+        if isinstance(schema, dict) and "seal" in schema:
+            check_seal(state, where)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``, to the same bits; nothing changes if it does not fit.
+
+        Raises:
+            ValueError: The state is of another problem, or damaged.
+        """
+        self.check_state(state)
+        self.restore(state)
 
 
 def seal(state: Any) -> int:
@@ -21,10 +276,10 @@ def with_seal(state: dict[str, Any]) -> dict[str, Any]:
 
 def check_seal(state: dict[str, Any], where: str) -> None:
     """Raise ValueError unless the state, which messages call ``where``, holds the numbers that were saved."""
-    if require(state, "seal", int, where) != with_seal(state)["seal"]:
-        raise ValueError(
-            "the checkpoint is damaged: its numbers are not those that were saved, and what was edited proves nothing. "
-            "Load an earlier checkpoint"
+    if state["seal"] != with_seal(state)["seal"]:
+        raise damaged(
+            f"in {where} numbers are not those that were saved, and what was edited proves nothing. Load an "
+            "earlier checkpoint"
         )
 
 
@@ -42,20 +297,3 @@ def _add(value: Any, crc: int) -> int:
             crc = _add(item, crc)
         return _add(len(value), crc)
     return zlib.crc32(repr(value).encode(), crc)
-
-
-def require(state: dict[str, Any], name: str, kind: type, where: str) -> Any:
-    """An entry of a checkpoint, or a ValueError that names it.
-
-    Counters must fit into 64 bits, and are no truth values; tensors, in lists and dictionaries too, must be dense.
-    """
-    if not isinstance(state, dict) or not isinstance(state.get(name), kind):
-        found = type(state.get(name)).__name__ if isinstance(state, dict) else type(state).__name__
-        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] should be a {kind.__name__}, it is {found}")
-    value = state[name]
-    if kind is int and (isinstance(value, bool) or not -(2**63) <= value < 2**63):
-        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] is {value}, and should be a number of 64 bits")
-    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    if any(isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_meta) for tensor in held):
-        raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] holds a sparse or meta tensor")
-    return value

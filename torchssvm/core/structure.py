@@ -14,7 +14,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.potentials import Parts, Potentials, conform, full_precision, inner, scale, subtract
+from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale, subtract
+from torchssvm.core.precision import full_precision
 
 Labeling = Any
 """An output for each example of a batch: usually an int64 tensor ``[B, ...]``, or a tuple of tensors."""

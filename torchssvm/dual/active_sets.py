@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_replace, tree_tensors
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Each, Entry, Maybe, Same, check, damaged
 from torchssvm.core.structure import Labeling, fit
 
 _FIELDS = ("count", "length", "mass", "loss", "used", "known")
@@ -121,42 +121,44 @@ class ActiveSets:
             "gram": None if self.gram is None else self.gram.clone(),
         }
 
+    def check_state(self, state: Any, where: str, dtype: torch.dtype) -> None:
+        """Raise ValueError if a state is damaged or of other sizes.
+
+        Args:
+            state: What ``state_dict`` gave.
+            where: What messages call it.
+            dtype: Of inner products.
+        """
+        n, capacity = shape = tuple(self.mass.shape)
+        schema = {
+            "capacity": Same(capacity),
+            "clock": int,
+            "count": Entry(torch.int64, (n,), low=0, high=capacity),
+            "length": Entry(torch.int64, (n,), low=0),
+            "mass": Entry(torch.float64, shape, low=0.0, high=1.0 + 1e-6),
+            "loss": Entry(torch.float64, shape, low=0.0),
+            "used": Entry(torch.int64, shape),
+            "known": Entry(torch.bool, shape),
+            "labelings": Each(list, Entry(Tensor, (*shape, ...))),
+            "gram": Maybe(Entry(dtype, (*shape, capacity))),
+        }
+        check(state, schema, where)
+        empty = torch.arange(capacity, device=state["count"].device) >= state["count"].unsqueeze(1)
+        if bool((state["mass"][empty] > 0.0).any()) or bool((state["used"] > state["clock"]).any()):
+            raise damaged(f"{where} has mass, or uses, where there is no labeling")
+        if not state["labelings"] and bool(state["count"].any()):
+            raise damaged(f"{where}['labelings'] is empty, and {where}['count'] is not 0")
+
     @classmethod
-    def from_state_dict(
-        cls, state: dict[str, Any], num_examples: int, capacity: int, padding: int, dtype: torch.dtype, where: str
-    ) -> ActiveSets:
-        """Raise ValueError if ``state`` is damaged or of other sizes; else the active sets, on the CPU."""
-        if require(state, "capacity", int, where) != capacity:
-            raise ValueError(
-                f"the checkpoint's storage has capacity={state['capacity']}, and this one capacity={capacity}"
-            )
-        made = cls(num_examples, capacity, padding, torch.device("cpu"))
-        made.clock = require(state, "clock", int, where)
+    def restored(cls, state: dict[str, Any], padding: int, device: torch.device) -> ActiveSets:
+        """The active sets, to the bit, of a state that :meth:`check_state` has let pass."""
+        n, capacity = state["mass"].shape
+        made = cls(n, capacity, padding, device)
         for name in _FIELDS:
-            values, like = require(state, name, torch.Tensor, where).cpu(), getattr(made, name)
-            if values.shape != like.shape or values.dtype != like.dtype:
-                raise ValueError(f"the checkpoint is damaged: {where}[{name!r}] should be {list(like.shape)}")
-            setattr(made, name, values.clone())
-        filled = torch.arange(capacity) < made.count.unsqueeze(1)
-        fine = (made.mass >= 0.0) & (made.mass <= 1.0 + 1e-6) & (filled | (made.mass == 0.0))
-        fine &= torch.isfinite(made.loss) & (made.loss >= 0.0) & (made.used <= made.clock)
-        if not bool(fine.all()) or bool(((made.count < 0) | (made.count > capacity) | (made.length < 0)).any()):
-            raise ValueError(
-                f"the checkpoint is damaged: {where} does not hold masses between 0 and 1 and losses of at least 0"
-            )
-        labelings = require(state, "labelings", list, where)
-        if not all(isinstance(t, Tensor) and t.shape[:2] == made.mass.shape for t in labelings) or (
-            not labelings and bool(made.count.any())
-        ):
-            raise ValueError(f"the checkpoint is damaged: {where}['labelings'] does not fit")
-        made.labelings = [t.cpu().clone() for t in labelings]
-        gram = state.get("gram")
-        if gram is not None:
-            shape = (*made.mass.shape, capacity)
-            good = require(state, "gram", Tensor, where).shape == shape and gram.dtype == dtype
-            if not good or not bool(torch.isfinite(gram).all()):
-                raise ValueError(f"the checkpoint is damaged: {where}['gram'] should be finite, {list(shape)} {dtype}")
-            made.gram = gram.cpu().clone()
+            setattr(made, name, state[name].to(device, copy=True))
+        made.clock = state["clock"]
+        made.labelings = [t.to(device, copy=True) for t in state["labelings"]]
+        made.gram = None if state["gram"] is None else state["gram"].to(device, copy=True)
         return made
 
 

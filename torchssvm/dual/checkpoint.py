@@ -2,129 +2,105 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchssvm.core.schema import require
-
-if TYPE_CHECKING:
-    from torchssvm.dual.state import DualState
+from torchssvm.core.bounds import Box
+from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, version, with_seal
+from torchssvm.core.structure import Structure
+from torchssvm.dual.storage import Storage
 
 FORMAT = 4
-_OLD = (
-    ": since format 4 heads hold their weights as nn.Linear does, [out, in], and boundary weights have other names. Go "
-    "on with the release that wrote it, or train anew"
+_ADVICE = (
+    ": since format 4 heads hold their weights as nn.Linear does, [out, in], and boundary weights have other names. "
+    "Load it with the release that wrote it, or train anew"
 )
 _ROUNDING = 1e-9  # of losses, which are never below 0 otherwise
+_TENSORS = ("loss", "gap_estimates", "oracle_gaps", "targets")
+_NUMBERS = ("certified_gap", "cache_hits", "steps", "oracle_calls", "visits", "moved", "relaxed")
 
 
-def state_of(dual: DualState) -> dict[str, Any]:
-    """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it; not sealed."""
-    return {
-        "format": FORMAT,
-        "num_examples": dual.num_examples,
-        "lam": dual.lam,
-        "structure": repr(dual.structure),
-        "weights": [parameter.detach().clone() for parameter in dual.parameters],
-        "box": dual.box.state_dict(dual.unclipped) if dual.box else None,
-        "recomputed": None if dual.recomputed is None else [tensor.clone() for tensor in dual.recomputed],
-        "loss": dual.loss.clone(),
-        "gap_estimates": dual.gap_estimates.clone(),
-        "oracle_gaps": dual.oracle_gaps.clone(),
-        "certified_gap": dual.certified_gap,
-        "cache_hits": dual.cache_hits,
-        "steps": dual.steps,
-        "oracle_calls": dual.oracle_calls,
-        "visits": dual.visits,
-        "moved": dual.moved,
-        "targets": dual.targets.clone(),
-        "relaxed": dual.relaxed,
-        "storage": dual.storage.state_dict(),
-    }
+class SavedDual(Stateful):
+    """What a checkpoint holds of a ``DualState``, whose attributes these are."""
 
+    state_name = "dual"
 
-def check(dual: DualState, state: dict[str, Any]) -> None:
-    """Raise ValueError if ``state`` is another problem's or damaged, its seal apart; changes nothing."""
-    if require(state, "format", int, "dual") != FORMAT:
-        raise ValueError(
-            f"the checkpoint has format {state['format']}, this version reads format {FORMAT}"
-            + (_OLD if state["format"] < FORMAT else "")
+    num_examples: int
+    _lam: float
+    structure: Structure
+    parameters: list[nn.Parameter]
+    storage: Storage
+    box: Box
+    unclipped: list[Tensor]
+    recomputed: list[Tensor] | None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
+        return with_seal(
+            {
+                "format": FORMAT,
+                "num_examples": self.num_examples,
+                "lam": self._lam,
+                "structure": repr(self.structure),
+                "weights": [parameter.detach().clone() for parameter in self.parameters],
+                "box": self.box.state_dict(self.unclipped) if self.box else None,
+                "recomputed": None if self.recomputed is None else [tensor.clone() for tensor in self.recomputed],
+                **{name: getattr(self, name).clone() for name in _TENSORS},
+                **{name: getattr(self, name) for name in _NUMBERS},
+                "storage": self.storage.state_dict(),
+            }
         )
-    weights = require(state, "weights", list, "dual")
-    expected = {
-        "num_examples": (dual.num_examples, require(state, "num_examples", int, "dual")),
-        "lam": (dual.lam, require(state, "lam", float, "dual")),
-        "structure": (repr(dual.structure), require(state, "structure", str, "dual")),
-        "weights": (
-            [(list(p.shape), p.dtype) for p in dual.parameters],
-            [(list(w.shape), w.dtype) for w in weights if isinstance(w, Tensor)],
-        ),
-    }
-    for name, (here, there) in expected.items():
-        if here != there:
-            raise ValueError(f"the checkpoint is of another problem: {name} is {there} there and {here} here")
-    for name, allowed in (
-        ("loss", math.nextafter(math.inf, 0.0)),
-        ("gap_estimates", math.inf),
-        ("oracle_gaps", math.inf),
-    ):
-        values = require(state, name, Tensor, "dual")
-        if (
-            values.shape != (dual.num_examples,)
-            or values.dtype != torch.float64
-            or not bool((values.abs() <= allowed).all())
-            or bool((values < (-_ROUNDING * values.abs().amax().clamp(min=1.0) if name == "loss" else 0.0)).any())
-        ):
-            raise ValueError(
-                f"the checkpoint is damaged: dual[{name!r}] does not hold {dual.num_examples} valid float64 numbers"
-            )
-    if not require(state, "certified_gap", float, "dual") >= 0.0:
-        raise ValueError(f"the checkpoint is damaged: dual['certified_gap'] is {state['certified_gap']}")
-    for name in ("steps", "oracle_calls", "cache_hits", "visits", "moved"):
-        if require(state, name, int, "dual") < 0:
-            raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is {state[name]}")
-    require(state, "relaxed", bool, "dual")
-    targets = require(state, "targets", Tensor, "dual")
-    if targets.shape != (dual.num_examples,) or targets.dtype != torch.int64:
-        raise ValueError(f"the checkpoint is damaged: dual['targets'] does not hold {dual.num_examples} int64 numbers")
-    for name in ("weights", "recomputed"):
-        if name not in state:
-            raise ValueError(f"the checkpoint is damaged: dual[{name!r}] is missing")
-        if state[name] is not None and not _fit(dual, require(state, name, list, "dual")):
-            raise ValueError(f"the checkpoint is damaged: dual[{name!r}] does not hold finite numbers for each weight")
-    dual.box.parse(state, dual.parameters)
-    dual.storage.check_state(require(state, "storage", dict, "dual"))
-    storage = state["storage"]
-    if state["steps"] and not (
-        storage.get("buffers") or storage.get("blocks") or storage.get("sets", {}).get("labelings")
-    ):
-        raise ValueError(f"the checkpoint is damaged: dual['storage'] is empty after {state['steps']} steps")
 
+    def _schema(self) -> Schema:
+        n = self.num_examples
+        weights = [Entry(p.dtype, tuple(p.shape)) for p in self.parameters]
+        gaps = Entry(torch.float64, (n,), low=0.0, infinite=True)
+        count = Entry(int, low=0)
+        return {
+            "format": version(FORMAT, _ADVICE),
+            "num_examples": Same(n),
+            "lam": Same(self._lam),
+            "structure": Same(repr(self.structure)),
+            "weights": weights,
+            "box": self.box.schema(self.parameters),
+            "recomputed": Maybe(weights),
+            "loss": Entry(torch.float64, (n,)),
+            "gap_estimates": gaps,
+            "oracle_gaps": gaps,
+            "targets": Entry(torch.int64, (n,)),
+            "certified_gap": Entry(float, low=0.0, infinite=True),
+            "cache_hits": count,
+            "steps": count,
+            "oracle_calls": count,
+            "visits": count,
+            "moved": count,
+            "relaxed": bool,
+            "storage": self.storage.check_state,
+            "seal": int,
+        }
 
-def restore(dual: DualState, state: dict[str, Any]) -> None:
-    """Blocks, counters and weights to the bit, from a state that ``check`` has let pass."""
-    device = dual.parameters[0].device
-    for parameter, weights in zip(dual.parameters, state["weights"], strict=True):
-        parameter.copy_(weights)
-    dual.box.to(device)
-    dual.unclipped = dual.box.parse(state, dual.parameters)
-    recomputed = state["recomputed"]
-    dual.recomputed = None if recomputed is None else [tensor.to(device, copy=True) for tensor in recomputed]
-    dual.loss = state["loss"].to(device, copy=True)
-    dual.gap_estimates = state["gap_estimates"].to(device, copy=True)
-    dual.oracle_gaps = state["oracle_gaps"].to(device, copy=True)
-    dual.certified_gap = state["certified_gap"]
-    dual.steps, dual.oracle_calls, dual.visits = state["steps"], state["oracle_calls"], state["visits"]
-    dual.cache_hits, dual.moved = state["cache_hits"], state["moved"]
-    dual.targets, dual.relaxed = state["targets"].to(device, copy=True), state["relaxed"]
-    dual.storage.load_state_dict(state["storage"])
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        smallest, largest = state["loss"].aminmax()
+        if smallest < -_ROUNDING * max(largest, -smallest, 1.0):
+            raise damaged(f"{where}['loss'] should be at least 0, it has {float(smallest)}")
+        self.box.check_state(state["box"], self.parameters, f"{where}['box']")
+        held = state["storage"]
+        if state["steps"] and not (held.get("buffers") or held.get("blocks") or held.get("sets", {}).get("labelings")):
+            raise damaged(f"{where}['storage'] is empty after {state['steps']} steps")
 
-
-def _fit(dual: DualState, tensors: list[Any]) -> bool:
-    return len(tensors) == len(dual.parameters) and all(
-        isinstance(t, Tensor) and t.shape == p.shape and t.dtype == p.dtype and bool(torch.isfinite(t).all())
-        for t, p in zip(tensors, dual.parameters, strict=True)
-    )
+    def restore(self, state: dict[str, Any]) -> None:
+        """Blocks, counters and weights to the bit, from a state that :meth:`check_state` has let pass."""
+        device = self.parameters[0].device
+        for parameter, weights in zip(self.parameters, state["weights"], strict=True):
+            parameter.copy_(weights)
+        self.box.to(device)
+        self.unclipped = self.box.restored(state["box"], self.parameters)
+        recomputed = state["recomputed"]
+        self.recomputed = None if recomputed is None else [tensor.to(device, copy=True) for tensor in recomputed]
+        for name in _TENSORS:
+            setattr(self, name, state[name].to(device, copy=True))
+        for name in _NUMBERS:
+            setattr(self, name, state[name])
+        self.storage.restore(state["storage"])

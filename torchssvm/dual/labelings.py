@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.structure import Corner, Labeling, Structure, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.mean_parts import MeanParts
@@ -163,47 +163,29 @@ class Labelings(Storage):
             "mixed": self.mixed.clone(),
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is another storage's or damaged."""
-        self._parse(state)
+    def _schema(self) -> Schema:
+        rest = Entry(torch.float64, (self.num_examples,), low=0.0)
+        return {
+            "kind": Same("labelings"),
+            "sets": partial(self.sets.check_state, dtype=self.parameters[0].dtype),
+            "rest": self.rest.check_state,
+            "rest_mass": rest,
+            "rest_loss": rest,
+            "mixed": Entry(torch.bool, (self.num_examples,)),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore everything to the bit."""
-        sets = self._parse(state)
-        device = self.parameters[0].device
-        sets.to(device)
-        self.sets = sets
-        self.rest.load_state_dict(state["rest"])
-        self.rest_mass = state["rest_mass"].to(device, copy=True)
-        self.rest_loss = state["rest_loss"].to(device, copy=True)
-        self.mixed = state["mixed"].to(device, copy=True)
-
-    def _parse(self, state: dict[str, Any]) -> ActiveSets:
-        if require(state, "kind", str, "storage") != "labelings":
-            raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with Labelings()")
-        for name, dtype in (("rest_mass", torch.float64), ("rest_loss", torch.float64), ("mixed", torch.bool)):
-            values = require(state, name, Tensor, "storage")
-            if (
-                values.shape != (self.num_examples,)
-                or values.dtype != dtype
-                or not bool((torch.isfinite(values) & (values >= 0)).all())
-            ):
-                raise ValueError(
-                    f"the checkpoint is damaged: storage[{name!r}] should be [{self.num_examples}] {dtype}, at least 0"
-                )
-        self.rest.check_state(require(state, "rest", dict, "storage"))
-        sets = ActiveSets.from_state_dict(
-            require(state, "sets", dict, "storage"),
-            self.num_examples,
-            self.capacity,
-            self.structure.padding,
-            self.parameters[0].dtype,
-            "storage['sets']",
-        )
-        total = state["rest_mass"].cpu() + sets.mass.sum(1)
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        total = state["rest_mass"] + state["sets"]["mass"].sum(1)
         if not bool(((total - 1.0).abs() < 1e-6).all()):
-            raise ValueError("the checkpoint is damaged: the masses of storage['sets'] and 'rest_mass' do not sum to 1")
-        return sets
+            raise damaged(f"the masses of {where}['sets'] and 'rest_mass' do not sum to 1")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore everything to the bit."""
+        device = self.parameters[0].device
+        self.sets = ActiveSets.restored(state["sets"], self.structure.padding, device)
+        self.rest.restore(state["rest"])
+        for name in ("rest_mass", "rest_loss", "mixed"):
+            setattr(self, name, state[name].to(device, copy=True))
 
     def _like(self, potentials: Potentials) -> Labeling:
         """Some labeling, for its kind, sizes and dtypes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Each, Same, Schema
 from torchssvm.core.structure import Labeling, check_padding
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.storage import Found, Storage, Stored
@@ -121,22 +122,14 @@ class MeanParts(Storage):
         """The buffers by name."""
         return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self.buffers.items()}}
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is another storage's or damaged."""
-        self._parse(state)
+    def _schema(self) -> Schema:
+        rows = partial(RowBuffer.check_state, num_examples=self.num_examples, dtype=self.parameters[0].dtype)
+        return {"kind": Same("mean_parts"), "buffers": Each(dict, rows)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Restore the blocks to the bit."""
-        self.buffers = self._parse(state)
-
-    def _parse(self, state: dict[str, Any]) -> dict[str, RowBuffer]:
-        if require(state, "kind", str, "storage") != "mean_parts":
-            raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with MeanParts()")
-        device, dtype = self.parameters[0].device, self.parameters[0].dtype
-        return {
-            name: RowBuffer.from_state_dict(entry, self.num_examples, dtype, device, f"storage[{name!r}]")
-            for name, entry in require(state, "buffers", dict, "storage").items()
-        }
+        device = self.parameters[0].device
+        self.buffers = {name: RowBuffer.restored(entry, device) for name, entry in state["buffers"].items()}
 
 
 class StoredParts(Stored):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import fits_numba, njit
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Entry, check, damaged
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -153,36 +153,30 @@ class RowBuffer:
             "examples": self.examples,
         }
 
-    @classmethod
-    def from_state_dict(
-        cls, state: dict[str, Any], num_examples: int, dtype: torch.dtype, device: torch.device, where: str
-    ) -> RowBuffer:
-        """Rebuild a buffer, to the bit.
-
-        Raises:
-            ValueError: The state is damaged.
-        """
-        start, rows, values = (require(state, name, Tensor, where) for name in ("start", "rows", "values"))
-        examples = require(state, "examples", int, where)
-        if start.shape != (num_examples,) or rows.shape != (num_examples,):
-            raise ValueError(f"the checkpoint is damaged: {where} does not hold {num_examples} examples")
-        if start.dtype != torch.int64 or rows.dtype != torch.int64 or values.dtype != dtype or not values.ndim:
-            raise ValueError(
-                f"the checkpoint is damaged: {where} has dtypes {start.dtype}, {rows.dtype}, {values.dtype}"
-            )
-        if bool(((start < 0) | (rows < 0) | (start + rows > len(values))).any()) or not len(values):
-            raise ValueError(f"the checkpoint is damaged: {where} points outside its rows")
+    @staticmethod
+    def check_state(state: Any, where: str, num_examples: int, dtype: torch.dtype) -> None:
+        """Raise ValueError, with what messages call the state, if it is damaged or of another dtype."""
+        places = Entry(torch.int64, (num_examples,), low=0)
+        schema = {"start": places, "rows": places, "values": Entry(dtype, (None, ...)), "examples": Entry(int, low=0)}
+        check(state, schema, where)
+        start, rows, values = state["start"], state["rows"], state["values"]
+        if bool((start + rows > len(values)).any()) or not len(values):
+            raise damaged(f"{where} points outside its rows")
         first, order = start[rows > 0].sort(stable=True)
         ends = first + rows[rows > 0][order]
-        if bool((ends[:-1] > first[1:]).any()) or examples != int((start > 0).sum()):
-            raise ValueError(f"the checkpoint is damaged: {where} gives rows to several examples")
-        if not bool(torch.isfinite(values).all()) or bool(values[0].any()):
-            raise ValueError(
-                f"the checkpoint is damaged: {where} holds numbers that are not finite, or no zero padding"
-            )
-        buffer = cls(num_examples, values.dtype, device)
-        buffer.start, buffer.rows = start.to(device, copy=True), rows.to(device, copy=True)
-        buffer.values, buffer.used, buffer.examples = values.to(device, copy=True), len(values), examples
+        if bool((ends[:-1] > first[1:]).any()) or state["examples"] != int((start > 0).sum()):
+            raise damaged(f"{where} gives rows to several examples")
+        if bool(values[0].any()):
+            raise damaged(f"{where} has padding that is not zero")
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], device: torch.device) -> RowBuffer:
+        """A buffer, to the bit, of a state that :meth:`check_state` has let pass."""
+        buffer = cls(len(state["start"]), state["values"].dtype, device)
+        buffer.start, buffer.rows, buffer.values = (
+            state[name].to(device, copy=True) for name in ("start", "rows", "values")
+        )
+        buffer.used, buffer.examples = len(buffer.values), state["examples"]
         return buffer
 
 

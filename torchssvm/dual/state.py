@@ -17,9 +17,8 @@ from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import check_lam, check_problem, check_range, find_structure
 from torchssvm.core.row_sparse import add_to, products
-from torchssvm.core.schema import check_seal, with_seal
 from torchssvm.core.structure import Structure
-from torchssvm.dual import checkpoint
+from torchssvm.dual.checkpoint import SavedDual
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.pending import PendingSteps
 from torchssvm.dual.storage import Storage
@@ -28,7 +27,7 @@ _LARGE = 1 << 17  # weights
 _PER_BLOCK = 1000  # weights that may be read for every block that moves
 
 
-class DualState(PendingSteps):
+class DualState(PendingSteps, SavedDual):
     """One dual block for every training example, and what is known of it.
 
     The weights follow from it: ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``; the dual objective is
@@ -429,28 +428,10 @@ class DualState(PendingSteps):
         self.held_norm = math.sqrt(self._held_square)
         self._written = [p._version for p in self.parameters]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
-        return with_seal(checkpoint.state_of(self))
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is another problem's or damaged; changes nothing."""
-        checkpoint.check(self, state)
-        check_seal(state, "dual")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore blocks, counters and weights to the bit; nothing changes if the state does not fit.
-
-        Raises:
-            ValueError: The state is of another problem, or damaged.
-        """
-        self.check_state(state)
-        self.restore(state)
-
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`check_state` has let pass."""
-        checkpoint.restore(self, state)
+        super().restore(state)
         self._pending = []
         self.restarts += 1
         self.remember_weights()

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.memory import check_memory
 from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.schema import Stateful
 from torchssvm.core.structure import Labeling, Structure
 
 if TYPE_CHECKING:
@@ -122,8 +123,10 @@ class Stored(ABC):
         """
 
 
-class Storage(ABC):
+class Storage(Stateful):
     """Keeps the dual blocks of all examples. Made empty; ``DualState`` binds it to a problem."""
+
+    state_name = "storage"
 
     needs_gradients = False
     """Whether steps need every example's own gradient."""
@@ -220,14 +223,6 @@ class Storage(ABC):
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and numbers."""
-
-    @abstractmethod
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` does not fit; changes nothing."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave, to the bit."""
 
     def check_memory(self, potentials: Potentials, advice: str) -> None:
         """Raise MemoryError, naming a cheaper storage, if the estimate is over the limit."""

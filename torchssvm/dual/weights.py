@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Entry, Maybe, Same, Schema, damaged
 from torchssvm.core.structure import Labeling
 from torchssvm.dual.storage import Found, Storage, Stored
 
@@ -122,31 +122,18 @@ class Weights(Storage):
         features = None if self._features is None else self._features.clone()
         return {"kind": "weights", "blocks": [block.clone() for block in self._blocks or []], "features": features}
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is another storage's or damaged."""
-        if require(state, "kind", str, "storage") != "weights":
-            raise ValueError(f"the checkpoint holds storage {state['kind']!r}, and the dual was made with Weights()")
-        blocks = require(state, "blocks", list, "storage")
-        shapes = [[self.num_examples, *p.shape] for p in self.parameters]
-        if blocks and (
-            not all(isinstance(b, Tensor) for b in blocks)
-            or [list(b.shape) for b in blocks] != shapes
-            or any(b.dtype != self.parameters[0].dtype for b in blocks)
-        ):
-            raise ValueError(f"the checkpoint is damaged: storage['blocks'] should have shapes {shapes}")
-        if not all(bool(torch.isfinite(block).all()) for block in blocks):
-            raise ValueError("the checkpoint is damaged: storage['blocks'] holds numbers that are not finite")
-        features = require(state, "features", Tensor if blocks else type(None), "storage")
-        if blocks and (
-            features.shape != (self.num_examples,) or features.dtype != torch.float64 or bool(features.isnan().any())
-        ):
-            raise ValueError(
-                f"the checkpoint is damaged: storage['features'] should hold {self.num_examples} float64 numbers"
-            )
+    def _schema(self) -> Schema:
+        n = self.num_examples
+        blocks = [Entry(self.parameters[0].dtype, (n, *p.shape)) for p in self.parameters]
+        features = Entry(torch.float64, (n,), infinite=True)
+        return {"kind": Same("weights"), "blocks": Maybe(blocks, nothing=[]), "features": Maybe(features)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if (state["features"] is None) != (not state["blocks"]):
+            raise damaged(f"{where} has blocks without features, or features without blocks")
+
+    def restore(self, state: dict[str, Any]) -> None:
         """Restore the blocks to the bit."""
-        self.check_state(state)
         device = self.parameters[0].device
         self._blocks = [block.to(device, copy=True) for block in state["blocks"]] or None
         self._features = None if self._blocks is None else state["features"].to(device, copy=True)

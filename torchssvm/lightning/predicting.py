@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, apply_head
 from torchssvm.core.caller import warn
-from torchssvm.core.potentials import Potentials, as_potentials, full_precision
+from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure, as_decoding
 from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resumable import Resumable

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchssvm.core.random_state import RandomState
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Maybe, check
 from torchssvm.steps.orders import GapBatchSampler
 
 
@@ -63,13 +63,15 @@ class ResumePoint:
         Raises:
             ValueError: The state is damaged.
         """
-        return cls(
-            num_examples=require(state, "num_examples", int, "torchssvm"),
-            features_moved=require(state, "features_moved", bool, "torchssvm"),
-            random=RandomState(require(state, "random", dict, "torchssvm")),
-            sampler=None if state.get("sampler") is None else require(state, "sampler", dict, "torchssvm"),
-            in_epoch=require(state, "in_epoch", bool, "torchssvm"),
-        )
+        schema = {
+            "num_examples": int,
+            "features_moved": bool,
+            "random": dict,
+            "sampler": Maybe(dict),
+            "in_epoch": bool,
+        }
+        check(state, schema, "torchssvm")
+        return cls(**{**state, "random": RandomState(state["random"])})
 
     def rewind(self, sampler: GapBatchSampler | None) -> None:
         """Bring sampler and random state to that moment."""

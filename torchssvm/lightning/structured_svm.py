@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.bounds import Bound
-from torchssvm.core.potentials import full_precision
+from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState

@@ -10,7 +10,8 @@ from torch import nn
 
 from torchssvm.core.arguments import check_positive
 from torchssvm.core.batch import Batch, apply_head, to_device
-from torchssvm.core.potentials import as_potentials, full_precision
+from torchssvm.core.potentials import as_potentials
+from torchssvm.core.precision import full_precision
 from torchssvm.dual.state import DualState, check_dual, squared_norm
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap

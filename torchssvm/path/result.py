@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 
 from torchssvm.core.files import whole_file
 from torchssvm.core.problem import check_lam
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Each, Entry, check, check_seal, version, with_seal
 
 _FORMAT = 2
+_COLUMNS = ("lam", "gap", "slope", "passes", "seconds")
 
 
 class Breakpoint(NamedTuple):
@@ -168,10 +168,10 @@ class RegularizationPath:
         """Everything, exactly: tensors, numbers and strings only."""
         columns = {
             name: torch.tensor([getattr(point, name) for point in self.points], dtype=torch.float64)
-            for name in ("lam", "gap", "slope", "passes", "seconds")
+            for name in _COLUMNS
         }
         names = list(self.points[0].weights)
-        content = {
+        state = {
             "format": _FORMAT,
             "kind": "regularization path",
             "epsilon": self.epsilon,
@@ -181,7 +181,7 @@ class RegularizationPath:
             "columns": columns,
             "weights": {name: torch.stack([point.weights[name] for point in self.points]) for name in names},
         }
-        return {**content, "checksum": _checksum(content)}
+        return with_seal(state)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RegularizationPath:
@@ -193,25 +193,28 @@ class RegularizationPath:
         content = dict(state) if isinstance(state, Mapping) else {}
         if content.get("kind") != "regularization path":
             raise ValueError("this is not the state of a regularisation path")
-        if require(content, "format", int, "path") != _FORMAT:
-            raise ValueError(f"the path has format {content['format']}, this version reads format {_FORMAT}")
-        columns, weights = require(content, "columns", dict, "path"), require(content, "weights", dict, "path")
-        for name in ("lam", "gap", "slope", "passes", "seconds"):
-            require(columns, name, torch.Tensor, "path['columns']")
-        numbers = [require(content, name, float, "path") for name in ("epsilon", "kappa", "lowest")]
-        if require(content, "checksum", int, "path") != _checksum(
-            {k: v for k, v in content.items() if k != "checksum"}
-        ):
-            raise ValueError("the path is damaged: its checksum does not fit its contents")
-        epsilon, kappa, lowest = numbers
-        rows = zip(*(columns[name].tolist() for name in ("lam", "gap", "slope", "passes", "seconds")), strict=True)
+        schema = {
+            "format": version(_FORMAT),
+            "kind": str,
+            "epsilon": float,
+            "kappa": float,
+            "certified": bool,
+            "lowest": float,
+            "columns": {name: Entry(Tensor, ("breakpoints",)) for name in _COLUMNS},
+            "weights": Each(dict, Entry(Tensor, ("breakpoints", ...))),
+            "seal": int,
+        }
+        check(content, schema, "path")
+        check_seal(content, "path")
+        columns, weights = content["columns"], content["weights"]
+        rows = zip(*(columns[name].tolist() for name in _COLUMNS), strict=True)
         points = [
             Breakpoint(
                 lam, {name: stacked[row].clone() for name, stacked in weights.items()}, gap, slope, passes, seconds
             )
             for row, (lam, gap, slope, passes, seconds) in enumerate(rows)
         ]
-        return cls(epsilon, kappa, require(content, "certified", bool, "path"), points, lowest)
+        return cls(content["epsilon"], content["kappa"], content["certified"], points, content["lowest"])
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the path to ``file``, in one piece or not at all."""
@@ -243,13 +246,3 @@ class RegularizationPath:
             f"{self.points[0].lam:.6g} to {self.points[-1].lam:.6g}, "
             f"{'complete' if self.complete else f'down to {self.lowest:.6g}'})"
         )
-
-
-def _checksum(value: Any) -> int:
-    """CRC-32 of nested dicts of tensors, numbers and strings; the file format itself does not notice a changed byte."""
-    if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        return zlib.crc32(data, zlib.crc32(f"{value.dtype}{list(value.shape)}".encode()))
-    if isinstance(value, dict):
-        return zlib.crc32(repr([(name, _checksum(value[name])) for name in sorted(value)]).encode())
-    return zlib.crc32(repr(value).encode())

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset, check_number, check_object, check_seed, check_whole
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
 from torchssvm.dual.state import DualState
 from torchssvm.path.initial import MakeOptimizer, begin, plain_optimizer, start_at_largest_lam
 from torchssvm.path.result import Breakpoint, RegularizationPath
@@ -26,7 +26,7 @@ MakeLoss = Callable[[DualState], BlockGap]
 """The block gap of a dual: here the direction and the oracle are chosen."""
 
 
-class PathRun:
+class PathRun(Stateful):
     """A regularisation path being followed, one breakpoint at a time, from the largest lambda to the smallest.
 
     :func:`regularization_path` calls ``advance`` until it says no. Between two calls ``state_dict`` holds all that the
@@ -55,6 +55,8 @@ class PathRun:
     Raises:
         ValueError: An argument is out of range.
     """
+
+    state_name = "run"
 
     def __init__(
         self,
@@ -178,46 +180,39 @@ class PathRun:
         path = self.path.state_dict() if self._points else None
         return {"path": path, "dual": self.dual.state_dict(), "rule": repr(self.rule)}
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is of another run or damaged; changes nothing."""
-        self._read(state)
+    def _schema(self) -> Schema:
+        return {"path": Maybe(dict), "dual": Open({"lam": float}), "rule": str}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken, to the same bits.
-
-        Raises:
-            ValueError: The state is of another run, or damaged; nothing has changed then.
-        """
-        path, lam = self._read(state)
-        self.dual._lam = self.dual.storage.lam = lam
-        self.dual.restore(state["dual"])
-        self._points = [] if path is None else list(path.points)
-        self._lowest = math.inf if path is None else path.lowest
-        self._seconds = self._points[-1].seconds if self._points else 0.0
-        self._stopped = self.dual.passes >= self._training.max_passes
-
-    def _read(self, state: dict[str, Any]) -> tuple[RegularizationPath | None, float]:
-        """The path so far and the dual's lambda; raises ValueError, changes nothing."""
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
         path: RegularizationPath | None = None
-        here: dict[str, tuple[Any, Any]] = {"rule": (repr(self.rule), require(state, "rule", str, "run"))}
-        if "path" not in state or state["path"] is not None:
-            path = RegularizationPath.from_state_dict(require(state, "path", dict, "run"))
+        here: dict[str, tuple[Any, Any]] = {"rule": (repr(self.rule), state["rule"])}
+        lam, held = state["dual"]["lam"], self.dual.lam
+        if state["path"] is not None:
+            path = RegularizationPath.from_state_dict(state["path"])
             here["epsilon"] = (self.epsilon, path.epsilon)
             here["weights"] = (self._names, list(path.points[0].weights))
         for name, (mine, there) in here.items():
             if mine != there:
                 raise ValueError(f"the checkpoint is of another run: {name} is {there} there and {mine} here")
-        dual = require(state, "dual", dict, "run")
-        lam, held = require(dual, "lam", float, "dual"), self.dual.lam
-        ends = () if path is None else (path.points[-1].lam, path.lowest)
-        if path is not None and not any(math.isclose(lam, at, rel_tol=1e-9) for at in ends):
-            raise ValueError(f"the checkpoint is damaged: its dual is at lambda {lam}, beside the path")
+        if path is not None and not any(
+            math.isclose(lam, at, rel_tol=1e-9) for at in (path.points[-1].lam, path.lowest)
+        ):
+            raise damaged(f"its dual is at lambda {lam}, beside the path")
         self.dual._lam = lam  # the lambda of a dual belongs to its problem; here it is part of the state
         try:
-            self.dual.check_state(dual)
+            self.dual.check_state(state["dual"])
         finally:
             self.dual._lam = held
-        return path, lam
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue, to the same bits, from a state that :meth:`check_state` has let pass."""
+        path = None if state["path"] is None else RegularizationPath.from_state_dict(state["path"])
+        self.dual._lam = self.dual.storage.lam = state["dual"]["lam"]
+        self.dual.restore(state["dual"])
+        self._points = [] if path is None else list(path.points)
+        self._lowest = math.inf if path is None else path.lowest
+        self._seconds = self._points[-1].seconds if self._points else 0.0
+        self._stopped = self.dual.passes >= self._training.max_passes
 
 
 def regularization_path(

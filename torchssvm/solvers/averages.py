@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
-from torchssvm.core.schema import check_seal, require, seal, with_seal
+from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, with_seal
 from torchssvm.dual.state import DualState, check_dual, squared_norm
 from torchssvm.solvers.certificate import Certificate, check_pass, crosses, exact_pass, features_moved
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Average(ABC):
+class Average(Stateful):
     """The running average of the weights that an optimizer visits, beside the weights that it trains.
 
     ``wbar <- (1 - c_k) wbar + c_k w`` after step k = 1, 2, ...; a subclass says what c_k is. The average is float64,
@@ -53,6 +52,8 @@ class Average(ABC):
         ValueError: There are no parameters, they are not floating-point numbers, or not those of ``dual``.
         TypeError: ``params`` is a tensor, or a dual.
     """
+
+    state_name = "average"
 
     def __init__(self, params: Iterable[Tensor], dual: DualState | None = None) -> None:
         name = type(self).__name__
@@ -260,47 +261,39 @@ class Average(ABC):
             }
         )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on to the same bits; an average with a dual is loaded after the optimizer's state.
+    def _schema(self) -> Schema:
+        loss, number = Entry(float, low=-1e-9), Entry(int, low=0)  # at least 0, up to rounding
+        means = [Entry(torch.float64, tuple(p.shape)) for p in self.parameters]
+        return {
+            "kind": Same(type(self).__name__),
+            "count": number,
+            "weights": Maybe(means, nothing=[]),
+            "loss": Maybe(loss) if self.dual is None else loss,
+            "steps": Maybe(number) if self.dual is None else number,
+            "of": Maybe(int) if self.dual is None else int,
+            "seal": int,
+        }
 
-        Raises:
-            ValueError: The state is of another average, of another moment than the dual, or damaged; nothing has
-                changed then.
-        """
-        if require(state, "kind", str, "average") != type(self).__name__:
-            raise ValueError(f"the checkpoint holds a {state['kind']}, and this is a {type(self).__name__}")
-        count, means = require(state, "count", int, "average"), require(state, "weights", list, "average")
-        if count < 0 or (count == 0) != (not means):
-            raise ValueError(f"the checkpoint is damaged: average['count'] is {count}, with {len(means)} weights")
-        shapes = [list(p.shape) for p in self.parameters]
-        if count and (
-            not all(isinstance(mean, Tensor) and mean.dtype == torch.float64 for mean in means)
-            or [list(mean.shape) for mean in means] != shapes
-            or not all(bool(torch.isfinite(mean).all()) for mean in means)
-        ):
-            raise ValueError(
-                f"the checkpoint is damaged or of another head: average['weights'] should be finite float64 {shapes}"
-            )
-        loss = state.get("loss")
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if (state["count"] == 0) != (not state["weights"]):
+            raise damaged(f"{where}['count'] is {state['count']}, with {len(state['weights'])} weights")
         if self.dual is None:
-            if loss is not None:
+            if state["loss"] is not None:
                 raise ValueError("the checkpoint's average is of a dual, and this one has none: use following(dual)")
-        else:
-            if not -1e-9 <= require(state, "loss", float, "average") < math.inf:  # at least 0, up to rounding
-                raise ValueError(f"the checkpoint is damaged: average['loss'] is {loss}")
-            if require(state, "steps", int, "average") != self.dual.steps:
-                raise ValueError(
-                    f"the checkpoint's average is of step {state['steps']}, and the dual is at step {self.dual.steps}: "
-                    "load the optimizer's state of the same checkpoint first"
-                )
-            if require(state, "of", int, "average") != _name(self.dual):
-                raise ValueError(
-                    "the checkpoint's average is of another dual: load the optimizer's state of the same checkpoint "
-                    "first"
-                )
-        check_seal(state, "average")
-        self.count, self.loss = count, loss
-        self._means = [mean.to(p.device, copy=True) for mean, p in zip(means, self.parameters, strict=False)]
+        elif state["steps"] != self.dual.steps:
+            raise ValueError(
+                f"the checkpoint's average is of step {state['steps']}, and the dual is at step {self.dual.steps}: "
+                "load the optimizer's state of the same checkpoint first"
+            )
+        elif state["of"] != _name(self.dual):
+            raise ValueError(
+                "the checkpoint's average is of another dual: load the optimizer's state of the same checkpoint first"
+            )
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state that :meth:`check_state` has let pass: one with a dual, after the optimizer's."""
+        self.count, self.loss = state["count"], state["loss"]
+        self._means = [mean.to(p.device, copy=True) for mean, p in zip(state["weights"], self.parameters, strict=False)]
         self._remember()
 
     def __repr__(self) -> str:

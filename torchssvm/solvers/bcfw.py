@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,9 +13,9 @@ from torchssvm.core.arguments import check_parameters
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.ordered_sums import add_rows
-from torchssvm.core.potentials import full_precision
+from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, inner_product
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Declaration, Each, Entry, Open, Stateful, damaged
 from torchssvm.dual.proposal import Proposal
 from torchssvm.dual.state import DualState, check_dual
 from torchssvm.solvers.gradient_check import Seen, check_gradient
@@ -27,7 +26,7 @@ _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter g
 _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
-class BCFW(Optimizer):
+class BCFW(Optimizer, Stateful):
     """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, minibatches and all orders of [G16]): no learning rate.
 
     A step takes what the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d`` with ``d = grad`` and the gamma
@@ -55,6 +54,8 @@ class BCFW(Optimizer):
         TypeError: ``dual`` is no DualState, ``params`` are no parameters, a bound is neither a number nor a tensor, or
             ``line_search`` cannot be called.
     """
+
+    state_name = "BCFW"
 
     def __init__(
         self,
@@ -263,17 +264,16 @@ class BCFW(Optimizer):
         """The optimizer's state with the dual state, in tensors and numbers only."""
         return {**super().state_dict(), "dual": self.dual.state_dict()}
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is not one of BCFW, of another problem, or damaged; changes nothing."""
-        if not isinstance(state, dict):
-            raise ValueError(f"the checkpoint is a {type(state).__name__}: it is not the state of a BCFW optimizer")
-        for name in ("dual", "state", "param_groups"):
-            if name not in state:
-                raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a BCFW optimizer")
+    def _schema(self) -> Declaration:
+        groups = Each(list, Open({"lr": Entry(float, low=0.0)}))
+        return Open({"dual": self.dual.check_state, "state": dict, "param_groups": groups})
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
         groups = state["param_groups"]
-        if not isinstance(groups, list) or len({_rate_of(group) for group in groups}) != 1:
-            raise ValueError("the checkpoint is damaged: its 'param_groups' do not show one step of BCFW")
-        self.dual.check_state(state["dual"])
+        if unknown := sorted({name for group in groups for name in group} - _ALLOWED):
+            raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {unknown}")
+        if len({group["lr"] for group in groups}) != 1:
+            raise damaged(f"{where}['param_groups'] do not show one step")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the dual and the weights to the bit; nothing changes if the state does not fit.
@@ -282,29 +282,19 @@ class BCFW(Optimizer):
             ValueError: The state is not one of BCFW, is of another problem, or is damaged.
         """
         self.check_state(state_dict)
-        state = dict(state_dict)
-        dual = state.pop("dual")
-        super().load_state_dict(state)
-        self._rate = _rate_of(state["param_groups"][0])
-        self.dual.restore(dual)
+        self.restore(state_dict)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state that :meth:`check_state` has let pass."""
+        super().load_state_dict({name: value for name, value in state.items() if name != "dual"})
+        self._rate = state["param_groups"][0]["lr"]
+        self.dual.restore(state["dual"])
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
             # They are equal, weight by weight; groups may have been given in another order.
             for name, bound in zip(("lower", "upper"), bounds, strict=True):
                 group.pop(name, None)
                 if bound is not None:
                     group[name] = bound
-
-
-def _rate_of(group: Any) -> float:
-    """The step that a group of a checkpoint shows."""
-    if not isinstance(group, dict):
-        raise ValueError(f"the checkpoint is damaged: a parameter group is a {type(group).__name__}")
-    if unknown := group.keys() - _ALLOWED:
-        raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {sorted(unknown)}")
-    rate = require(group, "lr", float, "param_groups")
-    if not 0.0 <= rate < math.inf:
-        raise ValueError(f"the checkpoint is damaged: a parameter group has lr={rate}")
-    return rate
 
 
 def _bounds(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:

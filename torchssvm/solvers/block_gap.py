@@ -12,7 +12,8 @@ from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
-from torchssvm.core.potentials import Parts, Potentials, as_potentials, full_precision, scale
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
+from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_length
 from torchssvm.core.structure import Structure, find_corner
 from torchssvm.dual.mean_parts import MeanParts, StoredParts

@@ -16,8 +16,8 @@ from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
-from torchssvm.core.potentials import Potentials, full_precision
-from torchssvm.core.precision import in_full_precision
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
 from torchssvm.core.structure import find_corner
 from torchssvm.dual.state import DualState, check_dual, squared_norm

@@ -15,11 +15,13 @@ from torch import nn
 from torchssvm.core.caller import warn
 from torchssvm.core.files import damage, previous, whole_file
 from torchssvm.core.random_state import RandomState
+from torchssvm.core.schema import Stateful
 from torchssvm.dual.state import DualState
-from torchssvm.steps.orders import GapBatchSampler, check_random_state
+from torchssvm.steps.orders import GapBatchSampler
 
 _KIND = "torchssvm checkpoint"
 _FORMAT = 1
+_CHECKED = 2  # the turn of objects whose states are checked before anything is loaded
 
 
 def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = True, **contents: Any) -> None:
@@ -102,21 +104,20 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         raise ValueError(f"{found} holds {missing} too: give them by name, or None to leave one out")
     objects = {name: value for name, value in objects.items() if value is not None and _is_object(name, value, True)}
     random = RandomState(content["random"]) if random_state and content["random"] is not None else None
-    if random is not None:
-        check_random_state(random.cpu, "the random state")
-    for name, value in objects.items():
-        if hasattr(value, "check_state"):
-            try:
-                value.check_state(states[name])
-            except (ValueError, TypeError) as error:
-                raise _refused(found, name, error) from error
     names = sorted(objects, key=lambda name: _turn(objects[name]))
-    before = {name: copy.deepcopy(objects[name].state_dict()) for name in names}
+    checked = {name for name in names if _turn(objects[name]) == _CHECKED}
+    for name in checked:
+        try:
+            objects[name].check_state(states[name])
+        except ValueError as error:
+            raise _refused(found, name, error) from error
+    before = {name: _kept(objects[name]) for name in names}
     duals = [dual for name in names if isinstance(dual := getattr(objects[name], "dual", None), DualState)]
     restarts = [dual.restarts for dual in duals]
     for name in names:
         try:
-            objects[name].load_state_dict(states[name])
+            value = objects[name]
+            (value.restore if name in checked else value.load_state_dict)(states[name])
         except BaseException as error:
             for again in names:
                 objects[again].load_state_dict(before[again])
@@ -156,8 +157,14 @@ def _turn(value: Any) -> int:
     from torchssvm.solvers.averages import Average  # the optimizers import much of the package
 
     if isinstance(value, Average):
-        return 3
-    return 0 if isinstance(value, nn.Module) else 1 + hasattr(value, "check_state")
+        return _CHECKED + 1
+    return _CHECKED if isinstance(value, Stateful) else 1 - isinstance(value, nn.Module)
+
+
+def _kept(value: Any) -> Any:
+    """The state to go back to; torch's are views."""
+    state = value.state_dict()
+    return state if isinstance(value, Stateful) else copy.deepcopy(state)
 
 
 def _check_duals(objects: dict[str, Any], states: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchssvm.core.arguments import check_number, check_object, check_seed, check_whole
-from torchssvm.core.schema import require
+from torchssvm.core.random_state import check_random_state
+from torchssvm.core.schema import Each, Entry, Same, Schema, Stateful, damaged
 from torchssvm.dual.state import DualState, check_dual
 
 
@@ -107,7 +108,7 @@ class Permutation:
         return list(torch.randperm(len(gaps), generator=generator).split(batch_size))[:batches]
 
 
-class GapBatchSampler(Sampler[list[int]]):
+class GapBatchSampler(Sampler[list[int]], Stateful):
     """Batches for a ``DataLoader(batch_sampler=...)``, drawn by the block gaps and resumable in the middle of an epoch.
 
     An epoch is ``ceil(n / batch_size)`` batches. Examples whose gap is unknown come first, in random order. After that,
@@ -127,6 +128,8 @@ class GapBatchSampler(Sampler[list[int]]):
         TypeError: ``dual`` or ``order`` is something else, or a size is no number.
         ValueError: A size is not a positive whole number, or ``num_examples`` is not that of the dual.
     """
+
+    state_name = "sampler"
 
     def __init__(
         self,
@@ -270,39 +273,31 @@ class GapBatchSampler(Sampler[list[int]]):
             "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if under_way else {},
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is of another sampler or damaged; changes nothing."""
-        for name in ("num_examples", "batch_size", "chunk", "order"):
-            here: int | str = repr(self.order) if name == "order" else getattr(self, name)
-            if require(state, name, type(here), "sampler") != here:
-                raise ValueError(f"the checkpoint's sampler has {name}={state[name]}, and this one {name}={here}")
-        epoch, used = require(state, "epoch", int, "sampler"), require(state, "used", int, "sampler")
-        under_way = require(state, "under_way", bool, "sampler")
-        generator = require(state, "generator", Tensor, "sampler")
-        drawn, snapshots = require(state, "drawn", list, "sampler"), require(state, "snapshots", dict, "sampler")
-        if epoch < 0 or not 0 <= used < len(self) + under_way:
-            raise ValueError(f"the checkpoint is damaged: the sampler was in epoch {epoch}, after {used} batches")
-        check_random_state(generator, "sampler['generator']")
-        if not all(self._is_batch(batch) for batch in drawn):
-            raise ValueError("the checkpoint is damaged: sampler['drawn'] does not hold batches of existing examples")
-        for at, gaps in snapshots.items():
-            if not (
-                isinstance(at, str)
-                and at.isdigit()
-                and isinstance(gaps, Tensor)
-                and gaps.shape == (self.num_examples,)
-                and gaps.dtype == torch.float64
-                and bool((gaps >= 0.0).all())
-            ):
-                raise ValueError("the checkpoint is damaged: sampler['snapshots'] does not hold gaps by batch number")
+    def _schema(self) -> Schema:
+        n = self.num_examples
+        return {
+            "num_examples": Same(n),
+            "batch_size": Same(self.batch_size),
+            "chunk": Same(self.chunk),
+            "order": Same(repr(self.order)),
+            "epoch": Entry(int, low=0),
+            "used": Entry(int, low=0, high=len(self)),
+            "under_way": bool,
+            "generator": check_random_state,
+            "drawn": Each(list, Entry(torch.int64, (None,), low=0, high=n - 1)),
+            "snapshots": Each(dict, Entry(torch.float64, (n,), low=0.0, infinite=True)),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken; the next iteration yields the rest of that epoch.
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if state["used"] == len(self) and not state["under_way"]:
+            raise damaged(f"{where} has used {state['used']} batches of an epoch that is not under way")
+        if not all(0 < len(batch) <= self.batch_size for batch in state["drawn"]):
+            raise damaged(f"{where}['drawn'] should hold batches of 1 to {self.batch_size} examples")
+        if not all(isinstance(at, str) and at.isdigit() for at in state["snapshots"]):
+            raise damaged(f"{where}['snapshots'] should hold gaps by the number of a batch")
 
-        Raises:
-            ValueError: The state is of another sampler, or damaged; nothing has changed then.
-        """
-        self.check_state(state)
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue where a state was taken that :meth:`check_state` has let pass: with the rest of that epoch."""
         self._generator.set_state(state["generator"].cpu())
         self.epoch, self._first = state["epoch"], state["used"]
         self._drawn = [batch.cpu() for batch in state["drawn"]]
@@ -313,15 +308,6 @@ class GapBatchSampler(Sampler[list[int]]):
     def __getstate__(self) -> dict[str, Any]:
         """Copies are in no epoch's loop."""
         return {**vars(self), "_iterator": None, "_at_continuing": None}
-
-    def _is_batch(self, batch: Any) -> bool:
-        return (
-            isinstance(batch, Tensor)
-            and batch.dtype == torch.int64
-            and batch.ndim == 1
-            and 0 < len(batch) <= self.batch_size
-            and bool(((batch >= 0) & (batch < self.num_examples)).all())
-        )
 
     @property
     def bound_dual(self) -> DualState | None:
@@ -390,11 +376,3 @@ def _chunks(order: Tensor, batches: int, batch_size: int) -> list[Tensor]:
             batch = order[:batch_size]
         result.append(batch)
     return result
-
-
-def check_random_state(generator: Tensor, where: str) -> None:
-    """Raise ValueError, naming ``where``, if the tensor is no state of a generator."""
-    try:
-        torch.Generator().set_state(generator.cpu())
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(f"the checkpoint is damaged: {where} is no random state: {error}") from error

@@ -215,19 +215,19 @@ def test_damaged_and_foreign_states_are_refused(slack):
     good, size = cutting.state_dict(), cutting.slack.num_constraints
     bad = [
         (("format",), 99, "format 99"),
-        (("lam",), 0.25, "lam is 0.25 there"),
-        (("num_examples",), 7, "num_examples is 7 there"),
-        (("structure",), "Chain(9)", "structure is"),
-        (("next",), good["next"][1:], "'next' does not hold"),
-        (("best",), good["best"] * math.nan, "'best' does not hold"),
-        (("dual",), math.nan, "not a number"),
-        (("iterations",), -1, "iterations is -1"),
+        (("lam",), 0.25, r"\['lam'\] is 0.25 there"),
+        (("num_examples",), 7, r"\['num_examples'\] is 7 there"),
+        (("structure",), "Chain(9)", r"\['structure'\] is"),
+        (("next",), good["next"][1:], r"\['next'\] should be finite float64"),
+        (("best",), good["best"] * math.nan, r"\['best'\] should be .*it has nan"),
+        (("dual",), math.nan, "it is nan"),
+        (("iterations",), -1, r"\['iterations'\] should be .*it is -1"),
         (("exact",), "yes", "exact"),
-        (("slack", "kind"), "other", "holds slack 'other'"),
-        (("slack", "planes"), good["slack"]["planes"][:, 1:], r"slack\['planes'\] should be"),
-        (("slack", "costs"), good["slack"]["costs"] * math.inf, r"slack\['costs'\] holds"),
+        (("slack", "kind"), "other", r"\['kind'\] is other there"),
+        (("slack", "planes"), good["slack"]["planes"][:, 1:], r"\['planes'\] should be"),
+        (("slack", "costs"), good["slack"]["costs"] * math.inf, r"\['costs'\] should be .*it has"),
         (("slack", "alpha"), torch.full((size,), 2.0, dtype=torch.float64), "no distribution"),
-        (("slack", "idle"), good["slack"]["idle"].float(), r"slack\['idle'\] should be"),
+        (("slack", "idle"), good["slack"]["idle"].float(), r"\['idle'\] should be"),
     ]
     fresh = chain(6)
     target = method(fresh, slack())
@@ -237,7 +237,7 @@ def test_damaged_and_foreign_states_are_refused(slack):
             target.load_state_dict(damage(good, path, value))
         assert_same(target.state_dict(), before)
     missing = {name: value for name, value in good.items() if name != "slack"}
-    with pytest.raises(ValueError, match=r"\['slack'\] should be a dict"):
+    with pytest.raises(ValueError, match=r"\['slack'\] is missing"):
         target.load_state_dict(missing)
 
 

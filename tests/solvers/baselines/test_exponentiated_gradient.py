@@ -225,7 +225,7 @@ def test_damaged_and_foreign_states_are_refused():
     before = fresh.state_dict()
     bad = [
         ("format", 99, "format 99"),
-        ("dual", {**good["dual"], "lam": 0.25}, "lam is 0.25 there"),
+        ("dual", {**good["dual"], "lam": 0.25}, r"\['lam'\] is 0.25 there"),
         ("dual", {**good["dual"], "storage": {"kind": "mean_parts", "buffers": {}}}, "damaged"),
         ("logs", {"kind": "mean_parts", "buffers": {}}, "missing"),
         ("logs", "gone", "should be a dict"),

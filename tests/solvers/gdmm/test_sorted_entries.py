@@ -10,7 +10,7 @@ from random_entries import STAMP, check_found, check_heaps, filled, marks, rando
 
 from torchssvm.solvers.gdmm.brute_force import dense
 from torchssvm.solvers.gdmm.entry_heaps import VISITED, add, change, room, value_of
-from torchssvm.solvers.gdmm.sorted_entries import from_state, grown, make_entries, state
+from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries, state
 from torchssvm.solvers.gdmm.walks import best_in_column, best_in_row, best_unmarked
 
 
@@ -95,28 +95,28 @@ def test_a_state_does_not_share_memory_with_entries():
 @pytest.mark.parametrize(
     "name, damage, message",
     [
-        ("row", lambda x: x + 50, "out of range"),
-        ("row", lambda x: x.long(), "int32"),
-        ("col", lambda x: x[:-1], "must have"),
+        ("row", lambda x: x + 50, "at most 8"),
+        ("row", lambda x: x.long(), "int32.*it is int64"),
+        ("col", lambda x: x[:-1], "it is int32"),
         ("col", lambda x: torch.zeros_like(x), "twice"),
-        ("value", lambda x: x * float("nan"), "not finite"),
+        ("value", lambda x: x * float("nan"), "finite float64.*it has nan"),
         ("value", lambda x: x.flip(0), "order of value"),
         ("heaps", lambda x: x.clamp(max=5), "three times"),
         ("heaps", lambda x: x.roll(1), "not theirs"),
         ("size", lambda x: x.roll(1), "does not fit"),
         ("capacity", lambda x: 2, "room for 2"),
-        ("rows", lambda x: x + 1, "numbers"),
-        ("rows", lambda x: 0, "rows is 0"),
-        ("cols", lambda x: "7", "whole numbers"),
+        ("rows", lambda x: x + 1, "is 10 there and 9 here"),
+        ("rows", lambda x: 0, "is 0 there"),
+        ("cols", lambda x: "7", "should be an int"),
     ],
 )
 def test_damaged_states(name, damage, message):
     kept = state(filled(np.random.default_rng(4), 9, 7, False, 0.5, 0.0)[0])
     with pytest.raises(ValueError, match=message):
-        from_state({**kept, name: damage(kept[name])})
+        check_entries({**kept, name: damage(kept[name])}, "entries", rows=9, cols=7, symmetric=False)
     del kept[name]
     with pytest.raises(ValueError, match=name):
-        from_state(kept)
+        check_entries(kept, "entries", rows=9, cols=7, symmetric=False)
 
 
 def test_bad_sizes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.gradients import adjoint
-from torchssvm.core.potentials import full_precision, scale
+from torchssvm.core.potentials import scale
+from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import TOLERANCE, probe
-from torchssvm.core.schema import check_seal, require, with_seal
+from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged, version, with_seal
 from torchssvm.core.structure import Structure, find_corner
 from torchssvm.dual.state import DualState, flat, squared_norm
 from torchssvm.solvers.baselines.one_slack import OneSlack
@@ -46,7 +48,7 @@ class _Pass(NamedTuple):
     features: Tensor
 
 
-class CuttingPlane:
+class CuttingPlane(Stateful):
     """Cutting planes for ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` (Joachims, Finley, Yu 2009; [B13] section 6).
 
     An iteration is one pass of the max oracle over all examples at fixed weights, and one restricted problem: the pass
@@ -77,6 +79,8 @@ class CuttingPlane:
         TypeError: ``slack`` is not a Slack.
         ImportError: ``OneSlack`` needs the extra ``torchssvm[qp]``.
     """
+
+    state_name = "cutting plane"
 
     def __init__(
         self,
@@ -263,44 +267,38 @@ class CuttingPlane:
         }
         return with_seal(state)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue to the bit; nothing changes if the state does not fit.
+    def _schema(self) -> Schema:
+        problem, weights, count = self._problem, Entry(torch.float64, (self.slack.size,)), Entry(int, low=0)
+        return {
+            "format": version(_FORMAT),
+            "num_examples": Same(problem.num_examples),
+            "lam": Same(problem.lam),
+            "structure": Same(repr(problem.structure)),
+            "primal": Entry(float, infinite=True),
+            "dual": Entry(float, high=sys.float_info.max, infinite=True),
+            "exact": bool,
+            "iterations": count,
+            "oracle_calls": count,
+            "next": weights,
+            "best": weights,
+            "targets": Entry(torch.int64, (problem.num_examples,)),
+            "features": Entry(torch.float64, (None,), infinite=True),
+            "relaxed": bool,
+            "slack": self.slack.check_state,
+            "seal": int,
+        }
 
-        Raises:
-            ValueError: The state is of another problem, or damaged.
-        """
-        problem, where = self._problem, "cutting plane"
-        if require(state, "format", int, where) != _FORMAT:
-            raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {_FORMAT}")
-        here = {"num_examples": problem.num_examples, "lam": problem.lam, "structure": repr(problem.structure)}
-        for name, value in here.items():
-            if require(state, name, type(value), where) != value:
-                raise ValueError(
-                    f"the checkpoint is of another problem: {name} is {state[name]} there and {value} here"
-                )
-        for name in ("next", "best"):
-            values = require(state, name, Tensor, where)
-            if values.shape != self._next.shape or values.dtype != torch.float64 or not values.isfinite().all():
-                raise ValueError(f"the checkpoint is damaged: {name!r} does not hold {self.slack.size} float64 numbers")
-        if not require(state, "dual", float, where) < math.inf or math.isnan(require(state, "primal", float, where)):
-            raise ValueError("the checkpoint is damaged: primal or dual is not a number")
-        for name in ("iterations", "oracle_calls"):
-            if require(state, name, int, where) < 0:
-                raise ValueError(f"the checkpoint is damaged: {name} is {state[name]}")
-        for name, dtype, sizes in (
-            ("targets", torch.int64, (problem.num_examples,)),
-            ("features", torch.float64, (0, self.slack.size)),
-        ):
-            values = require(state, name, Tensor, where)
-            if values.dtype != dtype or values.ndim != 1 or len(values) not in sizes:
-                raise ValueError(f"the checkpoint is damaged: {name!r} does not hold {sizes[-1]} {dtype} numbers")
-        exact, relaxed = require(state, "exact", bool, where), require(state, "relaxed", bool, where)
-        self.slack.check_state(require(state, "slack", dict, where))
-        check_seal(state, where)
-        self.slack.load_state_dict(state["slack"])
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if len(state["features"]) not in (0, self.slack.size):
+            raise damaged(f"{where}['features'] should be [{self.slack.size}], it is {list(state['features'].shape)}")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue to the bit from a state that :meth:`check_state` has let pass."""
+        problem = self._problem
+        self.slack.restore(state["slack"])
         self._features = state["features"].to("cpu", copy=True)
-        problem.targets, problem.relaxed = state["targets"].to("cpu", copy=True), relaxed
-        self.primal, self.dual, self.exact = state["primal"], state["dual"], exact
+        problem.targets, problem.relaxed = state["targets"].to("cpu", copy=True), state["relaxed"]
+        self.primal, self.dual, self.exact = state["primal"], state["dual"], state["exact"]
         self.iterations, problem.oracle_calls = state["iterations"], state["oracle_calls"]
         self._next, self._best = state["next"].to("cpu", copy=True), state["best"].to("cpu", copy=True)
         self._hold(self._best)

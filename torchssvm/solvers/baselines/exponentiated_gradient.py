@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, first_occurrences, to_device
 from torchssvm.core.digest import digest_targets
-from torchssvm.core.potentials import as_potentials, conform, full_precision, inner, subtract
-from torchssvm.core.schema import require
+from torchssvm.core.potentials import as_potentials, conform, inner, subtract
+from torchssvm.core.precision import full_precision
+from torchssvm.core.schema import Entry, Schema, Stateful, damaged, version
 from torchssvm.core.structure import Structure
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
@@ -24,7 +25,7 @@ _RANGE = (1e-12, 1e6)
 """Of step sizes: blocks that are solved to rounding halve or grow theirs at every visit, for ever."""
 
 
-class ExponentiatedGradient:
+class ExponentiatedGradient(Stateful):
     """Online exponentiated gradient (Collins, Globerson, Koo, Carreras, Bartlett 2008; online-EG in [B13] section 6).
 
     The dual distribution of an example is log-linear in its parts, ``alpha_i(y) ~ exp <p(y), u_i>``, with one array of
@@ -61,6 +62,8 @@ class ExponentiatedGradient:
     Raises:
         ValueError: A number is out of its range, or as ``DualState.for_head``.
     """
+
+    state_name = "exponentiated gradient"
 
     def __init__(
         self,
@@ -216,28 +219,26 @@ class ExponentiatedGradient:
             "started": self.started,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue to the bit; nothing changes if the state does not fit.
+    def _schema(self) -> Schema:
+        n = self.dual.num_examples
+        return {
+            "format": version(_FORMAT),
+            "dual": self.dual.check_state,
+            "logs": self._logs.check_state,
+            "step_sizes": Entry(torch.float64, (n,), above=0.0),
+            "visited": Entry(torch.bool, (n,)),
+            "started": bool,
+        }
 
-        Raises:
-            ValueError: The state is of another problem, or damaged.
-        """
-        if require(state, "format", int, "exponentiated gradient") != _FORMAT:
-            raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {_FORMAT}")
-        started = require(state, "started", bool, "exponentiated gradient")
-        self.dual.check_state(require(state, "dual", dict, "exponentiated gradient"))
-        logs = require(state, "logs", dict, "exponentiated gradient")
-        self._logs.check_state(logs)
-        sizes = require(state, "step_sizes", Tensor, "exponentiated gradient")
-        visited = require(state, "visited", Tensor, "exponentiated gradient")
-        if sizes.shape != self.step_sizes.shape or sizes.dtype != torch.float64 or not bool((sizes > 0.0).all()):
-            raise ValueError("the checkpoint is damaged: step_sizes does not hold a positive number for each example")
-        if visited.shape != self._visited.shape or visited.dtype != torch.bool:
-            raise ValueError("the checkpoint is damaged: visited does not hold a truth value for each example")
-        if started != bool(state["dual"]["storage"].get("buffers")) or bool(visited.any()) != bool(logs["buffers"]):
-            raise ValueError("the checkpoint is damaged: the blocks of a run that has started are missing")
-        self.dual.load_state_dict(state["dual"])
-        self._logs.load_state_dict(logs)
-        self.step_sizes = sizes.to("cpu", copy=True)
-        self._visited = visited.to("cpu", copy=True)
-        self.started = started
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        blocks, logs = state["dual"]["storage"]["buffers"], state["logs"]["buffers"]
+        if state["started"] != bool(blocks) or bool(state["visited"].any()) != bool(logs):
+            raise damaged("the blocks of a run that has started are missing")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue to the bit from a state that :meth:`check_state` has let pass."""
+        self.dual.restore(state["dual"])
+        self._logs.restore(state["logs"])
+        self.step_sizes = state["step_sizes"].to("cpu", copy=True)
+        self._visited = state["visited"].to("cpu", copy=True)
+        self.started = state["started"]

@@ -12,10 +12,10 @@ from torchssvm.core.arguments import as_number, check_limit, check_whole
 from torchssvm.core.gradients import per_example_adjoint
 from torchssvm.core.memory import check_memory
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.structure import Corner
 from torchssvm.solvers.baselines.block_qp import Blocks
-from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, check_tensor, flat_rows
+from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, flat_rows
 
 
 class NSlack(Slack):
@@ -117,27 +117,27 @@ class NSlack(Slack):
         names = ("planes", "costs", "owner", "alpha", "idle", "hinges")
         return {"kind": "n_slack", "keep": self.keep, **{name: getattr(self, name).clone() for name in names}}
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is another formulation's or damaged."""
-        if require(state, "kind", str, "slack") != "n_slack":
-            raise ValueError(f"the checkpoint holds slack {state['kind']!r}, and this method was made with NSlack()")
-        size = len(require(state, "costs", Tensor, "slack"))
-        check_tensor(state, "planes", (size, self.size), self.parameters[0].dtype)
-        for name in ("costs", "alpha"):
-            check_tensor(state, name, (size,), torch.float64)
-        for name in ("owner", "idle"):
-            check_tensor(state, name, (size,), torch.int64)
-        check_tensor(state, "hinges", (self.num_examples,), torch.float64)
-        owner, alpha = state["owner"], state["alpha"]
-        if bool((owner[1:] < owner[:-1]).any()) or bool(((owner < 0) | (owner >= self.num_examples)).any()):
-            raise ValueError("the checkpoint is damaged: slack['owner'] does not name examples in rising order")
-        mass = torch.zeros(self.num_examples, dtype=torch.float64).index_add_(0, owner, alpha)
-        if bool((alpha < 0.0).any()) or bool((mass > 1.0 + 1e-9).any()):
-            raise ValueError("the checkpoint is damaged: slack['alpha'] is no distribution for each example")
+    def _schema(self) -> Schema:
+        return {
+            "kind": Same("n_slack"),
+            "keep": int,
+            "planes": Entry(self.parameters[0].dtype, ("planes", self.size)),
+            "costs": Entry(torch.float64, ("planes",)),
+            "owner": Entry(torch.int64, ("planes",), low=0, high=self.num_examples - 1),
+            "alpha": Entry(torch.float64, ("planes",), low=0.0),
+            "idle": Entry(torch.int64, ("planes",)),
+            "hinges": Entry(torch.float64, (self.num_examples,)),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        owner, alpha = state["owner"], state["alpha"]
+        if bool((owner[1:] < owner[:-1]).any()):
+            raise damaged(f"{where}['owner'] does not name examples in rising order")
+        if bool((alpha.new_zeros(self.num_examples).index_add_(0, owner, alpha) > 1.0 + 1e-9).any()):
+            raise damaged(f"{where}['alpha'] is no distribution for each example")
+
+    def restore(self, state: dict[str, Any]) -> None:
         """Restore the working set to the bit."""
-        self.check_state(state)
         for name in ("planes", "costs", "owner", "alpha", "idle", "hinges"):
             setattr(self, name, state[name].to("cpu", copy=True))
         self.discard()

@@ -14,10 +14,10 @@ from torchssvm.core.extras import needs
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.memory import check_memory
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.structure import Corner
 from torchssvm.dual.state import flat
-from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, check_tensor
+from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep
 
 _INACTIVE = 1e-8  # share of the largest: an interior-point solver leaves a trace of mass on every constraint
 
@@ -137,21 +137,23 @@ class OneSlack(Slack):
         names = ("planes", "costs", "alpha", "idle", "gram")
         return {"kind": "one_slack", "keep": self.keep, **{name: getattr(self, name).clone() for name in names}}
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is another formulation's or damaged."""
-        if require(state, "kind", str, "slack") != "one_slack":
-            raise ValueError(f"the checkpoint holds slack {state['kind']!r}, and this method was made with OneSlack()")
-        size = len(require(state, "costs", Tensor, "slack"))
-        shapes = {"planes": (size, self.size), "costs": (size,), "alpha": (size,), "gram": (size, size)}
-        for name, shape in shapes.items():
-            check_tensor(state, name, shape, torch.float64)
-        check_tensor(state, "idle", (size,), torch.int64)
-        if bool((state["alpha"] < 0.0).any()) or float(state["alpha"].sum()) > 1.0 + 1e-9:
-            raise ValueError("the checkpoint is damaged: slack['alpha'] is no distribution")
+    def _schema(self) -> Schema:
+        return {
+            "kind": Same("one_slack"),
+            "keep": int,
+            "planes": Entry(torch.float64, ("planes", self.size)),
+            "costs": Entry(torch.float64, ("planes",)),
+            "alpha": Entry(torch.float64, ("planes",), low=0.0),
+            "idle": Entry(torch.int64, ("planes",)),
+            "gram": Entry(torch.float64, ("planes", "planes")),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if float(state["alpha"].sum()) > 1.0 + 1e-9:
+            raise damaged(f"{where}['alpha'] is no distribution")
+
+    def restore(self, state: dict[str, Any]) -> None:
         """Restore the working set to the bit."""
-        self.check_state(state)
         for name in ("planes", "costs", "alpha", "idle", "gram"):
             setattr(self, name, state[name].to("cpu", copy=True))
         self.discard()

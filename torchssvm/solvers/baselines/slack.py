@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Stateful
 from torchssvm.core.structure import Corner
 
 
@@ -27,11 +27,13 @@ class Restricted(NamedTuple):
     dual: float
 
 
-class Slack(ABC):
+class Slack(Stateful):
     """The working set of constraints of a cutting-plane method; ``CuttingPlane`` binds it to a problem.
 
     A pass is collected batch by batch and kept apart until ``solve``, so that a pass that fails leaves nothing behind.
     """
+
+    state_name = "slack"
 
     num_examples: int
     lam: float
@@ -77,14 +79,6 @@ class Slack(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors, numbers and strings."""
 
-    @abstractmethod
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` does not fit; changes nothing."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave, to the bit."""
-
 
 def check_keep(keep: int) -> int:
     """The number of iterations that an inactive constraint is kept.
@@ -98,20 +92,3 @@ def check_keep(keep: int) -> int:
 def flat_rows(gradients: Sequence[Tensor]) -> Tensor:
     """Per-example gradients ``[B, *shape]`` of all parameters as ``[B, d]``."""
     return torch.cat([gradient.flatten(1) for gradient in gradients], 1)
-
-
-def check_tensor(state: dict[str, Any], name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A finite tensor of a checkpoint.
-
-    Raises:
-        ValueError: It is missing, or of another shape or dtype, or not finite.
-    """
-    tensor = require(state, name, Tensor, "slack")
-    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
-        raise ValueError(
-            f"the checkpoint is damaged: slack[{name!r}] should be {dtype} {list(shape)}, it is {tensor.dtype} "
-            f"{list(tensor.shape)}"
-        )
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"the checkpoint is damaged: slack[{name!r}] holds numbers that are not finite")
-    return tensor

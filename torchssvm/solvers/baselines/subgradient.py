@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_parameters, check_positive
 from torchssvm.core.problem import check_lam
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Each, Entry, Open, Same, check, damaged
 from torchssvm.dual.state import squared_norm
 
 
@@ -108,18 +108,10 @@ class Subgradient(Optimizer):
         Raises:
             ValueError: The state is of another optimizer or problem, or damaged; nothing has changed then.
         """
-        require(state_dict, "state", dict, "subgradient")
-        groups = require(state_dict, "param_groups", list, "subgradient")
-        if not groups:
-            raise ValueError("the checkpoint is damaged: subgradient['param_groups'] is empty")
-        for group in groups:
-            for name in ("lam", "max_loss"):
-                here = self.param_groups[0][name]
-                if not isinstance(group, dict) or name not in group:
-                    raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a Subgradient optimizer")
-                if group[name] != here:
-                    raise ValueError(f"the checkpoint has {name}={group[name]}, and this optimizer {name}={here}")
-            steps, rate = require(group, "steps", int, "subgradient"), require(group, "lr", float, "subgradient")
-            if steps < 0 or steps != groups[0]["steps"] or not 0.0 <= rate < math.inf:
-                raise ValueError(f"the checkpoint is damaged: a group of subgradient has steps={steps} and lr={rate}")
+        here, name = self.param_groups[0], type(self).__name__
+        problem = {"lam": Same(here["lam"]), "max_loss": Same(here["max_loss"])}
+        groups = Each(list, Open({**problem, "steps": Entry(int, low=0), "lr": Entry(float, low=0.0)}))
+        check(state_dict, Open({"state": dict, "param_groups": groups}), name)
+        if len({group["steps"] for group in state_dict["param_groups"]}) != 1:
+            raise damaged(f"{name}['param_groups'] is empty, or its groups have taken different steps")
         super().load_state_dict(state_dict)

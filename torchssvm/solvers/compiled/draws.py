@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_seed
-from torchssvm.core.schema import require
+from torchssvm.core.random_state import check_random_state
+from torchssvm.core.schema import Entry, Same, Schema, Stateful
 from torchssvm.dual.state import DualState
-from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform, check_random_state
+from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
 
-class Draws:
+class Draws(Stateful):
     """Resumable draws of blocks. Those without a gap come first, in random order.
 
     Args:
@@ -24,6 +25,8 @@ class Draws:
     Raises:
         TypeError: The order is another one.
     """
+
+    state_name = "draws"
 
     def __init__(self, order: Order, dual: DualState, seed: int) -> None:
         if type(order) not in (Proportional, Uniform, Permutation) or getattr(order, "power", 1.0) != 1.0:
@@ -61,25 +64,11 @@ class Draws:
             "waiting": self._waiting.clone(),
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is damaged or of another order; changes nothing."""
-        if (order := require(state, "order", str, "state")) != type(self.order).__name__:
-            raise ValueError(f"the checkpoint's draws are by {order}(), and this loop was made with order={self.order}")
-        waiting, generator = (require(state, name, Tensor, "state") for name in ("waiting", "generator"))
-        if (
-            waiting.dtype != torch.int64
-            or waiting.ndim != 1
-            or bool(((waiting < 0) | (waiting >= self.dual.num_examples)).any())
-        ):
-            raise ValueError("the checkpoint is damaged: state['waiting'] does not hold examples")
-        check_random_state(generator, "state['generator']")
+    def _schema(self) -> Schema:
+        examples = Entry(torch.int64, (None,), low=0, high=self.dual.num_examples - 1)
+        return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the draws.
-
-        Raises:
-            ValueError: The state is damaged, or of another order; nothing has changed then.
-        """
-        self.check_state(state)
-        self.generator.set_state(state["generator"])
-        self._waiting = state["waiting"].clone()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue the draws of a state that :meth:`check_state` has let pass."""
+        self.generator.set_state(state["generator"].cpu())
+        self._waiting = state["waiting"].to("cpu", copy=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch
+from torchssvm.core.schema import Schema, Stateful
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.block_gap import check_rules
 from torchssvm.solvers.certificate import Certificate, conclude
@@ -35,7 +36,7 @@ from torchssvm.steps.pairwise import Pairwise
 _DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
 
 
-class CompiledBCFW:
+class CompiledBCFW(Stateful):
     """Exact BCFW on a linear chain or a multiclass head with fixed features: one block after another, compiled.
 
     It trains the same head and the same dual state as ``BlockGap`` and ``BCFW`` do: either goes on where the other
@@ -59,6 +60,8 @@ class CompiledBCFW:
         MemoryError: The blocks would not fit in the dual's ``memory_limit``.
         RuntimeError: A target is not that of the dual's last exact pass.
     """
+
+    state_name = "draws"
 
     def __init__(
         self,
@@ -211,17 +214,12 @@ class CompiledBCFW:
         """What the next draws depend on; the dual has a state of its own."""
         return self.draws.state_dict()
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is damaged or of other draws; changes nothing."""
-        self.draws.check_state(state)
+    def _schema(self) -> Schema:
+        return self.draws._schema()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the draws.
-
-        Raises:
-            ValueError: The state is damaged.
-        """
-        self.draws.load_state_dict(state)
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue the draws of a state that :meth:`check_state` has let pass."""
+        self.draws.restore(state)
 
     def _check_index(self, index: Tensor) -> Tensor:
         n = self.dual.num_examples

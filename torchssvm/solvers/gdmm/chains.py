@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from torch import Tensor
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Parts
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.kinds import kind_of
 from torchssvm.solvers.compiled.packing import pack
-from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, check_arrays, digest_features
+from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
 from torchssvm.solvers.gdmm.rules import BlockRule
 
 _BEST = 32  # previous labels that an exact pass keeps in order
@@ -217,38 +218,44 @@ class ChainProblem(Problem):
             **{name: as_tensors(lists) for name, lists in zip(self.duals._fields, self.duals, strict=True)},
         }
 
-    def prepare(self, state: dict[str, Any]) -> Any:
-        """Check a state, and make of it what :meth:`restore` takes; changes nothing."""
+    def _schema(self) -> Schema:
+        from torchssvm.solvers.gdmm.ragged import check_lists
+        from torchssvm.solvers.gdmm.sorted_entries import check_entries
+
+        tokens, most = len(self.tokens.y), self.num_states
+        return {
+            "kind": Same("chains"),
+            "targets": Entry(torch.int64, self.targets.shape),
+            "weights": entry_like(self.weights),
+            "dense": entry_like(self.pairs.dense),
+            "entries": partial(check_entries, rows=most, cols=most, symmetric=False),
+            "variables": partial(check_lists, lists=tokens, num_keys=most),
+            "factors": partial(check_lists, lists=tokens, num_keys=most * most),
+            "sides": partial(check_lists, lists=2 * tokens, num_keys=most),
+        }
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        from torchssvm.solvers.gdmm.ragged import check_masses
+
+        super()._check_relations(state, where)
+        tied = np.ones(len(self.tokens.y), bool)
+        check_masses(state["variables"], tied, f"{where}['variables']")
+        tied[self.tokens.start[1:] - 1] = False  # the last token of a chain has no factor
+        check_masses(state["factors"], tied, f"{where}['factors']")
+        sides = state["sides"]
+        if len(sides["y"]) != len(sides["x"]) or sides["size"].numpy().reshape(-1, 2)[~tied].any():
+            raise damaged(f"{where}['sides'] holds messages that there are not")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a state that :meth:`check_state` has let pass."""
         from torchssvm.solvers.gdmm.chain_state import Duals
         from torchssvm.solvers.gdmm.pair_weights import PairWeights
-        from torchssvm.solvers.gdmm.ragged import check_masses, from_tensors
+        from torchssvm.solvers.gdmm.ragged import from_tensors
         from torchssvm.solvers.gdmm.sorted_entries import from_state
 
-        if state.get("kind") != "chains":
-            raise ValueError(f"the checkpoint is of {state.get('kind')!r}, and this GDMM is of 'chains'")
-        check_arrays(state, {"weights": self.weights, "dense": self.pairs.dense, "targets": self.targets.numpy()})
-        if not torch.equal(state["targets"], self.targets):
-            raise ValueError(
-                "the checkpoint was trained on other targets: duals belong to the data they were trained on"
-            )
-        tokens, most = len(self.tokens.y), self.num_states
-        sizes = {"variables": (tokens, most), "factors": (tokens, most * most), "sides": (2 * tokens, most)}
-        lists = [from_tensors(state.get(name), count, keys, name) for name, (count, keys) in sizes.items()]
-        tied = np.ones(tokens, bool)
-        tied[self.tokens.start[1:] - 1] = False  # the last token of a chain has no factor
-        check_masses(lists[0], np.ones(tokens, bool), "variables")
-        check_masses(lists[1], tied, "factors")
-        sides = lists[2]
-        if len(sides.y) != len(sides.x) or sides.size.reshape(-1, 2)[~tied].any():
-            raise ValueError("the checkpoint is damaged: 'sides' holds messages that there are not")
-        pairs = PairWeights(from_state(require(state, "entries", dict, "problem")), state["dense"].numpy().copy())
-        if (pairs.entries.rows, pairs.entries.cols) != (most, most):
-            raise ValueError(f"the checkpoint has weights of {pairs.entries.rows} labels, and the head has {most}")
-        return state["weights"].numpy().copy(), pairs, Duals(*lists)
-
-    def restore(self, prepared: Any) -> None:
-        """Take over what :meth:`prepare` made."""
-        self.weights, self.pairs, self.duals = prepared
+        self.weights = state["weights"].numpy().copy()
+        self.pairs = PairWeights(from_state(state["entries"]), state["dense"].numpy().copy())
+        self.duals = Duals(*(from_tensors(state[name]) for name in Duals._fields))
 
 
 def as_list_of(pairs: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import njit
-from torchssvm.core.schema import require
-from torchssvm.solvers.gdmm.problem import check_arrays
+from torchssvm.core.schema import Entry, check, damaged
 
 
 class LabelSets(NamedTuple):
@@ -142,24 +141,27 @@ def as_tensors(held: Interactions) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
-def from_tensors(state: dict[str, Any], num_examples: int, num_labels: int) -> Interactions:
-    """Factors as :func:`as_tensors` made them.
-
-    Raises:
-        ValueError: They do not fit, or are damaged.
-    """
-    check_arrays(state, {name: np.zeros(num_examples, np.int64) for name in ("room", "size")})
-    room, size = (require(state, name, Tensor, "factors").numpy() for name in ("room", "size"))
+def check_factors(state: Any, where: str, *, num_examples: int, num_labels: int) -> None:
+    """Raise ValueError, with what messages call the state, if these are no factors of :func:`as_tensors`."""
     pairs = num_labels * num_labels
-    if not ((size >= 0) & (size <= room) & (room <= 64 + 2 * pairs)).all():
-        raise ValueError("the checkpoint is damaged: 'factors' holds sizes that there are not")
-    total = int(size.sum())
-    like = {"key": np.zeros(total, np.int64), "mass": np.zeros((total, 3)), "multiplier": np.zeros((total, 2))}
-    check_arrays(state, like)
-    key, mass, multiplier = (state[name].numpy() for name in ("key", "mass", "multiplier"))
-    inside = (key >= 0) & (key < pairs) & (key // num_labels < key % num_labels)
-    twice = len(np.unique(np.repeat(np.arange(num_examples), size) * pairs + key)) < total
-    if not inside.all() or twice or (mass < 0.0).any() or (mass.sum(1) > 1.0 + 1e-6).any():
-        raise ValueError("the checkpoint is damaged: 'factors' holds pairs or masses that there are not")
+    schema = {
+        "room": Entry(torch.int64, (num_examples,), low=0, high=64 + 2 * pairs),
+        "size": Entry(torch.int64, (num_examples,), low=0),
+        "key": Entry(torch.int64, ("total",), low=0, high=pairs - 1),
+        "mass": Entry(torch.float64, ("total", 3), low=0.0),
+        "multiplier": Entry(torch.float64, ("total", 2)),
+    }
+    check(state, schema, where)
+    room, size, key = (state[name].numpy() for name in ("room", "size", "key"))
+    if (size > room).any() or size.sum() != len(key):
+        raise damaged(f"{where} holds sizes that there are not")
+    twice = len(np.unique(np.repeat(np.arange(num_examples), size) * pairs + key)) < len(key)
+    if twice or (key // num_labels >= key % num_labels).any() or bool((state["mass"].sum(1) > 1.0 + 1e-6).any()):
+        raise damaged(f"{where} holds pairs or masses that there are not")
+
+
+def from_tensors(state: dict[str, Tensor]) -> Interactions:
+    """Factors of a state that :func:`check_factors` has let pass."""
+    room, size, key, mass, multiplier = (state[name].numpy() for name in ("room", "size", "key", "mass", "multiplier"))
     start = np.concatenate([[0], np.cumsum(size)])
     return with_room(Interactions(start, size, key, mass, multiplier), room - size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.lists import check_finite, lists_of, lists_within
 from torchssvm.core.potentials import Parts
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gdmm.problem import (
@@ -21,8 +22,8 @@ from torchssvm.solvers.gdmm.problem import (
     Hinges,
     Problem,
     Rounded,
-    check_arrays,
     digest_features,
+    entry_like,
     squares_of,
 )
 from torchssvm.solvers.gdmm.rules import BlockRule
@@ -278,43 +279,42 @@ class LabelSetProblem(Problem):
             "factors": as_tensors(self.factors),
         }
 
-    def prepare(self, state: dict[str, Any]) -> Any:
-        """Check a state, and make of it what :meth:`restore` takes; changes nothing."""
-        from torchssvm.solvers.gdmm.brute_force import dense
+    def _schema(self) -> Schema:
+        from torchssvm.solvers.gdmm.label_set_state import check_factors
+        from torchssvm.solvers.gdmm.sorted_entries import check_entries
+
+        n, size = self.q.shape
+        return {
+            "kind": Same("label sets"),
+            "targets": Entry(torch.int64, self.targets.shape),
+            "weights": entry_like(self.weights),
+            "pairs": entry_like(self.pairs.value),
+            "gain": entry_like(self.pairs.gain),
+            "q": Entry(torch.float64, (n, size), low=0.0, high=1.0),
+            "entries": partial(check_entries, rows=size, cols=size, symmetric=True),
+            "passes": Entry(int, low=0),
+            "factors": partial(check_factors, num_examples=n, num_labels=size),
+        }
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        super()._check_relations(state, where)
+        pairs, entries = state["pairs"], state["entries"]
+        if not torch.equal(pairs, pairs.T):
+            raise damaged(f"{where}['pairs'] should be the same both ways")
+        held = torch.zeros_like(pairs)
+        held[entries["row"], entries["col"]] = entries["value"]
+        if not torch.equal(held + held.T, pairs if self.ordered else torch.zeros_like(pairs)):
+            raise damaged(
+                f"the sorted weights of {where} are not those of its pairs; this GDMM has "
+                f"oracle={'SortedOracle' if self.ordered else 'BruteForce'}()",
+                or_other=True,
+            )
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a state that :meth:`check_state` has let pass."""
         from torchssvm.solvers.gdmm.label_set_state import PairTable, from_tensors
         from torchssvm.solvers.gdmm.sorted_entries import from_state
 
-        if state.get("kind") != "label sets":
-            raise ValueError(f"the checkpoint is of {state.get('kind')!r}, and this GDMM is of 'label sets'")
-        like = {
-            "weights": self.weights,
-            "pairs": self.pairs.value,
-            "gain": self.pairs.gain,
-            "q": self.q,
-            "targets": self.targets.numpy(),
-        }
-        check_arrays(state, like)
-        if not torch.equal(state["targets"], self.targets):
-            raise ValueError(
-                "the checkpoint was trained on other targets: duals belong to the data they were trained on"
-            )
-        q, pairs, gain = (state[name].numpy().copy() for name in ("q", "pairs", "gain"))
-        if not ((q >= 0.0) & (q <= 1.0)).all() or not np.array_equal(pairs, pairs.T):
-            raise ValueError("the checkpoint is damaged: 'q' should be shares, and 'pairs' the same both ways")
-        held = from_tensors(require(state, "factors", dict, "problem"), self.dual.num_examples, self.num_labels)
-        entries = from_state(require(state, "entries", dict, "problem"))
-        if (entries.rows, entries.cols, entries.symmetric) != (*pairs.shape, True):
-            raise ValueError(f"the checkpoint has weights of {entries.rows} labels, and the head has {len(pairs)}")
-        if not np.array_equal(dense(entries), pairs if self.ordered else np.zeros_like(pairs)):
-            raise ValueError(
-                "the checkpoint is damaged, or of a GDMM with another oracle: its sorted weights are not those of "
-                f"pairs; this GDMM has oracle={'SortedOracle' if self.ordered else 'BruteForce'}()"
-            )
-        passes = require(state, "passes", int, "problem")
-        if passes < 0:
-            raise ValueError(f"the checkpoint is damaged: problem['passes'] is {passes}")
-        return state["weights"].numpy().copy(), PairTable(pairs, gain), entries, q, held, passes
-
-    def restore(self, prepared: Any) -> None:
-        """Take over what :meth:`prepare` made."""
-        self.weights, self.pairs, self.entries, self.q, self.factors, self.passes = prepared
+        self.weights, self.q, pairs, gain = (state[name].numpy().copy() for name in ("weights", "q", "pairs", "gain"))
+        self.pairs, self.entries = PairTable(pairs, gain), from_state(state["entries"])
+        self.factors, self.passes = from_tensors(state["factors"]), state["passes"]

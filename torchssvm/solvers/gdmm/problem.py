@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchssvm.core.batch import Batch, tree_tensors
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.schema import Entry, Stateful
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.primal import every_example
 
@@ -65,7 +66,7 @@ class Hinges(NamedTuple):
     exact: bool
 
 
-class Problem(ABC):
+class Problem(Stateful):
     """Duals of all factors, the weights that follow from them, and the training data.
 
     Attributes:
@@ -77,6 +78,8 @@ class Problem(ABC):
         num_sides: How many pairs of a variable and a factor there are.
         has_relaxation: Whether the local polytope is larger than the hull of the outputs.
     """
+
+    state_name = "problem"
 
     head: Any
     dual: DualState
@@ -145,13 +148,12 @@ class Problem(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and numbers."""
 
-    @abstractmethod
-    def prepare(self, state: dict[str, Any]) -> Any:
-        """What :meth:`restore` takes; raises ValueError, and changes nothing, if the state does not fit."""
-
-    @abstractmethod
-    def restore(self, prepared: Any) -> None:
-        """Take it over."""
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        """Raise ValueError if the state is of other targets."""
+        if not torch.equal(state["targets"], self.targets):
+            raise ValueError(
+                "the checkpoint was trained on other targets: duals belong to the data they were trained on"
+            )
 
 
 def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -181,18 +183,9 @@ def _checked(batches: Iterator[Batch]) -> Iterator[Batch]:
         yield batch
 
 
-def check_arrays(state: dict[str, Any], like: dict[str, np.ndarray]) -> None:
-    """Raise ValueError unless the state has tensors of these shapes and kinds, of finite numbers."""
-    for name, array in like.items():
-        found = state.get(name)
-        if not isinstance(found, Tensor) or found.shape != array.shape or found.numpy().dtype != array.dtype:
-            shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(
-                f"the checkpoint is damaged or of another problem: {name!r} should be {array.dtype} "
-                f"{list(array.shape)}, it is {shown}"
-            )
-        if not bool(torch.isfinite(found).all()):
-            raise ValueError(f"the checkpoint is damaged: {name!r} holds numbers that are not finite")
+def entry_like(array: np.ndarray) -> Entry:
+    """The declaration of a tensor of this array's shape and dtype."""
+    return Entry(torch.from_numpy(array).dtype, array.shape)
 
 
 def digest_features(*arrays: np.ndarray) -> int:

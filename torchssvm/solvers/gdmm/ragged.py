@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import njit
+from torchssvm.core.schema import Entry, check, damaged
 
 
 class Ragged(NamedTuple):
@@ -120,38 +121,44 @@ def as_tensors(lists: Ragged) -> dict[str, Tensor]:
     return {name: torch.from_numpy(getattr(tight, name)) for name in ("size", "key", "x", "y")}
 
 
-def from_tensors(state: Any, lists: int, num_keys: int, name: str) -> Ragged:
-    """Lists as :func:`as_tensors` made them.
+def check_lists(state: Any, where: str, *, lists: int, num_keys: int) -> None:
+    """Check lists as :func:`as_tensors` made them.
 
     Args:
         state: What it made.
+        where: What messages call it.
         lists: How many there must be.
         num_keys: Keys are 0 to ``num_keys - 1``.
-        name: For messages.
 
     Raises:
         ValueError: It does not fit, or is damaged.
     """
-    names = ("size", "key", "x", "y")
-    if not isinstance(state, dict) or not all(isinstance(state.get(part), Tensor) for part in names):
-        raise ValueError(f"the checkpoint is damaged: {name!r} should hold tensors {list(names)}")
-    size, key, x, y = (state[part].numpy().copy() for part in names)
-    total = int(size.sum()) if size.dtype == np.int64 and size.shape == (lists,) and (size >= 0).all() else -1
-    kinds = key.dtype == np.int64 and x.dtype == np.float64 and y.dtype == np.float64
-    if total < 0 or not kinds or key.shape != (total,) or x.shape != (total,) or len(y) not in (0, total):
-        raise ValueError(f"the checkpoint is damaged or of another problem: {name!r} should hold {lists} lists")
-    if not (((key >= 0) & (key < num_keys)).all() and np.isfinite(x).all() and np.isfinite(y).all()):
-        raise ValueError(f"the checkpoint is damaged: {name!r} holds keys or numbers that are out of range")
-    owner = np.repeat(np.arange(lists), size)
-    if len(np.unique(owner * num_keys + key)) < total:
-        raise ValueError(f"the checkpoint is damaged: {name!r} holds a key twice in one list")
-    start = np.zeros(lists + 1, np.int64)
+    schema = {
+        "size": Entry(torch.int64, (lists,), low=0),
+        "key": Entry(torch.int64, ("total",), low=0, high=num_keys - 1),
+        "x": Entry(torch.float64, ("total",)),
+        "y": Entry(torch.float64, (None,)),
+    }
+    check(state, schema, where)
+    size, key = (state[name].numpy() for name in ("size", "key"))
+    total = int(size.sum())
+    if len(key) != total or len(state["y"]) not in (0, total):
+        raise damaged(f"{where} holds {len(key)} keys, and its sizes add up to {total}")
+    if len(np.unique(np.repeat(np.arange(lists), size) * num_keys + key)) < total:
+        raise damaged(f"{where} holds a key twice in one list")
+
+
+def from_tensors(state: dict[str, Tensor]) -> Ragged:
+    """Lists of a state that :func:`check_lists` has let pass."""
+    size, key, x, y = (state[name].numpy().copy() for name in ("size", "key", "x", "y"))
+    start = np.zeros(len(size) + 1, np.int64)
     np.cumsum(size, out=start[1:])
     return Ragged(start, size, key, x, y)
 
 
-def check_masses(lists: Ragged, wanted: np.ndarray, name: str) -> None:
+def check_masses(state: dict[str, Tensor], wanted: np.ndarray, where: str) -> None:
     """Raise ValueError unless the lists ``wanted``, ``[lists]`` bool, are distributions, and the others empty."""
-    sums = np.bincount(np.repeat(np.arange(len(lists.size)), lists.size), weights=lists.x, minlength=len(lists.size))
-    if (lists.x < 0.0).any() or (np.abs(sums - wanted) > 1e-6).any() or len(lists.y) or lists.size[~wanted].any():
-        raise ValueError(f"the checkpoint is damaged: {name!r} should hold distributions, with masses that sum to 1")
+    size, x = state["size"].numpy(), state["x"].numpy()
+    sums = np.bincount(np.repeat(np.arange(len(size)), size), weights=x, minlength=len(size))
+    if (x < 0.0).any() or (np.abs(sums - wanted) > 1e-6).any() or len(state["y"]) or size[~wanted].any():
+        raise damaged(f"{where} should hold distributions, with masses that sum to 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_number, check_seed, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.schema import check_seal, require, with_seal
+from torchssvm.core.schema import Declaration, Each, Open, Stateful, with_seal
 from torchssvm.dual.state import DualState, squared_norm
 from torchssvm.dual.storage import Storage
 from torchssvm.solvers.certificate import crosses
@@ -31,10 +32,10 @@ from torchssvm.solvers.gdmm.rules import (
     Residuals,
     SortedOracle,
 )
-from torchssvm.solvers.gdmm.state import NUMBERS, read_state
+from torchssvm.solvers.gdmm.state import NUMBERS, check_own
 
 
-class GDMM(Optimizer):
+class GDMM(Optimizer, Stateful):
     """Training without decoding, for outputs too large to decode: factors train apart, tied by multipliers [Y16].
 
     Every factor keeps a distribution over its configurations, of which few are active. A pass visits the factors of all
@@ -71,6 +72,8 @@ class GDMM(Optimizer):
         TypeError: The head is of no kind that is compiled, or an argument is not such an object.
         ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
     """
+
+    state_name = "GDMM"
 
     def __init__(
         self,
@@ -335,7 +338,10 @@ class GDMM(Optimizer):
             ),
         }
 
-    @torch.no_grad()
+    def _schema(self) -> Declaration:
+        groups = Each(list, Open({"params": list}))
+        return Open({"gdmm": partial(check_own, problem=self.problem), "state": dict, "param_groups": groups})
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on to the same bits; nothing changes if the state does not fit.
 
@@ -348,28 +354,26 @@ class GDMM(Optimizer):
         """
         if not isinstance(state_dict, dict):
             raise TypeError(f"state_dict is a {type(state_dict).__name__}, and must be what state_dict() returned")
-        state = dict(state_dict)
-        for name in ("gdmm", "state", "param_groups"):
-            if name not in state:
-                raise ValueError(f"the checkpoint has no {name!r}: it is not the state of a GDMM optimizer")
-        own = state.pop("gdmm")
-        loaded = read_state(own, self.lam, self.num_examples)
-        prepared = self.problem.prepare(require(own, "problem", dict, "gdmm"))
-        check_seal(own, "gdmm")
-        same_features = loaded.features == self.problem.features
+        self.check_state(state_dict)
+        self.restore(state_dict)
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state that :meth:`check_state` has let pass."""
+        own = state["gdmm"]
+        same_features = own["features"] == self.problem.features
         if not same_features:
             warn(
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
                 "are summed anew from these features, and what was certified for the others is forgotten",
             )
-        try:
-            super().load_state_dict(state)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"the checkpoint is damaged: 'param_groups' or 'state' do not fit ({error})") from error
-        self.problem.restore(prepared)
-        self._generator, self._visits, self._visited = loaded.generator, loaded.visits, loaded.visited
-        for name, value in loaded.numbers.items():
-            setattr(self, name, value)
+        super().load_state_dict({name: value for name, value in state.items() if name != "gdmm"})
+        self.problem.restore(own["problem"])
+        self._generator = torch.Generator()
+        self._generator.set_state(own["generator"])
+        self._visits, self._visited = own["visits"].numpy().copy(), own["visited"].clone()
+        for name in NUMBERS:
+            setattr(self, name, own[name])
         if not same_features:
             self.best_dual = self.best_relaxed_dual = 0.0
             self.problem.refresh()

@@ -7,12 +7,14 @@ gives its entries in order without being taken apart (``torchssvm.solvers.gdmm.w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.schema import Entry, Same, check, damaged
 from torchssvm.solvers.gdmm.entry_heaps import COUNT, SMALLEST_LIST, VISITED, fill_table
 
 _MOST = 1 << 27  # so that every place in the pool is far below 2^31
@@ -82,8 +84,7 @@ def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int
             raise ValueError(f"{name} is {number}; a matrix needs at least 1 and less than 2^31")
     if symmetric and rows != cols:
         raise ValueError(f"rows is {rows} and cols is {cols}; a symmetric matrix has as many of both")
-    lists = 1 + rows + (0 if symmetric else cols)
-    nothing = np.zeros(0, np.int32)
+    lists, nothing = _lists(rows, cols, symmetric), np.zeros(0, np.int32)
     return _filled(rows, cols, symmetric, capacity, nothing, nothing, np.zeros(0), nothing, np.zeros(lists, np.int32))
 
 
@@ -128,27 +129,54 @@ def state(entries: SortedEntries) -> dict[str, Tensor | int | bool]:
     }
 
 
-def from_state(state: dict[str, Any]) -> SortedEntries:
-    """Entries as :func:`state` found them, which go on to the same bits.
+def check_entries(state: Any, where: str, *, rows: int, cols: int, symmetric: bool) -> None:
+    """Raise ValueError, with what messages call it, if this is no :func:`state` of such a matrix."""
+    places = Entry(torch.int32, ("entries",), low=0)
+    schema = {
+        "rows": Same(rows),
+        "cols": Same(cols),
+        "symmetric": Same(symmetric),
+        "capacity": Entry(int, low=0, high=_MOST),
+        "visited": int,
+        "row": replace(places, high=rows - 1),
+        "col": replace(places, high=cols - 1),
+        "value": Entry(torch.float64, ("entries",)),
+        "heaps": Entry(torch.int32, (None,)),
+        "size": Entry(torch.int32, (_lists(rows, cols, symmetric),)),
+    }
+    check(state, schema, where)
+    row, col, value, heaps, size = (state[name].numpy() for name in ("row", "col", "value", "heaps", "size"))
+    count = len(value)
+    if state["capacity"] < count:
+        raise damaged(f"{where} has {count} entries and room for {state['capacity']}")
+    if symmetric and not (row < col).all():
+        raise damaged(f"{where}['row'] should be below {where}['col']")
+    if len(np.unique(row * np.int64(cols) + col)) != count:
+        raise damaged(f"{where} names an entry twice")
+    if not np.array_equal(np.sort(heaps), np.arange(3 * count)):
+        raise damaged(f"{where}['heaps'] does not hold every entry three times")
+    column_list = col.astype(np.int64) + 1 + (0 if symmetric else rows)
+    belongs = np.stack([np.zeros(count, np.int64), row.astype(np.int64) + 1, column_list], 1).reshape(-1)[heaps]
+    if not np.array_equal(size, np.bincount(belongs, minlength=len(size))):
+        raise damaged(f"{where}['size'] does not fit its rows and columns")
+    if not np.array_equal(belongs, np.repeat(np.arange(len(size)), size)):
+        raise damaged(f"{where}['heaps'] has entries in lists that are not theirs")
+    first = np.repeat(np.cumsum(size, dtype=np.int64) - size, size)
+    above = first + np.maximum(np.arange(len(heaps)) - first - 1, 0) // 2
+    if (value[heaps // 3] > value[heaps[above] // 3]).any():
+        raise damaged(f"{where}['heaps'] are not in the order of value")
 
-    Raises:
-        ValueError: Something is missing, or the parts do not fit together.
-    """
-    names = ("rows", "cols", "symmetric", "capacity", "visited", "row", "col", "value", "heaps", "size")
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise ValueError(f"the state of sorted entries lacks {', '.join(missing)}; it must be one that state() made")
-    numbers = [state[name] for name in names[:5]]
-    if not all(isinstance(number, int) for number in numbers):
-        raise ValueError(f"{', '.join(names[:5])} must be whole numbers, not {numbers}")
-    arrays = [np.asarray(state[name]) for name in names[5:]]
-    if not all(array.ndim == 1 and array.dtype.kind in "if" for array in arrays):
-        raise ValueError(f"{', '.join(names[5:])} must be tensors of numbers with one dimension")
-    empty = make_entries(*numbers[:2], symmetric=numbers[2], capacity=0)
-    _check_state(empty, *arrays)
-    entries = _filled(*numbers[:4], *arrays)
-    entries.counters[VISITED] = numbers[4]
+
+def from_state(state: dict[str, Any]) -> SortedEntries:
+    """Entries, which go on to the same bits, of a state that :func:`check_entries` has let pass."""
+    arrays = (state[name].numpy() for name in ("row", "col", "value", "heaps", "size"))
+    entries = _filled(state["rows"], state["cols"], state["symmetric"], state["capacity"], *arrays)
+    entries.counters[VISITED] = state["visited"]
     return entries
+
+
+def _lists(rows: int, cols: int, symmetric: bool) -> int:
+    return 1 + rows + (0 if symmetric else cols)
 
 
 def _filled(
@@ -207,33 +235,3 @@ def _heaps(entries: SortedEntries) -> np.ndarray:
 def _power_of_two(numbers: np.ndarray) -> np.ndarray:
     """The least that is not smaller; numbers below 2^31."""
     return 1 << np.ceil(np.log2(np.maximum(numbers, 1))).astype(np.int64)
-
-
-def _check_state(
-    empty: SortedEntries, row: np.ndarray, col: np.ndarray, value: np.ndarray, heaps: np.ndarray, size: np.ndarray
-) -> None:
-    count, lists = len(value), len(empty.size)
-    types = [(row, np.int32), (col, np.int32), (value, np.float64), (heaps, np.int32), (size, np.int32)]
-    if any(array.dtype != dtype or array.ndim != 1 for array, dtype in types):
-        raise ValueError("row, col, heaps and size must be int32 and value float64, each with one dimension")
-    if (len(row), len(col), len(heaps), len(size)) != (count, count, 3 * count, lists):
-        raise ValueError(f"row, col, heaps and size must have {count}, {count}, {3 * count} and {lists} numbers")
-    if not np.isfinite(value).all():
-        raise ValueError("value has entries that are not finite")
-    inside = (row >= 0) & (row < empty.rows) & (col >= 0) & (col < empty.cols)
-    if not inside.all() or (empty.symmetric and not (row < col).all()):
-        raise ValueError(f"row or col is out of range of [{empty.rows}, {empty.cols}]")
-    if len(np.unique(row * np.int64(empty.cols) + col)) != count:
-        raise ValueError("row and col name an entry twice")
-    if not np.array_equal(np.sort(heaps), np.arange(3 * count)):
-        raise ValueError("heaps does not hold every entry three times")
-    column_list = col.astype(np.int64) + 1 + (0 if empty.symmetric else empty.rows)
-    belongs = np.stack([np.zeros(count, np.int64), row.astype(np.int64) + 1, column_list], 1).reshape(-1)[heaps]
-    if not np.array_equal(size, np.bincount(belongs, minlength=lists)):
-        raise ValueError("size does not fit row and col")
-    if not np.array_equal(belongs, np.repeat(np.arange(lists), size)):
-        raise ValueError("heaps has entries in lists that are not theirs")
-    first = np.repeat(np.cumsum(size, dtype=np.int64) - size, size)
-    above = first + np.maximum(np.arange(len(heaps)) - first - 1, 0) // 2
-    if (value[heaps // 3] > value[heaps[above] // 3]).any():
-        raise ValueError("heaps are not in the order of value")

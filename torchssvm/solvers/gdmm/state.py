@@ -1,70 +1,39 @@
-"""What a checkpoint says of GDMM itself, the duals apart."""
+"""What a checkpoint says of GDMM."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from torchssvm.core.schema import require
+from torchssvm.core.random_state import check_random_state
+from torchssvm.core.schema import Entry, Same, check, check_seal
+from torchssvm.solvers.gdmm.problem import Problem
 
-NUMBERS: dict[str, type] = {
-    "rho": float,
-    "sweeps": int,
-    "oracle_calls": int,
-    "violation": float,
-    "worst_violation": float,
-    "best_dual": float,
-    "best_relaxed_dual": float,
+NUMBERS = {
+    "rho": Entry(float, above=0.0),
+    "sweeps": Entry(int, low=0),
+    "oracle_calls": Entry(int, low=0),
+    "violation": Entry(float, low=0.0),
+    "worst_violation": Entry(float, low=0.0),
+    "best_dual": Entry(float, low=0.0),
+    "best_relaxed_dual": Entry(float, low=0.0),
 }
 """Attributes of :class:`torchssvm.GDMM` that are saved as they are."""
 
 
-class Loaded(NamedTuple):
-    """What :func:`read_state` found: :data:`NUMBERS`, the visits of a pass under way, and the order of the next.
-
-    ``features`` is the digest of the features that the duals were trained on.
-    """
-
-    numbers: dict[str, Any]
-    features: int
-    visits: np.ndarray
-    visited: Tensor
-    generator: torch.Generator
-
-
-def read_state(own: Any, lam: float, num_examples: int) -> Loaded:
-    """Check a state; changes nothing.
-
-    Args:
-        own: The part of the checkpoint that is GDMM's.
-        lam: Of the GDMM that is to go on, like the next.
-        num_examples: n.
-
-    Raises:
-        ValueError: It is of another problem, or damaged.
-    """
-    numbers = {name: require(own, name, kind, "gdmm") for name, kind in NUMBERS.items()}
-    for name, number in numbers.items():
-        if not (math.isfinite(number) and number >= 0) or (name == "rho" and number == 0.0):
-            raise ValueError(f"the checkpoint is damaged: gdmm[{name!r}] is {number}, which it cannot be")
-    features = require(own, "features", int, "gdmm")
-    for name, value in (("lam", lam), ("num_examples", num_examples)):
-        if require(own, name, type(value), "gdmm") != value:
-            raise ValueError(f"the checkpoint is of {name}={own[name]}, and this GDMM of {value}")
-    visits, visited, generator = (require(own, name, Tensor, "gdmm") for name in ("visits", "visited", "generator"))
-    if visits.shape != (3,) or visits.dtype != torch.float64 or not bool((visits >= 0.0).all()):
-        raise ValueError("the checkpoint is damaged: gdmm['visits'] should hold 3 numbers")
-    if visited.shape != (num_examples,) or visited.dtype != torch.bool:
-        raise ValueError(f"the checkpoint is damaged: gdmm['visited'] should be bool [{num_examples}]")
-    order = torch.Generator()
-    try:
-        order.set_state(generator)
-        if generator.ndim != 1:
-            raise TypeError("it has more than one axis")
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"the checkpoint is damaged: gdmm['generator'] is no random state ({error})") from error
-    return Loaded(numbers, features, visits.numpy().copy(), visited.clone(), order)
+def check_own(state: Any, where: str, *, problem: Problem) -> None:
+    """Raise ValueError, with what messages call it, if the part of a state that is GDMM's is another's or damaged."""
+    schema = {
+        **NUMBERS,
+        "lam": Same(problem.dual.lam),
+        "num_examples": Same(problem.dual.num_examples),
+        "features": int,  # a digest of those that the duals were trained on
+        "visits": Entry(torch.float64, (3,), low=0.0),  # of a pass under way
+        "visited": Entry(torch.bool, (problem.dual.num_examples,)),
+        "generator": check_random_state,  # of the order of the next pass
+        "problem": problem.check_state,
+        "seal": int,
+    }
+    check(state, schema, where)
+    check_seal(state, where)

@@ -3,8 +3,8 @@
 from torchssvm.solvers.kernel.directions import FrankWolfe, KernelDirection, Pairwise
 from torchssvm.solvers.kernel.functions import RBF, Kernel, Linear, Polynomial
 from torchssvm.solvers.kernel.head import KernelChain, KernelHead, KernelMulticlass
-from torchssvm.solvers.kernel.ssvm import KernelSSVM, SupportCounts
-from torchssvm.solvers.kernel.support import SupportLabelings
+from torchssvm.solvers.kernel.ssvm import KernelSSVM
+from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
 
 __all__ = [
     "RBF",

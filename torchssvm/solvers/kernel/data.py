@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import first_occurrences, tree_map
-from torchssvm.core.potentials import Potentials, full_precision
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.precision import full_precision
 from torchssvm.solvers.kernel.head import KernelHead, check_features
 from torchssvm.structures.arguments import WeightedLabels
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.schema import require, with_seal
+from torchssvm.core.schema import Entry, Schema, with_seal
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 
@@ -55,12 +54,8 @@ class KernelDual(DualState):
         """That of every dual state, with ``kernel_squared_norm``."""
         return with_seal({**super().state_dict(), "kernel_squared_norm": self.kernel_squared_norm})
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is another problem's or damaged; changes nothing."""
-        super().check_state(state)
-        norm = require(state, "kernel_squared_norm", float, "dual")
-        if not 0.0 <= norm < math.inf:
-            raise ValueError(f"the checkpoint is damaged: dual['kernel_squared_norm'] is {norm}")
+    def _schema(self) -> Schema:
+        return {**super()._schema(), "kernel_squared_norm": Entry(float, low=0.0)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore everything to the bit, from a state that :meth:`check_state` has let pass."""

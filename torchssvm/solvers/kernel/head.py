@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, check_whole
 from torchssvm.core.batch import Batch, apply_head
-from torchssvm.core.potentials import Potentials, as_potentials, full_precision
+from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Structure
 from torchssvm.solvers.kernel.functions import Kernel, evaluate, name_of
 from torchssvm.structures.chain.head import LinearChain

@@ -13,8 +13,9 @@ from torchssvm.core.arguments import check_limit, check_number, check_whole
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.linearity import check_at_first_call
-from torchssvm.core.potentials import full_precision, inner
-from torchssvm.core.schema import check_seal, require, with_seal
+from torchssvm.core.potentials import inner
+from torchssvm.core.precision import full_precision
+from torchssvm.core.schema import Same, Schema, Stateful, version, with_seal
 from torchssvm.core.structure import Labeling, as_decoding, digest
 from torchssvm.dual.state import squared_norm
 from torchssvm.solvers.certificate import Certificate, crosses
@@ -30,7 +31,7 @@ from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
 _FORMAT = 1
 
 
-class KernelSSVM:
+class KernelSSVM(Stateful):
     """Trains a :class:`KernelHead` by [B13] Algorithm B.1, in batches, with exact step sizes.
 
     The implicit weights are ``w_k = (1/(lam n)) sum_u phi(x_u) psi_u``: the dual blocks themselves are the coefficients
@@ -63,6 +64,8 @@ class KernelSSVM:
         TypeError: The kernel or the targets are not of a kind that is known here.
         MemoryError: Something would not fit in ``memory_limit``.
     """
+
+    state_name = "state"
 
     def __init__(
         self,
@@ -260,28 +263,24 @@ class KernelSSVM:
             }
         )
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` is of another kernel, of other data, or damaged; changes nothing."""
-        expected = {"format": _FORMAT, "kernel": name_of(self.head.kernel), "tokens": digest(self.data.tokens)}
-        for name, here in expected.items():
-            if require(state, name, type(here), "state") != here:
-                raise ValueError(f"the checkpoint is of another problem: {name} is {state[name]} there and {here} here")
-        self.support.check_state(require(state, "support", dict, "state"))
-        dual = require(state, "dual", dict, "state")
-        self.dual.check_state(dual)
-        if not torch.equal(dual["targets"].to(self.dual.targets.device), self.dual.targets):
+    def _schema(self) -> Schema:
+        return {
+            "format": version(_FORMAT),
+            "kernel": Same(name_of(self.head.kernel)),
+            "tokens": Same(digest(self.data.tokens)),
+            "support": self.support.check_state,
+            "dual": self.dual.check_state,
+            "seal": int,
+        }
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if not torch.equal(state["dual"]["targets"].to(self.dual.targets.device), self.dual.targets):
             raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
-        check_seal(state, "state")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue to the same bits; nothing changes if the state does not fit.
-
-        Raises:
-            ValueError: The state is of another kernel, of other data, or damaged.
-        """
-        self.check_state(state)
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue to the same bits from a state that :meth:`check_state` has let pass."""
         self.dual.restore(state["dual"])
-        self.support.load_state_dict(state["support"])
+        self.support.restore(state["support"])
 
     def __repr__(self) -> str:
         return f"KernelSSVM({self.head.kernel}, direction={self.direction}, {self.dual})"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.memory import check_memory
-from torchssvm.core.schema import require
+from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged
 
 MERGED = -1
 """Stands for the merged mass where a slot is meant."""
@@ -44,7 +44,7 @@ class SupportCounts:
         )
 
 
-class SupportLabelings:
+class SupportLabelings(Stateful):
     """Labelings y with ``alpha_i(y) > 0``, at most ``capacity`` of each example, and their task losses.
 
     Slot 0 is the target, which has all mass at the start. Once an example has ``capacity`` labelings, the one of
@@ -61,6 +61,8 @@ class SupportLabelings:
         ValueError: ``capacity`` is less than 2, or labelings are neither ``[B]`` nor ``[B, N]``.
         MemoryError: ``capacity`` labelings of every example would not fit.
     """
+
+    state_name = "support"
 
     def __init__(self, target: Tensor, num_states: int, capacity: int, memory_limit: int | None = None) -> None:
         capacity = check_whole(capacity, "capacity", 2, advice=": the target and one more labeling")
@@ -168,43 +170,29 @@ class SupportLabelings:
             "merged": self.merged.clone(),
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if ``state`` does not fit or is damaged; changes nothing."""
-        if require(state, "capacity", int, "support") != self.capacity:
-            raise ValueError(f"the checkpoint has capacity={state['capacity']}, and this model {self.capacity}")
-        labels, mass, loss, merged = (
-            require(state, k, Tensor, "support") for k in ("labels", "mass", "loss", "merged")
-        )
-        n = len(self.mass)
-        slots = mass.shape[1] if mass.ndim == 2 else 0
-        fits = (
-            1 <= slots <= self.capacity
-            and mass.shape == loss.shape == (n, slots)
-            and merged.shape == (n,)
-            and labels.shape == (n, slots, self.labels.shape[2])
-            and labels.dtype == torch.int32
-            and all(t.dtype == torch.float64 for t in (mass, loss, merged))
-        )
-        if not fits:
-            raise ValueError(f"the checkpoint is damaged: support does not hold labelings and masses of {n} examples")
+    def _schema(self) -> Schema:
+        n, longest = len(self.mass), self.labels.shape[2]
+        numbers = Entry(torch.float64, (n, "slots"), low=0.0)
+        return {
+            "capacity": Same(self.capacity),
+            "labels": Entry(torch.int32, (n, "slots", longest), high=self.num_states - 1),
+            "mass": numbers,
+            "loss": numbers,
+            "merged": Entry(torch.float64, (n,), low=0.0),
+        }
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        labels, mass = state["labels"], state["mass"]
+        if not 1 <= mass.shape[1] <= self.capacity:
+            raise damaged(f"{where} has {mass.shape[1]} labelings of each example, and its capacity is {self.capacity}")
         if not torch.equal(labels[:, 0].to(self.labels.device), self.labels[:, 0]):
             raise ValueError("the checkpoint is of another problem: its targets differ")
-        listed = labels[mass > 0]
-        padding = (labels[:, :1] < 0).expand_as(labels)[mass > 0]
-        if not torch.equal(listed < 0, padding) or bool((listed >= self.num_states).any()):
-            raise ValueError(
-                f"the checkpoint is damaged: a support labeling has labels other than 0 to {self.num_states - 1}"
-            )
-        if not bool(torch.isfinite(loss).all()) or bool((loss < 0).any()):
-            raise ValueError("the checkpoint is damaged: the losses of support labelings are negative or not finite")
-        total = mass.sum(1) + merged
-        if bool((mass < 0).any() | (merged < 0).any()) or not bool(((total - 1).abs() < 1e-6).all()):
-            raise ValueError("the checkpoint is damaged: the masses of support labelings do not add up to 1")
+        if not torch.equal(labels[mass > 0] < 0, (labels[:, :1] < 0).expand_as(labels)[mass > 0]):
+            raise damaged(f"{where} has a labeling of another length than its target")
+        if not bool(((mass.sum(1) + state["merged"] - 1.0).abs() < 1e-6).all()):
+            raise damaged(f"the masses of {where} do not sum to 1")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore to the bit."""
-        self.check_state(state)
-        device = self.mass.device
-        self.labels, self.mass, self.loss, self.merged = (
-            state[name].to(device, copy=True) for name in ("labels", "mass", "loss", "merged")
-        )
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore to the bit, from a state that :meth:`check_state` has let pass."""
+        for name in ("labels", "mass", "loss", "merged"):
+            setattr(self, name, state[name].to(self.mass.device, copy=True))

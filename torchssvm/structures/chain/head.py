@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import fits_numba
-from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
-from torchssvm.core.precision import gradient_of_weight, product, transformed
+from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.lists import TokenLists, as_lists
-from torchssvm.core.potentials import Potentials, full_precision
-from torchssvm.core.precision import transformed
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.row_sparse import rows_of
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arguments import check_range

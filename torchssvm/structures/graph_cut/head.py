@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, check_whole
-from torchssvm.core.potentials import Parts, full_precision, own_weights
-from torchssvm.core.precision import product
+from torchssvm.core.potentials import Parts, own_weights
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
-from torchssvm.core.precision import product
+from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.in_turn import solve_in_turn
 from torchssvm.structures.multiclass.structure import Multiclass

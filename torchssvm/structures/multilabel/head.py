@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
-from torchssvm.core.precision import product
+from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.multilabel.oracle import symmetric

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.lists import as_lists
-from torchssvm.core.potentials import Potentials, full_precision
-from torchssvm.core.precision import transformed
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.chain.sparse_head import SparseEmission
 from torchssvm.structures.multilabel.head import LinearMultilabel, check_no_lengths

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.bounds import Bound
-from torchssvm.core.potentials import Parts, Potentials, full_precision, own_weights
+from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision
 from torchssvm.structures.pose.structure import Pose
 
 

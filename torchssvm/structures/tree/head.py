@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.potentials import Parts, Potentials, full_precision
-from torchssvm.core.precision import product
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_lengths, check_structure
 from torchssvm.structures.tree.structure import Tree
 
