@@ -94,7 +94,7 @@ def of_a_kernel_model():
 
 def of_exponentiated_gradient():
     problem: Problem = multiclass(0)
-    solver = ExponentiatedGradient(problem.head, problem.n, problem.lam)
+    solver = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
     return lambda: solver.step_sizes.mul_(2.0)
 
 

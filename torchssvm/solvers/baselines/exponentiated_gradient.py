@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number, check_whole
-from torchssvm.core.batch import Batch, apply_head, first_occurrences, to_device
+from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import as_potentials, conform, full_precision, inner, subtract
 from torchssvm.core.schema import require
@@ -18,8 +20,10 @@ from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potentials, mean_parts
 from torchssvm.solvers.certificate import Certificate, certify, every_training_example
+from torchssvm.solvers.schedules import EveryPasses, Schedule
+from torchssvm.solvers.trainer import run_until
 
-_FORMAT = 1
+_FORMAT = 2
 _RANGE = (1e-12, 1e6)
 """Of step sizes: blocks that are solved to rounding halve or grow theirs at every visit, for ever."""
 
@@ -40,10 +44,13 @@ class ExponentiatedGradient:
     blocks are tried at the same weights, and accepted one after another by the dual's exact change; a batch of one
     example is the algorithm of the papers.
 
-    Weights and blocks live in :attr:`dual`. As the optimum lies on the boundary of the simplex, the gap closes slowly.
+    Making one is a pass of the expectation oracle. Weights and blocks live in :attr:`dual`. As the optimum lies on the
+    boundary of the simplex, the gap closes slowly.
 
     Args:
         head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
+        batches: Every training example exactly once; read anew for every pass, so a list, a DataLoader, or
+            ``in_order(dataset)``. :meth:`step` takes one after another; shuffled, if the loader shuffles.
         num_examples: n, the size of the training set.
         lam: Regularisation; positive.
         structure: What an output is, with ``marginals``; None is ``head.structure``.
@@ -56,18 +63,20 @@ class ExponentiatedGradient:
     Attributes:
         dual: The dual state: mean parts, losses and counters.
         step_sizes: ``[n]`` float64, eta_i.
-        started: Whether ``start`` was called.
 
     Raises:
-        ValueError: A number is out of its range, or as ``DualState.for_head``.
+        ValueError: A number is out of its range, an example is missing or came twice, a batch is not valid, or as
+            ``DualState.for_head``.
+        TypeError: ``batches`` can be read only once.
     """
 
     def __init__(
         self,
         head: nn.Module,
+        batches: Iterable[Batch],
+        *,
         num_examples: int,
         lam: float,
-        *,
         structure: Structure | None = None,
         step_size: float = 0.5,
         growth: float = 1.05,
@@ -78,7 +87,7 @@ class ExponentiatedGradient:
         step_size, growth = check_number(step_size, "step_size", above=0.0), check_number(growth, "growth", 1.0)
         halvings = check_whole(halvings, "halvings", 0)
         first_halvings = check_whole(first_halvings, "first_halvings", 0)
-        self.head = head
+        self.head, self.batches = head, check_batches(batches, reread=True)
         self.dual = DualState.for_head(head, num_examples, lam, structure=structure, memory_limit=memory_limit)
         if type(self.dual.structure).marginals is Structure.marginals:
             raise ValueError(
@@ -87,9 +96,11 @@ class ExponentiatedGradient:
             )
         self.growth, self.halvings, self.first_halvings = growth, halvings, first_halvings
         self.step_sizes = torch.full((self.dual.num_examples,), step_size, dtype=torch.float64)
-        self.started = False
         self._visited = torch.zeros(self.dual.num_examples, dtype=torch.bool)
         self._logs = self._empty()  # u_i, in the shapes of the potentials
+        self._taken = 0  # batches of the pass under way
+        self._left: Iterator[Batch] | None = None  # the rest of it, where it is being read
+        self._start()
 
     def _empty(self) -> MeanParts:
         storage = MeanParts()
@@ -97,22 +108,12 @@ class ExponentiatedGradient:
         storage.bind(dual.num_examples, dual.lam, dual.structure, dual.parameters, dual.storage.memory_limit)
         return storage
 
-    def start(self, batches: Iterable[Batch]) -> None:
-        """Set every distribution to uniform and the weights to theirs: one pass of the expectation oracle.
-
-        Args:
-            batches: Every training example exactly once.
-
-        Raises:
-            RuntimeError: It was called before.
-            ValueError: An example is missing or came twice, or a batch is not valid; nothing has changed then.
-        """
-        if self.started:
-            raise RuntimeError("start(batches) is for the beginning; the distributions are in use")
+    def _start(self) -> None:
+        """Set every distribution to uniform and the weights to theirs: one pass of the expectation oracle."""
         dual = self.dual
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-        for batch, potentials, index in every_training_example(self.head, dual, batches):
+        for batch, potentials, index in every_training_example(self.head, dual, self.batches):
             target = dual.structure.check_target(batch.y, potentials)
             targets[index] = digest_targets(target, potentials.lengths).to(targets.device)
             with torch.no_grad(), full_precision(potentials.device):
@@ -133,20 +134,33 @@ class ExponentiatedGradient:
         dual.storage, dual.loss, dual.targets = storage, losses, targets
         dual.oracle_calls += dual.num_examples
         dual.remember_weights()
-        self.started = True
 
-    def step(self, batch: Batch) -> float:
+    def step(self) -> float:
+        """One step of every block of the next batch; see :meth:`visit`."""
+        if self._left is None:
+            self._left = itertools.islice(iter(self.batches), self._taken, None)
+        batch = next(self._left, None)
+        if batch is None:
+            self._left, self._taken = iter(self.batches), 0
+            batch = next(self._left)
+        try:
+            increase = self.visit(batch)
+        except BaseException:
+            self._left = None  # it is read again
+            raise
+        self._taken += 1
+        return increase
+
+    def visit(self, batch: Batch) -> float:
         """One step of every block of ``batch``; an example that is there twice counts once.
 
         Returns:
             The increase of the dual objective, at least 0.
 
         Raises:
-            RuntimeError: ``start`` was not called, or a target is not the one of the start.
+            RuntimeError: A target is not the one of the start.
             ValueError: The batch is not valid; nothing has changed then.
         """
-        if not self.started:
-            raise RuntimeError("the distributions have no start: call start(batches) with all training examples first")
         dual = self.dual
         batch = to_device(batch, dual.parameters[0].device)
         with torch.enable_grad():
@@ -165,16 +179,49 @@ class ExponentiatedGradient:
         with full_precision(potentials.device):
             return self._search(search, index)
 
-    def certify(self, batches: Iterable[Batch]) -> Certificate:
+    def certify(self) -> Certificate:
         """Exact primal, dual and gap of the weights that the head holds: one pass of the max oracle.
 
         Raises:
-            RuntimeError: ``start`` was not called, or the examples have changed.
-            ValueError: An example is missing or came twice, or a batch is not valid.
+            RuntimeError: The examples have changed.
         """
-        if not self.started:
-            raise RuntimeError("there is nothing to certify before start(batches)")
-        return certify(self.head, self.dual, batches)
+        return certify(self.head, self.dual, self.batches)
+
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        max_passes: float = math.inf,
+        schedule: Schedule | None = None,
+        on_check: Callable[[Certificate], None] | None = None,
+    ) -> Certificate:
+        """Train until an exact pass proves that the gap is within ``tolerance``; see :func:`torchssvm.solve`.
+
+        Args:
+            tolerance: The gap to reach; at least 0.
+            max_passes: Stop at this many effective passes, those before this call included.
+            schedule: When exact passes are made; None is ``EveryPasses(10)``, as no step tells the gaps.
+            on_check: Called with the certificate of every exact pass.
+
+        Raises:
+            ValueError: An argument is out of range.
+        """
+
+        def steps() -> Iterator[int]:
+            while True:
+                calls = self.dual.oracle_calls
+                self.step()
+                yield self.dual.oracle_calls - calls
+
+        return run_until(
+            steps(),
+            self.dual,
+            self.certify,
+            tolerance=tolerance,
+            max_passes=max_passes,
+            schedule=schedule if schedule is not None else EveryPasses(10),
+            on_check=on_check,
+        )
 
     def _search(self, search: Search, index: Tensor) -> float:
         """Try, halve, accept; then store what was accepted."""
@@ -205,6 +252,10 @@ class ExponentiatedGradient:
         dual.remember_weights()
         return search.increase
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies read on from the same batch."""
+        return {**vars(self), "_left": None}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, exactly; tensors, numbers and strings only."""
         return {
@@ -213,18 +264,19 @@ class ExponentiatedGradient:
             "logs": self._logs.state_dict(),
             "step_sizes": self.step_sizes.clone(),
             "visited": self._visited.clone(),
-            "started": self.started,
+            "taken": self._taken,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue to the bit; nothing changes if the state does not fit.
+        """Continue to the bit, where batches come in the same order in every pass; nothing changes if it does not fit.
 
         Raises:
             ValueError: The state is of another problem, or damaged.
         """
         if require(state, "format", int, "exponentiated gradient") != _FORMAT:
             raise ValueError(f"the checkpoint has format {state['format']}, this version reads format {_FORMAT}")
-        started = require(state, "started", bool, "exponentiated gradient")
+        if (taken := require(state, "taken", int, "exponentiated gradient")) < 0:
+            raise ValueError(f"the checkpoint is damaged: taken is {taken}")
         self.dual.check_state(require(state, "dual", dict, "exponentiated gradient"))
         logs = require(state, "logs", dict, "exponentiated gradient")
         self._logs.check_state(logs)
@@ -234,10 +286,10 @@ class ExponentiatedGradient:
             raise ValueError("the checkpoint is damaged: step_sizes does not hold a positive number for each example")
         if visited.shape != self._visited.shape or visited.dtype != torch.bool:
             raise ValueError("the checkpoint is damaged: visited does not hold a truth value for each example")
-        if started != bool(state["dual"]["storage"].get("buffers")) or bool(visited.any()) != bool(logs["buffers"]):
-            raise ValueError("the checkpoint is damaged: the blocks of a run that has started are missing")
+        if not state["dual"]["storage"].get("buffers") or bool(visited.any()) != bool(logs["buffers"]):
+            raise ValueError("the checkpoint is damaged: the blocks of a run are missing")
         self.dual.load_state_dict(state["dual"])
         self._logs.load_state_dict(logs)
         self.step_sizes = sizes.to("cpu", copy=True)
         self._visited = visited.to("cpu", copy=True)
-        self.started = started
+        self._left, self._taken = None, taken

@@ -15,7 +15,7 @@ from torchssvm.core.batch import Batch, tree_tensors
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.primal import every_example
+from torchssvm.solvers.objective import every_example
 
 
 class DualPoint(NamedTuple):

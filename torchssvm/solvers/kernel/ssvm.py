@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_limit, check_number, check_whole
+from torchssvm.core.arguments import check_limit, check_whole
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.linearity import check_at_first_call
@@ -26,8 +27,11 @@ from torchssvm.solvers.kernel.functions import name_of
 from torchssvm.solvers.kernel.gram import GramRows
 from torchssvm.solvers.kernel.head import KernelHead
 from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
+from torchssvm.solvers.schedules import Schedule
+from torchssvm.solvers.trainer import run_until
+from torchssvm.steps.orders import GapBatchSampler, Order
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class KernelSSVM:
@@ -47,14 +51,17 @@ class KernelSSVM:
         lengths: ``[n]`` int64, or None where nothing is padded.
         lam: Regularisation, positive.
         direction: ``FrankWolfe()`` (the default) or ``Pairwise()`` of this package.
+        batch_size: Examples of a step.
+        order: In which order examples are visited; None is ``Proportional()``, gap sampling.
+        seed: Of the draws.
         sweeps: Sweeps of coordinate ascent over a batch's box QP; 0 takes one common step for all blocks.
         capacity: Most support labelings that are listed for an example; see :class:`SupportLabelings`.
         memory_limit: Bytes for kernel rows, cached ones included, and again for the dual blocks and for the support
             labelings; None is half of what is free for the rows, and what is free for the others.
 
     Attributes:
-        dual: A ``DualState``: losses, gap estimates, counters. ``GapBatchSampler(svm.dual, batch_size=...)`` draws
-            batches; ``svm.dual.value()`` is the dual objective.
+        dual: A ``DualState``: losses, gap estimates, counters; ``svm.dual.value()`` is the dual objective.
+        sampler: What draws the batches.
         support: The support labelings with their masses.
         gram: The kernel rows.
 
@@ -73,6 +80,9 @@ class KernelSSVM:
         *,
         lam: float,
         direction: KernelDirection | None = None,
+        batch_size: int = 16,
+        order: Order | None = None,
+        seed: int = 0,
         sweeps: int = 5,
         capacity: int = 64,
         memory_limit: int | None = None,
@@ -95,6 +105,9 @@ class KernelSSVM:
         check_at_first_call(head.linear)
         self.dual.to(x.device)
         self.dual.targets = digest_targets(self.data.target, lengths)
+        self.sampler = GapBatchSampler(self.dual, batch_size=batch_size, order=order, seed=seed)
+        self._epoch: Iterator[list[int]] = iter(())  # the batches left of the epoch under way
+        self._next: list[int] | None = None  # drawn, but not visited: the step was refused
         self.gram = GramRows(head.kernel, self.data.tokens, self.data.counts, memory_limit)
         self.support = SupportLabelings(self.data.labels, head.num_states, capacity, memory_limit)
         self._blocks = KernelBlocks(head, self.data, self.dual, self.gram, self.support)
@@ -104,7 +117,24 @@ class KernelSSVM:
         head.support, head.coefficients = head.support[:0], head.coefficients[:0]
         self._head_version = self.dual.version
 
-    def step(self, index: Sequence[int] | Tensor) -> float:
+    def step(self) -> float:
+        """One step on the next batch that is drawn.
+
+        Returns:
+            The sum of the batch's block gaps before the step.
+
+        Raises:
+            RuntimeError: The explicit weights were changed by others; see also :meth:`visit`.
+        """
+        while self._next is None:  # what is left of an epoch may be nothing
+            self._next = next(self._epoch, None)
+            if self._next is None:
+                self._epoch = iter(self.sampler)
+        gaps = self.visit(self._next)
+        self._next = None
+        return gaps
+
+    def visit(self, index: Sequence[int] | Tensor) -> float:
         """One step on the blocks of a batch; an example named twice counts once.
 
         Args:
@@ -179,38 +209,41 @@ class KernelSSVM:
             lam=dual.lam,
         )
 
-    def fit(
-        self, sampler: Iterable[Sequence[int]], *, tolerance: float, max_passes: float, epochs: int = 10
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        max_passes: float = math.inf,
+        schedule: Schedule | None = None,
+        on_check: Callable[[Certificate], None] | None = None,
     ) -> Certificate:
-        """Step through ``sampler`` until the certified gap is at most ``tolerance``.
+        """Train until an exact pass proves that the gap is within ``tolerance``; see :func:`torchssvm.solve`.
 
         Args:
-            sampler: Batches of one epoch for each iteration, such as ``GapBatchSampler(svm.dual, batch_size=16)``.
-            tolerance: Positive.
-            max_passes: Effective passes after which to stop in any case.
-            epochs: Epochs between exact passes.
-
-        Returns:
-            The last certificate.
+            tolerance: The gap to reach; at least 0.
+            max_passes: Stop at this many effective passes, those before this call included.
+            schedule: When exact passes are made; None is ``WhenEstimated()``.
+            on_check: Called with the certificate of every exact pass.
 
         Raises:
-            ValueError: An argument is not positive, or the sampler gives no batch.
+            ValueError: An argument is out of range.
         """
-        tolerance = check_number(tolerance, "tolerance", above=0.0)
-        max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
-        epochs = check_whole(epochs, "epochs")
-        while True:
-            before = self.dual.steps
-            for _ in range(epochs):
-                for index in sampler:
-                    self.step(index)
-                if self.dual.passes >= max_passes:
-                    break
-            if self.dual.steps == before:
-                raise ValueError("sampler gives no batch")
-            certificate = self.certify()
-            if certificate.gap <= tolerance or certificate.passes >= max_passes:
-                return certificate
+
+        def steps() -> Iterator[int]:
+            while True:
+                calls = self.dual.oracle_calls
+                self.step()
+                yield self.dual.oracle_calls - calls
+
+        return run_until(
+            steps(),
+            self.dual,
+            self.certify,
+            tolerance=tolerance,
+            max_passes=max_passes,
+            schedule=schedule,
+            on_check=on_check,
+        )
 
     @torch.no_grad()
     def update_head(self) -> KernelHead:
@@ -248,8 +281,12 @@ class KernelSSVM:
             "kernel rows": self.gram.nbytes(),
         }
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are in no epoch."""
+        return {**vars(self), "_epoch": iter(())}
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the training data and the sampler: tensors, numbers and strings only."""
+        """Everything but the training data: tensors, numbers and strings only."""
         return with_seal(
             {
                 "format": _FORMAT,
@@ -257,6 +294,7 @@ class KernelSSVM:
                 "tokens": digest(self.data.tokens),
                 "dual": self.dual.state_dict(),
                 "support": self.support.state_dict(),
+                "sampler": self.sampler.state_dict(),
             }
         )
 
@@ -271,6 +309,7 @@ class KernelSSVM:
         self.dual.check_state(dual)
         if not torch.equal(dual["targets"].to(self.dual.targets.device), self.dual.targets):
             raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
+        self.sampler.check_state(require(state, "sampler", dict, "state"))
         check_seal(state, "state")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -282,6 +321,8 @@ class KernelSSVM:
         self.check_state(state)
         self.dual.restore(state["dual"])
         self.support.load_state_dict(state["support"])
+        self.sampler.load_state_dict(state["sampler"])
+        self._epoch, self._next = iter(()), None
 
     def __repr__(self) -> str:
         return f"KernelSSVM({self.head.kernel}, direction={self.direction}, {self.dual})"
