@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torchssvm.core.arguments import check_number, check_object
 from torchssvm.solvers.certificate import Certificate
@@ -16,6 +16,7 @@ _IDLE_EPOCHS = 100  # of blocks visited without an oracle call, after which an e
 Proof = TypeVar("Proof", bound=Certificate)
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """What trains a head on a training set that it was given: ``step``, ``certify``, ``solve`` and a state.
 
