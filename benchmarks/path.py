@@ -26,6 +26,7 @@ from torchssvm import (
     DualState,
     Labelings,
     LinearChain,
+    Recipe,
     RunOptions,
     certify,
     evaluate,
@@ -49,14 +50,14 @@ GRID = [2.0**power for power in range(15, -16, -1)]
 PARTS = ("path", "path-cache", "heuristic", "warm", "warm-cache", "cold")
 
 
-def rules(part: str, head: nn.Module, words: OCR) -> dict[str, Any]:
+def recipe(part: str, head: nn.Module, words: OCR) -> Recipe:
     """With the cache: corrective steps over active sets. Without: plain Frank-Wolfe steps."""
     if not part.endswith("-cache"):
-        return {}
-    return {
-        "make_dual": lambda lam: DualState.for_head(head, len(words), lam, storage=Labelings()),
-        "make_loss": lambda dual: BlockGap(dual, Corrective(), oracle=CacheOracle()),
-    }
+        return Recipe()
+    return Recipe(
+        make_dual=lambda lam: DualState.for_head(head, len(words), lam, storage=Labelings()),
+        make_loss=lambda dual: BlockGap(dual, Corrective(), oracle=CacheOracle()),
+    )
 
 
 class Clock:
@@ -122,7 +123,7 @@ def follow(part: str, words: OCR, args: argparse.Namespace) -> dict[str, Any]:
         rule=Heuristic() if part == "heuristic" else Certified(),
         max_passes=args.max_passes,
         on_breakpoint=on_breakpoint,
-        **rules(part, head, words),
+        recipe=recipe(part, head, words),
         options=RunOptions(batch_size=args.batch_size, seed=args.seed),
     )
     path.save(args.out / f"{part}.pt")
@@ -151,7 +152,7 @@ def search(part: str, words: OCR, args: argparse.Namespace) -> dict[str, Any]:
         warm_start=None if part == "cold" else KeepWeights(),
         max_passes=args.max_passes,
         on_point=on_point,
-        **rules(part, head, words),
+        recipe=recipe(part, head, words),
         options=RunOptions(batch_size=args.batch_size, seed=args.seed),
     )
     return {"rows": rows}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torchssvm.core.arguments import check_number, check_object
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
 
@@ -123,6 +124,64 @@ def run_until(
                 return certificate
             visited, start = 0, progress.passes
     raise AssertionError("steps do not end")
+
+
+class DualTrainer:
+    """Trainers whose blocks are in a :class:`torchssvm.DualState`: they solve by steps and exact passes.
+
+    Subclasses have ``dual``, ``step`` and ``certify``.
+    """
+
+    dual: DualState
+
+    def step(self) -> Any:
+        """One step; it counts what it visits in the dual."""
+        raise NotImplementedError
+
+    def certify(self) -> Certificate:
+        """An exact pass."""
+        raise NotImplementedError
+
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        max_passes: float = math.inf,
+        schedule: Schedule | None = None,
+        on_check: Callable[[Certificate], None] | None = None,
+    ) -> Certificate:
+        """Take steps until an exact pass proves that the gap is within ``tolerance``, from where the dual stands.
+
+        Args:
+            tolerance: The gap to reach; at least 0.
+            max_passes: Stop after the step in which the effective passes, those before this call included, come to so
+                many; one more pass is the certificate.
+            schedule: When exact passes are made, asked after every step; None is ``WhenEstimated()``.
+            on_check: Called with the certificate of every exact pass.
+
+        Returns:
+            The last certificate, of the weights as they are.
+
+        Raises:
+            ValueError: An argument is out of range.
+            TypeError: ``schedule`` is no such object.
+        """
+        return run_until(
+            self._steps(),
+            self.dual,
+            self.certify,
+            tolerance=tolerance,
+            max_passes=max_passes,
+            schedule=schedule,
+            on_check=on_check,
+        )
+
+    def _steps(self) -> Iterator[int]:
+        dual = self.dual
+        while True:
+            before = dual.oracle_calls + dual.cache_hits
+            self.step()
+            yield dual.oracle_calls + dual.cache_hits - before
 
 
 def check_limits(tolerance: float, max_passes: float) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,15 +19,14 @@ from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potentials, mean_parts
 from torchssvm.solvers.certificate import Certificate, certify, every_training_example
-from torchssvm.solvers.schedules import EveryPasses, Schedule
-from torchssvm.solvers.trainer import run_until
+from torchssvm.solvers.trainer import DualTrainer
 
 _FORMAT = 2
 _RANGE = (1e-12, 1e6)
 """Of step sizes: blocks that are solved to rounding halve or grow theirs at every visit, for ever."""
 
 
-class ExponentiatedGradient:
+class ExponentiatedGradient(DualTrainer):
     """Online exponentiated gradient (Collins, Globerson, Koo, Carreras, Bartlett 2008; online-EG in [B13] section 6).
 
     The dual distribution of an example is log-linear in its parts, ``alpha_i(y) ~ exp <p(y), u_i>``, with one array of
@@ -186,42 +184,6 @@ class ExponentiatedGradient:
             RuntimeError: The examples have changed.
         """
         return certify(self.head, self.dual, self.batches)
-
-    def solve(
-        self,
-        tolerance: float,
-        *,
-        max_passes: float = math.inf,
-        schedule: Schedule | None = None,
-        on_check: Callable[[Certificate], None] | None = None,
-    ) -> Certificate:
-        """Train until an exact pass proves that the gap is within ``tolerance``; see :func:`torchssvm.solve`.
-
-        Args:
-            tolerance: The gap to reach; at least 0.
-            max_passes: Stop at this many effective passes, those before this call included.
-            schedule: When exact passes are made; None is ``EveryPasses(10)``, as no step tells the gaps.
-            on_check: Called with the certificate of every exact pass.
-
-        Raises:
-            ValueError: An argument is out of range.
-        """
-
-        def steps() -> Iterator[int]:
-            while True:
-                calls = self.dual.oracle_calls
-                self.step()
-                yield self.dual.oracle_calls - calls
-
-        return run_until(
-            steps(),
-            self.dual,
-            self.certify,
-            tolerance=tolerance,
-            max_passes=max_passes,
-            schedule=schedule if schedule is not None else EveryPasses(10),
-            on_check=on_check,
-        )
 
     def _search(self, search: Search, index: Tensor) -> float:
         """Try, halve, accept; then store what was accepted."""

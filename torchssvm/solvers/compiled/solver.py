@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from torchssvm.solvers.compiled.kinds import kind_of
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
-from torchssvm.solvers.schedules import Schedule
-from torchssvm.solvers.trainer import run_until
+from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.away import Away
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
 from torchssvm.steps.corrective import Corrective
@@ -37,7 +35,7 @@ from torchssvm.steps.pairwise import Pairwise
 _DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
 
 
-class CompiledBCFW:
+class CompiledBCFW(DualTrainer):
     """Exact BCFW on a linear chain or a multiclass head with fixed features: one block after another, compiled.
 
     It trains the same head and the same dual state as ``BlockGap`` and ``BCFW`` do: either goes on where the other
@@ -154,36 +152,6 @@ class CompiledBCFW:
         finally:
             self._end(given)
         return float(self._scratch.step[0]) / max(len(given), 1)
-
-    def solve(
-        self,
-        tolerance: float,
-        *,
-        max_passes: float = math.inf,
-        schedule: Schedule | None = None,
-        on_check: Callable[[Certificate], None] | None = None,
-    ) -> Certificate:
-        """Train until an exact pass proves that the gap is within ``tolerance``; see :func:`torchssvm.solve`.
-
-        Args:
-            tolerance: The gap to reach.
-            max_passes: Stop after the step in which the dual's effective passes, those before this call included, come
-                to so many; one more pass is the certificate.
-            schedule: When exact passes are made, asked after every step; None is ``WhenEstimated()``.
-            on_check: Called with the certificate of every exact pass.
-
-        Raises:
-            ValueError: An argument is out of range.
-        """
-        return run_until(
-            (self.step() for _ in itertools.repeat(None)),
-            self.dual,
-            self.certify,
-            tolerance=tolerance,
-            max_passes=max_passes,
-            schedule=schedule,
-            on_check=on_check,
-        )
 
     @torch.no_grad()
     def certify(self, *, refresh: bool = True) -> Certificate:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,14 +26,13 @@ from torchssvm.solvers.kernel.functions import name_of
 from torchssvm.solvers.kernel.gram import GramRows
 from torchssvm.solvers.kernel.head import KernelHead
 from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
-from torchssvm.solvers.schedules import Schedule
-from torchssvm.solvers.trainer import run_until
+from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.orders import GapBatchSampler, Order
 
 _FORMAT = 2
 
 
-class KernelSSVM:
+class KernelSSVM(DualTrainer):
     """Trains a :class:`KernelHead` by [B13] Algorithm B.1, in batches, with exact step sizes.
 
     The implicit weights are ``w_k = (1/(lam n)) sum_u phi(x_u) psi_u``: the dual blocks themselves are the coefficients
@@ -99,7 +97,7 @@ class KernelSSVM:
         self.direction = direction if direction is not None else FrankWolfe()
         self.sweeps = sweeps
         self.data = TrainingSet(head, x, y, lengths)
-        self.dual = KernelDual(
+        self.dual: KernelDual = KernelDual(
             len(x), lam, head.structure, head.linear.parameters(), storage=TokenParts(), memory_limit=memory_limit
         )
         check_at_first_call(head.linear)
@@ -207,42 +205,6 @@ class KernelSSVM:
             seconds=time.perf_counter() - start,
             num_examples=n,
             lam=dual.lam,
-        )
-
-    def solve(
-        self,
-        tolerance: float,
-        *,
-        max_passes: float = math.inf,
-        schedule: Schedule | None = None,
-        on_check: Callable[[Certificate], None] | None = None,
-    ) -> Certificate:
-        """Train until an exact pass proves that the gap is within ``tolerance``; see :func:`torchssvm.solve`.
-
-        Args:
-            tolerance: The gap to reach; at least 0.
-            max_passes: Stop at this many effective passes, those before this call included.
-            schedule: When exact passes are made; None is ``WhenEstimated()``.
-            on_check: Called with the certificate of every exact pass.
-
-        Raises:
-            ValueError: An argument is out of range.
-        """
-
-        def steps() -> Iterator[int]:
-            while True:
-                calls = self.dual.oracle_calls
-                self.step()
-                yield self.dual.oracle_calls - calls
-
-        return run_until(
-            steps(),
-            self.dual,
-            self.certify,
-            tolerance=tolerance,
-            max_passes=max_passes,
-            schedule=schedule,
-            on_check=on_check,
         )
 
     @torch.no_grad()
