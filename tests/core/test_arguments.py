@@ -178,7 +178,7 @@ def test_whole_numbers_of_numpy_in_kernel_models():
     problem = multiclass(1, dtype=torch.float32)
     head = KernelMulticlass(Polynomial(np.int64(2)), np.int64(3), np.int64(3))
     svm = KernelSSVM(head, problem.x, problem.y, lam=0.1, sweeps=np.int64(1), capacity=np.int64(4))
-    svm.step(np.arange(2))
+    svm.visit(np.arange(2))
     assert svm.dual.steps == 1
 
 
@@ -309,7 +309,7 @@ def test_memory_limits(limit):
         lambda: NSlack(memory_limit=limit),
         lambda: OneSlack(memory_limit=limit),
         lambda: KernelSSVM(kernel, problem.x, problem.y, lam=0.1, memory_limit=limit),
-        lambda: ExponentiatedGradient(problem.head, 6, 0.1, memory_limit=limit),
+        lambda: ExponentiatedGradient(problem.head, [], num_examples=6, lam=0.1, memory_limit=limit),
     ):
         with pytest.raises((TypeError, ValueError), match=r"memory_limit=.* must be a whole number.*bytes, or None"):
             make()

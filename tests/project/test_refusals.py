@@ -88,7 +88,7 @@ def of_gdmm():
 
 def of_a_kernel_model():
     svm = kernel_svm(chain(0), RBF())
-    svm.step([0])
+    svm.visit([0])
     return lambda: svm.support.mass.add_(1e-12)
 
 

@@ -112,7 +112,7 @@ def test_in_gdmm():
 def test_in_a_kernel_model():
     problem = multiclass(1, dtype=torch.float32)
     svm = KernelSSVM(KernelMulticlass(RBF(), 3, 3), problem.x, problem.y, lam=0.1)
-    svm.step([0, 1])
+    svm.visit([0, 1])
     svm.head.linear.bias.data.add_(1.0)
     with warned_here("the explicit weights differed"):
         svm.certify()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from items import Items
+from items import Items, with_objects
 from problems import PROBLEMS, Problem, chain, multiclass, reference
 
 from torchssvm import (
@@ -251,7 +251,7 @@ def test_bad_input():
         ({"tolerance": 0.1, "batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            solve(problem.head, loss, Items(problem), **wrong)
+            solve(problem.head, loss, Items(problem), **with_objects(**wrong))
     with pytest.raises(ValueError, match="has 5 examples, and the dual was made for 6"):
         solve(problem.head, loss, Items(multiclass(13, n=5)), tolerance=0.1)
     with pytest.raises(ValueError, match="has no method `collate`"):

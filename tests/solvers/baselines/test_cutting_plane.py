@@ -370,7 +370,7 @@ def test_other_solvers_do_as_well(solver):
     problem = multiclass(0, classes=2, n=3, lam=1.0)
     optimum = reference(problem.copy()).optimum()
     if solver == "quadprog":  # it wants a regular matrix: the first planes are
-        found = method(problem, OneSlack(solver=solver)).step(problem.everything())
+        found = method(problem, OneSlack(solver=solver)).step()
         assert found.dual > 0.0
     else:
         found = method(problem, OneSlack(solver=solver)).solve(1e-3, max_passes=50)

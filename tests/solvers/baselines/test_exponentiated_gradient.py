@@ -232,7 +232,7 @@ def test_damaged_and_foreign_states_are_refused():
         ("step_sizes", good["step_sizes"] * math.nan, "step_sizes"),
         ("visited", good["visited"].float(), "visited"),
         ("taken", -1, "taken is -1"),
-        ("taken", True, "should be a int"),
+        ("taken", True, "should be a number of 64 bits"),
     ]
     for name, value, words in bad:
         with pytest.raises(ValueError, match=words):
