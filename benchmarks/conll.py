@@ -24,11 +24,10 @@ from suite.figures import grid
 from suite.measuring import Clock, Table
 from torch import nn
 
-from torchssvm import CompiledBCFW, DualState, WeightedAverage
+from torchssvm import CompiledBCFW, DualState, WeightedAverage, in_order
 from torchssvm.core.files import write_text
 from torchssvm.datasets import ChunkingDataset, CoNLL2000, chunk_scores
 from torchssvm.models import chunking_chain
-from torchssvm.solvers.solve import in_order
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from chunking_crfsuite import train_crf
@@ -60,7 +59,7 @@ def bcfw(
     clock, done = Clock(), 0
     while True:
         for _ in range(PARTS_OF_A_PASS):
-            loop.run(max(n // PARTS_OF_A_PASS, 1))
+            loop.step(max(n // PARTS_OF_A_PASS, 1))
         done += 1
         certificate = loop.certify() if done % EXACT == 0 else None
         end = certificate is not None and (certificate.gap <= gap or dual.passes >= max_passes)

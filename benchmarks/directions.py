@@ -39,7 +39,7 @@ from torchssvm import (
 )
 from torchssvm.core.files import write_text
 from torchssvm.datasets import OCR
-from torchssvm.solvers.solve import run_until
+from torchssvm.solvers.trainer import run_until
 
 GAPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 
@@ -59,7 +59,7 @@ def multi_plane(loop: CompiledBCFW) -> Iterator[int]:
 
     def gain(oracle: MaxOracle | CacheOracle) -> tuple[int, float]:
         loop.oracle, value, start = oracle, dual.value(), time.process_time()
-        visited = loop.run(n)
+        visited = loop.step(n)
         return visited, (dual.value() - value) / (time.process_time() - start)
 
     while True:
@@ -100,7 +100,7 @@ def run(solver: Solver, words: OCR, lam: float, seed: int, args: argparse.Namesp
 
     warm = make()
     for _ in range(2):  # compiles everything
-        warm.run(len(words))
+        warm.step(len(words))
         warm.certify()
 
     loop, checks = make(), []

@@ -35,13 +35,15 @@ from torchssvm import (
     MaxOracle,
     Pairwise,
     Proportional,
+    RunOptions,
     Uniform,
     certify,
+    in_order,
+    solve,
 )
 from torchssvm.core.figures import new_figure
 from torchssvm.core.files import write_text
 from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
-from torchssvm.solvers.solve import in_order, solve
 
 GAPS = (0.1, 0.05, 0.02, 0.01)
 EPOCHS = 10  # of visits between exact passes
@@ -122,12 +124,11 @@ def run(solver: Solver, graphs: PrecomputedGraphs, lam: float, seed: int, args: 
             BlockGap(dual, solver.direction(), oracle=solver.oracle()),
             graphs,
             tolerance=args.gap * checks[0]["gap"],
-            batch_size=args.batch_size,
-            order=solver.order(),
-            schedule=EveryVisits(EPOCHS),
-            seed=seed,
             optimizer=optimizer,
             on_check=note,
+            options=RunOptions(
+                batch_size=args.batch_size, order=solver.order(), schedule=EveryVisits(EPOCHS), seed=seed
+            ),
         )
     weights = {"edge_weights_at_0": int((head.pairwise == 0).sum()), "edge_weights": len(head.pairwise)}
     return {"checks": checks, "machine": describe_machine(), "memory": dual.storage.nbytes(), **weights}

@@ -26,14 +26,15 @@ from torchssvm import (
     BlockGap,
     Certificate,
     DualState,
+    EveryPasses,
     GapBatchSampler,
     LinearChain,
     certify,
+    evaluate,
 )
 from torchssvm.core.files import write_text
 from torchssvm.datasets import OCR
 from torchssvm.solvers.kernel import RBF, FrankWolfe, KernelChain, KernelDirection, KernelSSVM, Pairwise, Polynomial
-from torchssvm.solvers.report import evaluate
 
 BATCH_SIZE = 16
 EPOCHS = 10  # between exact passes
@@ -68,9 +69,8 @@ def kernelised(
     """A kernel head by ``KernelSSVM``."""
     start = time.process_time()
     head = KernelChain(kernel, 128, 26)
-    svm = KernelSSVM(head, train.x, train.y, train.lengths, lam=lam, direction=direction)
-    sampler = GapBatchSampler(svm.dual, batch_size=BATCH_SIZE)
-    certificate = svm.fit(sampler, tolerance=gap, max_passes=max_passes, epochs=EPOCHS)
+    svm = KernelSSVM(head, train.x, train.y, train.lengths, lam=lam, direction=direction, batch_size=BATCH_SIZE)
+    certificate = svm.solve(gap, max_passes=max_passes, schedule=EveryPasses(EPOCHS))
     return certificate, svm.update_head(), time.process_time() - start, str(svm.support_counts())
 
 

@@ -36,6 +36,8 @@ from torchssvm import (
     Pairwise,
     Permutation,
     Proportional,
+    Recipe,
+    RunOptions,
     Uniform,
     WeightedAverage,
     Weights,
@@ -209,7 +211,7 @@ def train_compiled(options: Options, folder: Path, report: Report, saves: bool) 
         portion = load_checkpoint(path, dual=dual, loop=loop)["portion"]
     report("loaded", portion)
     while portion < 24:
-        loop.run(options["visits"])
+        loop.step(options["visits"])
         portion += 1
         if portion % options["certify_every"] == 0:
             loop.certify()
@@ -315,10 +317,12 @@ def train_path(options: Options, folder: Path, report: Report, saves: bool) -> d
         epsilon=0.35,
         lam_min=0.05,
         rule=Certified() if options["rule"] == "certified" else Heuristic(),
-        make_dual=lambda lam: DualState.for_head(head, len(train), lam, storage=storage()),
-        make_loss=lambda dual: BlockGap(dual, direction(), oracle=oracle()),
-        batch_size=4,
         max_passes=400,
+        recipe=Recipe(
+            make_dual=lambda lam: DualState.for_head(head, len(train), lam, storage=storage()),
+            make_loss=lambda dual: BlockGap(dual, direction(), oracle=oracle()),
+        ),
+        options=RunOptions(batch_size=4),
     )
     points = 0
     if path.exists():

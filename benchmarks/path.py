@@ -19,7 +19,19 @@ import torch
 from machine import describe_machine
 from torch import nn
 
-from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Labelings, LinearChain, certify
+from torchssvm import (
+    BlockGap,
+    CacheOracle,
+    Corrective,
+    DualState,
+    Labelings,
+    LinearChain,
+    Recipe,
+    RunOptions,
+    certify,
+    evaluate,
+    in_order,
+)
 from torchssvm.core.files import write_text
 from torchssvm.datasets import OCR
 from torchssvm.path import (
@@ -33,21 +45,19 @@ from torchssvm.path import (
     plot,
     regularization_path,
 )
-from torchssvm.solvers.report import evaluate
-from torchssvm.solvers.solve import in_order
 
 GRID = [2.0**power for power in range(15, -16, -1)]
 PARTS = ("path", "path-cache", "heuristic", "warm", "warm-cache", "cold")
 
 
-def rules(part: str, head: nn.Module, words: OCR) -> dict[str, Any]:
+def recipe(part: str, head: nn.Module, words: OCR) -> Recipe:
     """With the cache: corrective steps over active sets. Without: plain Frank-Wolfe steps."""
     if not part.endswith("-cache"):
-        return {}
-    return {
-        "make_dual": lambda lam: DualState.for_head(head, len(words), lam, storage=Labelings()),
-        "make_loss": lambda dual: BlockGap(dual, Corrective(), oracle=CacheOracle()),
-    }
+        return Recipe()
+    return Recipe(
+        make_dual=lambda lam: DualState.for_head(head, len(words), lam, storage=Labelings()),
+        make_loss=lambda dual: BlockGap(dual, Corrective(), oracle=CacheOracle()),
+    )
 
 
 class Clock:
@@ -111,11 +121,10 @@ def follow(part: str, words: OCR, args: argparse.Namespace) -> dict[str, Any]:
         epsilon=args.epsilon,
         lam_min=GRID[-1],
         rule=Heuristic() if part == "heuristic" else Certified(),
-        batch_size=args.batch_size,
         max_passes=args.max_passes,
-        seed=args.seed,
         on_breakpoint=on_breakpoint,
-        **rules(part, head, words),
+        recipe=recipe(part, head, words),
+        options=RunOptions(batch_size=args.batch_size, seed=args.seed),
     )
     path.save(args.out / f"{part}.pt")
     return {"rows": rows, "complete": path.complete, "lowest": path.lowest, "verified": verify.found}
@@ -141,11 +150,10 @@ def search(part: str, words: OCR, args: argparse.Namespace) -> dict[str, Any]:
         GRID,
         tolerance=args.epsilon,
         warm_start=None if part == "cold" else KeepWeights(),
-        batch_size=args.batch_size,
         max_passes=args.max_passes,
-        seed=args.seed,
         on_point=on_point,
-        **rules(part, head, words),
+        recipe=recipe(part, head, words),
+        options=RunOptions(batch_size=args.batch_size, seed=args.seed),
     )
     return {"rows": rows}
 

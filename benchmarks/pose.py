@@ -37,14 +37,16 @@ from torchssvm import (
     MaxOracle,
     Pairwise,
     Proportional,
+    RunOptions,
     Uniform,
     Weights,
+    WhenEstimated,
+    solve,
 )
 from torchssvm.core.files import write_text
 from torchssvm.datasets import PrecomputedFeatures
 from torchssvm.lightning import StructuredSVM
 from torchssvm.models import PoseNetwork, body_bounds
-from torchssvm.solvers.solve import WhenEstimated, solve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import pose
@@ -97,12 +99,11 @@ def train(solver: Solver, network: PoseNetwork, data: PrecomputedFeatures, args:
             loss,
             data,
             tolerance=min(args.gap),
-            batch_size=args.batch_size,
-            order=solver.order(),
-            schedule=WhenEstimated(passes=3.0),
-            seed=args.seed,
             optimizer=BCFW(groups, dual),
             on_check=note,
+            options=RunOptions(
+                batch_size=args.batch_size, order=solver.order(), schedule=WhenEstimated(passes=3.0), seed=args.seed
+            ),
         )
     reached = {f"{gap:g}": next((c for c in checks if c["gap"] <= gap), None) for gap in args.gap}
     return {"reached": reached, "checks": checks}

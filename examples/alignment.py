@@ -12,12 +12,11 @@ import time
 import torch
 from common import DIRECTIONS, ORDERS, count, device, folder, positive, rules, seed, show_progress
 
-from torchssvm import BlockGap, DualState, certify
+from torchssvm import BlockGap, DualState, RunOptions, RunReport, WhenEstimated, certify, evaluate, in_order, solve
 from torchssvm.datasets import WordAlignment, alignment_errors
 from torchssvm.datasets.text.alignment_drawing import draw_alignments
 from torchssvm.models import align, alignment_matching, best_threshold, matching_links, threshold_links
-from torchssvm.solvers.report import Entry, RunReport, evaluate
-from torchssvm.solvers.solve import WhenEstimated, in_order, solve
+from torchssvm.solvers.report import Entry
 
 LAM = 1.0  # the best alignment error rate on the 37 trial sentences, of 0.1, 0.3, 1, 3 and 10
 MOST_WORDS = 14  # of a sentence that is drawn
@@ -77,12 +76,14 @@ def main() -> None:
             BlockGap(dual, direction, oracle=oracle),
             train,
             tolerance=args.gap,
-            batch_size=args.batch_size,
-            order=ORDERS[args.order](),
-            schedule=WhenEstimated(passes=3.0),
             max_passes=args.max_passes,
-            seed=args.seed,
             on_check=on_check,
+            options=RunOptions(
+                batch_size=args.batch_size,
+                order=ORDERS[args.order](),
+                schedule=WhenEstimated(passes=3.0),
+                seed=args.seed,
+            ),
         )
         reached = last.gap <= args.gap
         stopped_because = f"certified gap {last.gap:.6g} {'<=' if reached else '>'} {args.gap:g}"

@@ -28,14 +28,16 @@ from torchssvm import (
     Pairwise,
     Permutation,
     Proportional,
+    RunReport,
     Uniform,
     certify,
+    evaluate,
 )
 from torchssvm.core.batch import apply_head, to_device
 from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.dual import Storage
-from torchssvm.solvers.report import Entry, RunReport, evaluate
+from torchssvm.solvers.report import Entry
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.direction import DirectionRule
 

@@ -23,13 +23,13 @@ from chunking_crfsuite import Crf, train_crf
 from common import ORDERS, add_rules, count, positive, rules, run_flags, trainer_flags
 from torch.utils.data import DataLoader
 
-from torchssvm import certify
+from torchssvm import RunReport, certify, evaluate
 from torchssvm.core.batch import to_device
 from torchssvm.datasets import ChunkingDataset, ChunkScores, CoNLL2000Data, chunk_scores
 from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.models import chunking_chain
-from torchssvm.solvers.report import Entry, RunReport, evaluate
+from torchssvm.solvers.report import Entry
 
 HELD_OUT = 0.1  # of the training sentences, their end
 SHOWN = (("wrong", 3), ("right", 1))  # sentences of the picture

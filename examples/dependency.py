@@ -19,16 +19,18 @@ from torchssvm import (
     Arborescence,
     BlockGap,
     DualState,
+    Evaluation,
     GapBatchSampler,
     LinearArcs,
     NonProjective,
     Projective,
+    RunReport,
     certify,
 )
 from torchssvm.core.batch import to_device
 from torchssvm.datasets import Attachment, CoNLLU, attachment
 from torchssvm.datasets.text.arc_drawing import draw_arcs
-from torchssvm.solvers.report import Entry, Evaluation, RunReport
+from torchssvm.solvers.report import Entry
 
 EPOCHS = 2  # between exact passes
 DRAWN = 4

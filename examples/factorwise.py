@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 
 from common import count, folder, positive, seed
 
-from torchssvm import GDMM, FactorwiseCertificate, PassReport, Penalty
-from torchssvm.solvers.report import Entry, RunReport
+from torchssvm import GDMM, EveryPasses, FactorwiseCertificate, PassReport, Penalty, RunReport
+from torchssvm.solvers.report import Entry
 
 try:
     from tqdm import tqdm
@@ -129,7 +130,8 @@ def train(optim: GDMM, args: argparse.Namespace, look: Callable[[float], None] |
         else:
             shown.update(gap=f"{certificate.gap:.4f}", relaxed=f"{certificate.relaxed_gap:.4f}")
 
-    wanted = {"violation": args.violation, "max_sweeps": args.max_passes, "check_every": args.check_every}
+    limit = math.inf if args.max_passes is None else args.max_passes
+    wanted = {"violation": args.violation, "max_passes": limit, "schedule": EveryPasses(args.check_every)}
     try:
         last = optim.solve(args.gap, **wanted, on_pass=on_pass, on_check=on_check)
         reached = last.relaxed_gap <= args.gap and last.violation <= args.violation

@@ -12,7 +12,20 @@ from common import ORDERS, add_rules, count, rules, run_flags, show_progress
 from torch import Tensor
 from torch.utils.data import Subset
 
-from torchssvm import BCFW, BlockGap, Certificate, DualState, Graphs, LinearGraph, certify
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    Certificate,
+    DualState,
+    Graphs,
+    LinearGraph,
+    RunOptions,
+    RunReport,
+    certify,
+    evaluate,
+    in_order,
+    solve,
+)
 from torchssvm.core.batch import apply_head, to_device
 from torchssvm.core.figures import new_figure
 from torchssvm.datasets import (
@@ -24,8 +37,7 @@ from torchssvm.datasets import (
     segmentation_scores,
 )
 from torchssvm.datasets.images.horse_drawing import draw_foregrounds
-from torchssvm.solvers.report import Entry, RunReport, evaluate
-from torchssvm.solvers.solve import in_order, solve
+from torchssvm.solvers.report import Entry
 
 PICTURE = "foregrounds.png"
 SHOWN = 6  # test images of it
@@ -131,13 +143,12 @@ def fit(graphs: PrecomputedGraphs | Subset, lam: float, args: argparse.Namespace
             BlockGap(dual, direction, oracle=oracle),
             graphs,
             tolerance=wanted,
-            batch_size=args.batch_size,
-            order=ORDERS[args.order](),
             max_passes=args.max_passes,
-            seed=args.seed,
             optimizer=optimizer,
             on_check=note,
-            collate_fn=own.collate,
+            options=RunOptions(
+                batch_size=args.batch_size, order=ORDERS[args.order](), seed=args.seed, collate_fn=own.collate
+            ),
         )
         reached = last.gap <= wanted
         why = f"certified gap {last.gap:.6g} {'<=' if reached else '>'} {wanted:.6g}, {share:g} of that of zero weights"

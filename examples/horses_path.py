@@ -19,7 +19,7 @@ import torch
 from common import ORDERS, positive, rules
 from horses_common import flags, labelings, read
 
-from torchssvm import BCFW, BlockGap, DualState, LinearGraph
+from torchssvm import BCFW, BlockGap, DualState, LinearGraph, Recipe, RunOptions
 from torchssvm.core.files import write_text
 from torchssvm.datasets import PrecomputedGraphs
 from torchssvm.path import Certified, PathRun, plot
@@ -50,13 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epsilon=args.epsilon,
         lam_min=args.lam_min,
         rule=Certified(args.kappa),
-        make_dual=lambda lam: DualState.for_head(head, len(train), lam, storage=storage),
-        make_loss=lambda dual: BlockGap(dual, direction, oracle=oracle),
-        make_optimizer=lambda dual: BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual),
-        batch_size=args.batch_size,
-        order=ORDERS[args.order](),
         max_passes=args.max_passes,
-        seed=args.seed,
+        recipe=Recipe(
+            make_dual=lambda lam: DualState.for_head(head, len(train), lam, storage=storage),
+            make_loss=lambda dual: BlockGap(dual, direction, oracle=oracle),
+            make_optimizer=lambda dual: BCFW(
+                [{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual
+            ),
+        ),
+        options=RunOptions(batch_size=args.batch_size, order=ORDERS[args.order](), seed=args.seed),
     )
     rows: list[dict[str, Any]] = []
     start = time.process_time()

@@ -20,10 +20,8 @@ import torch
 from common import count, positive
 from factorwise import Run, factorwise_flags, finish, penalty_of, train
 
-from torchssvm import GDMM, SparseLinearChain
+from torchssvm import GDMM, RunReport, SparseLinearChain, evaluate, in_order
 from torchssvm.datasets import LargeChains, SparseChains, WordChains
-from torchssvm.solvers.report import RunReport, evaluate
-from torchssvm.solvers.solve import in_order
 
 DECODING = 1e10  # additions that decoding the test chains may take: K^2 for each token
 CHAINS = {"synthetic": 1000, "words": 1500}

@@ -21,13 +21,23 @@ from common import positive
 from factorwise import Run, factorwise_flags, finish, penalty_of, train
 from torch import Tensor, nn
 
-from torchssvm import GDMM, BlockGap, Certificate, DualState, SparseLinearMultilabel
+from torchssvm import (
+    GDMM,
+    BlockGap,
+    Certificate,
+    DualState,
+    Evaluation,
+    RunOptions,
+    RunReport,
+    SparseLinearMultilabel,
+    evaluate,
+    in_order,
+    solve,
+)
 from torchssvm.core.batch import apply_head
 from torchssvm.core.figures import new_figure
 from torchssvm.datasets import Multilabel, MultilabelScores, SparseRows, multilabel_scores
 from torchssvm.datasets.multilabel.drawing import draw_interactions, strongest_pairs
-from torchssvm.solvers.report import Evaluation, RunReport, evaluate
-from torchssvm.solvers.solve import in_order, solve
 
 LAMS = (0.03, 0.01, 0.003, 0.001)
 RHO = 0.1  # penalty, in mean costs of a wrong label
@@ -94,7 +104,7 @@ def alone(data: Multilabel, lam: float, args: argparse.Namespace) -> Trained:
     loss = BlockGap(DualState.for_head(head, num_examples=len(data), lam=lam))
     limits = {"tolerance": args.gap, "max_passes": float(args.max_passes)}
     start = time.process_time()
-    certificate = solve(head, loss, data, batch_size=64, seed=args.seed, **limits)
+    certificate = solve(head, loss, data, **limits, options=RunOptions(batch_size=64, seed=args.seed))
     return Trained(head, certificate, time.process_time() - start)
 
 

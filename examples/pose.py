@@ -27,7 +27,7 @@ from pose_pretraining import pretrained, trained_longer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchssvm import GapBatchSampler, LinearPose, certify
+from torchssvm import GapBatchSampler, LinearPose, RunReport, certify, evaluate
 from torchssvm.core.batch import to_device
 from torchssvm.core.files import whole_file
 from torchssvm.datasets import LSPET, PoseScores, PoseTargets, PrecomputedFeatures
@@ -35,7 +35,7 @@ from torchssvm.datasets.images.pose_drawing import draw_poses
 from torchssvm.lightning import Alternate, DualityGap, StructuredSVM
 from torchssvm.models import JOINTS, PoseNetwork, body_bounds, body_nodes, body_pose
 from torchssvm.models.pose_network import STRIDE
-from torchssvm.solvers.report import Entry, RunReport, evaluate
+from torchssvm.solvers.report import Entry
 
 LAM = 1.0  # the least mean error on 100 held-out images, of 1 and 0.1
 STRENGTH = 0.01  # see torchssvm.models.body_bounds

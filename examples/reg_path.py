@@ -37,9 +37,8 @@ from compare.path_picture import draw_costs, draw_path
 from compare.tasks import ABOUT, DEFAULT, TASKS, Task
 from torch import nn
 
-from torchssvm import DualState, RegularizationPath, certify, grid_search
+from torchssvm import DualState, RegularizationPath, RunOptions, certify, grid_search, in_order
 from torchssvm.path import Certified, GridPoint, Heuristic, KeepWeights, PathRule, PathRun, WarmStart
-from torchssvm.solvers.solve import in_order
 
 COLUMNS = ("task", "method", "seed", "kind", "lam", "passes", "seconds", "gap", "recomputed_gap", "test_error")
 
@@ -101,9 +100,8 @@ def follow(rule: PathRule) -> Callable[[str, int, Task, argparse.Namespace, Resu
             epsilon=args.epsilon,
             lam_min=args.lam_min,
             rule=rule,
-            batch_size=args.batch_size,
             max_passes=args.max_passes,
-            seed=seed,
+            options=RunOptions(batch_size=args.batch_size, seed=seed),
         )
         waiting: list[float] | None = None
         try:
@@ -151,10 +149,9 @@ def search(warm_start: WarmStart | None) -> Callable[[str, int, Task, argparse.N
                 args.grid,
                 tolerance=args.epsilon,
                 warm_start=warm_start,
-                batch_size=args.batch_size,
                 max_passes=args.max_passes,
-                seed=seed,
                 on_point=on_point,
+                options=RunOptions(batch_size=args.batch_size, seed=seed),
             )
 
     return method

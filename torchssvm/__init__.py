@@ -1,28 +1,74 @@
-"""torchssvm: max-margin structured training for PyTorch, with a certified duality gap."""
+"""torchssvm: max-margin structured training for PyTorch, with a certified duality gap.
 
-from torchssvm.core.batch import Batch
+What is used by its name in this package, by purpose:
+
+* Training: ``BCFW``, ``BlockGap``, ``StructuredHinge``, ``solve``, ``RunOptions``, ``Average``, ``UniformAverage``,
+  ``WeightedAverage``, ``SuffixAverage``, ``save_checkpoint``, ``load_checkpoint``.
+* Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
+* Heads: ``LinearArcs``, ``LinearChain``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``,
+  ``LinearPose``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
+* Structures: ``Structure``, ``Arborescence``, ``Chain``, ``GraphCut``, ``Matching``, ``Multiclass``, ``Multilabel``,
+  ``Pose``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs and oracles: ``BranchAndBound``,
+  ``BruteForceSearch``, ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``, ``EveryLossLevel``,
+  ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``,
+  ``NonProjective``, ``PoseMaps``, ``Projective``, ``RoofDual``, ``Segmentation``, ``SlackOracle``, ``WeightedLabels``.
+* Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
+* Rules of a step: directions ``FrankWolfe``, ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``,
+  ``CacheOracle``; line searches ``ExactSearch``, ``ShortStep``, ``PredefinedStep``; orders ``Proportional``,
+  ``LargestGap``, ``Uniform``, ``Permutation``, drawn by ``GapBatchSampler``; schedules of exact passes ``EveryPasses``,
+  ``WhenEstimated``.
+* Other trainers, with the verbs of ``Trainer``: ``CompiledBCFW``; ``GDMM`` with ``AwayStep``, ``BlockGreedy``,
+  ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
+  ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with
+  ``OneSlack``, ``NSlack``; ``ExponentiatedGradient``; ``Subgradient``.
+* Paths: ``regularization_path``, ``RegularizationPath``, ``PathRun``, ``grid_search``, ``Recipe``, ``Certified``,
+  ``Heuristic``, ``KeepWeights``, ``KeepDual``.
+* Checking and reporting: ``check``, ``CheckReport``, ``certify``, ``Certificate``, ``FactorwiseCertificate``,
+  ``primal``, ``Objective``, ``evaluate``, ``Evaluation``, ``RunReport``.
+
+``torchssvm.lightning`` has what trains under a Lightning ``Trainer``; ``torchssvm.models`` and ``torchssvm.datasets``
+have complete models and data sets.
+"""
+
+from torchssvm.core.batch import Batch, in_order
 from torchssvm.core.check import CheckReport, check
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Decoding, Marginals, Structure
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.path import RegularizationPath, grid_search, regularization_path
+from torchssvm.path import (
+    Certified,
+    Heuristic,
+    KeepDual,
+    KeepWeights,
+    PathRun,
+    Recipe,
+    RegularizationPath,
+    grid_search,
+    regularization_path,
+)
 from torchssvm.solvers import (
     BCFW,
     Average,
+    BlockGap,
+    Certificate,
+    CompiledBCFW,
     CuttingPlane,
     ExponentiatedGradient,
     NSlack,
     OneSlack,
+    RunOptions,
+    StructuredHinge,
     Subgradient,
     SuffixAverage,
+    Trainer,
     UniformAverage,
     WeightedAverage,
+    certify,
+    recompute_weights,
+    solve,
 )
-from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
-from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
-from torchssvm.solvers.compiled import CompiledBCFW
 from torchssvm.solvers.gdmm import (
     GDMM,
     AwayStep,
@@ -35,7 +81,10 @@ from torchssvm.solvers.gdmm import (
     ResidualBalancing,
     SortedOracle,
 )
-from torchssvm.solvers.primal import Objective, primal
+from torchssvm.solvers.kernel import RBF, KernelChain, KernelMulticlass, KernelSSVM, Polynomial
+from torchssvm.solvers.objective import Objective, primal
+from torchssvm.solvers.report import Evaluation, RunReport, evaluate
+from torchssvm.solvers.schedules import EveryPasses, WhenEstimated
 from torchssvm.steps import Away, Corrective, ExactSearch, FrankWolfe, Hybrid, Pairwise, PredefinedStep, ShortStep
 from torchssvm.steps.cache import CacheOracle, MaxOracle
 from torchssvm.steps.orders import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
@@ -85,6 +134,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BCFW",
     "GDMM",
+    "RBF",
     "Arborescence",
     "Average",
     "Away",
@@ -97,6 +147,7 @@ __all__ = [
     "BruteForceSearch",
     "CacheOracle",
     "Certificate",
+    "Certified",
     "Chain",
     "CheckReport",
     "CompiledBCFW",
@@ -106,8 +157,10 @@ __all__ = [
     "DualState",
     "EdgePotentials",
     "Edges",
+    "Evaluation",
     "EveryClass",
     "EveryLossLevel",
+    "EveryPasses",
     "ExactSearch",
     "ExponentiatedGradient",
     "FactorwiseCertificate",
@@ -117,7 +170,13 @@ __all__ = [
     "GraphCut",
     "GraphPotentials",
     "Graphs",
+    "Heuristic",
     "Hybrid",
+    "KeepDual",
+    "KeepWeights",
+    "KernelChain",
+    "KernelMulticlass",
+    "KernelSSVM",
     "Labelings",
     "LargestGap",
     "LinearArcs",
@@ -143,17 +202,22 @@ __all__ = [
     "OneSlack",
     "Pairwise",
     "PassReport",
+    "PathRun",
     "Penalty",
     "Permutation",
+    "Polynomial",
     "Pose",
     "PoseMaps",
     "Potentials",
     "PredefinedStep",
     "Projective",
     "Proportional",
+    "Recipe",
     "RegularizationPath",
     "ResidualBalancing",
     "RoofDual",
+    "RunOptions",
+    "RunReport",
     "Segmentation",
     "ShortStep",
     "SlackOracle",
@@ -167,18 +231,23 @@ __all__ = [
     "Subgradient",
     "SuffixAverage",
     "TorchStruct",
+    "Trainer",
     "Tree",
     "Uniform",
     "UniformAverage",
     "WeightedAverage",
     "WeightedLabels",
     "Weights",
+    "WhenEstimated",
     "certify",
     "check",
+    "evaluate",
     "grid_search",
+    "in_order",
     "load_checkpoint",
     "primal",
     "recompute_weights",
     "regularization_path",
     "save_checkpoint",
+    "solve",
 ]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from torchssvm import in_order
 from torchssvm.datasets import OCR
-from torchssvm.solvers.solve import in_order
 
 from .descent import shuffled
 from .measuring import Clock

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from torchssvm import LinearChain, StructuredHinge, WeightedAverage, primal
+from torchssvm import LinearChain, StructuredHinge, WeightedAverage, evaluate, in_order, primal
 from torchssvm.datasets import OCR
-from torchssvm.solvers.report import evaluate
-from torchssvm.solvers.solve import in_order
 
 from .measuring import Clock
 from .training import compiled_loop, ocr_problem
@@ -50,7 +48,7 @@ def bcfw(rules: str, average: bool, size: str, lam: float, seed: int, epochs: fl
         points: list[dict[str, float]] = []
         clock, visits, due, certified = Clock(), 0, 1.0, 0.0
         while True:
-            visits += loop.run(max(n // PARTS_OF_A_PASS, 1))
+            visits += loop.step(max(n // PARTS_OF_A_PASS, 1))
             if dual.passes - certified >= 10.0:
                 certified = loop.certify().passes
             epochs = visits / n

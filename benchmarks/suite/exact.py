@@ -37,7 +37,7 @@ def certificates(size: str, lam: float, epochs: int, quick: bool) -> dict[str, A
     torch.set_num_threads(1)
     passes: dict[str, Callable[[], Certificate]] = {}
     for storage, loop in loops.items():
-        loop.run(epochs * len(words))
+        loop.step(epochs * len(words))
         passes[f"compiled, {storage}"] = loop.certify
         passes[f"torch, {storage}"] = functools.partial(certify, loop.head, loop.dual, data.batches)
         gaps = [passes[f"{side}, {storage}"]().gap for side in ("compiled", "torch")]

@@ -39,7 +39,7 @@ def _step(kind: str, shape: dict[str, int], seconds: float) -> float:
         visits = min(chains.n, 500)
 
         def run() -> int:
-            return loop.run(visits)
+            return loop.step(visits)
 
     else:
         torch_loop = TorchLoop(chains.dataset(), chains.problem(), LAM)

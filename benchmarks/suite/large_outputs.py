@@ -20,12 +20,14 @@ from torchssvm import (
     DualState,
     FullyCorrective,
     Labelings,
+    RunOptions,
     SortedOracle,
     SparseLinearChain,
     SparseLinearMultilabel,
+    in_order,
 )
 from torchssvm.datasets import LargeChains, Multilabel
-from torchssvm.solvers.solve import Steps, in_order
+from torchssvm.solvers import Steps
 
 from .measuring import Clock
 from .memory import MIB, resident, set_back
@@ -173,7 +175,7 @@ def label_sets_bcfw(lam: float, passes: int, root: str | None = None) -> dict[st
     for examples, rounds in ((few, 1), (data, passes)):  # the first compiles
         head = SparseLinearMultilabel(data.num_features, data.num_labels)
         loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
-        with Steps(head, loss, examples, batch_size=64) as steps:
+        with Steps(head, loss, examples, RunOptions(batch_size=64)) as steps:
             clock, seen, points = Clock(), 0, []
             for visited in steps:
                 seen += visited

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from torchssvm import Batch
+from torchssvm import Batch, in_order
 from torchssvm.core.memory import available_memory
 from torchssvm.datasets import OCR, PaddedDataset
-from torchssvm.solvers.solve import in_order
 
 from .measuring import Ask, Clock, Limit, Settings, Summary, Table, exponent
 from .synthetic import Chains
@@ -52,7 +51,7 @@ def begin(
     """A pass of steps and an exact pass of a loop; only the torch loop needs the words themselves."""
     if kind == "compiled":
         loop = compiled_loop(problem, "FW", LAM)
-        return lambda: loop.run(problem.num_examples), loop.certify
+        return lambda: loop.step(problem.num_examples), loop.certify
     torch_loop = TorchLoop(words(), problem, LAM)
     return torch_loop.epoch, torch_loop.certify
 

@@ -36,13 +36,13 @@ def roofline(size: str, lam: float, passes: int, quick: bool, seed: int) -> dict
     loop = compiled_loop(data, "FW", lam, seed)
     torch_loop = TorchLoop(words, data, lam, seed)
     n = len(words)
-    loop.run(n)  # compiles
+    loop.step(n)  # compiles
     loop.certify()
     torch_loop.epoch()
     torch_loop.certify()
     before = measure_ceilings(quick)
     clock = Clock()
-    loop.run(passes * n)
+    loop.step(passes * n)
     compiled_step = clock.stop()["seconds"] / (passes * n)
     clock = Clock()
     torch_loop.epoch()

@@ -62,7 +62,7 @@ def compiled(rules: str, size: str, lam: float, gap: float, seed: int, max_secon
     data = ocr_problem(words)
     warm = compiled_loop(data, rules, lam)
     for _ in range(2):  # compiles everything
-        warm.run(len(words))
+        warm.step(len(words))
         warm.certify()
     setup = Clock()
     loop = compiled_loop(data, rules, lam, seed)

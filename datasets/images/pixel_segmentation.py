@@ -59,7 +59,7 @@ class PixelSegmentation(Dataset[GraphExample]):
         batch = SuperpixelGraphs.collate([example._replace(x=example.x.graph) for example in examples])
         image = padded([example.x.image for example in examples], 0)
         regions = padded([example.x.regions for example in examples], PADDING)
-        return batch._replace(x=SegmentationPixels(image, regions, batch.x))
+        return batch.replace(x=SegmentationPixels(image, regions, batch.x))
 
     def __repr__(self) -> str:
         return f"PixelSegmentation({self.graphs!r})"

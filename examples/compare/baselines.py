@@ -11,9 +11,8 @@ from torch import nn
 
 from compare.runs import Bounds, DualRun, Run, Settings
 from compare.tasks import Task
-from torchssvm import Average, Batch, CuttingPlane, ExponentiatedGradient, StructuredHinge, Uniform
-from torchssvm.core.batch import apply_head
-from torchssvm.solvers.solve import fetcher, in_order
+from torchssvm import Average, Batch, CuttingPlane, ExponentiatedGradient, StructuredHinge, Uniform, in_order
+from torchssvm.core.batch import apply_head, fetcher
 
 
 class HingeRun(Run):
@@ -75,7 +74,9 @@ class CuttingPlaneRun(Run):
 
     def __init__(self, task: Task, settings: Settings, slack: Callable[[], Any]) -> None:
         super().__init__(task, settings)
-        self.method = CuttingPlane(self.head, self.n, settings.lam, slack())
+        self.method = CuttingPlane(
+            self.head, in_order(task.train), num_examples=self.n, lam=settings.lam, slack=slack()
+        )
 
     @property
     def passes(self) -> float:
@@ -85,7 +86,7 @@ class CuttingPlaneRun(Run):
     def steps(self) -> Generator[int]:
         """Endless."""
         while True:
-            self.method.step(in_order(self.task.train))
+            self.method.step()
             yield self.n
 
     def bounds(self) -> Bounds:
@@ -98,15 +99,13 @@ class ExponentiatedRun(DualRun):
 
     def __init__(self, task: Task, settings: Settings) -> None:
         super().__init__(task, settings)
-        self.method = ExponentiatedGradient(self.head, self.n, settings.lam)
+        self.method = ExponentiatedGradient(self.head, in_order(task.train), num_examples=self.n, lam=settings.lam)
         self.dual = self.method.dual
 
     def steps(self) -> Generator[int]:
         """Endless."""
-        self.method.start(in_order(self.task.train))
-        yield self.n
         for batch in uniform_batches(self.task, self.settings):
-            self.method.step(batch)
+            self.method.visit(batch)
             yield len(batch.index)
 
 

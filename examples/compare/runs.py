@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from compare.tasks import Task
-from torchssvm import Average, CompiledBCFW, DualState, certify, primal
+from torchssvm import Average, CompiledBCFW, DualState, EveryPasses, certify, in_order, primal
+from torchssvm.solvers import Steps
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.solve import EveryPasses, Steps, in_order
 
 _EPOCHS = 100  # of blocks visited, after which an exact pass is due even if the cache has answered all the time
 
@@ -185,7 +185,7 @@ class CompiledRun(DualRun):
     def _visits(self) -> Generator[int]:
         chunk = math.ceil(self.n / 4)
         while True:
-            made = self.chain.run(chunk)
+            made = self.chain.step(chunk)
             if made < chunk:
                 self.chain.certify()
                 if not bool(self.dual.gap_estimates.any()):

@@ -31,12 +31,13 @@ from torchssvm import (
     Permutation,
     PredefinedStep,
     Proportional,
+    RunOptions,
     Subgradient,
     SuffixAverage,
     Uniform,
     WeightedAverage,
 )
-from torchssvm.solvers.solve import Steps
+from torchssvm.solvers import Steps
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.direction import DirectionRule
 from torchssvm.steps.line_search import LineSearch
@@ -100,9 +101,9 @@ class BlockFrankWolfe:
             run.head,
             BlockGap(run.dual, self.direction, oracle=self.oracle, **sweeps),
             run.task.train,
-            batch_size=run.n if self.whole else run.settings.batch_size,
-            order=self.order,
-            seed=run.settings.seed,
+            RunOptions(
+                batch_size=run.n if self.whole else run.settings.batch_size, order=self.order, seed=run.settings.seed
+            ),
             optimizer=BCFW(run.head.parameters(), run.dual, line_search=self.line_search),
         )
 

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm import LinearChain, LinearMulticlass
+from torchssvm import LinearChain, LinearMulticlass, evaluate, in_order
 from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.models import ocr_chain
-from torchssvm.solvers.report import evaluate
-from torchssvm.solvers.solve import in_order
 
 DEFAULT = "ocr-small"
 

@@ -265,7 +265,7 @@ class AverageTestCase(ABC):
         [
             (lambda batches: batches[:-1], "left out"),
             (lambda batches: [*batches, batches[0]], "twice"),
-            (lambda batches: [batches[0], batches[1]._replace(x=batches[1].x * torch.nan)], "not finite"),
+            (lambda batches: [batches[0], batches[1].replace(x=batches[1].x * torch.nan)], "not finite"),
         ],
     )
     def test_a_pass_that_fails_restores_the_weights(self, spoil, words):

@@ -31,6 +31,7 @@ from torchssvm import (
     BlockGreedy,
     BruteForce,
     DualState,
+    EveryPasses,
     FullyCorrective,
     Penalty,
     SortedOracle,
@@ -116,7 +117,7 @@ class FactorGraphTestCase(ABC):
     def check_optimum(self, task: Task, *, tolerance: float = 3e-6, **options: Any) -> None:
         best = self.graph(task).optimum()
         gdmm = self.gdmm(task, **{"penalty": Penalty(), **options})
-        found = gdmm.solve(tolerance, violation=1e-3, max_sweeps=4000, check_every=10)
+        found = gdmm.solve(tolerance, violation=1e-3, max_passes=4000)
         assert found.relaxed_gap <= tolerance
         assert found.violation <= 1e-3
         assert found.relaxed_primal == pytest.approx(best, abs=1e-5)
@@ -462,7 +463,7 @@ class FactorGraphTestCase(ABC):
         gdmm, task = self.trained(1), self.make(1)
         weights = flat(gdmm.head.parameters()).clone()
         every = task.everything()
-        wrong = [batch._replace(x=scaled(batch.x, math.inf)) for batch in every]
+        wrong = [batch.replace(x=scaled(batch.x, math.inf)) for batch in every]
         with pytest.raises(ValueError, match="not finite"):
             gdmm.dual_state(wrong)
         assert torch.equal(flat(gdmm.head.parameters()), weights)
@@ -514,8 +515,8 @@ class FactorGraphTestCase(ABC):
     def test_batches_that_are_not_fixed_or_no_batches(self):
         task = self.make(1)
         every = task.everything()
-        moving = [batch._replace(x=batch.x.clone().requires_grad_()) for batch in every]
-        numpy = [batch._replace(x=batch.x.numpy()) for batch in every]
+        moving = [batch.replace(x=batch.x.clone().requires_grad_()) for batch in every]
+        numpy = [batch.replace(x=batch.x.numpy()) for batch in every]
         for batches, error, words in (
             (every[0], TypeError, r"give a list of them, \[batch\]"),
             (3, TypeError, "batches is a int"),
@@ -537,7 +538,7 @@ class FactorGraphTestCase(ABC):
             (every + every[-1:], "twice"),
             ([task.batch([1, 1])], "twice"),
             ([], "left out|empty"),
-            ([task.batch([0])._replace(index=torch.tensor([task.n]))], "num_examples"),
+            ([task.batch([0]).replace(index=torch.tensor([task.n]))], "num_examples"),
             ([1], "Batch"),
         ):
             with pytest.raises((ValueError, TypeError), match=words):
@@ -588,7 +589,7 @@ class FactorGraphTestCase(ABC):
                 gdmm.visit(index)
         with pytest.raises(ValueError, match=f"an index is 0 to {n - 1}"):
             gdmm.visit(torch.tensor([n]))
-        for options in ({"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": 0.0}, {"check_every": 0}):
+        for options in ({"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": 0.0}, {"max_passes": 0}):
             with pytest.raises(ValueError, match=next(iter(options))):
                 gdmm.solve(**{"tolerance": 0.1, **options})
         assert_same(saved(gdmm), before)
@@ -643,7 +644,7 @@ class FactorGraphTestCase(ABC):
     def test_float32(self):
         task = self.make(2, dtype=torch.float32)
         best, gdmm = self.graph(task).optimum(), self.gdmm(task)
-        found = gdmm.solve(1e-4, max_sweeps=2000)
+        found = gdmm.solve(1e-4, max_passes=2000)
         assert all(p.dtype == torch.float32 for p in task.head.parameters())
         assert found.drift <= 1e-4
         assert found.relaxed_gap <= 1e-4
@@ -652,9 +653,9 @@ class FactorGraphTestCase(ABC):
     def test_solve_stops_and_reports(self):
         gdmm = self.trained(2, passes=0)
         passes, checks = [], []
-        found = gdmm.solve(0.0, max_sweeps=7, check_every=3, on_pass=passes.append, on_check=checks.append)
+        found = gdmm.solve(0.0, max_passes=7, schedule=EveryPasses(3), on_pass=passes.append, on_check=checks.append)
         assert [report.sweeps for report in passes] == list(range(1, 8))
-        assert [check.sweeps for check in checks] == [0, 3, 6, 7]
+        assert [check.sweeps for check in checks] == [3, 6, 7]
         assert found is checks[-1]
         assert found.passes == 7.0
         assert str(found).startswith("primal")

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
-from test_max_sum_tree import assert_same, trees
-from test_oracle_ops import chains, strided
+from random_potentials import assert_same, chains, strided, trees
 
 from torchssvm.steps.box_qp import ascend
 from torchssvm.steps.box_qp_triton import ascend_triton

@@ -279,7 +279,7 @@ class StorageTestCase(ABC):
                     continue
                 batch = problem.batch(some)
                 cropped.step(batch)
-                wide.step(batch._replace(x=problem.x[some], y=problem.y[some]))  # always with the full padding
+                wide.step(batch.replace(x=problem.x[some], y=problem.y[some]))  # always with the full padding
             assert cropped.dual.steps >= 6
             torch.testing.assert_close(cropped.weights(), wide.weights(), rtol=1e-9, atol=1e-11)
             torch.testing.assert_close(cropped.dual.loss, wide.dual.loss, rtol=1e-9, atol=1e-11)

@@ -25,6 +25,7 @@ from torchssvm import (
     DualState,
     EdgePotentials,
     EveryLossLevel,
+    EveryPasses,
     ExponentiatedGradient,
     GapBatchSampler,
     GraphCut,
@@ -57,6 +58,7 @@ from torchssvm import (
     Tree,
     WeightedAverage,
     WeightedLabels,
+    WhenEstimated,
     certify,
     check,
     grid_search,
@@ -84,7 +86,6 @@ from torchssvm.datasets import (
 from torchssvm.models import LetterFeatures, PixelFeatures, best_threshold, mean_displacements, threshold_links
 from torchssvm.path import Certified, Heuristic, start_at_largest_lam
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM, Polynomial
-from torchssvm.solvers.solve import EveryPasses, WhenEstimated
 from torchssvm.steps.box_qp import solve_box_qp
 
 WORDS = [(3, 3), ("3", None), (2.5, None), (True, None), (None, None), (np.int32(3), 3), (np.bool_(True), None)]
@@ -146,8 +147,18 @@ def test_whole_numbers_of_numpy_are_taken_everywhere():
     assert type(state["num_examples"]) is int  # NumPy's are no numbers to weights_only=True
     assert certify(problem.head, dual, problem.everything()).num_examples == 6
     assert primal(problem.head, problem.structure, problem.everything(), 0.5, num_examples=six).oracle_calls == 6
-    assert ExponentiatedGradient(LinearMulticlass(3, 3), six, 0.1, halvings=np.int64(1)).halvings == 1
-    assert CuttingPlane(LinearMulticlass(3, 3), six, 0.1, NSlack(np.int64(3), max_sweeps=np.int64(5))).iterations == 0
+    assert (
+        ExponentiatedGradient(
+            problem.head, problem.everything(), num_examples=six, lam=0.1, halvings=np.int64(1)
+        ).halvings
+        == 1
+    )
+    assert (
+        CuttingPlane(
+            problem.head, [], num_examples=six, lam=0.1, slack=NSlack(np.int64(3), max_sweeps=np.int64(5))
+        ).iterations
+        == 0
+    )
     assert Corrective(np.int64(3)).steps == 3
 
 
@@ -155,11 +166,11 @@ def test_whole_numbers_of_numpy_in_compiled_solvers():
     problem = multiclass(1)
     dual = DualState.for_head(problem.head, np.int64(6), problem.lam)
     loop = CompiledBCFW(problem.head, dual, problem.everything(), seed=np.int64(1))
-    assert loop.run(np.int64(3)) == 3
+    assert loop.step(np.int64(3)) == 3
     assert loop.solve(0.1, max_passes=np.int64(20)).gap <= 0.1
     task = chain(1)
     gdmm = GDMM(task.head, task.everything(), num_examples=np.int64(5), lam=0.1, seed=np.int64(2))
-    assert gdmm.solve(1.0, max_sweeps=np.int64(2), check_every=np.int64(1)).num_examples == 5
+    assert gdmm.solve(1.0, max_passes=np.int64(2), schedule=EveryPasses(np.int64(1))).num_examples == 5
     assert type(gdmm.state_dict()["gdmm"]["num_examples"]) is int
 
 
@@ -167,7 +178,7 @@ def test_whole_numbers_of_numpy_in_kernel_models():
     problem = multiclass(1, dtype=torch.float32)
     head = KernelMulticlass(Polynomial(np.int64(2)), np.int64(3), np.int64(3))
     svm = KernelSSVM(head, problem.x, problem.y, lam=0.1, sweeps=np.int64(1), capacity=np.int64(4))
-    svm.step(np.arange(2))
+    svm.visit(np.arange(2))
     assert svm.dual.steps == 1
 
 
@@ -261,8 +272,8 @@ NUMBERS: list[tuple[str, Any]] = [
     ("constant", lambda x: Polynomial(constant=x)),
     ("precision_cost", lambda x: Matching(precision_cost=x)),
     ("weight", lambda x: TorchStruct(_crf(), weight=x)),
-    ("step_size", lambda x: ExponentiatedGradient(LinearMulticlass(3, 3), 6, 0.1, step_size=x)),
-    ("growth", lambda x: ExponentiatedGradient(LinearMulticlass(3, 3), 6, 0.1, growth=x)),
+    ("step_size", lambda x: ExponentiatedGradient(LinearMulticlass(3, 3), [], num_examples=6, lam=0.1, step_size=x)),
+    ("growth", lambda x: ExponentiatedGradient(LinearMulticlass(3, 3), [], num_examples=6, lam=0.1, growth=x)),
     ("lam", lambda x: Subgradient(LinearMulticlass(3, 3).parameters(), x)),
     ("max_loss", lambda x: Subgradient(LinearMulticlass(3, 3).parameters(), 0.1, max_loss=x)),
     ("epsilon", lambda x: regularization_path(LinearMulticlass(3, 3), [1], epsilon=x, lam_min=0.1)),
@@ -270,7 +281,7 @@ NUMBERS: list[tuple[str, Any]] = [
     (r"lams\[0\]", lambda x: grid_search(LinearMulticlass(3, 3), [1], [x], tolerance=0.1)),
     ("max_passes", lambda x: grid_search(LinearMulticlass(3, 3), [1], [0.1], tolerance=0.1, max_passes=x)),
     ("tolerance", lambda x: CompiledBCFW(*_compiled()).solve(x)),
-    ("tolerance", lambda x: CuttingPlane(LinearMulticlass(3, 3), 6, 0.1).run([], x)),
+    ("tolerance", lambda x: CuttingPlane(LinearMulticlass(3, 3), [], num_examples=6, lam=0.1).solve(x)),
     ("compactness", lambda x: GraphSettings(compactness=x)),
     ("noise", lambda x: LargeChains(noise=x)),
 ]
@@ -298,7 +309,7 @@ def test_memory_limits(limit):
         lambda: NSlack(memory_limit=limit),
         lambda: OneSlack(memory_limit=limit),
         lambda: KernelSSVM(kernel, problem.x, problem.y, lam=0.1, memory_limit=limit),
-        lambda: ExponentiatedGradient(problem.head, 6, 0.1, memory_limit=limit),
+        lambda: ExponentiatedGradient(problem.head, [], num_examples=6, lam=0.1, memory_limit=limit),
     ):
         with pytest.raises((TypeError, ValueError), match=r"memory_limit=.* must be a whole number.*bytes, or None"):
             make()
@@ -377,7 +388,7 @@ def test_targets_of_another_kind(problem, kind):
     spoil, words = BAD_TARGETS[kind]
     training = problem(1).train().run([[0], [1, 2]])
     everything = training.problem.everything()[0]
-    bad = everything._replace(y=spoil(everything.y))
+    bad = everything.replace(y=spoil(everything.y))
     before = training.snapshot()
     with pytest.raises(ValueError, match=rf"target must be int64 \[.*got .*{words}"):
         training.step(bad)
@@ -399,7 +410,7 @@ def test_targets_of_another_kind_for_gdmm(kind):
     problem = chain(1)
     everything = problem.everything()[0]
     with pytest.raises(ValueError, match=rf"target must be int64 \[.*got .*{words}"):
-        GDMM(problem.head, [everything._replace(y=spoil(everything.y))], num_examples=5, lam=0.1)
+        GDMM(problem.head, [everything.replace(y=spoil(everything.y))], num_examples=5, lam=0.1)
 
 
 def _applied(head: Any, batch: Any) -> Any:
@@ -411,7 +422,7 @@ def test_weights_of_labels_of_another_kind(weights):
     training = chain(1).train()
     batch = training.problem.everything()[0]
     with pytest.raises(TypeError, match=r"target\.weights must be a dense, real tensor"):
-        training.step(batch._replace(y=WeightedLabels(batch.y, weights)))
+        training.step(batch.replace(y=WeightedLabels(batch.y, weights)))
 
 
 BAD_FEATURES: dict[str, tuple[Any, str]] = {
@@ -431,7 +442,7 @@ def test_features_of_another_kind(problem, kind):
     batch = training.problem.everything()[0]
     before = training.snapshot()
     with pytest.raises(TypeError, match=rf"x .*{words}|x is a {words}"):
-        training.step(batch._replace(x=spoil(batch.x)))
+        training.step(batch.replace(x=spoil(batch.x)))
     assert_same(training.snapshot(), before)
 
 
@@ -450,7 +461,7 @@ def test_index_and_lengths_without_numbers(name):
     batch = training.problem.everything()[0]
     held: Tensor = getattr(batch, name)
     with pytest.raises(ValueError, match=rf"{name} must be int64 \[5\], one .*meta device"):
-        training.step(batch._replace(**{name: held.to("meta")}))
+        training.step(batch.replace(**{name: held.to("meta")}))
 
 
 # -- Datasets, scores, models -----------------------------------------------------------------------------

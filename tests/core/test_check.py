@@ -71,7 +71,7 @@ def test_chains_of_all_kinds_are_right(shared, ragged):
     structure = Chain(2, shared=shared, normalize=False, class_weight=torch.tensor([1.0, 3.0]))
     batch = problem.batch(range(problem.n))
     for y in (batch.y, WeightedLabels(batch.y, torch.rand(batch.y.shape))):
-        report = check(problem.head, structure, batch._replace(y=y))
+        report = check(problem.head, structure, batch.replace(y=y))
         assert report.ok, str(report)
 
 
@@ -392,14 +392,14 @@ def test_labelings_that_cannot_be_kept_are_named_and_are_no_error():
     """Only Labelings() needs them; MeanParts() trains with such a structure."""
     head, _, batch = label_sets()
     y = batch.y.nonzero()[:, 1].view(-1, 2)
-    found = {f.name: f for f in check(head, Counts(4, 2), batch._replace(y=y)).findings}
+    found = {f.name: f for f in check(head, Counts(4, 2), batch.replace(y=y)).findings}
     assert "became [5, 8, 2]" in found["labelings keep their size"].problem
 
 
 def test_targets_that_do_not_fit_are_found():
     problem = multiclass(0)
     batch = problem.batch([0, 1])
-    report = check(problem.head, problem.structure, batch._replace(y=batch.y + 5))
+    report = check(problem.head, problem.structure, batch.replace(y=batch.y + 5))
     assert "label" in problems_of(report)["head and target fit the structure"]
     report = check(LinearMulticlass(7, 3), Multiclass(3), batch)
     assert "x must be [B, 7]" in problems_of(report)["head and target fit the structure"]

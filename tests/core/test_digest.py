@@ -93,7 +93,7 @@ def others(problem):
         for row, index in enumerate(batch.index.tolist()):
             if index in (2, 5):
                 y[row, 0] = (y[row, 0] + 1) % 3
-        yield batch._replace(y=y)
+        yield batch.replace(y=y)
 
 
 def test_other_targets_are_refused():

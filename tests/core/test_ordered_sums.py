@@ -62,7 +62,7 @@ def test_kernel_models(kind, direction):
         problem = PROBLEMS[kind](3, dtype=torch.float32, n=8, lam=0.05)
         model = kernel_svm(problem, RBF(0.5), direction=direction())
         for rows in torch.randint(0, 8, (20, 3), generator=rng(1)):
-            model.step(rows)
+            model.visit(rows)
         return model.certify()
 
     with on_a_device() as seen:

@@ -437,26 +437,26 @@ def test_looking_at_a_head_starts_no_device(monkeypatch):
 
 def by_kernels(problem):
     model = kernel_svm(problem, RBF(0.02))
-    steps = [model.step(rows) for rows in torch.arange(problem.n).split(4)]
+    steps = [model.visit(rows) for rows in torch.arange(problem.n).split(4)]
     found = model.certify()
     return steps, found.primal, found.dual, model.update_head().state_dict()
 
 
 def by_cutting_planes(slack):
     def run(problem):
-        method = CuttingPlane(problem.head, problem.n, problem.lam, slack())
+        every = problem.everything(3)
+        method = CuttingPlane(problem.head, every, num_examples=problem.n, lam=problem.lam, slack=slack())
         for _ in range(3):
-            found = method.step(problem.everything(3))
+            found = method.step()
         return found.primal, found.dual, list(problem.head.parameters())
 
     return run
 
 
 def by_gradients(problem):
-    method = ExponentiatedGradient(problem.head, problem.n, problem.lam)
-    method.start(problem.everything(3))
-    steps = [method.step(batch) for batch in problem.everything(2)]
-    found = method.certify(problem.everything(3))
+    method = ExponentiatedGradient(problem.head, problem.everything(3), num_examples=problem.n, lam=problem.lam)
+    steps = [method.visit(batch) for batch in problem.everything(2)]
+    found = method.certify()
     return steps, found.primal, found.dual
 
 

@@ -47,7 +47,7 @@ def large() -> OCR:
 
 
 def assert_same_batch(a: Batch, b: Batch) -> None:
-    for name, left, right in zip(Batch._fields, a, b, strict=True):
+    for name, left, right in zip(Batch.__slots__, a, b, strict=True):
         assert left.dtype == right.dtype, name
         assert torch.equal(left, right), name
 

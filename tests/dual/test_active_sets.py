@@ -189,7 +189,7 @@ def test_the_compiled_loop_alone(direction, order):
     loop = CompiledBCFW(problem.head, dual, problem.everything(), **rules)
     before = 0.0
     for _ in range(20):
-        assert loop.run(16) == 16 or not bool(dual.gap_estimates.any())
+        assert loop.step(16) == 16 or not bool(dual.gap_estimates.any())
         assert dual.value() >= before - 1e-12
         before = dual.value()
         certificate = loop.certify()

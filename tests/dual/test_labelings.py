@@ -309,7 +309,7 @@ def test_an_example_whose_length_changes():
     assert int(batch.lengths) == 3
     before = training.snapshot()
     with pytest.raises(ValueError, match="example 0 came with length 2, and its labelings have 3: an index must"):
-        training.step(batch._replace(lengths=torch.tensor([2])))
+        training.step(batch.replace(lengths=torch.tensor([2])))
     assert_same(training.snapshot(), before)
 
 
@@ -323,7 +323,7 @@ def test_an_example_whose_size_changes_without_lengths():
     training = problem.train(storage=Labelings()).run([[k] for k in range(5)])
     batch = problem.batch([0])
     with pytest.raises(ValueError, match=r"labelings of shape \[3\], and example 0 came with \[2\]"):
-        training.step(batch._replace(x=batch.x[:, :2], y=batch.y[:, :2]))
+        training.step(batch.replace(x=batch.x[:, :2], y=batch.y[:, :2]))
 
 
 # -- State -------------------------------------------------------------------------------------------------

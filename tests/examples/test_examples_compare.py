@@ -12,9 +12,8 @@ import pytest
 import torch
 from problems import chain, multiclass, reference
 
-from torchssvm import RegularizationPath, primal
+from torchssvm import RegularizationPath, in_order, primal
 from torchssvm.datasets import PaddedDataset
-from torchssvm.solvers.solve import in_order
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))  # as it is where a script of this folder runs

@@ -19,6 +19,7 @@ L = pytest.importorskip("lightning")
 
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, RichProgressBar, TQDMProgressBar  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
+from lightning_words import WORDS, Features, chain, everything, loader, some_words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     BCFW,
@@ -33,51 +34,8 @@ from torchssvm import (  # noqa: E402
     Weights,
     certify,
 )
-from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
+from torchssvm.datasets import PaddedDataset  # noqa: E402
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, Report, StructuredSVM  # noqa: E402
-
-WORDS = 30
-
-
-@pytest.fixture(scope="module")
-def words() -> PaddedDataset:
-    ocr = OCR()
-    return PaddedDataset(ocr.x[:WORDS], ocr.y[:WORDS], ocr.lengths[:WORDS])
-
-
-def loader(words, workers: int = 0, **options) -> DataLoader:
-    sampler = GapBatchSampler(num_examples=len(words), batch_size=3, chunk=4)
-    return DataLoader(words, batch_sampler=sampler, collate_fn=words.collate, num_workers=workers, **options)
-
-
-def everything(words) -> DataLoader:
-    return DataLoader(words, batch_size=16, collate_fn=words.collate)
-
-
-def chain(lam: float = 0.1, **options) -> StructuredSVM:
-    return StructuredSVM(LinearChain(128, 26), lam=lam, **options)
-
-
-def trainer(*callbacks, **options) -> L.Trainer:
-    quiet = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return L.Trainer(callbacks=list(callbacks), **(quiet | options))
-
-
-class Features(nn.Module):
-    """With everything that may change unasked: batch statistics and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = nn.Sequential(nn.Linear(128, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2))
-
-    def forward(self, x):
-        return self.network(x.flatten(0, 1)).view(*x.shape[:2], 12)
 
 
 def joint(lam: float = 0.01, **options) -> StructuredSVM:
@@ -89,6 +47,11 @@ def joint(lam: float = 0.01, **options) -> StructuredSVM:
         features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
         **options,
     )
+
+
+@pytest.fixture(scope="module")
+def words() -> PaddedDataset:
+    return some_words()
 
 
 # What stops a run
@@ -377,10 +340,9 @@ def test_several_processes_are_refused(tmp_path):
     script = tmp_path / "two.py"
     script.write_text(
         "import sys, warnings; warnings.simplefilter('ignore')\n"
-        f"sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] / 'cases')!r}]\n"
-        "from test_lightning import *\n"
-        "ocr = OCR()\n"
-        "words = PaddedDataset(ocr.x[:30], ocr.y[:30], ocr.lengths[:30])\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1] / 'cases')!r})\n"
+        "from lightning_words import chain, loader, some_words, trainer\n"
+        "words = some_words()\n"
         "if __name__ == '__main__':\n"
         "    trainer(devices=2, strategy='ddp_fork', max_epochs=1).fit(chain(), loader(words))\n"
     )

@@ -33,7 +33,7 @@ from lightning.pytorch.callbacks import (  # noqa: E402
 )
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
-from test_lightning_monitors import MODELS, N, Watch, Words, svm, trainer  # noqa: E402
+from short_words import MODELS, N, Watch, Words, svm, trainer  # noqa: E402
 
 from torchssvm import BCFW, BlockGap, DualState, LinearChain, certify  # noqa: E402
 from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, StructuredSVM  # noqa: E402

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from test_lightning import WORDS, Features, chain, everything, loader, trainer  # noqa: E402
+from lightning_words import Features, chain, everything, loader, some_words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     BCFW,
@@ -25,15 +25,13 @@ from torchssvm import (  # noqa: E402
     certify,
 )
 from torchssvm.core.batch import Batch  # noqa: E402
-from torchssvm.datasets import OCR  # noqa: E402
 from torchssvm.datasets.padded import PaddedDataset  # noqa: E402
 from torchssvm.lightning import DualityGap, StructuredSVM, compiled_steps  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def words() -> PaddedDataset:
-    ocr = OCR()
-    return PaddedDataset(ocr.x[:WORDS], ocr.y[:WORDS], ocr.lengths[:WORDS])
+    return some_words()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from test_lightning_monitors import trainer  # noqa: E402
+from short_words import trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     Batch,

@@ -139,7 +139,7 @@ def optimum(words) -> tuple[float, float]:
     dual = DualState.for_head(head, WORDS, 0.05, storage=Labelings(40))
     everything = DataLoader(words, batch_size=WORDS, collate_fn=words.collate)
     solver = CompiledBCFW(head, dual, everything, direction=Corrective(), order=Permutation())
-    solver.run(200 * WORDS)
+    solver.step(200 * WORDS)
     found = solver.certify()
     assert 0.0 <= found.gap < 1e-4
     return found.dual, found.primal

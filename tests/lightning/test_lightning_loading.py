@@ -13,7 +13,7 @@ from torch import nn
 
 L = pytest.importorskip("lightning")
 
-from test_lightning_monitors import Words, trainer  # noqa: E402
+from short_words import Words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     Arborescence,

@@ -9,11 +9,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from items import Items, with_objects
 from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
 from refusals import changes_state
-from test_solve import Items
 
-from torchssvm import BlockGap, Decoding, DualState, LinearChain, MeanParts, Multiclass, Weights, certify
+from torchssvm import (
+    BlockGap,
+    Decoding,
+    DualState,
+    EveryPasses,
+    LinearChain,
+    MeanParts,
+    Multiclass,
+    RunOptions,
+    Weights,
+    certify,
+)
 from torchssvm.datasets import OCR
 from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.path import (
@@ -28,8 +39,7 @@ from torchssvm.path import (
     regularization_path,
     start_at_largest_lam,
 )
-from torchssvm.path.initial import plain_optimizer
-from torchssvm.solvers.solve import EveryPasses
+from torchssvm.path.recipe import plain_optimizer
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -41,8 +51,8 @@ def vector(weights: dict[str, torch.Tensor]) -> np.ndarray:
 
 
 def follow(problem: Problem, **options) -> RegularizationPath:
-    options = {"epsilon": 0.1, "lam_min": 0.05, "batch_size": 2} | options
-    return regularization_path(problem.head, Items(problem), **options)
+    options = {"epsilon": 0.1, "lam_min": 0.05} | options
+    return regularization_path(problem.head, Items(problem), **with_objects(**options))
 
 
 def two_of_a_kind(classes: int = 4) -> Problem:
@@ -309,7 +319,7 @@ class TestPath:
 
     def test_what_passes_run_out_on_is_not_promised(self):
         problem = multiclass(6, n=12)
-        path = follow(problem, lam_min=0.0, epsilon=0.01, max_passes=20, schedule=lambda: EveryPasses(100))
+        path = follow(problem, lam_min=0.0, epsilon=0.01, max_passes=20, schedule=EveryPasses(100))
         assert all(point.gap <= 0.01 for point in path.points)
 
     def test_an_interrupted_step_leaves_no_hole(self):
@@ -325,7 +335,7 @@ class TestPath:
 
         broken = False
         problem = chain(5, lam=0.3)
-        run = PathRun(problem.head, Failing(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        run = PathRun(problem.head, Failing(problem), epsilon=0.1, lam_min=0.02, options=RunOptions(batch_size=2))
         while len(run.path.points if run._points else ()) < 4:
             assert run.advance()
         broken, served = True, run.path.lowest
@@ -333,7 +343,9 @@ class TestPath:
             run.advance()
         assert not broken
         assert run.path.lowest == served
-        resumed = PathRun(problem.copy().head, Items(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        resumed = PathRun(
+            problem.copy().head, Items(problem), epsilon=0.1, lam_min=0.02, options=RunOptions(batch_size=2)
+        )
         resumed.load_state_dict(run.state_dict())
         for one in (run, resumed):
             assert one.advance()
@@ -342,7 +354,7 @@ class TestPath:
 
     def test_a_dual_beside_the_path_is_not_resumed(self):
         problem = chain(5, lam=0.3)
-        run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, batch_size=2)
+        run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, options=RunOptions(batch_size=2))
         run.advance()
         state = run.state_dict()
         state["dual"]["lam"] *= 0.5
@@ -560,7 +572,9 @@ class TestGrid:
     def test_every_point_is_certified(self, kind, warm):
         problem = PROBLEMS[kind](1)
         truth = reference(problem)
-        points = grid_search(problem.head, Items(problem), self.LAMS, tolerance=0.05, warm_start=warm, batch_size=2)
+        points = grid_search(
+            problem.head, Items(problem), self.LAMS, tolerance=0.05, warm_start=warm, options=RunOptions(batch_size=2)
+        )
         assert [point.lam for point in points] == sorted(self.LAMS, reverse=True)
         for point in points:
             assert point.certificate.lam == pytest.approx(point.lam)
@@ -586,7 +600,7 @@ class TestGrid:
             tolerance=1e-9,
             warm_start=KeepWeights(),
             max_passes=5,
-            batch_size=2,
+            options=RunOptions(batch_size=2),
         )
         assert all(5 <= point.passes < 8 for point in points)
 

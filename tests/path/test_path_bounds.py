@@ -9,8 +9,8 @@ import pytest
 import torch
 from bounded import groups_of, optimum_within
 from graphs import GraphProblem
+from items import Items, with_objects
 from problems import flat, rng
-from test_solve import Items
 
 from torchssvm import BCFW, BlockGap, Corrective, DualState, Labelings, MeanParts, Weights, certify
 from torchssvm.path import Certified, Heuristic, KeepDual, KeepWeights, PathRun, grid_search, regularization_path
@@ -21,14 +21,14 @@ LOWER = np.array([-np.inf, -np.inf, 0.0, 0.0])
 NONE = np.full(4, np.inf)
 
 
-def options(problem, lower=0.0, storage=MeanParts, **others):
+def options(problem, lower=0.0, storage=MeanParts, make_loss=BlockGap, **others):
     def make_optimizer(dual):
         return BCFW(groups_of(problem.head, {"pairwise": (lower, None)}), dual)
 
     def make_dual(lam):
         return DualState.for_head(problem.head, problem.n, lam, storage=storage())
 
-    return {"batch_size": 2, "make_optimizer": make_optimizer, "make_dual": make_dual} | others
+    return with_objects(make_optimizer=make_optimizer, make_dual=make_dual, make_loss=make_loss, **others)
 
 
 def primal_above_optimum(problem, weights, lam):
@@ -60,9 +60,8 @@ def test_every_lambda_is_within_epsilon_of_the_optimum(storage):
         Items(problem),
         epsilon=epsilon,
         lam_min=0.1,
-        make_loss=make_loss,
         on_breakpoint=verify,
-        **options(problem, storage=storage),
+        **options(problem, storage=storage, make_loss=make_loss),
     )
     assert path.lowest <= 0.1
     assert len(checked) == len(path.points) > 5

@@ -86,13 +86,13 @@ def of_gdmm():
 
 def of_a_kernel_model():
     svm = kernel_svm(chain(0), RBF())
-    svm.step([0])
+    svm.visit([0])
     return lambda: svm.support.mass.add_(1e-12)
 
 
 def of_exponentiated_gradient():
     problem: Problem = multiclass(0)
-    solver = ExponentiatedGradient(problem.head, problem.n, problem.lam)
+    solver = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
     return lambda: solver.step_sizes.mul_(2.0)
 
 

@@ -15,12 +15,11 @@ import torch
 from problems import Problem, chain, multiclass
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, CuttingPlane, DualState, certify
+from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, CuttingPlane, DualState, certify, solve
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
-from torchssvm.solvers.solve import solve
 
 PACKAGES = [Path(__file__).parents[2] / name for name in ("torchssvm", "datasets", "models")]
 
@@ -67,7 +66,7 @@ def test_in_a_plain_loop():
     with warned_here("BCFW starts from those of its dual"):
         BCFW(problem.head.parameters(), dual)
     with warned_here("cutting planes start from zero"):
-        CuttingPlane(not_zero(multiclass(1)).head, 6, 0.1)
+        CuttingPlane(not_zero(multiclass(1)).head, [], num_examples=6, lam=0.1)
 
 
 def edited() -> tuple[Problem, DualState, BlockGap, BCFW]:
@@ -113,7 +112,7 @@ def test_in_gdmm():
 def test_in_a_kernel_model():
     problem = multiclass(1, dtype=torch.float32)
     svm = KernelSSVM(KernelMulticlass(RBF(), 3, 3), problem.x, problem.y, lam=0.1)
-    svm.step([0, 1])
+    svm.visit([0, 1])
     svm.head.linear.bias.data.add_(1.0)
     with warned_here("the explicit weights differed"):
         svm.certify()

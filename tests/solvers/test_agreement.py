@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
+from items import Items
 from kernel_problems import kernel_svm
 from problems import PROBLEMS, Problem, Training, chain, examples, flat, multiclass, reference, rng
-from test_solve import Items
 
 from torchssvm import (
     BCFW,
@@ -36,6 +36,7 @@ from torchssvm import (
     OneSlack,
     Pairwise,
     PredefinedStep,
+    RunOptions,
     StructuredHinge,
     Subgradient,
     SuffixAverage,
@@ -112,24 +113,23 @@ def compiled(problem: Problem, direction, oracle) -> Interval:
     dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings(3))
     loop = CompiledBCFW(problem.head, dual, problem.everything(), direction=direction, oracle=oracle)
     for _ in range(3):
-        loop.run(VISITS * problem.n // 3)
+        loop.step(VISITS * problem.n // 3)
         found = loop.certify()
     return interval(problem, found)
 
 
 def cutting_plane(problem: Problem, slack: type) -> Interval:
-    method = CuttingPlane(problem.head, problem.n, problem.lam, slack())
+    method = CuttingPlane(problem.head, problem.everything(2), num_examples=problem.n, lam=problem.lam, slack=slack())
     for _ in range(VISITS):
-        found = method.step(problem.everything(2))
+        found = method.step()
     return interval(problem, found)
 
 
 def exponentiated_gradient(problem: Problem) -> Interval:
-    method = ExponentiatedGradient(problem.head, problem.n, problem.lam)
-    method.start(problem.everything())
+    method = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
     for rows in visits(problem.n, 1):
-        method.step(problem.batch(rows))
-    return interval(problem, certify(problem.head, method.dual, problem.everything(2)))
+        method.visit(problem.batch(rows))
+    return interval(problem, method.certify())
 
 
 def subgradient(problem: Problem, average: type) -> Interval:
@@ -154,7 +154,7 @@ def subgradient(problem: Problem, average: type) -> Interval:
 def kernel(problem: Problem, direction) -> Interval:
     svm: KernelSSVM = kernel_svm(problem, Linear(), direction=direction)
     for rows in visits(problem.n, 2):
-        svm.step(rows)
+        svm.visit(rows)
     found = svm.certify()
     assert found.exact
     return Interval(found.dual, found.primal)
@@ -163,7 +163,12 @@ def kernel(problem: Problem, direction) -> Interval:
 def path(problem: Problem) -> Interval:
     """Followed past lam; its weights are those of another lambda, and so is its certificate."""
     found = regularization_path(
-        problem.head, Items(problem), epsilon=0.1, lam_min=0.9 * problem.lam, batch_size=2, max_passes=2000
+        problem.head,
+        Items(problem),
+        epsilon=0.1,
+        lam_min=0.9 * problem.lam,
+        max_passes=2000,
+        options=RunOptions(batch_size=2),
     )
     found.apply(problem.head, problem.lam)
     value = primal(problem.head, problem.structure, problem.everything(2), problem.lam).value

@@ -197,7 +197,7 @@ def test_the_compiled_loop_tells_of_its_last_step():
     solver = CompiledBCFW(problem.head, dual, problem.everything())
     average, iterates = UniformAverage.following(dual), []
     for _ in range(5):
-        solver.run(4)
+        solver.step(4)
         iterates.append(flat(dual.parameters).clone())
     assert (average.count, dual.steps) == (5, 20)
     torch.testing.assert_close(flat(average.weights), sum(iterates) / 5)
@@ -207,12 +207,11 @@ def test_the_compiled_loop_tells_of_its_last_step():
 
 def test_exponentiated_gradient_is_averaged_by_update():
     problem = chain(2)
-    solver = ExponentiatedGradient(problem.head, problem.n, problem.lam)
+    solver = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
     dual = solver.dual
-    solver.start(problem.everything())
     average = WeightedAverage(dual.parameters, dual)
     for rows in schedule(problem, 1, 15):
-        solver.step(problem.batch(rows))
+        solver.visit(problem.batch(rows))
         average.update()
     found, optimum = average.certify(problem.head, dual, problem.everything()), reference(problem).optimum()
     assert average.count == 15

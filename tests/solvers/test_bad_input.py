@@ -67,7 +67,7 @@ def test_features_that_are_not_finite(kind, steps, value):
     x = batch.x.clone()
     x[1, ..., 0] = value
     with refused(training, ValueError, r"(?s)rows \[1\].*not finite"):
-        training.step(batch._replace(x=x))
+        training.step(batch.replace(x=x))
 
 
 def test_features_in_the_padding_that_are_not_finite():
@@ -77,7 +77,7 @@ def test_features_in_the_padding_that_are_not_finite():
     x = batch.x.clone()
     x[1, 2] = torch.nan
     with refused(training, ValueError, "not finite"):
-        training.step(batch._replace(x=x))
+        training.step(batch.replace(x=x))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -123,7 +123,7 @@ def test_indices(storage, index, words):
     training = started(storage=storage)
     batch = training.problem.batch([0, 1])
     with refused(training, ValueError, words):
-        training.step(batch._replace(index=index))
+        training.step(batch.replace(index=index))
 
 
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
@@ -134,7 +134,7 @@ def test_labels_outside_the_states(kind, wrong):
     y = batch.y.clone()
     y[(1,) if kind == "multiclass" else (1, 0)] = wrong
     with refused(training, ValueError, f"label {wrong} in row 1"):
-        training.step(batch._replace(y=y))
+        training.step(batch.replace(y=y))
 
 
 @pytest.mark.parametrize("lengths", [[3, 0], [3, -2], [3, 4], [0, 0]])
@@ -143,7 +143,7 @@ def test_lengths_outside_the_padding(lengths):
     batch = training.problem.batch([0, 2])
     words = f"lengths must lie between 1 and the padded length 3, got {min(lengths)} to {max(lengths)}"
     with refused(training, ValueError, words):
-        training.step(batch._replace(lengths=torch.tensor(lengths)))
+        training.step(batch.replace(lengths=torch.tensor(lengths)))
 
 
 @pytest.mark.parametrize("lengths", [torch.tensor([3]), torch.tensor([3, 3, 3]), torch.tensor([3.0, 3.0])])
@@ -151,14 +151,14 @@ def test_lengths_of_a_wrong_kind(lengths):
     training = started("chain")
     batch = training.problem.batch([0, 2])
     with refused(training, ValueError, "lengths"):
-        training.step(batch._replace(lengths=lengths))
+        training.step(batch.replace(lengths=lengths))
 
 
 def test_chains_without_a_position():
     training = started("chain")
     batch = training.problem.batch([0, 2])
     with refused(training, ValueError, "x must have at least one position"):
-        training.step(batch._replace(x=batch.x[:, :0], y=batch.y[:, :0], lengths=torch.tensor([0, 0])))
+        training.step(batch.replace(x=batch.x[:, :0], y=batch.y[:, :0], lengths=torch.tensor([0, 0])))
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -166,7 +166,7 @@ def test_targets_of_another_shape(storage):
     training = started("chain", storage)
     batch = training.problem.batch([0, 2])
     with refused(training, ValueError, "target must be int64"):
-        training.step(batch._replace(y=batch.y[:, :-1]))
+        training.step(batch.replace(y=batch.y[:, :-1]))
 
 
 @pytest.mark.parametrize("visits", [1, 6])
@@ -174,7 +174,7 @@ def test_an_example_whose_length_changes(visits):
     training = chain(1).train().run([[k % 5] for k in range(visits)])
     batch = training.problem.batch([0])
     assert int(batch.lengths) == 3
-    shorter = batch._replace(lengths=torch.tensor([2]))
+    shorter = batch.replace(lengths=torch.tensor([2]))
     with refused(training, ValueError, r"example 0 came with 2 rows .* has 3: an index must always name the same"):
         training.step(shorter)
 
@@ -183,7 +183,7 @@ def test_an_example_whose_length_changes_without_lengths():
     training = chain(1, ragged=False).train().run([[k] for k in range(5)])
     batch = training.problem.batch([0])
     with refused(training, ValueError, "example 0|lengths"):
-        training.step(batch._replace(x=batch.x[:, :2], y=batch.y[:, :2]))
+        training.step(batch.replace(x=batch.x[:, :2], y=batch.y[:, :2]))
 
 
 def test_an_example_whose_length_changes_in_an_accumulated_batch():
@@ -194,7 +194,7 @@ def test_an_example_whose_length_changes_in_an_accumulated_batch():
     training.backward(batch)
     before = training.weights()
     with pytest.raises(ValueError, match="example 0"):
-        training.backward(batch._replace(lengths=torch.tensor([2])))
+        training.backward(batch.replace(lengths=torch.tensor([2])))
         training.optim.step()
     assert torch.equal(training.weights(), before)
 
@@ -206,7 +206,7 @@ def test_lengths_that_come_and_go():
     batch = problem.batch([2])
     before = training.snapshot()
     try:
-        training.step(batch._replace(lengths=torch.tensor([3])))
+        training.step(batch.replace(lengths=torch.tensor([3])))
     except ValueError as error:
         assert "lengths" in str(error)  # noqa: PT017
         assert_same(training.snapshot(), before)

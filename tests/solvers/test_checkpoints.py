@@ -28,6 +28,7 @@ from torchssvm import (
     GapBatchSampler,
     Labelings,
     NSlack,
+    RunOptions,
     Subgradient,
     WeightedAverage,
     certify,
@@ -67,7 +68,7 @@ def compiled() -> tuple[dict[str, Any], Callable[[], Any]]:
     problem = chain(2, dtype=torch.float32)
     training = problem.train(storage=Labelings())
     loop = CompiledBCFW(problem.head, training.dual, problem.everything(), seed=1)
-    return {"loop": loop, "dual": training.dual}, lambda: loop.run(7)
+    return {"loop": loop, "dual": training.dual}, lambda: loop.step(7)
 
 
 def gdmm() -> tuple[dict[str, Any], Callable[[], Any]]:
@@ -79,26 +80,25 @@ def gdmm() -> tuple[dict[str, Any], Callable[[], Any]]:
 def kernel() -> tuple[dict[str, Any], Callable[[], Any]]:
     svm = kernel_svm(chain(4), RBF(0.3))
     sampler = GapBatchSampler(svm.dual, batch_size=2)
-    return {"svm": svm, "sampler": sampler}, lambda: [svm.step(rows) for rows in sampler]
+    return {"svm": svm, "sampler": sampler}, lambda: [svm.visit(rows) for rows in sampler]
 
 
 def exponentiated_gradient() -> tuple[dict[str, Any], Callable[[], Any]]:
     problem = chain(5)
-    optim = ExponentiatedGradient(problem.head, problem.n, problem.lam)
+    optim = ExponentiatedGradient(problem.head, problem.everything(2), num_examples=problem.n, lam=problem.lam)
 
     def go_on() -> None:
-        if not optim.started:
-            optim.start(problem.everything())
-        for rows in ([0, 1], [2, 3, 4]):
-            optim.step(problem.batch(rows))
+        for _ in range(2):
+            optim.step()
 
     return {"optim": optim}, go_on
 
 
 def cutting_plane() -> tuple[dict[str, Any], Callable[[], Any]]:
     problem = multiclass(6)
-    solver = CuttingPlane(problem.head, problem.n, problem.lam, NSlack())
-    return {"solver": solver}, lambda: solver.step(problem.everything())
+    every = problem.everything()
+    solver = CuttingPlane(problem.head, every, num_examples=problem.n, lam=problem.lam, slack=NSlack())
+    return {"solver": solver}, solver.step
 
 
 def subgradient() -> tuple[dict[str, Any], Callable[[], Any]]:
@@ -127,7 +127,7 @@ def path() -> tuple[dict[str, Any], Callable[[], Any]]:
         def __getitem__(self, item: int) -> int:
             return item
 
-    run = PathRun(problem.head, Items(), epsilon=0.1, lam_min=0.05, batch_size=2)
+    run = PathRun(problem.head, Items(), epsilon=0.1, lam_min=0.05, options=RunOptions(batch_size=2))
     return {"run": run}, run.advance
 
 

@@ -68,7 +68,7 @@ class Run:
         for step in range(steps):
             if self.rules is not None and step % 4 == 3:
                 everything = self.problem.everything()
-                CompiledBCFW(self.problem.head, self.training.dual, everything, **self.rules).run(1 + self.draw(3))
+                CompiledBCFW(self.problem.head, self.training.dual, everything, **self.rules).step(1 + self.draw(3))
             else:
                 rows = torch.randint(0, self.problem.n, (1 + self.draw(3),), generator=self.random)
                 self.training.step(rows.tolist())

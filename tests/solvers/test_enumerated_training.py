@@ -14,8 +14,8 @@ import torch
 from bounded import Bounded
 from enumerated import linear_problem, listing, optimum_between
 from graphs import GraphProblem
+from multilabel_problems import MultilabelProblem
 from problems import Reference, flat, rng
-from test_multilabel_training import MultilabelProblem
 
 from torchssvm import (
     Away,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiled_kinds import KINDS
 from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, flat, reference
-from test_compiled import KINDS
 
 from torchssvm import (
     BlockGap,

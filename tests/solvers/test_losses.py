@@ -229,14 +229,14 @@ def test_the_gradient_of_the_hinge(seed, kind):
     rows = [0, 2, 3]
     batch = problem.batch(rows)
     x = batch.x.clone().requires_grad_()
-    hinge(apply_head(problem.head, batch._replace(x=x)), batch.y).backward()
+    hinge(apply_head(problem.head, batch.replace(x=x)), batch.y).backward()
     found = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
     best = [truth.changes[i][(truth.losses[i] + truth.changes[i] @ w).argmax()] for i in rows]
     assert found == pytest.approx(sum(best) / len(rows), abs=1e-10)
     direction = torch.randn(x.shape, generator=rng(seed), dtype=torch.float64)
     values = []
     for sign in (1, -1):
-        moved = batch._replace(x=batch.x + sign * 1e-7 * direction)
+        moved = batch.replace(x=batch.x + sign * 1e-7 * direction)
         values.append(float(hinge(apply_head(problem.head, moved), batch.y).detach()))
     assert (values[0] - values[1]) / 2e-7 == pytest.approx(float((x.grad * direction).sum()), abs=1e-4)
 

@@ -48,7 +48,7 @@ def relabelled(problem, rows):
     """The batch with other targets."""
     batch = problem.batch(rows)
     states = problem.structure.num_states if problem.y.ndim > 1 else problem.structure.num_classes
-    return batch._replace(y=torch.where(batch.y >= 0, (batch.y + 1) % states, batch.y))
+    return batch.replace(y=torch.where(batch.y >= 0, (batch.y + 1) % states, batch.y))
 
 
 # -- Targets --------------------------------------------------------------------------------------------------
@@ -62,7 +62,9 @@ def test_other_targets_are_refused_at_the_next_visit(kind, storage):
     before = training.snapshot()
     batch = relabelled(problem, [5, 2])
     with pytest.raises(RuntimeError, match=r"1 of 2 examples have other targets .* \[2\]"):
-        training.loss(training.head(batch.x, batch.lengths) if kind == "chain" else training.head(batch.x), *batch[1:3])
+        training.loss(
+            training.head(batch.x, batch.lengths) if kind == "chain" else training.head(batch.x), batch.y, batch.index
+        )
     assert_same(training.snapshot(), before)
     training.run([[5, 2]])
 
@@ -90,7 +92,7 @@ def test_a_compiled_loop_refuses_a_dual_that_went_on_elsewhere_on_other_targets(
     other(training.head(batch.x, batch.lengths), batch.y, batch.index).backward()
     training.optim.step()
     with pytest.raises(RuntimeError, match="other targets"):
-        loop.run(3)
+        loop.step(3)
     with pytest.raises(RuntimeError, match="other targets"):
         loop.certify()
 
@@ -98,12 +100,11 @@ def test_a_compiled_loop_refuses_a_dual_that_went_on_elsewhere_on_other_targets(
 def test_exponentiated_gradient_knows_its_targets():
     problem = chain(3, n=6)
     head = copy.deepcopy(problem.head)
-    gradient = ExponentiatedGradient(head, num_examples=6, lam=0.1)
-    gradient.start(problem.everything(3))
+    gradient = ExponentiatedGradient(head, problem.everything(3), num_examples=6, lam=0.1)
     with pytest.raises(RuntimeError, match="other targets"):
-        gradient.step(relabelled(problem, [1]))
-    gradient.step(problem.batch([1]))
-    gradient.certify(problem.everything(3))
+        gradient.visit(relabelled(problem, [1]))
+    gradient.visit(problem.batch([1]))
+    gradient.certify()
 
 
 # -- Losses ---------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def test_weights_refuse_features_that_move(adjoint, change):
             x /= 4
         else:
             x[0, 0, 0] += 0.01
-        return batch._replace(x=x)
+        return batch.replace(x=x)
 
     for rows in ROWS:
         step(problem.batch(rows))
@@ -403,12 +404,13 @@ def test_check_finds_a_relaxation_that_does_not_say_so():
 def test_planes_of_paired_examples_and_of_zero_mean_noise_are_refused():
     problem = multiclass(3, n=30)
     batch = problem.batch(range(30))
-    cutting = CuttingPlane(problem.head, 30, 0.1)
-    cutting.step([batch])
+    cutting = CuttingPlane(problem.head, [batch], num_examples=30, lam=0.1)
+    cutting.step()
     noise = torch.randn_like(batch.x)
     for x in (batch.x.flip(0), batch.x + 0.02 * (noise - noise.mean(0))):
+        cutting.batches = [batch.replace(x=x)]
         with pytest.raises(RuntimeError, match="features have moved"):
-            cutting.step([batch._replace(x=x)])
+            cutting.step()
 
 
 def test_an_average_of_features_that_have_moved_a_little_is_refused():
@@ -418,7 +420,7 @@ def test_an_average_of_features_that_have_moved_a_little_is_refused():
     training.run([[k % 12] for k in range(60)])
     certify(training.head, training.dual, problem.everything())
     training.step([0])
-    moved = [batch._replace(x=1.005 * batch.x) for batch in problem.everything()]
+    moved = [batch.replace(x=1.005 * batch.x) for batch in problem.everything()]
     with pytest.raises(RuntimeError, match="not those of the dual for these examples"):
         average.certify(training.head, training.dual, moved)
     average.certify(training.head, training.dual, problem.everything())
@@ -486,13 +488,12 @@ def test_the_losses_of_blocks_may_round_at_every_move():
 
 def test_a_refused_step_of_exponentiated_gradient_keeps_the_recomputed_weights():
     problem = chain(3, n=6)
-    gradient = ExponentiatedGradient(copy.deepcopy(problem.head), num_examples=6, lam=0.1)
-    gradient.start(problem.everything(3))
-    gradient.step(problem.batch([1]))
-    gradient.certify(problem.everything(3))
+    gradient = ExponentiatedGradient(copy.deepcopy(problem.head), problem.everything(3), num_examples=6, lam=0.1)
+    gradient.visit(problem.batch([1]))
+    gradient.certify()
     batch = problem.batch([2])
     with pytest.raises(ValueError, match="not finite"):
-        gradient.step(batch._replace(x=batch.x * torch.nan))
+        gradient.visit(batch.replace(x=batch.x * torch.nan))
     assert gradient.dual.recomputed is not None
 
 
@@ -512,7 +513,7 @@ def test_states_whose_bounds_were_edited_are_refused():
     with pytest.raises(ValueError, match="not those that were saved"):
         factors.load_state_dict(state)
     model = KernelSSVM(KernelMulticlass(RBF(1.0), 2, 3), torch.randn(5, 2), torch.arange(5) % 3, lam=0.1)
-    model.step([0, 1, 2])
+    model.visit([0, 1, 2])
     state = model.state_dict()
     state["dual"]["kernel_squared_norm"] *= 0.5
     with pytest.raises(ValueError, match="not those that were saved"):

@@ -84,7 +84,7 @@ def test_features_below_the_head_are_not_regularised_when_parameters_say_so():
     features = nn.Linear(3, 3).double()
     model = nn.Sequential(features, head)
     found = primal(model, structure, [batch], 0.2, parameters=head.parameters())
-    assert found == primal_of(head, structure, batch._replace(x=features(batch.x).detach()), found)
+    assert found == primal_of(head, structure, batch.replace(x=features(batch.x).detach()), found)
     everything = primal(model, structure, [batch], 0.2)
     squared = sum(float(p.detach().square().sum()) for p in features.parameters())
     assert everything.value == pytest.approx(found.value + 0.1 * squared)
@@ -123,11 +123,11 @@ def test_bad_input():
     with pytest.raises(TypeError, match="lam=None must be a number, not a NoneType"):
         primal(problem.head, problem.structure, [batch], None)
     for wrong, error, words in [
-        (batch._replace(index=batch.index - 1), ValueError, "index holds -1 to 4"),
-        (batch._replace(index=batch.index.int()), ValueError, "index must be int64"),
-        (batch._replace(index=batch.index[:4]), ValueError, r"index must be int64 \[6\]"),
-        (batch._replace(y=torch.full_like(batch.y, 7)), ValueError, "label 7"),
-        (batch._replace(x=batch.x * torch.nan), ValueError, "not finite"),
+        (batch.replace(index=batch.index - 1), ValueError, "index holds -1 to 4"),
+        (batch.replace(index=batch.index.int()), ValueError, "index must be int64"),
+        (batch.replace(index=batch.index[:4]), ValueError, r"index must be int64 \[6\]"),
+        (batch.replace(y=torch.full_like(batch.y, 7)), ValueError, "label 7"),
+        (batch.replace(x=batch.x * torch.nan), ValueError, "not finite"),
         (type(batch)(batch.x[:0], batch.y[:0], batch.index[:0]), ValueError, "index holds no example"),
     ]:
         with pytest.raises(error, match=words):

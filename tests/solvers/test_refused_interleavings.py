@@ -85,7 +85,7 @@ def others(problem: Problem) -> list[Any]:
     batch = problem.everything()[0]
     y = batch.y.clone()
     y.view(-1)[0] = (y.view(-1)[0] + 1) % 2
-    return [batch._replace(y=y)]
+    return [batch.replace(y=y)]
 
 
 class TorchLoop(Work):
@@ -121,11 +121,11 @@ class TorchLoop(Work):
         nan[0] = torch.nan
         sampler = self.sampler.state_dict()
         found = [
-            lambda: training.step(batch._replace(x=nan)),
-            lambda: training.step(batch._replace(index=batch.index + problem.n)),
-            lambda: training.step(batch._replace(index=batch.index.double())),
-            lambda: training.step(batch._replace(y=batch.y + 7)),
-            lambda: training.step(batch._replace(x=batch.x[..., :1])),
+            lambda: training.step(batch.replace(x=nan)),
+            lambda: training.step(batch.replace(index=batch.index + problem.n)),
+            lambda: training.step(batch.replace(index=batch.index.double())),
+            lambda: training.step(batch.replace(y=batch.y + 7)),
+            lambda: training.step(batch.replace(x=batch.x[..., :1])),
             lambda: (training.optim.zero_grad(), training.optim.step()),
             lambda: training.optim.load_state_dict(damaged(state, "dual", "loss")),
             lambda: training.optim.load_state_dict(damaged(state, "param_groups")),
@@ -189,7 +189,7 @@ class CompiledLoop(Work):
         elif self.done % 5 == 4:
             self.loop.visit(torch.tensor([self.done % self.problem.n, 0]))
         else:
-            self.loop.run(1 + self.done % 3)
+            self.loop.step(1 + self.done % 3)
 
     def state(self) -> Any:
         return [self.dual.state_dict(), self.loop.state_dict()]
@@ -198,8 +198,8 @@ class CompiledLoop(Work):
         loop, dual, problem = self.loop, self.dual, self.problem
         weights = next(problem.head.parameters())
         found = [
-            lambda: loop.run(-1),
-            lambda: loop.run(2.0),  # type: ignore[arg-type]
+            lambda: loop.step(-1),
+            lambda: loop.step(2.0),  # type: ignore[arg-type]
             lambda: loop.visit(torch.tensor([problem.n])),
             lambda: loop.visit(torch.tensor([0.0])),
             lambda: loop.visit([0]),  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ class CompiledLoop(Work):
         if dual.steps and dual.targets is not None:
             found.append(lambda: CompiledBCFW(problem.head, dual, others(problem)))
         if dual.recomputed is None:  # else the next step starts from there, and never looks at these
-            found += [lambda: edited(weights, lambda: loop.run(3)), lambda: edited(weights, loop.certify)]
+            found += [lambda: edited(weights, lambda: loop.step(3)), lambda: edited(weights, loop.certify)]
         return found
 
 
@@ -253,7 +253,7 @@ class Factorwise(Work):
             lambda: gdmm.visit(torch.tensor([problem.n])),
             lambda: gdmm.visit(torch.tensor([0.0])),
             lambda: gdmm.solve(-1.0),
-            lambda: gdmm.solve(0.1, check_every=0),
+            lambda: gdmm.solve(0.1, max_passes=0),
             lambda: gdmm.dual_state(others(problem)),
             lambda: gdmm.dual_state(problem.everything(), storage=Labelings()),
             lambda: gdmm.load_state_dict(damaged(gdmm.state_dict(), "gdmm", "rho")),
@@ -283,7 +283,7 @@ class Kernels(Work):
 
     def valid(self) -> None:
         self.done += 1
-        self.svm.step(self.rows)
+        self.svm.visit(self.rows)
         if self.done % 4 == 2:
             self.svm.certify()
         self.rows = next(self.batches)
@@ -303,17 +303,17 @@ class Kernels(Work):
                 self.spoilt = False
 
         found = [
-            lambda: svm.step([problem.n]),
-            lambda: svm.step([]),
-            lambda: svm.step([0.5]),  # type: ignore[list-item]
-            lambda: svm.fit([], tolerance=0.1, max_passes=1),
+            lambda: svm.visit([problem.n]),
+            lambda: svm.visit([]),
+            lambda: svm.visit([0.5]),  # type: ignore[list-item]
+            lambda: svm.solve(0.1, max_passes=0),
             lambda: svm.decode(problem.x[..., :1]),
             lambda: svm.load_state_dict(damaged(svm.state_dict(), "support")),
             lambda: svm.load_state_dict(damaged(svm.state_dict(), "dual", "kernel_squared_norm")),
-            lambda: edited(svm.dual.parameters[-1], lambda: svm.step(self.rows)),
+            lambda: edited(svm.dual.parameters[-1], lambda: svm.visit(self.rows)),
         ]
         if not svm.gram.nbytes():  # else the rows are known
-            found.append(lambda: spoilt(lambda: svm.step(self.rows)))
+            found.append(lambda: spoilt(lambda: svm.visit(self.rows)))
         return found
 
 

@@ -19,15 +19,18 @@ from torchssvm import (
     Certificate,
     Chain,
     DualState,
+    Evaluation,
     LinearChain,
     LinearMulticlass,
     Multiclass,
+    RunReport,
     WeightedLabels,
     certify,
+    evaluate,
 )
 from torchssvm.datasets import OCR
 from torchssvm.datasets.ocr.drawing import draw_words
-from torchssvm.solvers.report import Entry, Evaluation, RunReport, count_errors, describe_device, evaluate, versions
+from torchssvm.solvers.report import Entry, count_errors, describe_device, versions
 
 KEYS = [
     "task",
@@ -181,7 +184,7 @@ def test_evaluate_counts_what_is_wrong():
     assert found == Evaluation(loss=pytest.approx(2 / 3), token_error=0.5, example_error=1.0, num_examples=2)
     unscaled = Chain(2, normalize=False)
     assert evaluate(head, unscaled, [batch, batch]).loss == pytest.approx(1.0)
-    weighted = batch._replace(y=WeightedLabels(y, torch.tensor([[2.0, 9.0, 9.0], [0.0, 4.0, 0.0]])))
+    weighted = batch.replace(y=WeightedLabels(y, torch.tensor([[2.0, 9.0, 9.0], [0.0, 4.0, 0.0]])))
     found = evaluate(head, unscaled, [weighted])
     assert (found.loss, found.token_error) == (3.0, 0.5)
 

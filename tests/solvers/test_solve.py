@@ -4,26 +4,23 @@ import math
 
 import pytest
 import torch
+from items import Items, with_objects
 from problems import PROBLEMS, Problem, chain, multiclass, reference
 
-from torchssvm import BCFW, BlockGap, Certificate, DualState, Permutation, Uniform
-from torchssvm.solvers.solve import EveryPasses, Steps, WhenEstimated, in_order, solve
-
-
-class Items:
-    """A problem as a map-style dataset."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-    def __len__(self) -> int:
-        return self.problem.n
-
-    def __getitem__(self, i: int) -> int:
-        return i
-
-    def collate(self, items):
-        return self.problem.batch(items)
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    Certificate,
+    DualState,
+    EveryPasses,
+    Permutation,
+    RunOptions,
+    Uniform,
+    WhenEstimated,
+    in_order,
+    solve,
+)
+from torchssvm.solvers import Steps
 
 
 def block_gap(problem: Problem) -> BlockGap:
@@ -36,7 +33,14 @@ def test_the_gap_is_reached_and_proved(kind, order):
     problem = PROBLEMS[kind](1, lam=0.3)
     seen: list[Certificate] = []
     loss = block_gap(problem)
-    found = solve(problem.head, loss, Items(problem), tolerance=0.05, batch_size=2, order=order, on_check=seen.append)
+    found = solve(
+        problem.head,
+        loss,
+        Items(problem),
+        tolerance=0.05,
+        on_check=seen.append,
+        options=RunOptions(batch_size=2, order=order),
+    )
     assert found is seen[-1]
     assert found.gap <= 0.05
     assert all(certificate.gap > 0.05 for certificate in seen[:-1])
@@ -52,7 +56,7 @@ def test_nothing_is_left_behind():
     loss = block_gap(problem)
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    solve(problem.head, loss, Items(problem), tolerance=0.05, batch_size=2)
+    solve(problem.head, loss, Items(problem), tolerance=0.05, options=RunOptions(batch_size=2))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in problem.head.parameters())
     assert not list(loss.dual._observers)
@@ -62,7 +66,13 @@ def test_nothing_is_left_behind():
 def test_the_same_seed_gives_the_same_weights_and_another_one_others():
     def weights(seed: int) -> torch.Tensor:
         problem = multiclass(3)
-        solve(problem.head, block_gap(problem), Items(problem), tolerance=0.01, batch_size=2, seed=seed)
+        solve(
+            problem.head,
+            block_gap(problem),
+            Items(problem),
+            tolerance=0.01,
+            options=RunOptions(batch_size=2, seed=seed),
+        )
         return torch.nn.utils.parameters_to_vector(problem.head.parameters())
 
     assert torch.equal(weights(0), weights(0))
@@ -72,9 +82,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others():
 def test_passes_are_the_limit_and_count_what_was_before():
     problem = multiclass(4, lam=1e-4)
     loss = block_gap(problem)
-    first = solve(problem.head, loss, Items(problem), tolerance=1e-9, batch_size=2, max_passes=7)
+    first = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, options=RunOptions(batch_size=2))
     assert 7 <= first.passes <= 9
-    again = solve(problem.head, loss, Items(problem), tolerance=1e-9, batch_size=2, max_passes=7)
+    again = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, options=RunOptions(batch_size=2))
     assert again.passes == pytest.approx(first.passes + 1)  # one exact pass, no step
     assert again.gap == pytest.approx(first.gap)
 
@@ -97,10 +107,9 @@ def test_every_passes():
         block_gap(problem),
         Items(problem),
         tolerance=1e-9,
-        batch_size=4,
-        schedule=EveryPasses(3),
         max_passes=16,
         on_check=lambda c: seen.append(c.passes),
+        options=RunOptions(batch_size=4, schedule=EveryPasses(3)),
     )
     # the count begins with the first step; an exact pass counts too
     assert seen[:3] == [4.5, 8.5, 12.5]
@@ -123,7 +132,9 @@ def test_when_estimated():
 def test_estimates_save_passes():
     def passes(schedule) -> float:
         problem = multiclass(8, n=20, lam=0.5)
-        return solve(problem.head, block_gap(problem), Items(problem), tolerance=0.05, schedule=schedule).passes
+        return solve(
+            problem.head, block_gap(problem), Items(problem), tolerance=0.05, options=RunOptions(schedule=schedule)
+        ).passes
 
     assert passes(WhenEstimated()) < passes(EveryPasses(10))
 
@@ -155,10 +166,10 @@ def test_steps_that_call_no_oracle_are_not_endless():
         loss,
         Items(problem),
         tolerance=1e-12,
-        batch_size=3,
         max_passes=3.5,
         optimizer=optimizer,
         on_check=seen.append,
+        options=RunOptions(batch_size=3),
     )
     assert found.passes == 4.0
     assert len(seen) == 3
@@ -185,7 +196,9 @@ def test_a_dataset_may_fetch_whole_batches():
 
 def test_steps_say_how_many_blocks_they_visited():
     problem = multiclass(12, n=6)
-    with Steps(problem.head, block_gap(problem), Items(problem), batch_size=4, order=Permutation()) as steps:
+    with Steps(
+        problem.head, block_gap(problem), Items(problem), RunOptions(batch_size=4, order=Permutation())
+    ) as steps:
         visited = [size for size, _ in zip(steps, range(4), strict=False)]
     assert visited == [4, 2, 4, 2]
 
@@ -238,13 +251,16 @@ def test_bad_input():
         ({"tolerance": 0.1, "batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            solve(problem.head, loss, Items(problem), **wrong)
+            solve(problem.head, loss, Items(problem), **with_objects(**wrong))
     with pytest.raises(ValueError, match="has 5 examples, and the dual was made for 6"):
         solve(problem.head, loss, Items(multiclass(13, n=5)), tolerance=0.1)
     with pytest.raises(ValueError, match="has no method `collate`"):
         solve(problem.head, loss, list(range(6)), tolerance=0.1)
     assert loss.dual.oracle_calls == 0
-    assert solve(problem.head, loss, list(range(6)), tolerance=0.1, collate_fn=problem.batch).gap <= 0.1
+    assert (
+        solve(problem.head, loss, list(range(6)), tolerance=0.1, options=RunOptions(collate_fn=problem.batch)).gap
+        <= 0.1
+    )
     with pytest.raises(ValueError, match="passes=0 must be positive"):
         EveryPasses(0)
     with pytest.raises(ValueError, match="at_least=3 must be positive"):

@@ -210,7 +210,7 @@ def test_ocr_small_to_a_gap_of_a_hundredth():
     loop = CompiledBCFW(problem.head, training.dual, problem.everything(64), direction=Corrective())
     found = loop.certify()
     while found.gap > 0.01 and found.passes < 500:
-        loop.run(20 * problem.n)
+        loop.step(20 * problem.n)
         found = loop.certify()
     again = train(training, 2)
     assert again.dual > found.dual

@@ -21,18 +21,21 @@ from torchssvm import (
     Certificate,
     Decoding,
     DualState,
+    Evaluation,
     ExactSearch,
     GapBatchSampler,
     LargestGap,
     LinearMulticlass,
     Multiclass,
     PredefinedStep,
+    RunReport,
     StructuredHinge,
     Weights,
     certify,
+    evaluate,
 )
 from torchssvm.core.batch import apply_head
-from torchssvm.solvers.report import Entry, Evaluation, RunReport, evaluate
+from torchssvm.solvers.report import Entry
 
 SEEDS = st.integers(0, 2**31 - 1)
 MAKE = {

@@ -14,10 +14,10 @@ import pytest
 import torch
 from approximate_oracles import Adversary
 from graphs import GraphProblem
+from multilabel_problems import MultilabelProblem
 from optima import enclose
 from poses import pose_problem, pose_reference
 from problems import Reference, Training, chain, reference, rng
-from test_multilabel_training import MultilabelProblem
 from torch import Tensor, nn
 
 from torchssvm import (
@@ -115,7 +115,7 @@ class EventProblem:
 
     def __init__(self, name: str, seed: int, lam: float) -> None:
         pytest.importorskip("torch_struct")
-        from test_torch_struct import CASES
+        from torch_struct_cases import CASES
 
         case = next(case for case in CASES if case.name == name)
         random, n = rng(seed), 4

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
+from random_potentials import assert_same, chains, strided
 
 from torchssvm.core import tuning
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
@@ -20,39 +21,6 @@ module = importlib.import_module("torchssvm.structures.chain.oracle")  # the fun
 
 DTYPES = st.sampled_from([torch.float32, torch.float64])
 AXES = st.sampled_from(["shared", "chain", "position", "expanded", "positions expanded"])
-
-
-def draw(random, shape, integers, dtype):
-    if integers:  # ties are common
-        return torch.randint(-2, 3, shape, generator=random).to(dtype)
-    return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
-
-
-def strided(tensor):
-    """The same numbers, elsewhere in memory: every other element of a larger tensor, axes reversed."""
-    axes = tuple(range(tensor.ndim - 1, -1, -1))
-    wide = tensor.permute(axes).repeat_interleave(2, 0)
-    return wide[::2].permute(axes)
-
-
-def chains(seed, batch=3, longest=5, states=3, axes="shared", ragged=True, integers=False, dtype=torch.float32):
-    random = rng(seed)
-    leading = {"shared": (), "chain": (batch,), "position": (batch, longest - 1)}.get(axes, ())
-    if axes == "positions expanded":
-        leading = (longest - 1,)
-    emission = draw(random, (batch, longest, states), integers, dtype)
-    transition = draw(random, (*leading, states, states), integers, dtype)
-    if "expanded" in axes:
-        transition = transition.expand(batch, *transition.shape)
-    lengths = torch.randint(1, longest + 1, (batch,), generator=random) if ragged else None
-    return emission, transition, lengths
-
-
-def assert_same(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
-        assert not a.requires_grad
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import plain_structures as plain
 import pytest
-import test_structures as plain
 import torch
 from custom import Approximate, LabelSets
 from hypothesis import given
@@ -51,37 +51,37 @@ class Rescaled:
         return scale(super().difference(structure, potentials, labeling, target), structure.loss(labeling, target))
 
 
-class TestSlackMulticlass(Rescaled, plain.TestMulticlass):
+class TestSlackMulticlass(Rescaled, plain.MulticlassCase):
     def test_the_oracle_is_the_one_for_classes(self):
         assert repr(self.make_structure()) == "SlackRescaling(Multiclass(4), oracle=EveryClass())"
 
 
-class TestSlackMulticlassCost(Rescaled, plain.TestMulticlassCost):
+class TestSlackMulticlassCost(Rescaled, plain.MulticlassCostCase):
     pass
 
 
-class TestSlackMulticlassOutputs(Rescaled, plain.TestMulticlassCost):
+class TestSlackMulticlassOutputs(Rescaled, plain.MulticlassCostCase):
     oracle = BruteForceSearch()
 
 
-class TestSlackChain(Rescaled, plain.TestChain):
+class TestSlackChain(Rescaled, plain.ChainCase):
     def test_the_oracle_is_the_one_for_chains(self):
         assert isinstance(self.make_structure().oracle, EveryLossLevel)
 
 
-class TestSlackChainPositions(Rescaled, plain.TestChainPositions):
+class TestSlackChainPositions(Rescaled, plain.ChainPositionsCase):
     pass
 
 
-class TestSlackChainCounts(Rescaled, plain.TestChainCounts):
+class TestSlackChainCounts(Rescaled, plain.ChainCountsCase):
     pass
 
 
-class TestSlackChainClassWeights(Rescaled, plain.TestChainClassWeights):
+class TestSlackChainClassWeights(Rescaled, plain.ChainClassWeightsCase):
     """Costs of 0.5, 0 and 3: units of 0.5."""
 
 
-class TestSlackChainWeightedLabels(Rescaled, plain.TestChainWeightedLabels):
+class TestSlackChainWeightedLabels(Rescaled, plain.ChainWeightedLabelsCase):
     """Costs without a common unit."""
 
     oracle = BruteForceSearch()

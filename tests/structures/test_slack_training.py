@@ -10,8 +10,8 @@ import torch
 from custom import LabelSets, Scores, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
+from items import Items
 from problems import PROBLEMS, Problem, Reference, assert_same, chain, examples, flat, multiclass, reference, rng
-from test_solve import Items
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -44,10 +44,10 @@ from torchssvm import (
     Weights,
     certify,
     check,
+    evaluate,
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.path import start_at_largest_lam
-from torchssvm.solvers.report import evaluate
 
 SEEDS = st.integers(0, 2**31 - 1)
 STORAGES = {"mean_parts": MeanParts, "weights": Weights}
@@ -151,8 +151,8 @@ def test_labelings_are_scored_and_averaged_as_one_after_another(seed, kind):
 
 def test_cutting_planes_come_to_the_same_optimum():
     problem, truth = rescaled(uneven(3, n=4, lam=1.0))
-    planes = CuttingPlane(problem.head, 4, 1.0, NSlack())
-    found = planes.run(problem.everything(), tolerance=1e-5)
+    planes = CuttingPlane(problem.head, problem.everything(), num_examples=4, lam=1.0, slack=NSlack())
+    found = planes.solve(tolerance=1e-5)
     assert found.primal == pytest.approx(truth.optimum(), abs=1e-4)
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_max_sum_tree import trees
-from test_oracle_ops import chains
+from random_potentials import chains, trees
 
 from torchssvm.core.jit import triton_available
 from torchssvm.steps import box_qp

@@ -146,7 +146,7 @@ class FactorwiseSVM(Predicting):
         """Every training example once, with what the head is given of it."""
         for batch in exact_pass_loader(self.training_loader):
             batch = check_batch(batch)
-            yield batch._replace(x=self.extract(batch.x))
+            yield batch.replace(x=self.extract(batch.x))
 
     def _versions(self) -> dict[str, int]:
         """How often each tensor that the features depend on was changed in place, where torch counts that."""

@@ -1,8 +1,9 @@
 """Regularisation paths: weights for every lambda, each with a guaranteed gap; and grids to compare them with."""
 
 from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
-from torchssvm.path.initial import MakeOptimizer, start_at_largest_lam
+from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.picture import plot
+from torchssvm.path.recipe import MakeOptimizer, Recipe
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, Heuristic, PathRule, Training
 from torchssvm.path.run import PathRun, regularization_path
@@ -18,6 +19,7 @@ __all__ = [
     "MakeOptimizer",
     "PathRule",
     "PathRun",
+    "Recipe",
     "RegularizationPath",
     "Training",
     "WarmStart",

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_number, check_dataset, check_number
 from torchssvm.dual.state import DualState
-from torchssvm.path.initial import MakeOptimizer, plain_optimizer
-from torchssvm.path.run import MakeDual, MakeLoss
+from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.solve import Collate, Schedule, WhenEstimated, solve
-from torchssvm.steps.orders import Order
+from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.training import solve
 
 
 class GridPoint(NamedTuple):
@@ -68,16 +67,10 @@ def grid_search(
     lams: Sequence[float],
     *,
     tolerance: float,
-    warm_start: WarmStart | None = None,
-    make_dual: MakeDual | None = None,
-    make_loss: MakeLoss = BlockGap,
-    make_optimizer: MakeOptimizer = plain_optimizer,
-    schedule: Callable[[], Schedule] = WhenEstimated,
-    batch_size: int = 16,
-    order: Order | None = None,
     max_passes: float = math.inf,
-    seed: int = 0,
-    collate_fn: Collate | None = None,
+    warm_start: WarmStart | None = None,
+    recipe: Recipe | None = None,
+    options: RunOptions | None = None,
     on_point: Callable[[GridPoint], None] | None = None,
 ) -> list[GridPoint]:
     """Train to a certified gap at every lambda of a grid, the largest first.
@@ -87,16 +80,10 @@ def grid_search(
         dataset: Map-style, n examples.
         lams: Distinct positive numbers, in any order.
         tolerance: The gap to reach at each of them; positive.
-        warm_start: ``KeepWeights()`` or ``KeepDual()`` to go on from the lambda before; None starts anew each time.
-        make_dual: None is ``lambda lam: DualState.for_head(head, len(dataset), lam)``.
-        make_loss: Makes the block gap of a dual.
-        make_optimizer: Makes the optimizer of a dual, where bounds on the weights are chosen.
-        schedule: Makes the schedule of exact passes, anew for each lambda.
-        batch_size: Blocks of a step.
-        order: In which order blocks are visited; None is gap sampling.
         max_passes: At most so many effective passes for each lambda.
-        seed: Of the samplers.
-        collate_fn: Makes a ``Batch`` of items; None is ``dataset.collate``.
+        warm_start: ``KeepWeights()`` or ``KeepDual()`` to go on from the lambda before; None starts anew each time.
+        recipe: What is trained; None is ``Recipe()``.
+        options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
         on_point: Called after each lambda.
 
     Returns:
@@ -112,6 +99,7 @@ def grid_search(
     if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
         raise ValueError(f"lams={list(lams)} must hold distinct positive numbers, at least one")
     check_dataset(dataset)
+    recipe, options = check_recipe(recipe), check_options(options)
     points: list[GridPoint] = []
     loss: BlockGap | None = None
     for lam in ordered:
@@ -119,8 +107,7 @@ def grid_search(
         if loss is None or warm_start is None:
             for parameter in head.parameters():
                 nn.init.zeros_(parameter)
-            dual = make_dual(lam) if make_dual is not None else DualState.for_head(head, len(dataset), lam)
-            loss = make_loss(dual)
+            loss = recipe.loss(head, len(dataset), lam)
         else:
             warm_start(loss.dual, lam)
         before = loss.dual.passes
@@ -129,13 +116,9 @@ def grid_search(
             loss,
             dataset,
             tolerance=tolerance,
-            batch_size=batch_size,
-            order=order,
-            schedule=schedule(),
             max_passes=before + max_passes,
-            seed=seed,
-            optimizer=make_optimizer(loss.dual),
-            collate_fn=collate_fn,
+            optimizer=recipe.make_optimizer(loss.dual),
+            options=options,
         )
         point = GridPoint(
             lam,

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_positive
-from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.batch import Batch, Collate, apply_head, in_order, to_device
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.dual.state import DualState, check_dual, squared_norm
+from torchssvm.path.recipe import MakeOptimizer, plain_optimizer
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.solve import Collate, in_order
-
-MakeOptimizer = Callable[[DualState], BCFW]
-"""The optimizer of a dual: here bounds on the weights and the line search are chosen."""
 
 _MARGIN = 1e9  # how much larger lam is than a full step needs, while the blocks are put on their corners
-
-
-def plain_optimizer(dual: DualState) -> BCFW:
-    """BCFW without bounds."""
-    return BCFW(dual.parameters, dual)
 
 
 def begin(dual: DualState, make_optimizer: MakeOptimizer) -> BCFW:

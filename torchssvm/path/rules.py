@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
 from torchssvm.core.arguments import as_number
+from torchssvm.core.batch import in_order
 from torchssvm.dual.state import squared_norm
-from torchssvm.path.initial import MakeOptimizer
+from torchssvm.path.recipe import MakeOptimizer
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import certify
-from torchssvm.solvers.solve import Collate, Schedule, Steps, in_order, solve
-from torchssvm.steps.orders import Order
+from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.training import Steps, solve
 
 
 class Training(NamedTuple):
@@ -24,11 +24,7 @@ class Training(NamedTuple):
         head: The head.
         loss: The block gap of its dual.
         dataset: The training set.
-        collate_fn: Makes a batch of items; None is ``dataset.collate``.
-        batch_size: Blocks of a step.
-        order: In which order blocks are visited; None is gap sampling.
-        schedule: When exact passes are made.
-        seed: Of the sampler.
+        options: Size and order of batches, and when exact passes are made.
         max_passes: Effective passes of the dual that must not be exceeded.
         make_optimizer: Makes the optimizer of the dual; bounds on the weights are chosen here.
     """
@@ -36,11 +32,7 @@ class Training(NamedTuple):
     head: nn.Module
     loss: BlockGap
     dataset: Any
-    collate_fn: Collate | None
-    batch_size: int
-    order: Order | None
-    schedule: Callable[[], Schedule]
-    seed: int
+    options: RunOptions
     max_passes: float
     make_optimizer: MakeOptimizer
 
@@ -92,24 +84,20 @@ class Certified:
     def first(self, training: Training, bound: float) -> Accuracy:
         """By one exact pass; the gap is usually much smaller than its bound."""
         certificate = certify(
-            training.head, training.loss.dual, in_order(training.dataset, collate_fn=training.collate_fn)
+            training.head, training.loss.dual, in_order(training.dataset, collate_fn=training.options.collate_fn)
         )
         return self._accuracy(training, certificate.gap, certificate.dual)
 
     def next(self, training: Training, tolerance: float) -> Accuracy:
-        """By :func:`torchssvm.solve.solve`."""
+        """By :func:`torchssvm.solve`."""
         certificate = solve(
             training.head,
             training.loss,
             training.dataset,
             tolerance=tolerance,
-            batch_size=training.batch_size,
-            order=training.order,
-            schedule=training.schedule(),
             max_passes=training.max_passes,
-            seed=training.seed,
             optimizer=training.make_optimizer(training.loss.dual),
-            collate_fn=training.collate_fn,
+            options=training.options,
         )
         return self._accuracy(training, certificate.gap, certificate.dual)
 
@@ -141,16 +129,8 @@ class Heuristic:
     def next(self, training: Training, tolerance: float) -> Accuracy:
         """Steps until the sum of the gaps as last seen is within the tolerance."""
         dual = training.loss.dual
-        with Steps(
-            training.head,
-            training.loss,
-            training.dataset,
-            batch_size=training.batch_size,
-            order=training.order,
-            seed=training.seed,
-            optimizer=training.make_optimizer(dual),
-            collate_fn=training.collate_fn,
-        ) as steps:
+        optimizer = training.make_optimizer(dual)
+        with Steps(training.head, training.loss, training.dataset, training.options, optimizer=optimizer) as steps:
             for _ in steps:
                 if dual.gap_estimate <= tolerance or dual.passes >= training.max_passes:
                     break

@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset, check_number, check_object, check_seed, check_whole
+from torchssvm.core.arguments import check_dataset, check_number, check_object
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
-from torchssvm.dual.state import DualState
-from torchssvm.path.initial import MakeOptimizer, begin, plain_optimizer, start_at_largest_lam
+from torchssvm.path.initial import begin, start_at_largest_lam
+from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, PathRule, Training
-from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.solve import Collate, Schedule, WhenEstimated
-from torchssvm.steps.orders import Order
-
-MakeDual = Callable[[float], DualState]
-"""A new dual of the head, at a given lambda."""
-
-MakeLoss = Callable[[DualState], BlockGap]
-"""The block gap of a dual: here the direction and the oracle are chosen."""
+from torchssvm.solvers.run_options import RunOptions, check_options
 
 
 class PathRun(Stateful):
@@ -37,20 +30,14 @@ class PathRun(Stateful):
         dataset: Map-style, n examples; an item's index is its place.
         epsilon: The gap that no lambda may exceed.
         lam_min: Stop where this lambda is served.
-        rule: ``Certified()`` (the default) or ``Heuristic()``.
-        make_dual: None is ``lambda lam: DualState.for_head(head, len(dataset), lam)``.
-        make_loss: The block gap for a dual.
-        make_optimizer: The optimizer of a dual, for weights within bounds; each bound is 0 or infinite.
-        schedule: Makes the schedule of exact passes of one breakpoint.
-        batch_size: Blocks of a step.
-        order: In which order blocks are visited; None is gap sampling.
         max_passes: Stop at this many effective passes in all.
-        seed: Of the samplers.
-        collate_fn: Makes a ``Batch`` of items; None is ``dataset.collate``.
+        rule: ``Certified()`` (the default) or ``Heuristic()``.
+        recipe: What is trained; None is ``Recipe()``.
+        options: Size and order of batches, and when exact passes are made, at each breakpoint; None: ``RunOptions()``.
 
     Attributes:
         dual: The dual, as the last breakpoint left it.
-        loss: What ``make_loss`` made for it.
+        loss: Its block gap.
 
     Raises:
         ValueError: An argument is out of range.
@@ -65,39 +52,25 @@ class PathRun(Stateful):
         *,
         epsilon: float,
         lam_min: float,
-        rule: PathRule | None = None,
-        make_dual: MakeDual | None = None,
-        make_loss: MakeLoss = BlockGap,
-        make_optimizer: MakeOptimizer = plain_optimizer,
-        schedule: Callable[[], Schedule] = WhenEstimated,
-        batch_size: int = 16,
-        order: Order | None = None,
         max_passes: float = math.inf,
-        seed: int = 0,
-        collate_fn: Collate | None = None,
+        rule: PathRule | None = None,
+        recipe: Recipe | None = None,
+        options: RunOptions | None = None,
     ) -> None:
         self.epsilon = check_number(epsilon, "epsilon", above=0.0)
         self.lam_min = check_number(lam_min, "lam_min", 0.0)
         max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
-        batch_size, seed = check_whole(batch_size, "batch_size"), check_seed(seed)
+        options = check_options(options)
         check_dataset(dataset)
         if rule is not None:
             check_object(rule, "rule", "next", "Certified()")
         self.rule: PathRule = rule if rule is not None else Certified()
-        self.dual = make_dual(1.0) if make_dual is not None else DualState.for_head(head, len(dataset), 1.0)
-        if self.dual.num_examples != len(dataset):
-            raise ValueError(
-                f"dataset has {len(dataset)} examples, and make_dual made a dual for {self.dual.num_examples}"
-            )
-        self.loss = make_loss(self.dual)
-        if self.loss.dual is not self.dual:
-            raise ValueError("make_loss(dual) returned the block gap of another dual")
+        recipe = check_recipe(recipe)
+        self.loss = recipe.loss(head, len(dataset), 1.0)
+        self.dual = self.loss.dual
         if not self.dual.steps:
-            begin(self.dual, make_optimizer)
-        self._training = Training(
-            head, self.loss, dataset, collate_fn, batch_size, order, schedule, seed, max_passes, make_optimizer
-        )
-        self._seed = seed
+            begin(self.dual, recipe.make_optimizer)
+        self._training = Training(head, self.loss, dataset, options, max_passes, recipe.make_optimizer)
         self._names = [name for name, _ in head.named_parameters()]
         self._points: list[Breakpoint] = []
         self._lowest = math.inf
@@ -136,13 +109,14 @@ class PathRun(Stateful):
                 dual,
                 training.dataset,
                 tolerance=tolerance,
-                collate_fn=training.collate_fn,
+                collate_fn=training.options.collate_fn,
                 make_optimizer=training.make_optimizer,
             )
             accuracy = self.rule.first(training, bound)
         else:
             dual.rescale(self._lowest / dual.lam)  # 1 where an interrupted call has done so before
-            training = training._replace(seed=self._seed + len(self._points))
+            seed = training.options.seed + len(self._points)
+            training = training._replace(options=replace(training.options, seed=seed))
             accuracy = self.rule.next(training, tolerance)
         self._seconds += time.perf_counter() - start
         if not accuracy.gap <= self.epsilon:  # out of passes: the last breakpoint serves down to here
@@ -221,16 +195,10 @@ def regularization_path(
     *,
     epsilon: float,
     lam_min: float,
-    rule: PathRule | None = None,
-    make_dual: MakeDual | None = None,
-    make_loss: MakeLoss = BlockGap,
-    make_optimizer: MakeOptimizer = plain_optimizer,
-    schedule: Callable[[], Schedule] = WhenEstimated,
-    batch_size: int = 16,
-    order: Order | None = None,
     max_passes: float = math.inf,
-    seed: int = 0,
-    collate_fn: Collate | None = None,
+    rule: PathRule | None = None,
+    recipe: Recipe | None = None,
+    options: RunOptions | None = None,
     on_breakpoint: Callable[[PathRun], None] | None = None,
     resume: dict[str, Any] | None = None,
 ) -> RegularizationPath:
@@ -246,44 +214,31 @@ def regularization_path(
         epsilon: The gap that no lambda may exceed.
         lam_min: Stop where this lambda is served. 0 goes to the end of the path, which a training set that cannot be
             separated does not have.
-        rule: ``Certified()`` (the default): every breakpoint ends with an exact pass. ``Heuristic()``: estimates only.
-        make_dual: Makes the dual, at a lambda that does not matter; None is
-            ``lambda lam: DualState.for_head(head, len(dataset), lam)``.
-        make_loss: Makes the block gap of the dual, where direction and oracle are chosen.
-        make_optimizer: Makes the optimizer of the dual, where bounds on the weights are chosen, each 0 or infinite:
-            ``lambda dual: BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)``.
-        schedule: Makes the schedule of exact passes, anew for each breakpoint.
-        batch_size: Blocks of a step.
-        order: In which order blocks are visited; None is gap sampling.
         max_passes: Stop at this many effective passes in all; the path then goes as far as it goes.
-        seed: Of the samplers.
-        collate_fn: Makes a ``Batch`` of items; None is ``dataset.collate``.
-        on_breakpoint: Called after each breakpoint; ``run.path`` is the path so far, ``run.state_dict()`` a checkpoint.
-        resume: What ``run.state_dict()`` gave, to continue to the same bits with the same arguments.
+        rule: ``Certified()`` (the default): every breakpoint ends with an exact pass. ``Heuristic()``: estimates only.
+        recipe: What is trained; None is ``Recipe()``. The dual is made at a lambda that does not matter.
+        options: Size and order of batches, and when exact passes are made, at each breakpoint; None: ``RunOptions()``.
+        on_breakpoint: Called after each breakpoint; the ``path`` of what it is given is the path so far, its
+            ``state_dict()`` a checkpoint.
+        resume: Such a checkpoint, to continue to the same bits with the same arguments.
 
     Raises:
         ValueError: An argument is out of range, ``resume`` does not fit, or no weights change any score.
         RuntimeError: The oracle is not exact where the path starts, at zero weights.
     """
-    run = PathRun(
+    following = PathRun(
         head,
         dataset,
         epsilon=epsilon,
         lam_min=lam_min,
-        rule=rule,
-        make_dual=make_dual,
-        make_loss=make_loss,
-        make_optimizer=make_optimizer,
-        schedule=schedule,
-        batch_size=batch_size,
-        order=order,
         max_passes=max_passes,
-        seed=seed,
-        collate_fn=collate_fn,
+        rule=rule,
+        recipe=recipe,
+        options=options,
     )
     if resume is not None:
-        run.load_state_dict(resume)
-    while run.advance():
+        following.load_state_dict(resume)
+    while following.advance():
         if on_breakpoint is not None:
-            on_breakpoint(run)
-    return run.path
+            on_breakpoint(following)
+    return following.path

@@ -11,6 +11,9 @@ from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.solver import GDMM
+from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.trainer import Trainer
+from torchssvm.solvers.training import Steps, solve
 
 __all__ = [
     "BCFW",
@@ -23,11 +26,15 @@ __all__ = [
     "ExponentiatedGradient",
     "NSlack",
     "OneSlack",
+    "RunOptions",
+    "Steps",
     "StructuredHinge",
     "Subgradient",
     "SuffixAverage",
+    "Trainer",
     "UniformAverage",
     "WeightedAverage",
     "certify",
     "recompute_weights",
+    "solve",
 ]

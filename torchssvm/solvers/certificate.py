@@ -21,7 +21,7 @@ from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
 from torchssvm.core.structure import find_corner
 from torchssvm.dual.state import DualState, check_dual, squared_norm
-from torchssvm.solvers.primal import every_example
+from torchssvm.solvers.objective import every_example
 
 
 @dataclass(frozen=True)

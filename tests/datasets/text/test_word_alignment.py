@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from problems import examples
 from torch.utils.data import DataLoader
 
-from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Edges, Labelings, check
+from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Edges, Labelings, RunOptions, check, solve
 from torchssvm.datasets import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 from torchssvm.datasets.text.alignment_features import AlignmentFeatures, CoOccurrence, dice, stem
 from torchssvm.datasets.text.alignment_text import read_aligned, read_unaligned
 from torchssvm.datasets.text.word_alignment import links_of, target_of
 from torchssvm.models import align, alignment_matching, best_threshold, matching_links, threshold_links
-from torchssvm.solvers.solve import solve
 from torchssvm.structures import POSSIBLE
 
 ALIGNMENT = Path(__file__).parents[3] / "examples" / "alignment.py"
@@ -350,7 +349,7 @@ def fit(dataset, lam, gap):
     head = alignment_matching(dataset.in_features)
     dual = DualState.for_head(head, len(dataset), lam, storage=Labelings())
     loss = BlockGap(dual, Corrective(), oracle=CacheOracle())
-    return head, solve(head, loss, dataset, tolerance=gap, batch_size=4, max_passes=200)
+    return head, solve(head, loss, dataset, tolerance=gap, max_passes=200, options=RunOptions(batch_size=4))
 
 
 def test_made_up_languages_are_learned(root, train):

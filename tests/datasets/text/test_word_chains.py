@@ -9,11 +9,10 @@ from chunking_problems import conll2000_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchssvm import BlockGap, DualState, SparseLinearChain
+from torchssvm import BlockGap, DualState, RunOptions, SparseLinearChain, solve
 from torchssvm.datasets import Vocabulary, WordChains
 from torchssvm.datasets.text.spelling import Spellings
 from torchssvm.datasets.text.word_chains import OTHER
-from torchssvm.solvers.solve import solve
 
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), min_size=1, max_size=6)
 TEXT = ["the cat saw the dog", "A dog saw the bird", "the bird", "the cat saw a bird ."]
@@ -148,7 +147,9 @@ def test_training_reads_sentences():
     test = WordChains.from_sentences(sentences[80:], vocabulary=train.vocabulary, noise=0.6, seed=1)
     head = SparseLinearChain(train.in_features, train.num_states, boundary=False)
     dual = DualState.for_head(head, num_examples=len(train), lam=0.02)
-    assert solve(head, BlockGap(dual), train, tolerance=0.05, batch_size=8, max_passes=20).gap < 0.05
+    assert (
+        solve(head, BlockGap(dual), train, tolerance=0.05, max_passes=20, options=RunOptions(batch_size=8)).gap < 0.05
+    )
     batch = test.__getitems__(range(len(test)))
     potentials = head(batch.x, batch.lengths)
     chain = float((dual.structure.argmax(potentials).labeling != batch.y).double().mean())

@@ -25,8 +25,14 @@ SLACKS = {"one": OneSlack, "n": NSlack}
 both = pytest.mark.parametrize("slack", SLACKS.values(), ids=SLACKS.keys())
 
 
-def method(problem, slack=None, **options):
-    return CuttingPlane(problem.head, problem.n, problem.lam, NSlack() if slack is None else slack, **options)
+def method(problem, slack=None, batches=None, **options):
+    slack, batches = slack if slack is not None else NSlack(), batches if batches is not None else problem.everything()
+    return CuttingPlane(problem.head, batches, num_examples=problem.n, lam=problem.lam, slack=slack, **options)
+
+
+def step_on(cutting, batches):
+    cutting.batches = batches
+    return cutting.step()
 
 
 def solved(listed):
@@ -45,8 +51,8 @@ def test_reaches_the_optimum_of_the_qp(kind, slack, seed, lam):
     problem = PROBLEMS[kind](seed, lam=lam)
     listed = reference(problem.copy())
     optimum = solved(listed)
-    cutting = method(problem, slack())
-    found = cutting.run(problem.everything(2), 1e-5)  # the QP solver of OneSlack does not always get further
+    cutting = method(problem, slack(), problem.everything(2))
+    found = cutting.solve(1e-5)  # the QP solver of OneSlack does not always get further
     assert found.gap <= 1e-5
     assert found.exact
     assert found.primal == pytest.approx(optimum, abs=2e-5)
@@ -61,11 +67,11 @@ def test_reaches_the_optimum_of_the_qp(kind, slack, seed, lam):
 def test_every_iteration_is_a_certificate(slack, seed, kind, dtype):
     problem = PROBLEMS[kind](seed, lam=0.2, dtype=dtype)
     optimum = solved(reference(problem.copy()))
-    cutting = method(problem, slack())
+    cutting = method(problem, slack(), problem.everything(2))
     rounding = 2e-7 + 1e3 * torch.finfo(dtype).eps  # the reference is solved to 1e-7
     before = None
     for iteration in range(1, 9):
-        found = cutting.step(problem.everything(2))
+        found = cutting.step()
         assert found.dual - rounding <= optimum <= found.primal + rounding
         assert found.gap == found.primal - found.dual >= -1e3 * torch.finfo(dtype).eps
         assert found.oracle_calls == iteration * problem.n
@@ -84,7 +90,7 @@ def test_the_interval_meets_that_of_bcfw(kind, slack):
     problem = PROBLEMS[kind](4, n=8, lam=0.1)
     training = problem.copy().train().run([[i] for i in range(8)] * 30)
     theirs = certify(training.head, training.dual, training.problem.everything())
-    ours = method(problem, slack()).run(problem.everything(3), 1e-3)
+    ours = method(problem, slack(), problem.everything(3)).solve(1e-3)
     assert ours.gap <= 1e-3
     assert max(ours.dual, theirs.dual) <= min(ours.primal, theirs.primal)
 
@@ -94,7 +100,7 @@ def test_slack_rescaling_is_solved_too(slack):
     cost = torch.tensor([[0.0, 1.0, 3.0], [0.5, 0.0, 2.0], [3.0, 1.0, 0.0]])
     problem = multiclass(3, n=8, lam=0.1, cost=cost)
     rescaled = SlackRescaling(problem.structure)
-    ours = method(problem, slack(), structure=rescaled).run(problem.everything(3), 1e-5)
+    ours = method(problem, slack(), problem.everything(3), structure=rescaled).solve(1e-5)
     assert ours.gap <= 1e-5
     # By its definition: min over w of lam/2 |w|^2 + mean max_y L (1 + score difference), at the weights found.
     listed = reference(problem.copy())
@@ -110,7 +116,7 @@ def test_slack_rescaling_is_solved_too(slack):
 def test_the_first_pass_is_at_zero_weights(slack):
     problem = chain(1)
     listed = reference(problem.copy())
-    found = method(problem, slack()).step(problem.everything())
+    found = method(problem, slack()).step()
     assert found.primal == pytest.approx(np.mean([losses.max() for losses in listed.losses]))
     assert found.drift > 0.0
     assert not flat(problem.head.parameters()).any()  # the best weights seen are the only ones seen
@@ -122,26 +128,26 @@ def test_order_batches_and_padding_do_not_matter(slack):
     other = problem.copy()
     shuffled = [other.batch([4, 0]), other.batch([5]), other.batch([1, 2, 3])]
     first = method(problem, slack())
-    second = method(other, slack())
+    second = method(other, slack(), shuffled)
     for _ in range(5):
-        a, b = first.step(problem.everything()), second.step(shuffled)
+        a, b = first.step(), second.step()
         assert a.primal == pytest.approx(b.primal, abs=1e-9)
-    assert first.run(problem.everything(), 1e-6).primal == pytest.approx(second.run(shuffled, 1e-6).primal, abs=2e-6)
+    assert first.solve(1e-6).primal == pytest.approx(second.solve(1e-6).primal, abs=2e-6)
 
 
 @both
 def test_heads_without_an_adjoint_do_the_same(slack):
     problem, plain = chain(3, lam=0.1), chain(3, lam=0.1, adjoint=False)
-    a = method(problem, slack()).run(problem.everything(2), 1e-5)
-    b = method(plain, slack()).run(plain.everything(2), 1e-5)
+    a = method(problem, slack(), problem.everything(2)).solve(1e-5)
+    b = method(plain, slack(), plain.everything(2)).solve(1e-5)
     assert a.primal == pytest.approx(b.primal, abs=2e-5)
 
 
 @both
 def test_runs_on_the_device(slack, device):
     here, there = chain(3, lam=0.1), chain(3, lam=0.1).to(device)
-    a = method(here, slack()).run(here.everything(2), 1e-6)
-    b = method(there, slack()).run(there.everything(2), 1e-6)
+    a = method(here, slack(), here.everything(2)).solve(1e-6)
+    b = method(there, slack(), there.everything(2)).solve(1e-6)
     assert a.primal == pytest.approx(b.primal, abs=2e-6)
     assert all(p.device.type == device.type for p in there.head.parameters())
 
@@ -149,18 +155,19 @@ def test_runs_on_the_device(slack, device):
 @both
 def test_one_output_for_all_examples_is_solved_at_once(slack):
     problem = multiclass(0, classes=1)
-    found = method(problem, slack()).run(problem.everything(), 0.0, max_iterations=2)
+    found = method(problem, slack()).solve(0.0, max_passes=2)
     assert (found.primal, found.dual, found.passes) == (0.0, 0.0, 1.0)
 
 
 @both
 def test_approximate_oracles_give_bounds(slack):
     head, structure, batch = label_sets(0)
-    exact = CuttingPlane(head, 5, 0.1, slack(), structure=structure).run([batch], 1e-6)
+    exact = CuttingPlane(head, [batch], num_examples=5, lam=0.1, slack=slack(), structure=structure).solve(1e-6)
     head, structure, batch = label_sets(0)
     approximate = Approximate(4, 2)
     approximate.slack = 0.125
-    found = CuttingPlane(head, 5, 0.1, slack(), structure=approximate).run([batch], 1e-6, max_iterations=25)
+    cutting = CuttingPlane(head, [batch], num_examples=5, lam=0.1, slack=slack(), structure=approximate)
+    found = cutting.solve(1e-6, max_passes=25)
     assert exact.exact
     assert not found.exact
     assert found.dual <= exact.primal <= found.primal
@@ -171,8 +178,8 @@ def test_approximate_oracles_give_bounds(slack):
 def test_inactive_constraints_are_dropped_and_the_optimum_is_reached_all_the_same(slack):
     problem = chain(5, n=6, lam=0.02, longest=4)
     kept, dropped = slack(keep=1000), slack(keep=1)
-    a = method(problem.copy(), kept).run(problem.everything(), 1e-5, 300)
-    b = method(problem, dropped).run(problem.everything(), 1e-5, 300)
+    a = method(problem.copy(), kept).solve(1e-5, max_passes=300)
+    b = method(problem, dropped).solve(1e-5, max_passes=300)
     assert dropped.num_constraints < kept.num_constraints
     assert b.gap <= 1e-5
     assert a.primal == pytest.approx(b.primal, abs=2e-5)
@@ -181,17 +188,17 @@ def test_inactive_constraints_are_dropped_and_the_optimum_is_reached_all_the_sam
 @both
 def test_resumes_to_the_bit(slack, tmp_path):
     problem = chain(6, lam=0.05)
-    whole = method(problem, slack())
+    whole = method(problem, slack(), problem.everything(2))
     for _ in range(3):
-        whole.step(problem.everything(2))
+        whole.step()
     torch.save(whole.state_dict(), tmp_path / "run.pt")
     other = problem.copy()
     with pytest.warns(UserWarning, match="were not zero"):
-        resumed = method(other, slack())
+        resumed = method(other, slack(), other.everything(2))
     resumed.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True))
     assert_same(resumed.state_dict(), whole.state_dict())
     for _ in range(4):
-        a, b = whole.step(problem.everything(2)), resumed.step(other.everything(2))
+        a, b = whole.step(), resumed.step()
         assert (a.primal, a.dual, a.oracle_calls) == (b.primal, b.dual, b.oracle_calls)
     assert_same(resumed.state_dict(), whole.state_dict())
     assert torch.equal(flat(problem.head.parameters()), flat(other.head.parameters()))
@@ -211,7 +218,7 @@ def test_damaged_and_foreign_states_are_refused(slack):
     problem = chain(6)
     cutting = method(problem, slack())
     for _ in range(2):
-        cutting.step(problem.everything())
+        cutting.step()
     good, size = cutting.state_dict(), cutting.slack.num_constraints
     bad = [
         (("format",), 99, "format 99"),
@@ -244,7 +251,7 @@ def test_damaged_and_foreign_states_are_refused(slack):
 def test_owners_out_of_order_are_refused():
     problem = multiclass(1)
     cutting = method(problem)
-    cutting.step(problem.everything())
+    cutting.step()
     state = damage(cutting.state_dict(), ("slack", "owner"), cutting.slack.owner.flip(0))
     with pytest.raises(ValueError, match="rising order"):
         cutting.load_state_dict(state)
@@ -255,7 +262,7 @@ def test_a_failed_pass_changes_nothing(slack):
     problem = chain(7, lam=0.1)
     cutting = method(problem, slack())
     for _ in range(2):
-        cutting.step(problem.everything())
+        cutting.step()
     before, weights = cutting.state_dict(), flat(problem.head.parameters())
     nan = problem.batch([0])
     nan.x[0, 0, 0] = math.nan
@@ -263,11 +270,11 @@ def test_a_failed_pass_changes_nothing(slack):
         (problem.everything(2)[:-1], "left out 1 of 5 examples"),
         ([*problem.everything(), problem.batch([0])], "gave an example twice"),
         ([problem.batch([1, 2, 3, 4]), nan], "not finite"),
-        (iter([]), "left out 5 of 5 examples"),
+        ([], "left out 5 of 5 examples"),
     ]
     for batches, words in wrong:
         with pytest.raises(ValueError, match=words):
-            cutting.step(batches)
+            step_on(cutting, batches)
         assert_same(cutting.state_dict(), before)
         assert torch.equal(flat(problem.head.parameters()), weights)
 
@@ -275,26 +282,26 @@ def test_a_failed_pass_changes_nothing(slack):
 def test_examples_that_change_are_noticed():
     problem = multiclass(0, lam=0.01)
     cutting = method(problem)
-    cutting.run(problem.everything(), 1e-4)
+    cutting.solve(1e-4)
     problem.head.structure.cost *= 0.01
     with pytest.raises(RuntimeError, match="below the lower bound"):
-        cutting.run(problem.everything(), 0.0, 50)
+        cutting.solve(0.0, max_passes=50)
 
 
 @both
 def test_other_features_and_targets_are_refused(slack):
     problem = chain(7, n=5, lam=0.1)
     cutting = method(problem, slack())
-    cutting.step(problem.everything())
-    moved = [batch._replace(x=batch.x + 0.01) for batch in problem.everything()]
-    others = [batch._replace(y=torch.where(batch.y > 0, batch.y - 1, batch.y)) for batch in problem.everything()]
+    cutting.step()
+    moved = [batch.replace(x=batch.x + 0.01) for batch in problem.everything()]
+    others = [batch.replace(y=torch.where(batch.y > 0, batch.y - 1, batch.y)) for batch in problem.everything()]
     again = method(problem.copy(), slack())
     again.load_state_dict(cutting.state_dict())
     for batches, words in ((moved, "features have moved"), (others, "other targets")):
         for one in (cutting, again):
             with pytest.raises(RuntimeError, match=words):
-                one.step(batches)
-    assert cutting.step(problem.everything(2)).gap > 0.0  # in other batches
+                step_on(one, batches)
+    assert step_on(cutting, problem.everything(2)).gap > 0.0  # in other batches
     state = cutting.state_dict()
     with pytest.raises(ValueError, match="numbers are not those that were saved"):
         again.load_state_dict({**state, "dual": state["dual"] + 0.1})
@@ -314,16 +321,20 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="solver='nonsense' is not installed"):
         OneSlack(solver="nonsense")
     with pytest.raises(TypeError, match="slack must be OneSlack"):
-        CuttingPlane(problem.head, problem.n, problem.lam, OneSlack)
+        method(problem, OneSlack)
     with pytest.raises(ValueError, match="lam=0"):
-        CuttingPlane(problem.head, problem.n, 0.0, NSlack())
+        CuttingPlane(problem.head, problem.everything(), num_examples=problem.n, lam=0.0, slack=NSlack())
     cutting = method(problem)
     with pytest.raises(ValueError, match="already belongs"):
-        CuttingPlane(problem.copy().head, problem.n, problem.lam, cutting.slack)
+        method(problem.copy(), cutting.slack)
     with pytest.raises(ValueError, match="tolerance=nan"):
-        cutting.run(problem.everything(), math.nan)
-    with pytest.raises(ValueError, match="max_iterations=0"):
-        cutting.run(problem.everything(), 0.1, 0)
+        cutting.solve(math.nan)
+    with pytest.raises(ValueError, match="max_passes=0"):
+        cutting.solve(0.1, max_passes=0)
+    with pytest.raises(TypeError, match="can be read only once"):
+        method(problem, batches=iter(problem.everything()))
+    with pytest.raises(TypeError, match="batches is a Batch"):
+        method(problem, batches=problem.batch([0]))
 
 
 @both
@@ -332,7 +343,7 @@ def test_too_little_memory_is_told_before_it_is_used(slack):
     cutting = method(problem, slack(memory_limit=50))
     before = cutting.state_dict()
     with pytest.raises(MemoryError, match=r"slack=(One|N)Slack\(\) would take"):
-        cutting.step(problem.everything())
+        cutting.step()
     assert_same(cutting.state_dict(), before)
 
 
@@ -346,11 +357,11 @@ def test_a_missing_extra_is_named(monkeypatch):
 def test_a_solver_that_finds_nothing_changes_nothing(monkeypatch):
     problem = multiclass(0)
     cutting = method(problem, OneSlack())
-    cutting.step(problem.everything())
+    cutting.step()
     before = cutting.state_dict()
     monkeypatch.setattr(qpsolvers, "solve_qp", lambda *a, **k: None)
     with pytest.raises(RuntimeError, match="found no solution"):
-        cutting.step(problem.everything())
+        cutting.step()
     assert_same(cutting.state_dict(), before)
 
 
@@ -359,10 +370,10 @@ def test_other_solvers_do_as_well(solver):
     problem = multiclass(0, classes=2, n=3, lam=1.0)
     optimum = reference(problem.copy()).optimum()
     if solver == "quadprog":  # it wants a regular matrix: the first planes are
-        found = method(problem, OneSlack(solver=solver)).step(problem.everything())
+        found = method(problem, OneSlack(solver=solver)).step()
         assert found.dual > 0.0
     else:
-        found = method(problem, OneSlack(solver=solver)).run(problem.everything(), 1e-3, 50)
+        found = method(problem, OneSlack(solver=solver)).solve(1e-3, max_passes=50)
         assert found.gap <= 1e-3
     assert found.dual <= optimum + 1e-9
 

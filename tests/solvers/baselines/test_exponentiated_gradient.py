@@ -19,13 +19,9 @@ SEEDS = st.integers(0, 2**31 - 1)
 
 
 def method(problem, **options):
-    return ExponentiatedGradient(problem.head, problem.n, problem.lam, **options)
-
-
-def started(problem, **options):
-    gradient = method(problem, **options)
-    gradient.start(problem.everything(2))
-    return gradient
+    return ExponentiatedGradient(
+        problem.head, problem.everything(2), num_examples=problem.n, lam=problem.lam, **options
+    )
 
 
 class Explicit:
@@ -69,10 +65,10 @@ def softmax(values):
 def test_one_example_at_a_time_is_the_algorithm_of_the_papers(kind, seed, lam):
     problem = PROBLEMS[kind](seed, lam=lam)
     explicit = Explicit(reference(problem.copy()))
-    gradient = started(problem)
+    gradient = method(problem)
     calls = problem.n
     for i in [*range(problem.n), *range(problem.n), 0, 1]:
-        increase = gradient.step(problem.batch([i]))
+        increase = gradient.visit(problem.batch([i]))
         before = explicit.listed.dual(explicit.alphas)
         calls += explicit.step(i)
         after = explicit.listed.dual(explicit.alphas)
@@ -89,11 +85,11 @@ def test_one_example_at_a_time_is_the_algorithm_of_the_papers(kind, seed, lam):
 def test_starts_uniform(kind):
     problem = PROBLEMS[kind](0)
     explicit = Explicit(reference(problem.copy()))
-    gradient = started(problem)
+    gradient = method(problem)
     weights = flat(gradient.dual.parameters)
     assert bool(weights.any())
     np.testing.assert_allclose(weights, explicit.listed.weights(explicit.alphas), atol=1e-12)
-    found = gradient.certify(problem.everything())
+    found = gradient.certify()
     assert found.dual == pytest.approx(explicit.listed.dual(explicit.alphas), abs=1e-12)
     assert found.primal == pytest.approx(explicit.listed.primal(weights), abs=1e-12)
     assert found.oracle_calls == 2 * problem.n
@@ -104,16 +100,18 @@ def test_starts_uniform(kind):
 def test_reaches_the_optimum(kind, size):
     problem = PROBLEMS[kind](1, lam=1.0)
     optimum = reference(problem.copy()).optimum()
-    gradient = started(problem)
+    gradient = method(problem)
     for _ in range(120):
         for batch in problem.everything(size):
-            gradient.step(batch)
-    found = gradient.certify(problem.everything())
+            gradient.visit(batch)
+    found = gradient.certify()
     assert found.dual == pytest.approx(optimum, abs=1e-4)
     assert found.dual <= optimum + 2e-7
     assert found.primal >= optimum - 1e-9
-    planes = CuttingPlane(PROBLEMS[kind](1).head, problem.n, problem.lam, NSlack())
-    theirs = planes.run(problem.everything(), 1e-5)
+    planes = CuttingPlane(
+        PROBLEMS[kind](1).head, problem.everything(), num_examples=problem.n, lam=problem.lam, slack=NSlack()
+    )
+    theirs = planes.solve(1e-5)
     assert max(theirs.dual, found.dual) <= min(theirs.primal, found.primal) + 1e-9
 
 
@@ -126,13 +124,13 @@ def test_reaches_the_optimum(kind, size):
 )
 def test_the_dual_never_falls_and_the_gap_is_never_negative(seed, kind, dtype, adjoint):
     problem = PROBLEMS[kind](seed, lam=0.1, dtype=dtype, adjoint=adjoint)
-    gradient = started(problem)
+    gradient = method(problem)
     rounding = 1e3 * torch.finfo(dtype).eps
-    before = gradient.certify(problem.everything())
+    before = gradient.certify()
     for sweep in range(4):
-        increases = [gradient.step(batch) for batch in problem.everything(1 + sweep)]
+        increases = [gradient.visit(batch) for batch in problem.everything(1 + sweep)]
         assert min(increases) >= 0.0
-        found = gradient.certify(problem.everything())
+        found = gradient.certify()
         assert found.gap >= -rounding * (1 + abs(found.primal))
         assert found.dual - before.dual == pytest.approx(sum(increases), abs=rounding * (1 + abs(found.primal)))
         assert found.dual >= before.dual - rounding
@@ -143,23 +141,23 @@ def test_the_dual_never_falls_and_the_gap_is_never_negative(seed, kind, dtype, a
 
 def test_what_stands_in_the_padding_never_matters():
     problem, other = chain(2, n=6), chain(2, n=6)
-    a, b = started(problem), started(other)
+    a, b = method(problem), method(other)
     for rows in ([0, 1, 2], [3, 4], [5, 0], [1, 2, 3]):
         batch = other.batch(rows)
         beyond = torch.arange(batch.x.shape[1]) >= batch.lengths.unsqueeze(1)
         longer = torch.cat([batch.x.masked_fill(beyond.unsqueeze(2), 1e3), 1e3 * torch.ones_like(batch.x[:, :1])], 1)
         targets = torch.cat([batch.y.masked_fill(beyond, 1), torch.zeros_like(batch.y[:, :1])], 1)
-        a.step(problem.batch(rows))
-        b.step(Batch(longer, targets, batch.index, batch.lengths))
+        a.visit(problem.batch(rows))
+        b.visit(Batch(longer, targets, batch.index, batch.lengths))
     torch.testing.assert_close(flat(problem.head.parameters()), flat(other.head.parameters()))
     assert a.step_sizes.tolist() == b.step_sizes.tolist()
 
 
 def test_an_example_drawn_twice_counts_once():
     problem, other = multiclass(0), multiclass(0)
-    a, b = started(problem), started(other)
-    a.step(problem.batch([0, 2, 0, 2, 2]))
-    b.step(other.batch([0, 2]))
+    a, b = method(problem), method(other)
+    a.visit(problem.batch([0, 2, 0, 2, 2]))
+    b.visit(other.batch([0, 2]))
     torch.testing.assert_close(flat(problem.head.parameters()), flat(other.head.parameters()))
     assert a.dual.oracle_calls == b.dual.oracle_calls
 
@@ -181,30 +179,30 @@ def test_works_on_torch_struct():
     y = structure.argmax(Potentials(torch.randn(4, 2, 2, 2, generator=random, dtype=torch.float64)))
     batch = Batch(x, y.labeling, torch.arange(4))
     head = Edges()
-    gradient = ExponentiatedGradient(head, 4, 0.5, structure=structure)
-    gradient.start([batch])
-    first = gradient.certify([batch])
+    gradient = ExponentiatedGradient(head, [batch], num_examples=4, lam=0.5, structure=structure)
+    first = gradient.certify()
     for _ in range(60):
-        gradient.step(batch)
-    found = gradient.certify([batch])
+        gradient.step()
+    found = gradient.certify()
     assert 0.0 <= found.gap < min(0.02, first.gap)
 
 
 def test_certificates_are_those_of_any_dual():
     problem = chain(3)
-    gradient = started(problem)
-    gradient.step(problem.batch([0, 1]))
+    gradient = method(problem)
+    gradient.visit(problem.batch([0, 1]))
+    gradient.batches = [problem.batch([0])]
     with pytest.raises(ValueError, match="left out"):
-        gradient.certify([problem.batch([0])])
+        gradient.certify()
     assert certify(problem.head, gradient.dual, problem.everything()).drift < 1e-12
 
 
 def test_resumes_to_the_bit(tmp_path):
     problem = chain(6, dtype=torch.float32)
-    whole = started(problem)
+    whole = method(problem)
     for batch in problem.everything(2):
-        whole.step(batch)
-    whole.certify(problem.everything())  # weights to start from are pending in the state
+        whole.visit(batch)
+    whole.certify()  # weights to start from are pending in the state
     torch.save(whole.state_dict(), tmp_path / "run.pt")
     other = problem.copy()
     resumed = method(other)
@@ -212,14 +210,14 @@ def test_resumes_to_the_bit(tmp_path):
     assert_same(resumed.state_dict(), whole.state_dict())
     for size in (1, 2, 3):
         for a, b in zip(problem.everything(size), other.everything(size), strict=True):
-            assert whole.step(a) == resumed.step(b)
+            assert whole.visit(a) == resumed.visit(b)
     assert_same(resumed.state_dict(), whole.state_dict())
 
 
 def test_damaged_and_foreign_states_are_refused():
     problem = multiclass(0)
-    gradient = started(problem)
-    gradient.step(problem.batch([0, 1]))
+    gradient = method(problem)
+    gradient.visit(problem.batch([0, 1]))
     good = gradient.state_dict()
     fresh = method(multiclass(0))
     before = fresh.state_dict()
@@ -233,8 +231,8 @@ def test_damaged_and_foreign_states_are_refused():
         ("step_sizes", good["step_sizes"] * 0.0, "step_sizes"),
         ("step_sizes", good["step_sizes"] * math.nan, "step_sizes"),
         ("visited", good["visited"].float(), "visited"),
-        ("started", False, "missing"),
-        ("started", 1, "should be a bool"),
+        ("taken", -1, "taken is -1"),
+        ("taken", True, "should be a number of 64 bits"),
     ]
     for name, value, words in bad:
         with pytest.raises(ValueError, match=words):
@@ -255,58 +253,55 @@ def test_bad_arguments_are_refused():
             method(problem, **options)
     head, structure, _ = label_sets()
     with pytest.raises(ValueError, match=r"LabelSets.* has no marginals"):
-        ExponentiatedGradient(head, 5, 0.1, structure=structure)
+        ExponentiatedGradient(head, [], num_examples=5, lam=0.1, structure=structure)
     with pytest.raises(MemoryError, match="MeanParts"):
-        started(multiclass(0), memory_limit=8)
+        method(multiclass(0), memory_limit=8)
 
 
-def test_calls_out_of_order_are_refused():
+def test_batches_that_are_not_the_training_set_are_refused():
     problem = multiclass(0)
-    gradient = method(problem)
-    with pytest.raises(RuntimeError, match="call start"):
-        gradient.step(problem.batch([0]))
-    with pytest.raises(RuntimeError, match="before start"):
-        gradient.certify(problem.everything())
-    with pytest.raises(ValueError, match="left out 2 of 6"):
-        gradient.start(problem.everything(2)[:-1])
-    assert not gradient.started
-    assert not flat(problem.head.parameters()).any()
-    gradient.start(problem.everything())
-    with pytest.raises(RuntimeError, match="in use"):
-        gradient.start(problem.everything())
+    every = problem.everything(2)
+    for batches, error, words in (
+        (every[:-1], ValueError, "left out 2 of 6"),
+        (iter(every), TypeError, "can be read only once"),
+        (every[0], TypeError, "batches is a Batch"),
+    ):
+        with pytest.raises(error, match=words):
+            ExponentiatedGradient(problem.head, batches, num_examples=problem.n, lam=problem.lam)
+        assert not flat(problem.head.parameters()).any()
 
 
 def test_a_bad_batch_changes_nothing():
     problem = multiclass(0)
-    gradient = started(problem)
-    gradient.step(problem.batch([0, 1, 2]))
+    gradient = method(problem)
+    gradient.visit(problem.batch([0, 1, 2]))
     before = gradient.state_dict()
     batch = problem.batch([1, 2])
     nan = batch.x.clone()
     nan[1, 0] = math.nan
     for wrong, words in [
-        (batch._replace(x=nan), r"potentials of rows \[1\] are not finite"),
-        (batch._replace(index=torch.tensor([1, 6])), "index holds 1 to 6"),
-        (batch._replace(y=torch.tensor([0, 3])), "target has label 3"),
+        (batch.replace(x=nan), r"potentials of rows \[1\] are not finite"),
+        (batch.replace(index=torch.tensor([1, 6])), "index holds 1 to 6"),
+        (batch.replace(y=torch.tensor([0, 3])), "target has label 3"),
     ]:
         with pytest.raises(ValueError, match=words):
-            gradient.step(wrong)
+            gradient.visit(wrong)
         assert_same(gradient.state_dict(), before)
 
 
 def test_one_class_has_nothing_to_learn():
     problem = multiclass(0, classes=1)
-    gradient = started(problem)
+    gradient = method(problem)
     for _ in range(3):
-        assert gradient.step(problem.batch(range(problem.n))) == 0.0
-    assert gradient.certify(problem.everything()).gap == 0.0
+        assert gradient.visit(problem.batch(range(problem.n))) == 0.0
+    assert gradient.certify().gap == 0.0
     assert isinstance(problem.structure, Multiclass)
 
 
 def test_runs_on_the_device(device):
     here, there = chain(3), chain(3).to(device)
-    a, b = started(here), started(there)
+    a, b = method(here), method(there)
     for rows in ([0, 1, 2], [3, 4], [0, 4]):
-        assert a.step(here.batch(rows)) == pytest.approx(b.step(there.batch(rows)), abs=1e-9)
+        assert a.visit(here.batch(rows)) == pytest.approx(b.visit(there.batch(rows)), abs=1e-9)
     torch.testing.assert_close(flat(here.head.parameters()), flat(there.head.parameters()).cpu())
-    assert b.certify(there.everything()).gap == pytest.approx(a.certify(here.everything()).gap, abs=1e-9)
+    assert b.certify().gap == pytest.approx(a.certify().gap, abs=1e-9)

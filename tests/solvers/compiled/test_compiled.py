@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from compiled_kinds import KINDS
 from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng
 
 from torchssvm import (
@@ -66,14 +67,14 @@ def test_a_resumed_run_is_the_one_left_alone_to_the_bit(direction, oracle, order
     """Stopped in the first round of the blocks, in the middle of a permutation, and after an exact pass."""
 
     def first(loop: CompiledBCFW) -> CompiledBCFW:
-        loop.run(stop)
+        loop.step(stop)
         if stop > 40:
             loop.certify()  # its weights are for the next visit
         return loop
 
     def second(loop: CompiledBCFW) -> CompiledBCFW:
         for _ in range(2):
-            loop.run(30)
+            loop.step(30)
             loop.certify()
         return loop
 
@@ -89,9 +90,9 @@ def test_a_resumed_run_is_the_one_left_alone_to_the_bit(direction, oracle, order
 @directions
 def test_visits_may_be_counted_out_in_any_portions(direction, order):
     whole, pieces = compiled(direction, MaxOracle(), order), compiled(direction, MaxOracle(), order)
-    whole.run(60)
+    whole.step(60)
     for visits in (1, 19, 3, 37):
-        pieces.run(visits)
+        pieces.step(visits)
     assert_same(state(pieces), state(whole))
 
 
@@ -101,7 +102,7 @@ def test_a_permutation_is_not_begun_again_before_it_is_over():
         seen = []
         for _ in range(4):
             before = loop.dual.storage.sets.used.amax(1)
-            loop.run(2)
+            loop.step(2)
             seen += (loop.dual.storage.sets.used.amax(1) > before).nonzero().flatten().tolist()
         assert sorted(seen) == list(range(8))
 
@@ -124,7 +125,7 @@ def test_the_two_loops_take_turns_on_one_dual(direction, oracle, dtype):
             held = dual.value()
         assert certify(own.head, dual, own.everything(3)).drift < rounding
         for _ in range(5):
-            assert loop.run(6) == 6 or not bool(dual.gap_estimates.any())  # then there is nothing left to do
+            assert loop.step(6) == 6 or not bool(dual.gap_estimates.any())  # then there is nothing left to do
             assert dual.value() >= held - rounding
             held = dual.value()
         found = loop.certify()
@@ -145,14 +146,14 @@ def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
         return Training(problem(), storage=Labelings(3), direction=direction, oracle=oracle)
 
     loop, training = compiled(direction, oracle, capacity=3), torch_loop()
-    loop.run(40)
+    loop.step(40)
     training.run([[k % 8] for k in range(40)])
     there, back = torch_loop(), compiled(direction, oracle, capacity=3)
     there.dual.load_state_dict(state(loop)["dual"])
     back.dual.load_state_dict(training.optim.state_dict()["dual"])
     for source, target, go in (
         (loop.dual, there.dual, lambda: there.run([[k % 8, (k + 3) % 8] for k in range(20)])),
-        (training.dual, back.dual, lambda: back.run(40)),
+        (training.dual, back.dual, lambda: back.step(40)),
     ):
         assert_same(target.state_dict(), source.state_dict())
         before, seen = target.value(), target.oracle_calls + target.cache_hits
@@ -168,7 +169,7 @@ def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
 @pytest.mark.parametrize("damage", ["waiting", "generator", "missing", "order"])
 def test_a_damaged_state_of_the_loop_is_refused(damage):
     loop = compiled(Pairwise(), MaxOracle(), Permutation())
-    loop.run(5)
+    loop.step(5)
     held = loop.state_dict()
     wrong = dict(held)
     if damage == "waiting":
@@ -184,25 +185,6 @@ def test_a_damaged_state_of_the_loop_is_refused(damage):
     assert_same(loop.state_dict(), held)
 
 
-def sparse(problem: Problem) -> Problem:
-    """The same problem with most features zero: they are packed as lists."""
-    problem.x[torch.rand(problem.x.shape, generator=rng(7)) < 0.7] = 0.0
-    return problem
-
-
-COST = torch.tensor([[0.0, 1.0, 0.5], [2.0, 0.0, 0.25], [1.0, 3.0, 0.0]])
-KINDS = {
-    "multiclass": lambda **o: PROBLEMS["multiclass"](4, n=8, lam=0.05, **o),
-    "multiclass, costs, no bias": lambda **o: PROBLEMS["multiclass"](4, n=8, lam=0.05, cost=COST, bias=False, **o),
-    "multiclass, sparse": lambda **o: sparse(PROBLEMS["multiclass"](4, n=8, features=9, lam=0.05, **o)),
-    "chain": lambda **o: PROBLEMS["chain"](5, n=8, states=3, longest=4, lam=0.05, **o),
-    "chain, sparse, nine states": lambda **o: sparse(
-        PROBLEMS["chain"](5, n=8, features=9, states=9, longest=4, lam=0.05, **o)
-    ),
-    "chain, no bias, no boundary": lambda **o: PROBLEMS["chain"](
-        5, n=8, states=3, longest=4, lam=0.05, bias=False, boundary=False, ragged=False, **o
-    ),
-}
 RULES = [
     (None, FrankWolfe(), MaxOracle()),
     (2, FrankWolfe(), CacheOracle()),
@@ -265,7 +247,7 @@ def test_each_loop_takes_over_from_the_other(kind, capacity):
     training.run(visits)
     other.visit(torch.tensor(visits).flatten())
     same_dual(training, other)
-    again.run(visits)
+    again.step(visits)
     training.run(visits)
     same_dual(training, other)
 

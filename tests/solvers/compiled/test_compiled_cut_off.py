@@ -37,7 +37,7 @@ def test_an_interrupt_loses_nothing(storage, method, monkeypatch):
         raise KeyboardInterrupt
 
     def go(made: CompiledBCFW) -> None:
-        made.run(30) if method == "run" else made.visit(torch.arange(30))
+        made.step(30) if method == "run" else made.visit(torch.arange(30))
 
     monkeypatch.setattr(loop, "visit_blocks", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -54,12 +54,12 @@ def test_a_run_that_finds_no_memory_can_go_on():
     made = CompiledBCFW(head, dual, [batch])
     dual.storage.memory_limit = 40 * (16 + 1 * (1 + 25) + 17) + 100  # the labelings, and nothing beside them
     with changes_state("the visits before it count"), pytest.raises(MemoryError, match="a larger capacity"):
-        made.run(2000)
+        made.step(2000)
     assert dual.steps > 0
     assert made.certify().drift < 1e-10
     dual.storage.memory_limit = None
     before = dual.value()
-    assert made.run(500) == 500
+    assert made.step(500) == 500
     assert dual.value() > before
     assert made.certify().drift < 1e-10
 
@@ -69,7 +69,7 @@ def test_features_that_overflow_the_dtype_of_the_weights_are_refused():
     x = batch.x.double()
     x[3, 0] = 1e300
     with pytest.raises(ValueError, match=r"x of example 3 holds numbers that are not finite in torch.float32.*1e\+300"):
-        CompiledBCFW(head, dual, [batch._replace(x=x)])
+        CompiledBCFW(head, dual, [batch.replace(x=x)])
 
 
 def test_weights_set_before_the_first_visit_are_refused():
@@ -78,21 +78,21 @@ def test_weights_set_before_the_first_visit_are_refused():
     with torch.no_grad():
         head.weight.normal_()
     with pytest.raises(RuntimeError, match="weights have changed"):
-        made.run(10)
+        made.step(10)
     assert dual.steps == 0
 
 
 def test_blocks_without_rows_are_refused():
     head, dual, batch = many_states()
     made = CompiledBCFW(head, dual, [batch])
-    made.run(80)
+    made.step(80)
     state = dual.state_dict()
     state["storage"]["buffers"]["potentials"]["rows"][5] = 0
     other, fresh, _ = many_states()
     again = CompiledBCFW(other, fresh, [batch])
     fresh.load_state_dict(with_seal(state))
     with pytest.raises(ValueError, match="not of this problem"):
-        again.run(10)
+        again.step(10)
 
 
 def test_heads_with_hooks_are_refused():
@@ -164,7 +164,7 @@ def test_transforms_of_torch_func_go_through_the_head():
     [
         (lambda batch: [tuple(batch)], "batches gave a tuple"),
         (lambda batch: batch, "batches gave a Tensor"),
-        (lambda batch: [batch._replace(x=batch.x.to_sparse())], "x must be a dense tensor"),
+        (lambda batch: [batch.replace(x=batch.x.to_sparse())], "x must be a dense tensor"),
     ],
     ids=["tuple", "bare", "sparse"],
 )

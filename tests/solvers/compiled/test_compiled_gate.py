@@ -34,18 +34,18 @@ def test_another_structure_or_head_is_refused():
 def test_weights_that_are_not_those_of_the_dual_are_refused():
     head, dual, batch = small()
     loop = CompiledBCFW(head, dual, [batch])
-    loop.run(30)
+    loop.step(30)
     before = dual.state_dict()
     held = head.emission.detach().clone()
     with torch.no_grad():
         head.emission += 1.0
     with pytest.raises(RuntimeError, match="weights have changed since the last step"):
-        loop.run(6)
+        loop.step(6)
     with torch.no_grad():
         head.emission.copy_(held)
     head.emission = torch.nn.Parameter(torch.zeros(1, 3))
     with pytest.raises(ValueError, match="not those that the dual was made for"):
-        loop.run(6)
+        loop.step(6)
     assert_same(dual.state_dict(), before)
 
 
@@ -55,12 +55,12 @@ def test_a_new_dual_stands_for_zero_weights():
         head.bias.fill_(2.0)
     with pytest.raises(ValueError, match="left out"):
         CompiledBCFW(
-            head, dual, [batch._replace(x=batch.x[:3], y=batch.y[:3], index=torch.arange(3), lengths=batch.lengths[:3])]
+            head, dual, [batch.replace(x=batch.x[:3], y=batch.y[:3], index=torch.arange(3), lengths=batch.lengths[:3])]
         )
     assert float(head.bias.detach().sum()) == 6.0
     with pytest.warns(UserWarning, match="were not zero"):
         loop = CompiledBCFW(head, dual, [batch])
-    loop.run(60)
+    loop.step(60)
     assert loop.certify().drift < 1e-5
 
 
@@ -69,7 +69,7 @@ def test_bounds_that_come_later_are_refused():
     loop = CompiledBCFW(head, dual, [batch])
     BCFW([{"params": list(head.parameters()), "lower": 0.0}], dual)
     with pytest.raises(TypeError, match="bounds"):
-        loop.run(6)
+        loop.step(6)
 
 
 def test_examples_of_other_lengths_are_refused():
@@ -81,12 +81,12 @@ def test_examples_of_other_lengths_are_refused():
         optim.step()
     y = batch.y.clamp(min=0)
     with pytest.raises(ValueError, match=r"example 0 has length 4.*made for length 3"):
-        CompiledBCFW(head, dual, [batch._replace(y=y, lengths=torch.full((6,), 4))])
+        CompiledBCFW(head, dual, [batch.replace(y=y, lengths=torch.full((6,), 4))])
 
 
 def test_the_torch_loop_knows_the_lengths_of_compiled_blocks():
     head, dual, batch = small()
-    CompiledBCFW(head, dual, [batch]).run(30)
+    CompiledBCFW(head, dual, [batch]).step(30)
     with pytest.raises(ValueError, match="example 0 came with length 4"):
         BlockGap(dual)(head(batch.x, torch.full((6,), 4)), batch.y.clamp(min=0), batch.index)
 
@@ -101,19 +101,19 @@ def test_features_that_are_not_finite_are_refused():
 @pytest.mark.parametrize("labels", [7, -1])
 def test_labels_that_the_head_does_not_have_are_refused(labels):
     head, dual, batch = small()
-    CompiledBCFW(head, dual, [batch]).run(60)
+    CompiledBCFW(head, dual, [batch]).step(60)
     state = dual.state_dict()
     state["storage"]["sets"]["labelings"][0].fill_(labels)
     head, dual, batch = small()
     loop = CompiledBCFW(head, dual, [batch])
     dual.load_state_dict(with_seal(state))
     with pytest.raises(ValueError, match="labels beyond 0 to 2"):
-        loop.run(6)
+        loop.step(6)
 
 
 def test_rows_of_the_rest_that_are_too_few_are_refused():
     head, dual, batch = small(capacity=1)
-    CompiledBCFW(head, dual, [batch]).run(60)
+    CompiledBCFW(head, dual, [batch]).step(60)
     assert bool(dual.storage.mixed.any())
     dual.storage.rest.buffers["emission"].rows.fill_(1)
     with pytest.raises(ValueError, match="made for length 1"):
@@ -133,11 +133,11 @@ def test_compiled_steps_leave_the_position_of_a_sampler():
     batches = iter(sampler)
     next(batches)
     before = sampler.state_dict()
-    CompiledBCFW(head, dual, [batch]).run(12)
+    CompiledBCFW(head, dual, [batch]).step(12)
     assert_same(sampler.state_dict(), before)
 
 
 def test_visits_must_make_sense():
     head, dual, batch = small()
     with pytest.raises(ValueError, match="visits=-1"):
-        CompiledBCFW(head, dual, [batch]).run(-1)
+        CompiledBCFW(head, dual, [batch]).step(-1)

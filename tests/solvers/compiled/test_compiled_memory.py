@@ -28,9 +28,9 @@ for seed in range(8):
                 head = LinearChain(6, states)
                 dual = DualState.for_head(head, n, 0.01, storage=Labelings(capacity))
                 loop = CompiledBCFW(head, dual, batches, direction=direction, oracle=oracle, seed=seed)
-                loop.run(20 * n)
+                loop.step(20 * n)
                 loop.certify()
-                loop.run(20 * n)
+                loop.step(20 * n)
                 mixed += int(dual.storage.mixed.sum())
 assert mixed > 100, mixed
 """

@@ -262,7 +262,7 @@ def test_heads_say_what_they_are():
 def test_targets_and_sizes_that_do_not_fit():
     task = chain_task(1)
     for change in ({"y": task.y.clamp(min=3)}, {"y": task.y.double()}, {"x": torch.zeros(2, 3, 5).double()}):
-        batches = [task.batch([0, 1])._replace(**{k: v[:2] for k, v in change.items()}), task.batch([2, 3])]
+        batches = [task.batch([0, 1]).replace(**{k: v[:2] for k, v in change.items()}), task.batch([2, 3])]
         with pytest.raises((ValueError, TypeError)):
             GDMM(task.head, batches, num_examples=task.n, lam=0.1)
     gdmm = table_of(task)
@@ -304,7 +304,7 @@ def test_the_compiled_loop_goes_on():
     loop = CompiledBCFW(task.head, dual, task.everything())
     value = found.dual
     for _ in range(5):
-        loop.run(6)
+        loop.step(6)
         assert dual.value() >= value - 1e-12
         value = dual.value()
     assert loop.certify().dual == pytest.approx(value, abs=1e-9)
@@ -314,7 +314,7 @@ def test_losses_that_are_zero():
     """Of some tokens, and of all: nothing to learn, nothing to divide by."""
     task = chain_task(4, weighted=True)
     task.y.weights[:, 1:] = 0.0
-    found = table_of(task).solve(1e-5, max_sweeps=2000)
+    found = table_of(task).solve(1e-5, max_passes=2000)
     assert found.gap <= 1e-5
     assert found.primal == pytest.approx(chain_graph(task).optimum(), abs=2e-5)
     task = chain_task(4, weighted=True)

@@ -23,6 +23,7 @@ from torchssvm import (
     BranchAndBound,
     BruteForce,
     DualState,
+    EveryPasses,
     FactorwiseCertificate,
     MessagePassing,
     Penalty,
@@ -196,7 +197,7 @@ def test_where_the_relaxation_is_loose_both_problems_are_told_apart(decoder):
         loose.append(found.relaxed_primal > exact + 1e-6)
         exacts.append(found.exact)
 
-    found = gdmm.solve(1e-5, max_sweeps=200, check_every=2, on_check=look)
+    found = gdmm.solve(1e-5, max_passes=200, schedule=EveryPasses(2), on_check=look)
     assert any(loose)
     assert all(exacts) == (decoder == BranchAndBound())
     assert found.relaxed_gap <= 1e-3
@@ -316,7 +317,7 @@ def test_the_dual_handed_over_is_the_certified_one_or_says_that_it_is_below():
     scores = task.x @ torch.randn(4, 6, generator=random, dtype=torch.float64)
     task.y = torch.nn.functional.one_hot(scores.argmax(1), 6)
     gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam)
-    gdmm.solve(0.02, max_sweeps=100)
+    gdmm.solve(0.02, max_passes=100)
     seen = {"same": 0, "below": 0}
     for _ in range(60):
         gdmm.step()
@@ -345,7 +346,7 @@ def test_labels_without_features_go_where_the_loss_is(rule):
     task.x, task.y = torch.zeros_like(task.x), torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 0]])
     gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, rule=rule, penalty=Penalty())
     best = label_set_graph(task).optimum()
-    found = gdmm.solve(3e-6, violation=1e-3, max_sweeps=3000)
+    found = gdmm.solve(3e-6, violation=1e-3, max_passes=3000)
     assert found.relaxed_primal == pytest.approx(best, abs=1e-5)
     assert found.relaxed_dual == pytest.approx(best, abs=1e-5)
 

@@ -93,7 +93,7 @@ def test_certificates_of_kernel_models(portion):
         rounding = 1e-9 * (1.0 + 1.0 / lam)
         value = 0.0
         for step in range(1, 13):
-            svm.step(torch.randint(0, problem.n, (1 + draw(4),), generator=random))
+            svm.visit(torch.randint(0, problem.n, (1 + draw(4),), generator=random))
             assert svm.dual.value() >= value - rounding, f"problem {seed}, step {step}: the dual fell"
             value = svm.dual.value()
             if step not in (1, 5, 12):

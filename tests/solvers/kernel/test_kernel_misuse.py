@@ -13,7 +13,6 @@ from problems import assert_same, chain, multiclass
 
 from torchssvm import LinearChain, Permutation
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelHead, KernelMulticlass, KernelSSVM, Linear, Polynomial
-from torchssvm.steps.orders import GapBatchSampler
 
 
 class Wrong:
@@ -60,16 +59,16 @@ def test_kernels_of_a_wrong_type() -> None:
 def test_a_kernel_that_goes_wrong_later_changes_nothing(result: Any, message: str) -> None:
     kernel = Wrong()
     svm = kernel_svm(chain(0), kernel)
-    svm.step([0])
+    svm.visit([0])
     before = copy.deepcopy(svm.state_dict())
     kernel.result = result
     with pytest.raises(ValueError, match=message):
-        svm.step([0, 1])
+        svm.visit([0, 1])
     assert_same(before, svm.state_dict())
     with pytest.raises(ValueError, match=message):
         svm.certify()
     kernel.result = None
-    svm.step([0, 1])
+    svm.visit([0, 1])
 
 
 def test_a_kernel_that_turns_indefinite_is_refused() -> None:
@@ -77,7 +76,7 @@ def test_a_kernel_that_turns_indefinite_is_refused() -> None:
     svm = kernel_svm(multiclass(0, bias=False), kernel)
     kernel.result = lambda values: -values
     with pytest.raises(ValueError, match="not positive semidefinite"):
-        svm.step([0])
+        svm.visit([0])
 
 
 @pytest.mark.parametrize(
@@ -147,21 +146,21 @@ class TestData:
     @pytest.mark.parametrize("index", [[], [5], [-1], [0.5], torch.zeros(2, 2, dtype=torch.int64), [True]])
     def test_index(self, index: Any) -> None:
         svm = kernel_svm(chain(0), RBF())
-        svm.step([0])
+        svm.visit([0])
         before = copy.deepcopy(svm.state_dict())
         with pytest.raises(ValueError, match="index"):
-            svm.step(index)
+            svm.visit(index)
         assert_same(before, svm.state_dict())
 
     def test_an_example_drawn_twice_counts_once(self) -> None:
         once, twice = kernel_svm(chain(0), RBF()), kernel_svm(chain(0), RBF())
-        once.step([2, 0])
-        twice.step([2, 0, 2])
+        once.visit([2, 0])
+        twice.visit([2, 0, 2])
         assert_same(once.state_dict(), twice.state_dict())
 
     def test_new_inputs(self) -> None:
         svm = kernel_svm(chain(0), RBF())
-        svm.step([0, 1])
+        svm.visit([0, 1])
         with pytest.raises(ValueError, match=r"x must be \[B, N, 2\]"):
             svm.decode(torch.zeros(1, 3, 5, dtype=torch.float64))
         with pytest.raises(ValueError, match="lengths"):
@@ -173,38 +172,39 @@ class TestData:
 class TestTraining:
     def test_explicit_weights_changed_by_others(self) -> None:
         svm = kernel_svm(chain(0), Linear())
-        svm.step([0, 1, 2])
+        svm.visit([0, 1, 2])
         before = [p.detach().clone() for p in svm.dual.parameters]
         with torch.no_grad():
             svm.head.linear.transition += 1.0
         with pytest.raises(RuntimeError, match="explicit weights have changed"):
-            svm.step([0])
+            svm.visit([0])
         with pytest.warns(UserWarning, match="changed by others"):
             svm.certify()
         for parameter, old in zip(svm.dual.parameters, before, strict=True):
             assert torch.allclose(parameter, old, atol=1e-12)
-        svm.step([0])
+        svm.visit([0])
 
     def test_weights_of_a_head_that_was_used_before_start_at_zero(self) -> None:
         problem = chain(0)
         head = kernel_head(problem, RBF())
         first = KernelSSVM(head, problem.x, problem.y, problem.lengths, lam=0.1)
-        first.step(range(5))
+        first.visit(range(5))
         first.update_head()
         again = KernelSSVM(head, problem.x, problem.y, problem.lengths, lam=0.1)
         assert not any(bool(p.any()) for p in head.parameters())
         assert len(head.support) == 0
         assert again.certify().dual == 0.0
 
-    def test_fit_arguments(self) -> None:
-        svm = kernel_svm(chain(0), RBF())
-        sampler = GapBatchSampler(svm.dual, batch_size=2, order=Permutation())
+    def test_solve_arguments(self) -> None:
+        svm = kernel_svm(chain(0), RBF(), batch_size=2, order=Permutation())
         for options, message in [
-            ({"tolerance": 0.0, "max_passes": 1}, "tolerance=0.0"),
+            ({"tolerance": -0.1}, "tolerance=-0.1"),
+            ({"tolerance": 0.0}, "tolerance=0 is never reached"),
             ({"tolerance": 0.1, "max_passes": 0}, "max_passes=0"),
-            ({"tolerance": 0.1, "max_passes": 1, "epochs": 0}, "epochs=0"),
         ]:
             with pytest.raises(ValueError, match=message):
-                svm.fit(sampler, **options)
-        with pytest.raises(ValueError, match="no batch"):
-            svm.fit([], tolerance=0.1, max_passes=1)
+                svm.solve(**options)
+        with pytest.raises(TypeError, match="schedule=3"):
+            svm.solve(0.1, schedule=3)
+        with pytest.raises(ValueError, match="batch_size=0"):
+            kernel_svm(chain(0), RBF(), batch_size=0)

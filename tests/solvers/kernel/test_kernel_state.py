@@ -23,6 +23,7 @@ from torchssvm import (
     Proportional,
     Uniform,
     WeightedLabels,
+    evaluate,
 )
 from torchssvm.solvers.kernel import (
     RBF,
@@ -34,7 +35,6 @@ from torchssvm.solvers.kernel import (
     Pairwise,
     Polynomial,
 )
-from torchssvm.solvers.report import evaluate
 
 DIRECTIONS = [FrankWolfe(), Pairwise()]
 
@@ -54,7 +54,7 @@ def trained(problem: Problem, steps: int = 30, kernel: Any = None, **options: An
     svm = kernel_svm(problem, kernel or RBF(0.5), **options)
     random = rng(1)
     for step in range(steps):
-        svm.step(torch.randperm(problem.n, generator=random)[: 1 + step % 3])
+        svm.visit(torch.randperm(problem.n, generator=random)[: 1 + step % 3])
     return svm
 
 
@@ -96,8 +96,8 @@ class TestKernelRows:
         assert_same(large.state_dict(), small.state_dict())
         before = small.gram.computed
         for rows in ([0, 1, 2], [3, 4, 5], [6, 7], [0, 1, 2]):
-            large.step(rows)
-            small.step(rows)
+            large.visit(rows)
+            small.visit(rows)
             assert small.gram.nbytes() <= limit
         assert_same(large.state_dict(), small.state_dict())
         assert small.gram.computed > before  # rows had to go, and were computed again
@@ -111,9 +111,9 @@ class TestKernelRows:
         svm.gram.memory_limit = 8 * len(svm.data.tokens) * 4
         before = copy.deepcopy(svm.state_dict())
         with pytest.raises(MemoryError, match="smaller batches, float32 features, or a larger memory_limit"):
-            svm.step(range(8))
+            svm.visit(range(8))
         assert_same(before, svm.state_dict())
-        svm.step([0])  # four rows fit
+        svm.visit([0])  # four rows fit
         assert svm.nbytes()["kernel rows"] <= svm.gram.memory_limit
 
     def test_support_labelings_and_blocks_that_do_not_fit_are_refused(self) -> None:
@@ -123,7 +123,7 @@ class TestKernelRows:
         svm = kernel_svm(problem, RBF(0.5), capacity=2)
         svm.dual.storage.memory_limit = 100
         with pytest.raises(MemoryError, match="larger memory_limit, float32 features, or fewer examples"):
-            svm.step([0])
+            svm.visit([0])
         assert svm.dual.steps == 0
 
     def test_only_support_tokens_are_used_for_prediction(self) -> None:
@@ -145,7 +145,7 @@ class TestSupport:
         assert (counts.examples, counts.labelings, counts.merged, counts.tokens) == (0, 0, 0, 0)
         assert "0 support labelings of 0/4 examples" in str(counts)
         assert torch.equal(svm.decode(svm.data.tokens[:1].view(1, 1, -1)), torch.zeros(1, 1, dtype=torch.int64))
-        svm.step([2])
+        svm.visit([2])
         counts = svm.support_counts()
         assert (counts.examples, counts.labelings) == (1, 1)
 
@@ -170,7 +170,7 @@ class TestSupport:
             kernel_head(problem, RBF(0.5)), problem.x, WeightedLabels(problem.y, weights), problem.lengths, lam=0.1
         )
         for _ in range(20):
-            svm.step(range(6))
+            svm.visit(range(6))
         real = torch.arange(3) < problem.lengths.unsqueeze(1)
         largest = (weights * real).sum(1) / problem.lengths
         assert 0.0 < svm.certify().primal < float(largest.mean())
@@ -189,7 +189,7 @@ class TestResume:
             taken = 0
             while taken < steps:
                 for index in sampler:
-                    svm.step(index)
+                    svm.visit(index)
                     taken += 1
                     if taken == steps:
                         break
@@ -203,7 +203,7 @@ class TestResume:
         file.seek(0)
         state = torch.load(file, weights_only=True)
         resumed, order_resumed = fresh()
-        resumed.step([0])  # what was there before must not shine through
+        resumed.visit([0])  # what was there before must not shine through
         resumed.load_state_dict(state["svm"])
         order_resumed.load_state_dict(state["sampler"])
         order_straight.load_state_dict(state["sampler"])
@@ -268,7 +268,7 @@ class TestOtherHeadsAndDevices:
         other = KernelSSVM(head, problem.x, problem.y, problem.lengths, lam=problem.lam)
         svm = kernel_svm(problem, RBF(0.5))
         for rows in ([0, 1, 2], [3], [4, 5], [0, 5]):
-            assert svm.step(rows) == pytest.approx(other.step(rows), abs=1e-12)
+            assert svm.visit(rows) == pytest.approx(other.visit(rows), abs=1e-12)
         assert svm.dual.value() == pytest.approx(other.dual.value(), abs=1e-12)
 
     def test_a_linear_head_that_is_not_linear(self) -> None:
@@ -282,7 +282,7 @@ class TestOtherHeadsAndDevices:
         head = KernelHead(RBF(0.5), 2, linear, unary="emission", num_states=2, structure=linear.structure).double()
         svm = KernelSSVM(head, problem.x, problem.y, problem.lengths, lam=problem.lam)
         with pytest.raises(ValueError, match="not linear in its weights"):
-            svm.step([0])
+            svm.visit([0])
 
     @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
     def test_on_every_device_the_same(self, device: torch.device, direction: Any) -> None:
@@ -293,7 +293,7 @@ class TestOtherHeadsAndDevices:
         there = KernelSSVM(head, x, y, lengths, lam=problem.lam, direction=direction)
         random = rng(1)
         for step in range(30):
-            there.step(torch.randperm(8, generator=random)[: 1 + step % 3])
+            there.visit(torch.randperm(8, generator=random)[: 1 + step % 3])
         assert there.dual.value() == pytest.approx(here.dual.value(), abs=1e-9)
         assert there.certify().gap == pytest.approx(here.certify().gap, abs=1e-9)
         assert there.decode(x, lengths).device == x.device
@@ -333,15 +333,14 @@ class TestTrainedHead:
     def test_it_follows_training_and_is_evaluated_as_any_head(self) -> None:
         x, y = circles(20)
         head = KernelMulticlass(RBF(1.0), 2, 2).double()
-        svm = KernelSSVM(head, x, y, lam=0.01)
+        svm = KernelSSVM(head, x, y, lam=0.01, batch_size=4)
         assert svm.update_head() is head
         assert len(head.support) == 0
-        sampler = GapBatchSampler(svm.dual, batch_size=4)
-        certificate = svm.fit(sampler, tolerance=0.02, max_passes=500, epochs=3)
+        certificate = svm.solve(tolerance=0.02, max_passes=500)
         assert certificate.gap <= 0.02
         assert evaluate(svm.update_head(), head.structure, [Batch(x, y, torch.arange(20))]).loss == 0.0
         assert len(head.support) > 0
-        assert svm.fit(sampler, tolerance=1e-12, max_passes=svm.dual.passes + 2).gap > 1e-12  # stopped by the passes
+        assert svm.solve(tolerance=1e-12, max_passes=svm.dual.passes + 2).gap > 1e-12  # stopped by the passes
 
     def test_large_inputs_are_expanded_in_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kernel = Counting()

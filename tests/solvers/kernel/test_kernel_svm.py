@@ -57,7 +57,7 @@ class TestAgainstExplicitFeatures:
             if listed.tied(training.weights(), rows):
                 continue  # rounding decides which of two best outputs is found
             taken += 1
-            assert svm.step(rows) == pytest.approx(training.step(rows), abs=1e-9)
+            assert svm.visit(rows) == pytest.approx(training.step(rows), abs=1e-9)
             assert svm.dual.value() == pytest.approx(training.dual.value(), abs=1e-9)
             assert torch.allclose(svm.dual.loss, training.dual.loss, atol=1e-9)
             assert torch.allclose(svm.dual.gap_estimates, training.dual.gap_estimates, atol=1e-9)
@@ -88,7 +88,7 @@ class TestAgainstExplicitFeatures:
         for rows in visits(6, 60):
             if not listed.tied(training.weights(), rows):
                 training.step(rows)
-                svm.step(rows)
+                svm.visit(rows)
         assert svm.dual.value() == pytest.approx(training.dual.value(), abs=1e-9)
         new = torch.randn(40, *problem.x.shape[1:], generator=rng(5), dtype=torch.float64)
         lengths = None if problem.lengths is None else torch.randint(1, new.shape[1] + 1, (40,), generator=rng(6))
@@ -111,7 +111,7 @@ class TestAgainstExplicitFeatures:
         svm = kernel_svm(problem, KERNELS[kernel], direction=direction)
         for _ in range(100):
             for rows in ([0, 1], [2], [3, 4]):
-                svm.step(rows)
+                svm.visit(rows)
             if svm.dual.steps % 30 == 0 and svm.certify().gap < 1e-6:
                 break
         certificate = svm.certify()
@@ -133,7 +133,7 @@ class TestNonlinearProblems:
         assert float((prediction(training.problem) != y).double().mean()) > 0.2
         svm = kernel_svm(linear, RBF(1.0), direction=direction)
         for rows in visits(30, 500):
-            svm.step(rows)
+            svm.visit(rows)
         assert torch.equal(svm.decode(x), y)
         new, labels = circles(200, seed=1)
         assert float((svm.decode(new) != labels).double().mean()) < 0.05
@@ -157,7 +157,7 @@ class TestNonlinearProblems:
         y = torch.tensor([0, 1, 1, 0])
         svm = kernel_svm(Problem(LinearMulticlass(2, 2), x, y, None, 0.01), RBF(2.0))
         for _ in range(50):
-            svm.step(range(4))
+            svm.visit(range(4))
         assert torch.equal(svm.decode(x), y)
 
 
@@ -185,7 +185,7 @@ class TestInvariants:
         value = svm.dual.value()
         assert value == 0.0
         for rows in batches:
-            assert svm.step(rows) >= -1e-12
+            assert svm.visit(rows) >= -1e-12
             assert svm.dual.value() >= value - 1e-12
             value = svm.dual.value()
         held = svm.dual.value()
@@ -222,7 +222,7 @@ class TestInvariants:
         problem = chain(seed, n=5, lam=0.05)
         small, large = (kernel_svm(problem, RBF(0.5), capacity=c) for c in (capacity, 64))
         for rows in visits(5, 40, seed):
-            assert small.step(rows) == large.step(rows)
+            assert small.visit(rows) == large.visit(rows)
         assert torch.equal(small._blocks.table(), large._blocks.table())
         counts = small.support_counts()
         assert counts.labelings <= 5 * (capacity - 1)
@@ -233,7 +233,7 @@ class TestInvariants:
         problem = chain(3, n=5, states=3, lam=0.3)
         svm = kernel_svm(problem, RBF(0.5), direction=Pairwise(), capacity=2)
         for rows in visits(5, 800):
-            svm.step(rows)
+            svm.visit(rows)
         assert svm.support_counts().merged > 0
         optimum = reference(gram_features(problem, RBF(0.5))).optimum()
         assert svm.certify().dual == pytest.approx(optimum, abs=2e-3)
@@ -243,8 +243,8 @@ class TestInvariants:
         single, together = kernel_svm(problem, RBF(0.5)), kernel_svm(problem, RBF(0.5))
         for _ in range(100):
             for i in range(6):
-                single.step([i])
-            together.step(range(6))
+                single.visit([i])
+            together.visit(range(6))
         optimum = reference(gram_features(problem, RBF(0.5))).optimum()
         assert single.dual.value() == pytest.approx(optimum, abs=2e-3)
         assert together.dual.value() == pytest.approx(optimum, abs=2e-3)

@@ -342,7 +342,7 @@ class Arcs(Problem):
 
     def batch(self, rows):
         batch = super().batch(rows)
-        return batch._replace(x=batch.x[:, :, : batch.x.shape[1] + 1])
+        return batch.replace(x=batch.x[:, :, : batch.x.shape[1] + 1])
 
 
 def listed(arcs):

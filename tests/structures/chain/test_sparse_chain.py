@@ -172,7 +172,7 @@ def test_the_compiled_loop_is_that_of_dense_features(storage, direction):
         head, dual = make(sparse, storage())
         everything = [batch_of(sparse, data, rows) for rows in torch.arange(EXAMPLES).split(7)]
         loop = CompiledBCFW(head, dual, everything, direction=direction)
-        loop.run(3 * EXAMPLES)
+        loop.step(3 * EXAMPLES)
         first = loop.certify()
         loop.visit(torch.arange(EXAMPLES))
         found.append((first, loop.certify(), certify(head, dual, everything)))
@@ -186,7 +186,7 @@ def test_the_loops_continue_each_other():
     data = problem()
     head, dual, certificates = train(True, data)
     loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
-    loop.run(2 * EXAMPLES)
+    loop.step(2 * EXAMPLES)
     assert loop.certify().gap < certificates[-1].gap
     batch = batch_of(True, data, torch.arange(8))
     before, optimizer = dual.value(), BCFW(head.parameters(), dual)
@@ -235,7 +235,7 @@ def test_the_norm_is_kept_up_to_date(compiled, monkeypatch):
     if compiled:
         loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
         for _ in range(3):
-            loop.run(EXAMPLES)
+            loop.step(EXAMPLES)
             loop.visit(torch.arange(3))
     exact = sum(float(p.detach().square().sum()) for p in head.parameters()) ** 0.5
     assert dual.held_norm == pytest.approx(exact, rel=1e-12)
@@ -269,7 +269,7 @@ def test_weights_and_gradients_changed_by_others_are_noticed(monkeypatch):
     with pytest.raises(RuntimeError, match="weights have changed"):
         optimizer.step()
     with pytest.raises(RuntimeError, match="weights have changed"):
-        loop.run(5)
+        loop.step(5)
 
 
 def test_resume_gives_the_same_bits():
@@ -369,7 +369,7 @@ class Words(Dataset):
     def collate(self, rows):
         batch = batch_of(True, self.data, torch.tensor(rows))
         values = None if batch.x.values is None else batch.x.values.float()
-        return batch._replace(x=SparseFeatures(batch.x.columns, values))
+        return batch.replace(x=SparseFeatures(batch.x.columns, values))
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -468,7 +468,7 @@ def test_values_beyond_the_lists_do_not_matter(compiled):
     head, dual = make(True, None)
     batch = batch_of(True, data, torch.arange(EXAMPLES))
     if compiled:
-        CompiledBCFW(head, dual, [batch]).run(EXAMPLES)
+        CompiledBCFW(head, dual, [batch]).step(EXAMPLES)
     else:
         BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
     assert torch.isfinite(certify(head, dual, [batch]).gap * torch.ones(1))
@@ -480,7 +480,7 @@ def test_the_norm_is_read_now_and_then(monkeypatch):
     head, dual, _ = train(True, data, epochs=1)
     dual.held_norm = dual._held_square = 7.0  # what rounding would do, and much more
     loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
-    loop.run(EXAMPLES)
+    loop.step(EXAMPLES)
     assert dual.held_norm == pytest.approx(sum(float(p.detach().square().sum()) for p in head.parameters()) ** 0.5)
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
-from test_max_sum_tree import random_parents
+from random_potentials import random_parents
 
 from torchssvm.structures.pose.oracle import max_sum_grid, max_sum_grid_torch
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_number, check_whole
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, check_batches
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.gradients import adjoint
@@ -25,6 +24,8 @@ from torchssvm.dual.state import DualState, flat, squared_norm
 from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import Certificate, crosses, every_training_example
+from torchssvm.solvers.schedules import EveryPasses, counting_from
+from torchssvm.solvers.trainer import run_until
 
 _FORMAT = 3
 
@@ -61,6 +62,8 @@ class CuttingPlane(Stateful):
 
     Args:
         head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
+        batches: Every training example exactly once, in any order; read anew for every pass, so a list, a DataLoader,
+            or ``in_order(dataset)``.
         num_examples: n, the size of the training set.
         lam: Regularisation; positive.
         slack: ``OneSlack()`` (one constraint for each pass, for all examples together) or ``NSlack()`` (each example
@@ -76,7 +79,7 @@ class CuttingPlane(Stateful):
 
     Raises:
         ValueError: As ``DualState.for_head``; or ``slack`` belongs to another method.
-        TypeError: ``slack`` is not a Slack.
+        TypeError: ``slack`` is not a Slack, or ``batches`` can be read only once.
         ImportError: ``OneSlack`` needs the extra ``torchssvm[qp]``.
     """
 
@@ -85,16 +88,17 @@ class CuttingPlane(Stateful):
     def __init__(
         self,
         head: nn.Module,
+        batches: Iterable[Batch],
+        *,
         num_examples: int,
         lam: float,
         slack: Slack | None = None,
-        *,
         structure: Structure | None = None,
     ) -> None:
         slack = OneSlack() if slack is None else slack
         if not isinstance(slack, Slack):
             raise TypeError(f"slack must be OneSlack() or NSlack(), not {slack!r}")
-        self.head = head
+        self.head, self.batches = head, check_batches(batches, reread=True)
         # The problem: n, lam, structure, parameters, and the checks of every batch. Its blocks are not used.
         self._problem = DualState.for_head(head, num_examples, lam, structure=structure)
         slack.bind(num_examples, self._problem.lam, self._problem.parameters)
@@ -111,6 +115,7 @@ class CuttingPlane(Stateful):
                 "the head's weights were not zero, and cutting planes start from zero: they are now zero",
             )
         self._hold(self._best)
+        self._seconds = 0.0  # of the last iteration
 
     @property
     def gap(self) -> float:
@@ -122,15 +127,26 @@ class CuttingPlane(Stateful):
         """Examples decoded so far."""
         return self._problem.oracle_calls
 
-    def step(self, batches: Iterable[Batch]) -> Certificate:
+    @property
+    def num_examples(self) -> int:
+        """N."""
+        return self._problem.num_examples
+
+    @property
+    def passes(self) -> float:
+        """Effective passes: one for each iteration."""
+        return self._problem.passes
+
+    @property
+    def gap_estimate(self) -> float:
+        """The gap; nothing is estimated here."""
+        return self.gap
+
+    def step(self) -> Certificate:
         """One iteration: a pass over all examples, then the restricted problem.
 
-        Args:
-            batches: Every training example exactly once, in any order.
-
         Returns:
-            What is known of the weights that the head holds now. ``seconds`` is the duration of the iteration;
-            ``drift`` tells how far the held weights are from those of the restricted problem.
+            As :meth:`certify`.
 
         Raises:
             ValueError: An example is missing or came twice, or a batch is not valid.
@@ -140,7 +156,7 @@ class CuttingPlane(Stateful):
         start = time.perf_counter()
         self._hold(self._next)
         try:
-            seen = self._pass(batches)
+            seen = self._pass()
             primal, exact = seen.primal, seen.exact
             restricted = self.slack.solve(min(self.primal, primal) - self.dual)
         except BaseException:
@@ -163,37 +179,53 @@ class CuttingPlane(Stateful):
         self._problem.relaxed |= seen.relaxed
         self._problem.oracle_calls += self._problem.num_examples
         self._hold(self._best)
-        return self._certificate(time.perf_counter() - start)
+        self._seconds = time.perf_counter() - start
+        return self.certify()
 
-    def run(self, batches: Iterable[Batch], tolerance: float, max_iterations: int = 1000) -> Certificate:
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        max_passes: float = math.inf,
+        on_check: Callable[[Certificate], None] | None = None,
+    ) -> Certificate:
         """Iterate until the gap is at most ``tolerance``.
 
         Args:
-            batches: Every training example exactly once; read anew for every pass, so a list or a DataLoader.
-            tolerance: The gap to reach, at least 0.
-            max_iterations: Most iterations.
+            tolerance: The gap to reach; at least 0.
+            max_passes: Most iterations, those before this call included.
+            on_check: Called with the certificate of every iteration.
 
         Returns:
             The last certificate; its gap is above ``tolerance`` if the iterations were used up.
 
         Raises:
-            ValueError: ``tolerance`` is negative, ``max_iterations`` is less than 1, or as :meth:`step`.
+            ValueError: An argument is out of range, or as :meth:`step`.
             RuntimeError: As :meth:`step`.
         """
-        tolerance = check_number(tolerance, "tolerance", 0.0)
-        for _ in range(check_whole(max_iterations, "max_iterations")):
-            certificate = self.step(batches)
-            if certificate.gap <= tolerance:
-                break
-        return certificate
 
-    def _pass(self, batches: Iterable[Batch]) -> _Pass:
+        def steps() -> Iterator[int]:
+            while True:
+                self.step()
+                yield self.num_examples
+
+        return run_until(
+            steps(),
+            self,
+            self.certify,
+            tolerance=tolerance,
+            max_passes=max_passes,
+            schedule=counting_from(self, EveryPasses(1)),
+            on_check=on_check,
+        )
+
+    def _pass(self) -> _Pass:
         """Primal at the head's weights, and whether it is exact; the slack collects the corners."""
         problem = self._problem
         hinges, exact, relaxed = 0.0, True, False
         targets = torch.zeros(problem.num_examples, dtype=torch.int64)
         features = torch.zeros(self.slack.size, dtype=torch.float64)
-        for batch, potentials, index in every_training_example(self.head, problem, batches):
+        for batch, potentials, index in every_training_example(self.head, problem, self.batches):
             target = problem.structure.check_target(batch.y, potentials)
             targets[index.cpu()] = digest_targets(target, potentials.lengths).cpu()
             corner = find_corner(problem.structure, potentials, target)
@@ -227,7 +259,12 @@ class CuttingPlane(Stateful):
         for parameter, values in zip(parameters, weights.split([p.numel() for p in parameters]), strict=True):
             parameter.copy_(values.view(parameter.shape))
 
-    def _certificate(self, seconds: float) -> Certificate:
+    def certify(self) -> Certificate:
+        """What the iterations have proved of the weights that the head holds; nothing is decoded for it.
+
+        ``seconds`` is the duration of the last iteration; ``drift`` tells how far the held weights are from those of
+        the restricted problem. Before the first iteration the gap is infinite.
+        """
         problem = self._problem
         norm = math.sqrt(squared_norm([self._next]))
         drift = math.sqrt(squared_norm([flat(problem.parameters).cpu() - self._next]))
@@ -239,7 +276,7 @@ class CuttingPlane(Stateful):
             drift=drift / norm if norm > 0.0 else drift,
             oracle_calls=problem.oracle_calls,
             passes=problem.passes,
-            seconds=seconds,
+            seconds=self._seconds,
             num_examples=problem.num_examples,
             lam=problem.lam,
             relaxed=problem.relaxed,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number, check_whole
-from torchssvm.core.batch import Batch, apply_head, first_occurrences, to_device
+from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import as_potentials, conform, inner, subtract
 from torchssvm.core.precision import full_precision
@@ -19,13 +20,14 @@ from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potentials, mean_parts
 from torchssvm.solvers.certificate import Certificate, certify, every_training_example
+from torchssvm.solvers.trainer import DualTrainer
 
-_FORMAT = 1
+_FORMAT = 2
 _RANGE = (1e-12, 1e6)
 """Of step sizes: blocks that are solved to rounding halve or grow theirs at every visit, for ever."""
 
 
-class ExponentiatedGradient(Stateful):
+class ExponentiatedGradient(DualTrainer, Stateful):
     """Online exponentiated gradient (Collins, Globerson, Koo, Carreras, Bartlett 2008; online-EG in [B13] section 6).
 
     The dual distribution of an example is log-linear in its parts, ``alpha_i(y) ~ exp <p(y), u_i>``, with one array of
@@ -41,10 +43,13 @@ class ExponentiatedGradient(Stateful):
     blocks are tried at the same weights, and accepted one after another by the dual's exact change; a batch of one
     example is the algorithm of the papers.
 
-    Weights and blocks live in :attr:`dual`. As the optimum lies on the boundary of the simplex, the gap closes slowly.
+    Making one is a pass of the expectation oracle. Weights and blocks live in :attr:`dual`. As the optimum lies on the
+    boundary of the simplex, the gap closes slowly.
 
     Args:
         head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
+        batches: Every training example exactly once; read anew for every pass, so a list, a DataLoader, or
+            ``in_order(dataset)``. :meth:`step` takes one after another; shuffled, if the loader shuffles.
         num_examples: n, the size of the training set.
         lam: Regularisation; positive.
         structure: What an output is, with ``marginals``; None is ``head.structure``.
@@ -57,10 +62,11 @@ class ExponentiatedGradient(Stateful):
     Attributes:
         dual: The dual state: mean parts, losses and counters.
         step_sizes: ``[n]`` float64, eta_i.
-        started: Whether ``start`` was called.
 
     Raises:
-        ValueError: A number is out of its range, or as ``DualState.for_head``.
+        ValueError: A number is out of its range, an example is missing or came twice, a batch is not valid, or as
+            ``DualState.for_head``.
+        TypeError: ``batches`` can be read only once.
     """
 
     state_name = "exponentiated gradient"
@@ -68,9 +74,10 @@ class ExponentiatedGradient(Stateful):
     def __init__(
         self,
         head: nn.Module,
+        batches: Iterable[Batch],
+        *,
         num_examples: int,
         lam: float,
-        *,
         structure: Structure | None = None,
         step_size: float = 0.5,
         growth: float = 1.05,
@@ -81,7 +88,7 @@ class ExponentiatedGradient(Stateful):
         step_size, growth = check_number(step_size, "step_size", above=0.0), check_number(growth, "growth", 1.0)
         halvings = check_whole(halvings, "halvings", 0)
         first_halvings = check_whole(first_halvings, "first_halvings", 0)
-        self.head = head
+        self.head, self.batches = head, check_batches(batches, reread=True)
         self.dual = DualState.for_head(head, num_examples, lam, structure=structure, memory_limit=memory_limit)
         if type(self.dual.structure).marginals is Structure.marginals:
             raise ValueError(
@@ -90,9 +97,11 @@ class ExponentiatedGradient(Stateful):
             )
         self.growth, self.halvings, self.first_halvings = growth, halvings, first_halvings
         self.step_sizes = torch.full((self.dual.num_examples,), step_size, dtype=torch.float64)
-        self.started = False
         self._visited = torch.zeros(self.dual.num_examples, dtype=torch.bool)
         self._logs = self._empty()  # u_i, in the shapes of the potentials
+        self._taken = 0  # batches of the pass under way
+        self._left: Iterator[Batch] | None = None  # the rest of it, where it is being read
+        self._start()
 
     def _empty(self) -> MeanParts:
         storage = MeanParts()
@@ -100,22 +109,12 @@ class ExponentiatedGradient(Stateful):
         storage.bind(dual.num_examples, dual.lam, dual.structure, dual.parameters, dual.storage.memory_limit)
         return storage
 
-    def start(self, batches: Iterable[Batch]) -> None:
-        """Set every distribution to uniform and the weights to theirs: one pass of the expectation oracle.
-
-        Args:
-            batches: Every training example exactly once.
-
-        Raises:
-            RuntimeError: It was called before.
-            ValueError: An example is missing or came twice, or a batch is not valid; nothing has changed then.
-        """
-        if self.started:
-            raise RuntimeError("start(batches) is for the beginning; the distributions are in use")
+    def _start(self) -> None:
+        """Set every distribution to uniform and the weights to theirs: one pass of the expectation oracle."""
         dual = self.dual
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-        for batch, potentials, index in every_training_example(self.head, dual, batches):
+        for batch, potentials, index in every_training_example(self.head, dual, self.batches):
             target = dual.structure.check_target(batch.y, potentials)
             targets[index] = digest_targets(target, potentials.lengths).to(targets.device)
             with torch.no_grad(), full_precision(potentials.device):
@@ -136,20 +135,33 @@ class ExponentiatedGradient(Stateful):
         dual.storage, dual.loss, dual.targets = storage, losses, targets
         dual.oracle_calls += dual.num_examples
         dual.remember_weights()
-        self.started = True
 
-    def step(self, batch: Batch) -> float:
+    def step(self) -> float:
+        """One step of every block of the next batch; see :meth:`visit`."""
+        if self._left is None:
+            self._left = itertools.islice(iter(self.batches), self._taken, None)
+        batch = next(self._left, None)
+        if batch is None:
+            self._left, self._taken = iter(self.batches), 0
+            batch = next(self._left)
+        try:
+            increase = self.visit(batch)
+        except BaseException:
+            self._left = None  # it is read again
+            raise
+        self._taken += 1
+        return increase
+
+    def visit(self, batch: Batch) -> float:
         """One step of every block of ``batch``; an example that is there twice counts once.
 
         Returns:
             The increase of the dual objective, at least 0.
 
         Raises:
-            RuntimeError: ``start`` was not called, or a target is not the one of the start.
+            RuntimeError: A target is not the one of the start.
             ValueError: The batch is not valid; nothing has changed then.
         """
-        if not self.started:
-            raise RuntimeError("the distributions have no start: call start(batches) with all training examples first")
         dual = self.dual
         batch = to_device(batch, dual.parameters[0].device)
         with torch.enable_grad():
@@ -168,16 +180,13 @@ class ExponentiatedGradient(Stateful):
         with full_precision(potentials.device):
             return self._search(search, index)
 
-    def certify(self, batches: Iterable[Batch]) -> Certificate:
+    def certify(self) -> Certificate:
         """Exact primal, dual and gap of the weights that the head holds: one pass of the max oracle.
 
         Raises:
-            RuntimeError: ``start`` was not called, or the examples have changed.
-            ValueError: An example is missing or came twice, or a batch is not valid.
+            RuntimeError: The examples have changed.
         """
-        if not self.started:
-            raise RuntimeError("there is nothing to certify before start(batches)")
-        return certify(self.head, self.dual, batches)
+        return certify(self.head, self.dual, self.batches)
 
     def _search(self, search: Search, index: Tensor) -> float:
         """Try, halve, accept; then store what was accepted."""
@@ -208,6 +217,10 @@ class ExponentiatedGradient(Stateful):
         dual.remember_weights()
         return search.increase
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies read on from the same batch."""
+        return {**vars(self), "_left": None}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, exactly; tensors, numbers and strings only."""
         return {
@@ -216,7 +229,7 @@ class ExponentiatedGradient(Stateful):
             "logs": self._logs.state_dict(),
             "step_sizes": self.step_sizes.clone(),
             "visited": self._visited.clone(),
-            "started": self.started,
+            "taken": self._taken,
         }
 
     def _schema(self) -> Schema:
@@ -227,13 +240,13 @@ class ExponentiatedGradient(Stateful):
             "logs": self._logs.check_state,
             "step_sizes": Entry(torch.float64, (n,), above=0.0),
             "visited": Entry(torch.bool, (n,)),
-            "started": bool,
+            "taken": Entry(int, low=0),
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         blocks, logs = state["dual"]["storage"]["buffers"], state["logs"]["buffers"]
-        if state["started"] != bool(blocks) or bool(state["visited"].any()) != bool(logs):
-            raise damaged("the blocks of a run that has started are missing")
+        if not blocks or bool(state["visited"].any()) != bool(logs):
+            raise damaged("the blocks of a run are missing")
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue to the bit from a state that :meth:`check_state` has let pass."""
@@ -241,4 +254,4 @@ class ExponentiatedGradient(Stateful):
         self._logs.restore(state["logs"])
         self.step_sizes = state["step_sizes"].to("cpu", copy=True)
         self._visited = state["visited"].to("cpu", copy=True)
-        self.started = state["started"]
+        self._left, self._taken = None, state["taken"]

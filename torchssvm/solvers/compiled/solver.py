@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torchssvm.solvers.compiled.kinds import kind_of
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
-from torchssvm.solvers.solve import Schedule, run_until
+from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.away import Away
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
 from torchssvm.steps.corrective import Corrective
@@ -36,7 +35,7 @@ from torchssvm.steps.pairwise import Pairwise
 _DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
 
 
-class CompiledBCFW(Stateful):
+class CompiledBCFW(DualTrainer, Stateful):
     """Exact BCFW on a linear chain or a multiclass head with fixed features: one block after another, compiled.
 
     It trains the same head and the same dual state as ``BlockGap`` and ``BCFW`` do: either goes on where the other
@@ -95,8 +94,11 @@ class CompiledBCFW(Stateful):
         self._gate.begin()
 
     @torch.no_grad()
-    def run(self, visits: int) -> int:
-        """Draw blocks and visit them, ``visits`` times; the head holds the new weights afterwards.
+    def step(self, visits: int | None = None) -> int:
+        """Draw blocks and visit them, one after another; the head holds the new weights afterwards.
+
+        Args:
+            visits: How many; None is a quarter of an epoch, or an epoch of fewer than 1000 examples.
 
         Returns:
             Visits made; fewer only when all gaps are zero.
@@ -108,7 +110,8 @@ class CompiledBCFW(Stateful):
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
                 ``memory_limit``. The visits before that are made, and count.
         """
-        visits = check_whole(visits, "visits", 0)
+        n = self.dual.num_examples
+        visits = max(n // 4, min(n, 1000)) if visits is None else check_whole(visits, "visits", 0)
         self._begin()
         done = 0
         try:
@@ -135,9 +138,9 @@ class CompiledBCFW(Stateful):
             The mean step, between 0 and 1.
 
         Raises:
-            ValueError: ``index`` is not valid; or as :meth:`run`, like the rest.
-            TypeError: See :meth:`run`.
-            RuntimeError: See :meth:`run`.
+            ValueError: ``index`` is not valid; or as :meth:`step`, like the rest.
+            TypeError: See :meth:`step`.
+            RuntimeError: See :meth:`step`.
         """
         index = given = self._check_index(index)
         self._begin()
@@ -150,38 +153,6 @@ class CompiledBCFW(Stateful):
         finally:
             self._end(given)
         return float(self._scratch.step[0]) / max(len(given), 1)
-
-    def solve(
-        self,
-        tolerance: float,
-        *,
-        schedule: Schedule | None = None,
-        max_passes: float = math.inf,
-        on_check: Callable[[Certificate], None] | None = None,
-    ) -> Certificate:
-        """Train until an exact pass proves that the gap is within ``tolerance``; see :func:`torchssvm.solve`.
-
-        Args:
-            tolerance: The gap to reach.
-            schedule: When exact passes are made, asked after every quarter of an epoch, or after an epoch of fewer than
-                1000 examples; None is ``WhenEstimated()``.
-            max_passes: Stop after the portion of visits in which the dual's effective passes, those before this call
-                included, come to so many; one more pass is the certificate.
-            on_check: Called with the certificate of every exact pass.
-
-        Raises:
-            ValueError: An argument is out of range.
-        """
-        visits = max(self.dual.num_examples // 4, min(self.dual.num_examples, 1000))
-        return run_until(
-            (self.run(visits) for _ in itertools.repeat(None)),
-            self.dual,
-            self.certify,
-            tolerance=tolerance,
-            schedule=schedule,
-            max_passes=max_passes,
-            on_check=on_check,
-        )
 
     @torch.no_grad()
     def certify(self, *, refresh: bool = True) -> Certificate:

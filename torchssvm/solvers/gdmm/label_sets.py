@@ -27,7 +27,7 @@ from torchssvm.solvers.gdmm.problem import (
     squares_of,
 )
 from torchssvm.solvers.gdmm.rules import BlockRule
-from torchssvm.solvers.primal import every_example
+from torchssvm.solvers.objective import every_example
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 
 _PORTION = 1024  # examples decoded at a time

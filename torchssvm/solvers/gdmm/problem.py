@@ -16,7 +16,7 @@ from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.schema import Entry, Stateful
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.primal import every_example
+from torchssvm.solvers.objective import every_example
 
 
 class DualPoint(NamedTuple):

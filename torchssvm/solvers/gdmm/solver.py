@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchssvm.core.arguments import check_number, check_seed, check_whole
+from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.schema import Declaration, Each, Open, Stateful, with_seal
@@ -33,6 +33,8 @@ from torchssvm.solvers.gdmm.rules import (
     SortedOracle,
 )
 from torchssvm.solvers.gdmm.state import NUMBERS, check_own
+from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
+from torchssvm.solvers.trainer import run_until
 
 
 class GDMM(Optimizer, Stateful):
@@ -67,6 +69,7 @@ class GDMM(Optimizer, Stateful):
         rho: Penalty of the next pass, times n.
         best_dual: The best lower bound of min P that was certified; 0 at first.
         best_relaxed_dual: That of min P'.
+        gap_estimate: The ``relaxed_gap`` of a certificate since which no pass was made; infinite where there is none.
 
     Raises:
         TypeError: The head is of no kind that is compiled, or an argument is not such an object.
@@ -110,6 +113,7 @@ class GDMM(Optimizer, Stateful):
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
         self.best_dual = self.best_relaxed_dual = 0.0  # of all mass on the targets
+        self.gap_estimate = math.inf
         self._visits, self._visited = np.zeros(3), torch.zeros(dual.num_examples, dtype=torch.bool)
         self._generator = torch.Generator().manual_seed(seed)
         self._handed_over = False
@@ -178,6 +182,7 @@ class GDMM(Optimizer, Stateful):
         if not math.isfinite(squared):
             raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
         self.sweeps += 1
+        self.gap_estimate = math.inf
         self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
         residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps, self._first_rho)
         self.rho = self.penalty.next(rho, residuals)
@@ -221,14 +226,15 @@ class GDMM(Optimizer, Stateful):
                 raise RuntimeError(f"the gap is negative, {above - below:.6g}: this is a defect, please report it")
         self.best_dual, self.best_relaxed_dual = dual, relaxed_dual
         self.oracle_calls += n
+        self.gap_estimate = max(relaxed_primal - relaxed_dual, 0.0)  # below 0 by rounding
         return FactorwiseCertificate(
             primal=primal,
             dual=dual,
-            gap=max(primal - dual, 0.0),  # below 0 by rounding
+            gap=max(primal - dual, 0.0),
             exact=hinges.exact,
             relaxed_primal=relaxed_primal,
             relaxed_dual=relaxed_dual,
-            relaxed_gap=max(relaxed_primal - relaxed_dual, 0.0),
+            relaxed_gap=self.gap_estimate,
             has_relaxation=self.problem.has_relaxation,
             drift=drift / length**0.5 if length > 0.0 else drift,
             oracle_calls=self.oracle_calls,
@@ -241,13 +247,18 @@ class GDMM(Optimizer, Stateful):
             worst_violation=self.worst_violation,
         )
 
+    @property
+    def passes(self) -> float:
+        """Passes made, as in certificates."""
+        return float(self.sweeps)
+
     def solve(
         self,
         tolerance: float,
         *,
+        max_passes: float = math.inf,
+        schedule: Schedule | None = None,
         violation: float = 0.01,
-        max_sweeps: int | None = None,
-        check_every: int = 10,
         on_pass: Callable[[PassReport], None] | None = None,
         on_check: Callable[[FactorwiseCertificate], None] | None = None,
     ) -> FactorwiseCertificate:
@@ -256,9 +267,9 @@ class GDMM(Optimizer, Stateful):
         Args:
             tolerance: The ``relaxed_gap`` to reach; at least 0. On chains that is the gap itself. On label sets it is
                 the gap of what GDMM minimises, and goes to 0, which ``gap`` need not.
+            max_passes: Stop at so many passes of this optimizer, those before this call included.
+            schedule: When certificates are made, for which all examples are decoded; None is ``EveryPasses(10)``.
             violation: The mean total variation to reach; at least 0.
-            max_sweeps: Stop at so many passes of this optimizer, those before this call included; None is no limit.
-            check_every: Passes between certificates.
             on_pass: Called with the report of every pass.
             on_check: Called with every certificate.
 
@@ -268,24 +279,25 @@ class GDMM(Optimizer, Stateful):
         Raises:
             ValueError: An argument is out of range.
         """
-        tolerance, violation = check_number(tolerance, "tolerance", 0.0), check_number(violation, "violation", 0.0)
-        check_every = check_whole(check_every, "check_every")
-        max_sweeps = None if max_sweeps is None else check_whole(max_sweeps, "max_sweeps", 0)
-        if tolerance == 0.0 and max_sweeps is None:
-            raise ValueError(
-                "tolerance=0 is never reached, because of rounding: give max_sweeps, or a positive tolerance"
-            )
-        while True:
-            spent = max_sweeps is not None and self.sweeps >= max_sweeps
-            if spent or self.sweeps % check_every == 0:
-                certificate = self.certify()
-                if on_check is not None:
-                    on_check(certificate)
-                if spent or (certificate.relaxed_gap <= tolerance and certificate.violation <= violation):
-                    return certificate
-            report = self.step()
-            if on_pass is not None:
-                on_pass(report)
+        violation = check_number(violation, "violation", 0.0)
+
+        def passes() -> Iterator[int]:
+            while True:
+                report = self.step()
+                if on_pass is not None:
+                    on_pass(report)
+                yield self.num_examples
+
+        return run_until(
+            passes(),
+            self,
+            self.certify,
+            tolerance=tolerance,
+            max_passes=max_passes,
+            schedule=counting_from(self, schedule if schedule is not None else EveryPasses(10)),
+            on_check=on_check,
+            reached=lambda c: c.relaxed_gap <= tolerance and c.violation <= violation,
+        )
 
     @torch.no_grad()
     def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
@@ -377,7 +389,7 @@ class GDMM(Optimizer, Stateful):
         if not same_features:
             self.best_dual = self.best_relaxed_dual = 0.0
             self.problem.refresh()
-        self._handed_over = False
+        self._handed_over, self.gap_estimate = False, math.inf
         self._publish()
 
     def _publish(self) -> None:

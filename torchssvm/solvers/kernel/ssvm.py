@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_limit, check_number, check_whole
+from torchssvm.core.arguments import check_limit, check_whole
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.linearity import check_at_first_call
@@ -27,11 +27,13 @@ from torchssvm.solvers.kernel.functions import name_of
 from torchssvm.solvers.kernel.gram import GramRows
 from torchssvm.solvers.kernel.head import KernelHead
 from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
+from torchssvm.solvers.trainer import DualTrainer
+from torchssvm.steps.orders import GapBatchSampler, Order
 
-_FORMAT = 1
+_FORMAT = 2
 
 
-class KernelSSVM(Stateful):
+class KernelSSVM(DualTrainer, Stateful):
     """Trains a :class:`KernelHead` by [B13] Algorithm B.1, in batches, with exact step sizes.
 
     The implicit weights are ``w_k = (1/(lam n)) sum_u phi(x_u) psi_u``: the dual blocks themselves are the coefficients
@@ -48,14 +50,17 @@ class KernelSSVM(Stateful):
         lengths: ``[n]`` int64, or None where nothing is padded.
         lam: Regularisation, positive.
         direction: ``FrankWolfe()`` (the default) or ``Pairwise()`` of this package.
+        batch_size: Examples of a step.
+        order: In which order examples are visited; None is ``Proportional()``, gap sampling.
+        seed: Of the draws.
         sweeps: Sweeps of coordinate ascent over a batch's box QP; 0 takes one common step for all blocks.
         capacity: Most support labelings that are listed for an example; see :class:`SupportLabelings`.
         memory_limit: Bytes for kernel rows, cached ones included, and again for the dual blocks and for the support
             labelings; None is half of what is free for the rows, and what is free for the others.
 
     Attributes:
-        dual: A ``DualState``: losses, gap estimates, counters. ``GapBatchSampler(svm.dual, batch_size=...)`` draws
-            batches; ``svm.dual.value()`` is the dual objective.
+        dual: A ``DualState``: losses, gap estimates, counters; ``svm.dual.value()`` is the dual objective.
+        sampler: What draws the batches.
         support: The support labelings with their masses.
         gram: The kernel rows.
 
@@ -76,6 +81,9 @@ class KernelSSVM(Stateful):
         *,
         lam: float,
         direction: KernelDirection | None = None,
+        batch_size: int = 16,
+        order: Order | None = None,
+        seed: int = 0,
         sweeps: int = 5,
         capacity: int = 64,
         memory_limit: int | None = None,
@@ -92,12 +100,15 @@ class KernelSSVM(Stateful):
         self.direction = direction if direction is not None else FrankWolfe()
         self.sweeps = sweeps
         self.data = TrainingSet(head, x, y, lengths)
-        self.dual = KernelDual(
+        self.dual: KernelDual = KernelDual(
             len(x), lam, head.structure, head.linear.parameters(), storage=TokenParts(), memory_limit=memory_limit
         )
         check_at_first_call(head.linear)
         self.dual.to(x.device)
         self.dual.targets = digest_targets(self.data.target, lengths)
+        self.sampler = GapBatchSampler(self.dual, batch_size=batch_size, order=order, seed=seed)
+        self._epoch: Iterator[list[int]] = iter(())  # the batches left of the epoch under way
+        self._next: list[int] | None = None  # drawn, but not visited: the step was refused
         self.gram = GramRows(head.kernel, self.data.tokens, self.data.counts, memory_limit)
         self.support = SupportLabelings(self.data.labels, head.num_states, capacity, memory_limit)
         self._blocks = KernelBlocks(head, self.data, self.dual, self.gram, self.support)
@@ -107,7 +118,24 @@ class KernelSSVM(Stateful):
         head.support, head.coefficients = head.support[:0], head.coefficients[:0]
         self._head_version = self.dual.version
 
-    def step(self, index: Sequence[int] | Tensor) -> float:
+    def step(self) -> float:
+        """One step on the next batch that is drawn.
+
+        Returns:
+            The sum of the batch's block gaps before the step.
+
+        Raises:
+            RuntimeError: The explicit weights were changed by others; see also :meth:`visit`.
+        """
+        while self._next is None:  # what is left of an epoch may be nothing
+            self._next = next(self._epoch, None)
+            if self._next is None:
+                self._epoch = iter(self.sampler)
+        gaps = self.visit(self._next)
+        self._next = None
+        return gaps
+
+    def visit(self, index: Sequence[int] | Tensor) -> float:
         """One step on the blocks of a batch; an example named twice counts once.
 
         Args:
@@ -182,39 +210,6 @@ class KernelSSVM(Stateful):
             lam=dual.lam,
         )
 
-    def fit(
-        self, sampler: Iterable[Sequence[int]], *, tolerance: float, max_passes: float, epochs: int = 10
-    ) -> Certificate:
-        """Step through ``sampler`` until the certified gap is at most ``tolerance``.
-
-        Args:
-            sampler: Batches of one epoch for each iteration, such as ``GapBatchSampler(svm.dual, batch_size=16)``.
-            tolerance: Positive.
-            max_passes: Effective passes after which to stop in any case.
-            epochs: Epochs between exact passes.
-
-        Returns:
-            The last certificate.
-
-        Raises:
-            ValueError: An argument is not positive, or the sampler gives no batch.
-        """
-        tolerance = check_number(tolerance, "tolerance", above=0.0)
-        max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
-        epochs = check_whole(epochs, "epochs")
-        while True:
-            before = self.dual.steps
-            for _ in range(epochs):
-                for index in sampler:
-                    self.step(index)
-                if self.dual.passes >= max_passes:
-                    break
-            if self.dual.steps == before:
-                raise ValueError("sampler gives no batch")
-            certificate = self.certify()
-            if certificate.gap <= tolerance or certificate.passes >= max_passes:
-                return certificate
-
     @torch.no_grad()
     def update_head(self) -> KernelHead:
         """Write the support tokens and their coefficients into the head, which then predicts on its own."""
@@ -251,8 +246,12 @@ class KernelSSVM(Stateful):
             "kernel rows": self.gram.nbytes(),
         }
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are in no epoch."""
+        return {**vars(self), "_epoch": iter(())}
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the training data and the sampler: tensors, numbers and strings only."""
+        """Everything but the training data: tensors, numbers and strings only."""
         return with_seal(
             {
                 "format": _FORMAT,
@@ -260,6 +259,7 @@ class KernelSSVM(Stateful):
                 "tokens": digest(self.data.tokens),
                 "dual": self.dual.state_dict(),
                 "support": self.support.state_dict(),
+                "sampler": self.sampler.state_dict(),
             }
         )
 
@@ -270,6 +270,7 @@ class KernelSSVM(Stateful):
             "tokens": Same(digest(self.data.tokens)),
             "support": self.support.check_state,
             "dual": self.dual.check_state,
+            "sampler": self.sampler.check_state,
             "seal": int,
         }
 
@@ -281,6 +282,8 @@ class KernelSSVM(Stateful):
         """Continue to the same bits from a state that :meth:`check_state` has let pass."""
         self.dual.restore(state["dual"])
         self.support.restore(state["support"])
+        self.sampler.restore(state["sampler"])
+        self._epoch, self._next = iter(()), None
 
     def __repr__(self) -> str:
         return f"KernelSSVM({self.head.kernel}, direction={self.direction}, {self.dual})"

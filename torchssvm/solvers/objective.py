@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_whole
-from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import in_full_precision
 from torchssvm.core.problem import check_lam
@@ -135,10 +135,8 @@ def every_example(
         num_examples: n; None is the largest index plus 1.
         grad: Whether the potentials are to be differentiable.
     """
-    if isinstance(batches, Batch) or not isinstance(batches, Iterable):
-        raise TypeError(f"batches is a {type(batches).__name__}: give a list of torchssvm.Batch, or a DataLoader")
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
-    for batch in batches:
+    for batch in check_batches(batches):
         if not isinstance(batch, Batch):
             raise TypeError(
                 f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths); give the "

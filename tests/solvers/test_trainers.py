@@ -1,0 +1,110 @@
+"""All trainers by the same tests, and the names that are typed."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import types
+
+import pytest
+from kernel_problems import kernel_svm
+from problems import chain, multiclass
+from trainer_cases import TrainerTestCase
+
+import torchssvm
+from torchssvm import (
+    GDMM,
+    RBF,
+    BlockGap,
+    CompiledBCFW,
+    CuttingPlane,
+    DualState,
+    ExponentiatedGradient,
+    NSlack,
+    OneSlack,
+    RunOptions,
+    in_order,
+)
+
+
+class TestCompiledBCFW(TrainerTestCase):
+    def make(self):
+        problem = chain(1, n=8, lam=0.3)
+        dual = DualState.for_head(problem.head, problem.n, problem.lam)
+        return CompiledBCFW(problem.head, dual, problem.everything(3), seed=4)
+
+    def state(self, trainer):
+        return {"trainer": trainer.state_dict(), "dual": trainer.dual.state_dict()}
+
+    def load(self, trainer, state):
+        trainer.dual.load_state_dict(state["dual"])
+        super().load(trainer, state)
+
+
+class TestGDMM(TrainerTestCase):
+    def make(self):
+        problem = chain(1, n=8, lam=0.3, boundary=False)
+        return GDMM(problem.head, problem.everything(3), num_examples=problem.n, lam=problem.lam, seed=4)
+
+
+class TestKernelSSVM(TrainerTestCase):
+    def make(self):
+        return kernel_svm(chain(1, n=8, lam=0.3), RBF(0.3), batch_size=3, seed=4)
+
+
+class TestCuttingPlaneNSlack(TrainerTestCase):
+    slack = NSlack
+
+    def make(self):
+        problem = multiclass(1, n=8, lam=0.3)
+        every = problem.everything(3)
+        return CuttingPlane(problem.head, every, num_examples=problem.n, lam=problem.lam, slack=self.slack())
+
+
+class TestCuttingPlaneOneSlack(TestCuttingPlaneNSlack):
+    @staticmethod
+    def slack():
+        pytest.importorskip("clarabel")
+        return OneSlack()
+
+
+class TestExponentiatedGradient(TrainerTestCase):
+    tolerance = 0.2
+
+    def make(self):
+        problem = chain(1, n=8, lam=1.0)
+        return ExponentiatedGradient(problem.head, problem.everything(3), num_examples=problem.n, lam=problem.lam)
+
+
+def test_no_name_is_a_module_too():
+    for name in torchssvm.__all__:
+        assert not isinstance(getattr(torchssvm, name), types.ModuleType)
+    modules = {name.rpartition(".")[2] for _, name, _ in pkgutil.walk_packages(torchssvm.__path__, "torchssvm.")}
+    assert modules & {"solve", "primal", "evaluate", "certify"} == set()
+
+
+def test_the_docstring_lists_every_name():
+    assert set(re.findall(r"``(\w+)``", torchssvm.__doc__)) == set(torchssvm.__all__)
+
+
+def test_options_are_checked_where_they_are_made():
+    for wrong, error, words in (
+        ({"batch_size": 0}, ValueError, "batch_size=0"),
+        ({"batch_size": 2.5}, ValueError, "batch_size=2.5"),
+        ({"seed": -1}, ValueError, "seed=-1"),
+        ({"order": "gaps"}, TypeError, "order='gaps'"),
+        ({"schedule": 3}, TypeError, "schedule=3"),
+        ({"collate_fn": 3}, TypeError, "collate_fn=3"),
+    ):
+        with pytest.raises(error, match=words):
+            RunOptions(**wrong)
+    problem = multiclass(1)
+    loss = BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
+    with pytest.raises(TypeError, match="options=16 must be"):
+        torchssvm.solve(problem.head, loss, range(6), tolerance=0.1, options=16)
+
+
+def test_the_batches_of_a_pass_can_be_read_again():
+    every = in_order(range(5), batch_size=2, collate_fn=list)
+    assert len(every) == 3
+    assert list(every) == list(every) == [[0, 1], [2, 3], [4]]

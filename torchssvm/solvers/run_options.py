@@ -1,0 +1,56 @@
+"""How a run of the torch loop visits the training set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchssvm.core.arguments import check_object, check_seed, check_whole
+from torchssvm.core.batch import Collate
+from torchssvm.solvers.schedules import Schedule
+from torchssvm.steps.orders import Order
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run visits the training set: for :func:`torchssvm.solve`, grids and paths.
+
+    One object serves any number of runs.
+
+    Attributes:
+        batch_size: Blocks of a step.
+        order: In which order blocks are visited; None is ``Proportional()``, gap sampling.
+        schedule: When exact passes are made; None is ``WhenEstimated()``.
+        seed: Of the sampler.
+        collate_fn: Makes a ``Batch`` of a list of items; None is ``dataset.collate``.
+
+    Raises:
+        ValueError: ``batch_size`` or ``seed`` is out of range.
+        TypeError: ``order``, ``schedule`` or ``collate_fn`` is something else.
+    """
+
+    batch_size: int = 16
+    order: Order | None = None
+    schedule: Schedule | None = None
+    seed: int = 0
+    collate_fn: Collate | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", check_whole(self.batch_size, "batch_size"))
+        object.__setattr__(self, "seed", check_seed(self.seed))
+        if self.order is not None:
+            check_object(self.order, "order", "draw", "Permutation()")
+        if self.schedule is not None:
+            check_object(self.schedule, "schedule", "due", "WhenEstimated()")
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise TypeError(f"collate_fn={self.collate_fn!r} must make a Batch of a list of items")
+
+
+def check_options(options: RunOptions | None) -> RunOptions:
+    """The options given, or the defaults for None.
+
+    Raises:
+        TypeError: ``options`` is something else.
+    """
+    if options is not None and not isinstance(options, RunOptions):
+        raise TypeError(f"options={options!r} must be options such as torchssvm.RunOptions(batch_size=64)")
+    return options if options is not None else RunOptions()

@@ -1,0 +1,192 @@
+"""The verbs that all trainers share, and the one loop that drives them to a certified gap."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torchssvm.core.arguments import check_number, check_object
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
+
+_IDLE_EPOCHS = 100  # of blocks visited without an oracle call, after which an exact pass is made in any case
+
+Proof = TypeVar("Proof", bound=Certificate)
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """What trains a head on a training set that it was given: ``step``, ``certify``, ``solve`` and a state.
+
+    :class:`torchssvm.CompiledBCFW`, :class:`torchssvm.GDMM`, :class:`torchssvm.KernelSSVM`,
+    :class:`torchssvm.CuttingPlane` and :class:`torchssvm.ExponentiatedGradient` are trainers.
+
+    :class:`torchssvm.BCFW` and :class:`torchssvm.Subgradient` are optimizers of a loop that somebody else runs: they
+    see gradients and no examples, so that ``step``, ``state_dict`` and ``load_state_dict`` are all they have in common
+    with trainers. :func:`torchssvm.solve` and :func:`torchssvm.certify` are the other two verbs for the dual of BCFW.
+    The weights of a subgradient method have no dual, and nothing but :func:`torchssvm.primal` can be said of them.
+    """
+
+    def step(self) -> Any:
+        """One step of the trainer's own choice; what it returns says how it went."""
+        ...
+
+    def certify(self) -> Certificate:
+        """What is proved of the weights that the head holds; they move by no more than their drift from the dual."""
+        ...
+
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        max_passes: float = math.inf,
+        on_check: Callable[[Any], None] | None = None,
+    ) -> Certificate:
+        """Take steps until a certificate's gap is at most ``tolerance``, from where the trainer stands.
+
+        Args:
+            tolerance: The gap to reach; at least 0.
+            max_passes: Stop at this many effective passes, those before this call included.
+            on_check: Called with every certificate.
+
+        Returns:
+            The last certificate, of the weights as they are.
+
+        Raises:
+            ValueError: An argument is out of range.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the following steps depend on beside the training set, as tensors, numbers and strings."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Go on to the same bits; nothing changes if the state does not fit."""
+        ...
+
+
+def run_until(
+    steps: Iterable[int],
+    progress: Progress,
+    certify: Callable[[], Proof],
+    *,
+    tolerance: float,
+    max_passes: float = math.inf,
+    schedule: Schedule | None = None,
+    on_check: Callable[[Proof], None] | None = None,
+    reached: Callable[[Proof], bool] | None = None,
+) -> Proof:
+    """Let a trainer take steps until an exact pass proves that the gap is within ``tolerance``.
+
+    Args:
+        steps: Endless; every item is the number of examples that were just visited.
+        progress: What the steps change.
+        certify: Makes an exact pass.
+        tolerance: As in :class:`Trainer`, like ``max_passes`` and ``on_check``.
+        max_passes: Where to stop.
+        schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``.
+        on_check: Called with every certificate.
+        reached: Whether a certificate says that the run is over; None is where its gap is within the tolerance, or no
+            example has any.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: ``schedule`` is no such object.
+    """
+    check_limits(tolerance, max_passes)
+    schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
+    check_object(schedule, "schedule", "due", "WhenEstimated()")
+
+    def check() -> tuple[Proof, bool]:
+        certificate = certify()
+        schedule.after(certificate)
+        if on_check is not None:
+            on_check(certificate)
+        enough = progress.gap_estimate == 0.0 or certificate.gap <= tolerance
+        return certificate, progress.passes >= max_passes or (enough if reached is None else reached(certificate))
+
+    if progress.gap_estimate <= tolerance or progress.passes >= max_passes:
+        certificate, over = check()
+        if over:
+            return certificate
+    n, visited, start = progress.num_examples, 0, progress.passes  # since the last exact pass
+    for visits in steps:
+        visited += visits
+        idle = visited - round((progress.passes - start) * n)  # without an oracle call: the cache has answered
+        due = schedule.due(progress, tolerance) or progress.passes >= max_passes or idle >= _IDLE_EPOCHS * n
+        if due or not visits:
+            certificate, over = check()
+            if over:
+                return certificate
+            visited, start = 0, progress.passes
+    raise AssertionError("steps do not end")
+
+
+class DualTrainer:
+    """Trainers whose blocks are in a :class:`torchssvm.DualState`: they solve by steps and exact passes.
+
+    Subclasses have ``dual``, ``step`` and ``certify``.
+    """
+
+    dual: DualState
+
+    def step(self) -> Any:
+        """One step; it counts what it visits in the dual."""
+        raise NotImplementedError
+
+    def certify(self) -> Certificate:
+        """An exact pass."""
+        raise NotImplementedError
+
+    def solve(
+        self,
+        tolerance: float,
+        *,
+        max_passes: float = math.inf,
+        schedule: Schedule | None = None,
+        on_check: Callable[[Certificate], None] | None = None,
+    ) -> Certificate:
+        """Take steps until an exact pass proves that the gap is within ``tolerance``, from where the dual stands.
+
+        Args:
+            tolerance: The gap to reach; at least 0.
+            max_passes: Stop after the step in which the effective passes, those before this call included, come to so
+                many; one more pass is the certificate.
+            schedule: When exact passes are made, asked after every step; None is ``WhenEstimated()``.
+            on_check: Called with the certificate of every exact pass.
+
+        Returns:
+            The last certificate, of the weights as they are.
+
+        Raises:
+            ValueError: An argument is out of range.
+            TypeError: ``schedule`` is no such object.
+        """
+        return run_until(
+            self._steps(),
+            self.dual,
+            self.certify,
+            tolerance=tolerance,
+            max_passes=max_passes,
+            schedule=schedule,
+            on_check=on_check,
+        )
+
+    def _steps(self) -> Iterator[int]:
+        dual = self.dual
+        while True:
+            before = dual.oracle_calls + dual.cache_hits
+            self.step()
+            yield dual.oracle_calls + dual.cache_hits - before
+
+
+def check_limits(tolerance: float, max_passes: float) -> None:
+    """Raise ValueError or TypeError for limits that no run could keep."""
+    check_number(tolerance, "tolerance", 0.0)
+    check_number(max_passes, "max_passes", above=0.0, finite=False)
+    if tolerance == 0 and max_passes == math.inf:
+        raise ValueError("tolerance=0 is never reached, because of rounding: give max_passes, or a positive tolerance")
