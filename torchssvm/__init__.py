@@ -21,7 +21,7 @@ from torchssvm.solvers import (
 from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
-from torchssvm.solvers.compiled import CompiledBCFW
+from torchssvm.solvers.compiled import CompiledBCFW, Sequential
 from torchssvm.solvers.gdmm import (
     GDMM,
     AwayStep,
@@ -35,7 +35,18 @@ from torchssvm.solvers.gdmm import (
     SortedOracle,
 )
 from torchssvm.solvers.primal import Objective, primal
-from torchssvm.steps import Away, Corrective, ExactSearch, FrankWolfe, Hybrid, Pairwise, PredefinedStep, ShortStep
+from torchssvm.steps import (
+    Away,
+    BoxQP,
+    CommonStep,
+    Corrective,
+    ExactSearch,
+    FrankWolfe,
+    Hybrid,
+    Pairwise,
+    PredefinedStep,
+    ShortStep,
+)
 from torchssvm.steps.cache import CacheOracle, MaxOracle
 from torchssvm.steps.orders import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
 from torchssvm.structures import (
@@ -94,6 +105,7 @@ __all__ = [
     "Batch",
     "BlockGap",
     "BlockGreedy",
+    "BoxQP",
     "BranchAndBound",
     "BruteForce",
     "BruteForceSearch",
@@ -101,6 +113,7 @@ __all__ = [
     "Certificate",
     "Chain",
     "CheckReport",
+    "CommonStep",
     "CompiledBCFW",
     "Corrective",
     "CuttingPlane",
@@ -157,6 +170,7 @@ __all__ = [
     "ResidualBalancing",
     "RoofDual",
     "Segmentation",
+    "Sequential",
     "ShortStep",
     "SlackOracle",
     "SlackRescaling",

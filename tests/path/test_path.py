@@ -13,7 +13,7 @@ from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass
 from refusals import changes_state
 from test_solve import Items
 
-from torchssvm import BlockGap, Decoding, DualState, LinearChain, MeanParts, Multiclass, Weights, certify
+from torchssvm import BlockGap, CommonStep, Decoding, DualState, LinearChain, MeanParts, Multiclass, Weights, certify
 from torchssvm.datasets import OCR
 from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.path import (
@@ -371,7 +371,7 @@ class TestPath:
 
         def make_loss(dual):
             made.append(dual)
-            return BlockGap(dual, sweeps=0)
+            return BlockGap(dual, block_steps=CommonStep())
 
         problem = multiclass(8)
         path = follow(problem, make_loss=make_loss, lam_min=1.0)

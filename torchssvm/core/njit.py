@@ -1,10 +1,16 @@
-"""How loops that allocate nothing are compiled. Import it only where Numba is installed."""
+"""How loops that allocate nothing are compiled; without Numba they run as they are written, slowly.
+
+Import it where a kernel is first needed: Numba takes a while to be imported.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
+try:
+    import numba
+except ImportError:
+    numba = None  # type: ignore[assignment]
 
 from torchssvm.core.jit import SUMS
 
@@ -12,8 +18,8 @@ from torchssvm.core.jit import SUMS
 # all time. Nothing here makes arrays or keeps them, so that the runtime that counts is left out.
 _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
 
-njit: Any = numba.njit(**_OPTIONS)
+njit: Any = numba.njit(**_OPTIONS) if numba else lambda kernel: kernel
 """In the written order of operations."""
 
-njit_fastmath: Any = numba.njit(fastmath=set(SUMS), **_OPTIONS)
+njit_fastmath: Any = numba.njit(fastmath=set(SUMS), **_OPTIONS) if numba else njit
 """Sums of products may be contracted and reordered."""

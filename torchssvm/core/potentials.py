@@ -7,7 +7,7 @@ shaped like them, and the score of an output y is ``<p(y), theta_i>``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,26 +33,6 @@ Response = Callable[[Parts], Parts]
 """Maps parts to ``Phi_i Phi_i^T parts_i``, shaped like the potentials: how they change along their own gradient."""
 
 
-class InTurn(NamedTuple):
-    """Where exact steps on the blocks of a batch lead, taken one after another.
-
-    Attributes:
-        labeling: The corners, each found at the weights that the blocks before it left.
-        gammas: ``[B]`` float64, the steps towards them.
-        gaps: ``[B]`` float64, the block gaps, each at the weights of its own visit.
-        combined: ``(1/n) sum_i gamma_i Phi_i^T Delta_i`` for each of the head's parameters.
-    """
-
-    labeling: Any
-    gammas: Tensor
-    gaps: Tensor
-    combined: list[Tensor]
-
-
-SolveInTurn = Callable[..., InTurn]
-"""``(structure, target, psi, losses, lam, n)`` -> ``InTurn``, see ``torchssvm.solvers.compiled.batch``."""
-
-
 class Potentials:
     """The potentials of a batch: named tensors, the examples' lengths, and what the head knows of its own algebra.
 
@@ -70,8 +50,8 @@ class Potentials:
         weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
             nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
             the backward pass through the head.
-        in_turn: Optional. Takes exact steps on the blocks of the batch, one after another, in compiled code; for
-            ``BlockGap(dual, in_turn=True)``.
+        called_with: Optional. The head and its features, where these do not require gradients: ``Sequential()`` decodes
+            again at the weights that its steps leave.
         extremes: Optional. The smallest and the largest length, if the head has read them already: reading them from
             another device waits for it.
 
@@ -80,7 +60,7 @@ class Potentials:
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
     """
 
-    __slots__ = ("adjoint", "extremes", "in_turn", "lengths", "ragged", "response", "tensors", "weights")
+    __slots__ = ("adjoint", "called_with", "extremes", "lengths", "ragged", "response", "tensors", "weights")
 
     carried: ClassVar[tuple[str, ...]] = ()
     """Slots that a subclass adds, of tensors ``[B, ...]`` or None: they go with the examples."""
@@ -94,7 +74,7 @@ class Potentials:
         adjoint: Adjoint | None = None,
         response: Response | None = None,
         weights: Sequence[Tensor] | None = None,
-        in_turn: SolveInTurn | None = None,
+        called_with: tuple[nn.Module, Any] | None = None,
         extremes: tuple[int, int] | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
@@ -103,7 +83,7 @@ class Potentials:
         self.adjoint = adjoint
         self.response = response
         self.weights = weights
-        self.in_turn = in_turn
+        self.called_with = called_with
         self.extremes = extremes if lengths is not None else None
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
         if len(sizes) != 1 or None in sizes:
@@ -171,7 +151,7 @@ class Potentials:
         """The same batch with other tensors, e.g. detached or loss-augmented ones; without the head's adjoint."""
         other = object.__new__(type(self))
         other.tensors, other.lengths, other.ragged, other.extremes = tensors, self.lengths, self.ragged, self.extremes
-        other.adjoint = other.response = other.weights = other.in_turn = None
+        other.adjoint = other.response = other.weights = other.called_with = None
         for name in self.carried:
             setattr(other, name, getattr(self, name))
         return other

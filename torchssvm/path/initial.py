@@ -11,10 +11,12 @@ from torch import nn
 from torchssvm.core.arguments import check_positive
 from torchssvm.core.batch import Batch, apply_head, to_device
 from torchssvm.core.potentials import as_potentials, full_precision
-from torchssvm.dual.state import DualState, check_dual, squared_norm
+from torchssvm.core.row_sparse import squared_norm
+from torchssvm.dual.state import DualState, check_dual
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.solve import Collate, in_order
+from torchssvm.steps.block_steps import CommonStep
 
 MakeOptimizer = Callable[[DualState], BCFW]
 """The optimizer of a dual: here bounds on the weights and the line search are chosen."""
@@ -120,7 +122,7 @@ def _to_largest_losses(
     The exact line search takes a full step if ``lam`` is large enough, so it is made so. The weights of the dual wait
     in ``dual.recomputed``, from where the next step starts, and the head holds zeros meanwhile.
     """
-    loss = BlockGap(dual, sweeps=0)
+    loss = BlockGap(dual, block_steps=CommonStep())
 
     def propose(batch: Batch) -> float:
         optimizer.zero_grad()

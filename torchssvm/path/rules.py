@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 
 from torchssvm.core.arguments import as_number
-from torchssvm.dual.state import squared_norm
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.path.initial import MakeOptimizer
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import certify

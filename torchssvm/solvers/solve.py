@@ -271,7 +271,7 @@ class Steps:
 
     def __exit__(self, *exception: object) -> None:
         self.optimizer.zero_grad()
-        self.loss.dual.forget(self.sampler)
+        self.loss.dual.mailbox.forget(self.sampler)
 
 
 def in_order(dataset: Any, *, batch_size: int = 256, collate_fn: Collate | None = None) -> Iterable[Batch]:

@@ -1,6 +1,6 @@
 """What an output is: a folder for each kind, with its structure, its head, its oracle and the oracle's kernels."""
 
-from torchssvm.core.structure import Corner, Decoding, Marginals, Structure, as_decoding, find_corner
+from torchssvm.core.structure import Decoding, Marginals, OracleResult, Structure, as_decoding, find_corner
 from torchssvm.structures.arborescence.head import LinearArcs
 from torchssvm.structures.arborescence.structure import Arborescence, NonProjective, Projective
 from torchssvm.structures.arguments import WeightedLabels
@@ -31,7 +31,6 @@ __all__ = [
     "BranchAndBound",
     "BruteForceSearch",
     "Chain",
-    "Corner",
     "Decoding",
     "EdgePotentials",
     "Edges",
@@ -57,6 +56,7 @@ __all__ = [
     "Multiclass",
     "Multilabel",
     "NonProjective",
+    "OracleResult",
     "Pose",
     "PoseMaps",
     "Projective",

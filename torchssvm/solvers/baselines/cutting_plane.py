@@ -16,9 +16,10 @@ from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import adjoint, full_precision, scale
 from torchssvm.core.probe import TOLERANCE, probe
+from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.schema import check_seal, require, with_seal
 from torchssvm.core.structure import Structure, find_corner
-from torchssvm.dual.state import DualState, flat, squared_norm
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import Certificate, crosses, every_training_example

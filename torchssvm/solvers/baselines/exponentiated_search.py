@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.potentials import Parts, Potentials, combine, conform, inner, per_example_adjoint, scale
+from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Structure, loss_by_name
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
-from torchssvm.dual.state import DualState, flat
+from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.box_qp import gram
 

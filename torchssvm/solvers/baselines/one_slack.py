@@ -13,9 +13,9 @@ from torchssvm.core.arguments import check_limit
 from torchssvm.core.extras import needs
 from torchssvm.core.memory import check_memory
 from torchssvm.core.potentials import Potentials, adjoint
+from torchssvm.core.row_sparse import flat
 from torchssvm.core.schema import require
-from torchssvm.core.structure import Corner
-from torchssvm.dual.state import flat
+from torchssvm.core.structure import OracleResult
 from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, check_tensor
 
 _INACTIVE = 1e-8  # share of the largest: an interior-point solver leaves a trace of mass on every constraint
@@ -64,7 +64,7 @@ class OneSlack(Slack):
         """Size of the working set."""
         return len(self.costs)
 
-    def collect(self, index: Tensor, potentials: Potentials, corner: Corner) -> None:
+    def collect(self, index: Tensor, potentials: Potentials, corner: OracleResult) -> None:
         """Add the batch's corners to the plane of the pass: one backward pass of the head."""
         self._plane -= flat(adjoint(potentials, corner.parts, self.parameters)).cpu() / self.num_examples
         self._cost += float(corner.loss.sum()) / self.num_examples

@@ -14,9 +14,9 @@ from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.potentials import full_precision, inner
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import check_seal, require, with_seal
 from torchssvm.core.structure import Labeling, as_decoding, digest
-from torchssvm.dual.state import squared_norm
 from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
@@ -122,7 +122,7 @@ class KernelSSVM:
         with full_precision(self.data.device):
             batch = self._blocks.read(self.data.check_index(index), self._blocks.table())
             self._blocks.take(batch, self._blocks.choose(batch, self.direction, self.sweeps))
-        self.dual.notify()
+        self.dual.mailbox.notify()
         return float(batch.gaps.sum())
 
     @torch.no_grad()

@@ -15,7 +15,6 @@ from torchssvm.core.precision import gradient_of_weight, product, transformed
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import head_numba as linear_chain_cpu
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.in_turn import solve_in_turn
 
 
 class LinearChain(nn.Module):
@@ -171,7 +170,7 @@ class LinearChain(nn.Module):
             adjoint=adjoint,
             response=response,
             weights=None if x is None else own_weights(self),
-            in_turn=None if x is None else lambda *problem: solve_in_turn(self, x, *problem),
+            called_with=None if x is None else (self, x),
             extremes=extremes,
         )
 
