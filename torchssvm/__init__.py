@@ -69,6 +69,7 @@ from torchssvm.solvers import (
     solve,
 )
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
+from torchssvm.solvers.compiled import Sequential
 from torchssvm.solvers.gdmm import (
     GDMM,
     AwayStep,
@@ -85,7 +86,18 @@ from torchssvm.solvers.kernel import RBF, KernelChain, KernelMulticlass, KernelS
 from torchssvm.solvers.objective import Objective, primal
 from torchssvm.solvers.report import Evaluation, RunReport, evaluate
 from torchssvm.solvers.schedules import EveryPasses, WhenEstimated
-from torchssvm.steps import Away, Corrective, ExactSearch, FrankWolfe, Hybrid, Pairwise, PredefinedStep, ShortStep
+from torchssvm.steps import (
+    Away,
+    BoxQP,
+    CommonStep,
+    Corrective,
+    ExactSearch,
+    FrankWolfe,
+    Hybrid,
+    Pairwise,
+    PredefinedStep,
+    ShortStep,
+)
 from torchssvm.steps.cache import CacheOracle, MaxOracle
 from torchssvm.steps.orders import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
 from torchssvm.structures import (
@@ -142,6 +154,7 @@ __all__ = [
     "Batch",
     "BlockGap",
     "BlockGreedy",
+    "BoxQP",
     "BranchAndBound",
     "BruteForce",
     "BruteForceSearch",
@@ -150,6 +163,7 @@ __all__ = [
     "Certified",
     "Chain",
     "CheckReport",
+    "CommonStep",
     "CompiledBCFW",
     "Corrective",
     "CuttingPlane",
@@ -219,6 +233,7 @@ __all__ = [
     "RunOptions",
     "RunReport",
     "Segmentation",
+    "Sequential",
     "ShortStep",
     "SlackOracle",
     "SlackRescaling",

@@ -16,7 +16,9 @@ from torchssvm import (
     AwayStep,
     BlockGap,
     BlockGreedy,
+    BoxQP,
     BruteForce,
+    CommonStep,
     DualState,
     FullyCorrective,
     Labelings,
@@ -112,7 +114,7 @@ def bcfw(states: int, chains: int, lam: float, sample: int, batch: int, sweeps: 
     data = LargeChains(num_states=states, num_chains=chains)
     head = SparseLinearChain(data.in_features, states, boundary=False)
     dual = DualState.for_head(head, chains, lam, storage=Labelings())
-    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual, sweeps=sweeps)
+    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual, block_steps=BoxQP(sweeps) if sweeps else CommonStep())
     batch = min(batch, chains // 2)
     steps = min(-(-sample // batch), chains // batch - 1)
     oracle, whole, tokens = 0.0, 0.0, 0

@@ -17,7 +17,9 @@ from torchssvm import (
     Average,
     Away,
     BlockGap,
+    BoxQP,
     CacheOracle,
+    CommonStep,
     Corrective,
     DualState,
     ExactSearch,
@@ -96,10 +98,9 @@ class BlockFrankWolfe:
         return DualState.for_head(head, n, lam, storage=Labelings() if labelings else None)
 
     def _steps(self, run: TorchRun) -> Steps:
-        sweeps = {"sweeps": 0} if self.whole else {}
         return Steps(
             run.head,
-            BlockGap(run.dual, self.direction, oracle=self.oracle, **sweeps),
+            BlockGap(run.dual, self.direction, oracle=self.oracle, block_steps=CommonStep() if self.whole else BoxQP()),
             run.task.train,
             RunOptions(
                 batch_size=run.n if self.whole else run.settings.batch_size, order=self.order, seed=run.settings.seed

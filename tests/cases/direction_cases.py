@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, Reference, examples, reference
 from scipy.optimize import linprog
 
-from torchssvm.steps.direction import Blocks, DirectionRule
+from torchssvm.steps.direction import Atoms, DirectionRule
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
     columns: list[np.ndarray]
     alphas: list[np.ndarray]
     w: np.ndarray
-    blocks: Blocks
+    blocks: Atoms
     curvature: np.ndarray
 
     def dual(self, i: int, mass: np.ndarray) -> float:
@@ -88,7 +88,7 @@ class DirectionTestCase(ABC):
             corners.append(same[0] if same else width - 1)
         features = np.stack([atoms @ changes for atoms, changes in zip(columns, truth.changes, strict=True)])
         curvature = features @ features.transpose(0, 2, 1) / (truth.lam * truth.n**2)
-        blocks = Blocks(
+        blocks = Atoms(
             mass=torch.from_numpy(np.stack(masses)),
             scores=torch.from_numpy(features @ w),
             losses=torch.from_numpy(np.stack([a @ losses for a, losses in zip(columns, truth.losses, strict=True)])),
@@ -155,7 +155,7 @@ class DirectionTestCase(ABC):
         blocks, rule = setting.blocks, self.make_rule()
         together = rule(blocks)
         for i in range(setting.truth.n):
-            alone = Blocks(
+            alone = Atoms(
                 *(t[i : i + 1] for t in (blocks.mass, blocks.scores, blocks.losses, blocks.valid, blocks.corner)),
                 blocks.num_examples,
                 lambda i=i: torch.from_numpy(setting.curvature[i : i + 1].copy()),
@@ -167,7 +167,7 @@ class DirectionTestCase(ABC):
         scores = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
         valid = torch.tensor([[False, True, False]])
         nothing = torch.zeros(1, 3, 3, dtype=torch.float64)
-        blocks = Blocks(mass, scores, torch.zeros_like(mass), valid, torch.tensor([1]), 4, lambda: nothing)
+        blocks = Atoms(mass, scores, torch.zeros_like(mass), valid, torch.tensor([1]), 4, lambda: nothing)
         assert self.make_rule()(blocks).tolist() == [[0.0, 0.0, 0.0]]
 
     def test_the_repr_is_how_it_is_made(self):
@@ -177,7 +177,7 @@ class DirectionTestCase(ABC):
     def test_devices(self, device):
         """Curvature and masses may live on a GPU."""
         blocks = self.setting(3, "chain", True).blocks
-        moved = Blocks(
+        moved = Atoms(
             *(t.to(device) for t in (blocks.mass, blocks.scores, blocks.losses, blocks.valid, blocks.corner)),
             blocks.num_examples,
             lambda: blocks.curvature().to(device),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from problems import examples
 from random_potentials import assert_same, chains, strided, trees
 
-from torchssvm.steps.box_qp import ascend
 from torchssvm.steps.box_qp_triton import ascend_triton
+from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures.chain import triton as viterbi_kernels
 from torchssvm.structures.chain.oracle import viterbi_torch
 from torchssvm.structures.chain.triton import viterbi_triton
@@ -111,6 +111,6 @@ def test_the_box_qp_is_that_of_the_cpu(seed, size, rank, sweeps):
     factors = random.normal(size=(size, rank))
     matrix, values = factors @ factors.T, random.normal(size=size) * 2
     expected = np.zeros(size)
-    ascend(matrix, values.copy(), sweeps, 1e-3, expected)
+    ascend_gram(matrix, values.copy(), expected, sweeps, 1e-3)
     found = ascend_triton(torch.from_numpy(matrix), torch.from_numpy(values), sweeps, 1e-3)
     assert found.numpy().tobytes() == expected.tobytes()

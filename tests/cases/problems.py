@@ -18,8 +18,10 @@ from torchssvm import (
     BCFW,
     Batch,
     BlockGap,
+    BoxQP,
     Certificate,
     Chain,
+    CommonStep,
     DualState,
     LinearChain,
     LinearMulticlass,
@@ -28,6 +30,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.steps import BlockSteps
 
 # Inherited property tests run under several classes, and the device fixture holds no state.
 CHECKS = [HealthCheck.differing_executors, HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -97,6 +100,11 @@ class Problem:
         return Training(self, **options)
 
 
+def steps_of(sweeps: int) -> BlockSteps:
+    """The box QP with so many sweeps; without any, one common step."""
+    return BoxQP(sweeps) if sweeps else CommonStep()
+
+
 class Training:
     """The plain torch loop around a problem."""
 
@@ -113,7 +121,7 @@ class Training:
         self.problem = problem
         self.head = problem.head
         self.dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=storage, memory_limit=memory_limit)
-        self.loss = BlockGap(self.dual, direction, oracle=oracle, sweeps=sweeps)
+        self.loss = BlockGap(self.dual, direction, oracle=oracle, block_steps=steps_of(sweeps))
         self.optim = BCFW(problem.head.parameters(), self.dual)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -29,7 +29,8 @@ from problems import (
 from torchssvm import Certificate, Pairwise, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.potentials import inner
-from torchssvm.dual.storage import Found, Storage
+from torchssvm.core.structure import OracleResult
+from torchssvm.dual.storage import Storage
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -74,7 +75,7 @@ class StorageTestCase(ABC):
                 continue
             training.optim.zero_grad()
             value = training.backward(rows)
-            (proposal,) = training.dual._pending
+            (proposal,) = training.dual.mailbox.waiting
             training.optim.step()
             gamma = training.optim.param_groups[0]["lr"] * problem.lam
             expected = 0.0
@@ -124,13 +125,13 @@ class StorageTestCase(ABC):
             parts = structure.difference(labeling, target, potentials)
             corner = [explicit.output(i, labeling[b]) for b, i in enumerate(rows)]
             decoded = torch.ones(len(rows), dtype=torch.bool)
-            found = Found(
+            found = OracleResult(
                 labeling,
-                {name: tensor.detach() for name, tensor in parts.items()},
                 inner(parts, potentials.detach().tensors),
                 structure.loss(labeling, target).double(),
-                decoded,
-                stored.lookup(labeling),
+                {name: tensor.detach() for name, tensor in parts.items()},
+                decoded=decoded,
+                column=stored.lookup(labeling),
             )
             held = torch.tensor(explicit.losses(), dtype=torch.float64)[batch.index]
             mass, scores, losses, valid = stored.atoms(potentials.detach(), held)
@@ -250,7 +251,7 @@ class StorageTestCase(ABC):
             with pytest.raises(MemoryError, match=self.alternative):
                 training.backward([0, 1])
         assert_same(training.snapshot(), before)
-        assert not training.dual.pending
+        assert not training.dual.mailbox.waiting
         assert training.dual.storage.nbytes() == 0
         enough = self.train(problem.copy(), memory_limit=needed)
         enough.step([0, 1])

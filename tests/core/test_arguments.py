@@ -15,6 +15,7 @@ from torchssvm import (
     GDMM,
     Arborescence,
     BlockGap,
+    BoxQP,
     BranchAndBound,
     BruteForceSearch,
     CacheOracle,
@@ -138,7 +139,7 @@ def test_whole_numbers_of_numpy_are_taken_everywhere():
     assert type(dual.storage.capacity) is int
     sampler = GapBatchSampler(dual, batch_size=np.int16(2), num_examples=six, seed=np.uint8(3), chunk=np.int64(9))
     assert {type(n) for n in (sampler.batch_size, sampler.num_examples, sampler.chunk)} == {int}
-    loss = BlockGap(dual, sweeps=np.int64(2))
+    loss = BlockGap(dual, block_steps=BoxQP(np.int64(2)))
     optim = BCFW(problem.head.parameters(), dual)
     batch = problem.batch(next(iter(sampler)))
     loss(problem.head(batch.x), batch.y, batch.index).backward()
@@ -327,7 +328,7 @@ def test_memory_limits(limit):
         (lambda: LinearTree(3, 2, [-1], shared="no"), "shared='no' must be"),
         (lambda: Chain(3, normalize="no"), "normalize='no' must be"),
         (lambda: Matching(normalize="no"), "normalize='no' must be"),
-        (lambda: BlockGap(multiclass(1).train().dual, in_turn="yes"), "in_turn='yes' must be"),
+        (lambda: BoxQP("five"), "sweeps='five' must be"),
         (lambda: LinearChain(3, 3, structure="chain"), r"structure='chain' must be one such as Chain\(num_states\)"),
         (lambda: LinearChain(3, 3, structure=Chain), r"structure=<class .*Chain'> must be one such as"),
         (lambda: LinearChain(3, 3, structure=Multiclass(3)), "must be one such as .*it has no num_states"),

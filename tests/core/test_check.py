@@ -128,7 +128,7 @@ def test_nothing_is_changed():
     assert_same(training.snapshot(), before)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(batch.x, x)
-    assert not training.dual.pending
+    assert not training.dual.mailbox.waiting
 
 
 # -- What is wrong -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import io
 
 import pytest
 import torch
-from problems import PROBLEMS, Training, assert_same, multiclass, reference, rng
+from problems import PROBLEMS, Training, assert_same, multiclass, reference, rng, steps_of
 
 from torchssvm import (
     Away,
@@ -30,7 +30,7 @@ ORACLES = [MaxOracle(), CacheOracle()]
 
 def training(problem, direction, oracle, capacity=20, sweeps=5) -> Training:
     made = Training(problem, storage=Labelings(capacity))
-    made.loss = BlockGap(made.dual, direction, oracle=oracle, sweeps=sweeps)
+    made.loss = BlockGap(made.dual, direction, oracle=oracle, block_steps=steps_of(sweeps))
     return made
 
 

@@ -223,7 +223,7 @@ def test_validation_test_and_prediction(words):
         assert metrics[f"{stage}_token_error"] == pytest.approx(wrong / tokens, abs=1e-6)
         assert metrics[f"{stage}_example_error"] == pytest.approx(sum(spoilt) / WORDS, abs=1e-6)
     assert 0 < wrong / tokens < 0.5
-    assert not model.dual.pending
+    assert not model.dual.mailbox.waiting
     assert torch.equal(state["gap_estimates"], model.dual.gap_estimates)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

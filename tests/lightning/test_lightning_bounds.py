@@ -14,7 +14,16 @@ L = pytest.importorskip("lightning")
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
-from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, PredefinedStep, certify  # noqa: E402
+from torchssvm import (  # noqa: E402
+    BCFW,
+    BlockGap,
+    CommonStep,
+    DualState,
+    GapBatchSampler,
+    LinearChain,
+    PredefinedStep,
+    certify,
+)
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
 
@@ -125,7 +134,7 @@ def test_the_average_is_certified_within_its_bounds(words):
 
 
 def test_another_line_search(words):
-    model = svm(bounds=None, line_search=PredefinedStep(), sweeps=0)
+    model = svm(bounds=None, line_search=PredefinedStep(), block_steps=CommonStep())
     trainer(max_epochs=2).fit(model, loader(words))
     blocks = model.dual.moved - 3  # before the last step
     rate = model.optimizers().param_groups[0]["lr"]

@@ -106,7 +106,7 @@ def test_the_storage_is_what_direction_and_oracle_need(rules, storage, words):
         ({"oracle": Pairwise()}, TypeError, r"oracle=Pairwise\(\) must be"),
         ({"direction": MaxOracle()}, TypeError, r"direction=MaxOracle\(\) must be"),
         ({"storage": Labelings}, TypeError, "storage="),
-        ({"sweeps": -1}, ValueError, "sweeps=-1"),
+        ({"block_steps": 5}, TypeError, "block_steps=5"),
         ({"lam": 0.0}, ValueError, r"lam=0.0"),
     ],
 )

@@ -15,6 +15,7 @@ from refusals import changes_state
 
 from torchssvm import (
     BlockGap,
+    CommonStep,
     Decoding,
     DualState,
     EveryPasses,
@@ -383,7 +384,7 @@ class TestPath:
 
         def make_loss(dual):
             made.append(dual)
-            return BlockGap(dual, sweeps=0)
+            return BlockGap(dual, block_steps=CommonStep())
 
         problem = multiclass(8)
         path = follow(problem, make_loss=make_loss, lam_min=1.0)

@@ -43,7 +43,7 @@ def refused(training: Training, kind: type[Exception], words: str) -> Iterator[N
     with pytest.raises(kind, match=words):
         yield
     assert_same(training.snapshot(), before)
-    assert not training.dual.pending
+    assert not training.dual.mailbox.waiting
     value = training.dual.value()
     training.step([0, 1])
     training.step([2])
@@ -360,7 +360,7 @@ def test_heads_that_are_not_linear_are_caught_at_the_first_call(name, words):
         with pytest.raises(ValueError, match=f"(?s){words}"):
             training.backward([0, 1])
     assert_same(training.snapshot(), before)
-    assert not training.dual.pending
+    assert not training.dual.mailbox.waiting
     with pytest.raises(RuntimeError, match="no proposal"):
         training.optim.step()
 
@@ -504,7 +504,7 @@ def test_a_dual_that_does_not_fit_into_memory(storage, words):
     with pytest.raises(MemoryError, match=words):
         training.backward([0, 1])
     assert_same(training.snapshot(), before)
-    assert not training.dual.pending
+    assert not training.dual.mailbox.waiting
 
 
 # -- Gradients that are not what the backward pass left ----------------------------------------------------

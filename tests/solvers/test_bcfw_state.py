@@ -108,7 +108,7 @@ def test_loading_drops_a_proposed_step():
     training.optim.zero_grad()
     training.backward([2])
     training.optim.load_state_dict(state)
-    assert not training.dual.pending
+    assert not training.dual.mailbox.waiting
     with pytest.raises(RuntimeError, match="no proposal"):
         training.optim.step()
 

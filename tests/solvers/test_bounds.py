@@ -13,7 +13,7 @@ import torch
 from bounded import Bounded, groups_of, optimum_within
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, multiclass, reference, rng
+from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
 
 from torchssvm import (
     BCFW,
@@ -179,7 +179,7 @@ def test_what_holds_after_every_step(seed, kind, storage, search, sweeps, adjoin
     problem = PROBLEMS[kind](seed, lam=lam, adjoint=adjoint, dtype=dtype)
     run = Bounded(problem, random_bounds(problem.head, random), storage=storage(), line_search=search, sweeps=sweeps)
     if storage is Labelings:
-        run.loss = BlockGap(run.dual, [None, Pairwise(), Away(), Corrective()][seed % 4], sweeps=sweeps)
+        run.loss = BlockGap(run.dual, [None, Pairwise(), Away(), Corrective()][seed % 4], block_steps=steps_of(sweeps))
     dual, truth = run.dual, reference(problem)
     rounding = 1e-10 if dtype == torch.float64 else 1e-4 / min(lam, 1.0)
     lower, upper = run.limits()

@@ -33,6 +33,7 @@ from torchssvm import (
     Multilabel,
     Pairwise,
     RoofDual,
+    Sequential,
     SlackRescaling,
     Weights,
     certify,
@@ -97,7 +98,7 @@ def test_exact_oracles(kind, within):
         limited = {names[0]: (-0.1, 0.2), names[-1]: (-0.3, None)} if within == "bounds" else {}
         training = Bounded(problem, limited, storage=storage(), direction=direction, oracle=oracle)
         if within == "in turn":
-            training.loss = BlockGap(training.dual, in_turn=True)
+            training.loss = BlockGap(training.dual, block_steps=Sequential())
         about = f"{kind} {seed}, {within}, {storage()}, {direction}, {oracle}"
         assert check(training, lists.reference(problem.lam), random, about, exact=True) == len(MOMENTS)
 

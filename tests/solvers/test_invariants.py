@@ -70,7 +70,7 @@ def test_ten_thousand_steps(seed, kind, storage, sweeps, adjoint, dtype):
             training.optim.zero_grad()
             training.backward(rows)
             training.optim.zero_grad()
-            assert not dual.pending
+            assert not dual.mailbox.waiting
         elif action == 2:  # validation
             with torch.no_grad():
                 assert float(training.forward(problem.batch(rows))) >= -rounding
@@ -244,7 +244,7 @@ def test_calls_without_a_backward_pass_leave_no_trace(storage, kind, before):
         values.append(training.forward(batch))
     training.head.train()
     StructuredHinge(problem.structure)(apply_head(training.head, batch), batch.y)
-    assert not training.dual.pending
+    assert not training.dual.mailbox.waiting
     assert all(p.grad is None for p in training.dual.parameters)
     assert_same(training.optim.state_dict(), held)
     assert len({float(value) for value in values}) == 1
@@ -257,9 +257,9 @@ def test_zero_grad_discards_the_step(storage):
     held = copy.deepcopy(training.optim.state_dict())
     training.optim.zero_grad()
     training.backward([3])
-    assert training.dual.pending
+    assert training.dual.mailbox.waiting
     training.optim.zero_grad()
-    assert not training.dual.pending
+    assert not training.dual.mailbox.waiting
     with pytest.raises(RuntimeError, match="has no proposal"):
         training.optim.step()
     after = training.optim.state_dict()

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, Training, chain, examples, flat, multiclass, reference, rng
+from problems import PROBLEMS, Problem, Training, chain, examples, flat, multiclass, reference, rng, steps_of
 
-from torchssvm import BlockGap, MeanParts, StructuredHinge, Weights
+from torchssvm import BlockGap, BoxQP, MeanParts, StructuredHinge, Weights
 from torchssvm.core.batch import apply_head, first_occurrences
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -57,12 +57,12 @@ def test_the_value_is_the_sum_of_the_block_gaps(seed, kind, storage):
 def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sweeps, adjoint):
     """Finite differences of sum_i gamma_i <Delta_i, theta_i(w)>/n with Delta and gamma held."""
     training = trained(kind, seed, storage, adjoint=adjoint)
-    training.loss = BlockGap(training.dual, sweeps=sweeps)
+    training.loss = BlockGap(training.dual, block_steps=steps_of(sweeps))
     training.optim.zero_grad()
     rows = [3, 0, 2]
     batch = training.problem.batch(rows)
     training.backward(rows)
-    (proposal,) = training.dual._pending
+    (proposal,) = training.dual.mailbox.waiting
     parameters = training.dual.parameters
     held = [p.detach().clone() for p in parameters]
     if storage is Weights:  # the block's own part of Delta_i is a vector of weights there
@@ -129,7 +129,7 @@ def test_upstream_factors_scale_the_gradient(storage, adjoint):
         value = training.forward(training.problem.batch([0, 2]))
         (value * scale).backward()
         gradients.append(gradient(training) / scale)
-        assert float(training.dual._pending[0].scale) == scale
+        assert float(training.dual.mailbox.waiting[0].scale) == scale
     torch.testing.assert_close(gradients[0], gradients[1])
     torch.testing.assert_close(gradients[0], gradients[2])
     assert gradients[0].abs().max() > 0
@@ -159,7 +159,7 @@ def test_features_get_a_gradient_too():
     index = torch.tensor([0])
     training.loss(training.head(x), problem.y[:1], index).backward()
     potentials = training.head(x)
-    (proposal,) = training.dual._pending
+    (proposal,) = training.dual.mailbox.waiting
     expected = proposal.parts["potentials"] @ training.head.weight.T / problem.n
     torch.testing.assert_close(x.grad, expected.detach())
     assert potentials.requires_grad
@@ -182,8 +182,15 @@ def test_bare_tensors_and_mappings_are_potentials_too(kind):
 
 
 def test_sweeps_must_make_sense():
-    with pytest.raises(ValueError, match="sweeps=-1"):
-        BlockGap(multiclass(0).train().dual, sweeps=-1)
+    for sweeps in (-1, 0):
+        with pytest.raises(ValueError, match=f"sweeps={sweeps}"):
+            BoxQP(sweeps)
+
+
+def test_block_steps_must_be_such_a_rule():
+    for wrong in (5, BoxQP, "sequential"):
+        with pytest.raises(TypeError, match=r"block_steps=.* must be an object such as BoxQP"):
+            BlockGap(multiclass(0).train().dual, block_steps=wrong)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_parts_in_the_padding_are_refused(storage):
         return
     with pytest.raises(ValueError, match="not zero in the padding"):
         loss(head(torch.randn(2, 3, 4)), target, index)
-    assert not dual.pending
+    assert not dual.mailbox.waiting
 
 
 @pytest.mark.parametrize("storage", [MeanParts, Labelings])
@@ -188,7 +188,7 @@ def test_samplers_that_are_gone_are_not_kept():
     gone = weakref.ref(GapBatchSampler(dual, batch_size=2))
     gc.collect()
     assert gone() is None
-    dual.notify()
+    dual.mailbox.notify()
 
 
 def test_structures_without_a_name_of_their_own_resume():

@@ -60,7 +60,7 @@ def test_nothing_is_left_behind():
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in problem.head.parameters())
     assert not list(loss.dual._observers)
-    assert not loss.dual.pending
+    assert not loss.dual.mailbox.waiting
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others():
@@ -237,7 +237,7 @@ def test_nothing_changes_before_arguments_are_looked_at():
         with pytest.raises(ValueError, match=r"tolerance=-1|must be a BCFW of the dual"):
             solve(problem.head, loss, Items(problem), **options)
         assert all(bool((p == 1.0).all()) for p in problem.head.parameters())
-    assert not loss.dual.pending
+    assert not loss.dual.mailbox.waiting
 
 
 def test_bad_input():

@@ -198,7 +198,7 @@ def test_draws_follow_the_gaps_as_they_change():
         dual.gap_estimates.zero_()
         dual.gap_estimates[step // 4] = 1.0  # what a step would do, but known in advance
         dual.visits += 1
-        dual.notify()
+        dual.mailbox.notify()
     assert len(set(seen[:8])) > 2
     for chunk in range(2, 16):
         assert set(seen[4 * chunk : 4 * chunk + 4]) == {chunk - 2}

@@ -9,6 +9,8 @@ from qpsolvers import solve_qp
 
 from torchssvm import BCFW, BlockGap, DualState, LinearChain
 from torchssvm.steps import box_qp
+from torchssvm.steps import numba as kernels
+from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures.chain import structure as chain
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 
@@ -83,11 +85,15 @@ def test_many_sweeps_solve_the_box_qp(seed, size):
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 12), rank=st.integers(0, 4), sweeps=st.integers(1, 6))
 def test_sweeps_never_lower_the_objective_and_compiled_ones_are_the_same(seed, size, rank, sweeps):
     matrix, values = random_qp(seed, size, rank)
-    plain, fast, fewer = np.zeros((3, size))
-    box_qp.ascend.__wrapped__(matrix, values.copy(), sweeps, 1e-3, plain)
-    box_qp.ascend(matrix, values.copy(), sweeps, 1e-3, fast)
+
+    def ascend(kernel, sweeps):
+        gammas = np.zeros(size)
+        kernel(matrix, values.copy(), gammas, sweeps, 1e-3)
+        return gammas
+
+    plain, fast = ascend(ascend_gram.__wrapped__, sweeps), ascend(ascend_gram, sweeps)
     assert plain.tobytes() == fast.tobytes()
-    box_qp.ascend(matrix, values.copy(), sweeps - 1, 1e-3, fewer)
+    fewer = ascend(ascend_gram, sweeps - 1)
     objectives = [values @ g - g @ matrix @ g / 2 for g in (fewer, plain)]
     assert objectives[1] >= objectives[0] - 1e-12
     assert objectives[1] >= -1e-12
@@ -95,9 +101,9 @@ def test_sweeps_never_lower_the_objective_and_compiled_ones_are_the_same(seed, s
 
 def test_training_is_the_same_without_kernels(monkeypatch):
     weights = []
-    for decode, ascend in ((viterbi, box_qp.ascend), (viterbi_torch, box_qp.ascend.__wrapped__)):
+    for decode, ascend in ((viterbi, ascend_gram), (viterbi_torch, ascend_gram.__wrapped__)):
         monkeypatch.setattr(chain, "viterbi", decode)
-        monkeypatch.setattr(box_qp, "ascend", ascend)
+        monkeypatch.setattr(kernels, "ascend_gram", ascend)
         random = torch.Generator().manual_seed(3)
         x, y = torch.randn(6, 5, 4, generator=random), torch.randint(0, 3, (6, 5), generator=random)
         lengths = torch.tensor([5, 1, 3, 2, 5, 4])

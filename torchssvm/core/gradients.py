@@ -17,7 +17,8 @@ from torch.func import functional_call, vjp
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale
 from torchssvm.core.precision import full_precision, transformed
-from torchssvm.core.row_sparse import combine_rows, dense, distance, squared_length
+from torchssvm.core.row_sparse import combine_rows, dense, distance
+from torchssvm.solvers.compiled.block import squared_length
 
 _KEY = "torchssvm.head_call"  # where a node of autograd keeps the call that made it
 _MOST = 1 << 26  # numbers in the gradients of all examples of a batch, where they are made unasked

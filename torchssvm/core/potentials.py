@@ -7,7 +7,7 @@ shaped like them, and the score of an output y is ``<p(y), theta_i>``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,26 +32,6 @@ GramProduct = Callable[[Parts], Parts]
 """Maps parts to ``Phi_i Phi_i^T parts_i``, shaped like the potentials: how they change along their own gradient."""
 
 
-class InTurn(NamedTuple):
-    """Where exact steps on the blocks of a batch lead, taken one after another.
-
-    Attributes:
-        labeling: The corners, each found at the weights that the blocks before it left.
-        gammas: ``[B]`` float64, the steps towards them.
-        gaps: ``[B]`` float64, the block gaps, each at the weights of its own visit.
-        combined: ``(1/n) sum_i gamma_i Phi_i^T Delta_i`` for each of the head's parameters.
-    """
-
-    labeling: Any
-    gammas: Tensor
-    gaps: Tensor
-    combined: list[Tensor]
-
-
-SolveInTurn = Callable[..., InTurn]
-"""``(structure, target, psi, losses, lam, n)`` -> ``InTurn``, see ``torchssvm.solvers.compiled.batch``."""
-
-
 class Potentials:
     """The potentials of a batch: named tensors, the examples' lengths, and what the head knows of its own algebra.
 
@@ -70,8 +50,8 @@ class Potentials:
         weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
             nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
             the backward pass through the head.
-        in_turn: Optional. Takes exact steps on the blocks of the batch, one after another, in compiled code; for
-            ``BlockGap(dual, in_turn=True)``.
+        called_with: Optional. The head and its features, where these do not require gradients: ``Sequential()`` decodes
+            again at the weights that its steps leave.
         min_length: Optional. The smallest length, if the head has read it already: reading lengths from another device
             waits for it.
         max_length: Optional. The largest length; given together with ``min_length``.
@@ -83,8 +63,8 @@ class Potentials:
 
     __slots__ = (
         "adjoint",
+        "called_with",
         "gram_product",
-        "in_turn",
         "lengths",
         "max_length",
         "min_length",
@@ -105,7 +85,7 @@ class Potentials:
         adjoint: Adjoint | None = None,
         gram_product: GramProduct | None = None,
         weights: Sequence[Tensor] | None = None,
-        in_turn: SolveInTurn | None = None,
+        called_with: tuple[nn.Module, Any] | None = None,
         min_length: int | None = None,
         max_length: int | None = None,
     ) -> None:
@@ -115,7 +95,7 @@ class Potentials:
         self.adjoint = adjoint
         self.gram_product = gram_product
         self.weights = weights
-        self.in_turn = in_turn
+        self.called_with = called_with
         self.min_length = self.max_length = None
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
         if len(sizes) != 1 or None in sizes:
@@ -185,7 +165,7 @@ class Potentials:
         other = object.__new__(type(self))
         other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
         other.min_length, other.max_length = self.min_length, self.max_length
-        other.adjoint = other.gram_product = other.weights = other.in_turn = None
+        other.adjoint = other.gram_product = other.weights = other.called_with = None
         for name in self.carried:
             setattr(other, name, getattr(self, name))
         return other

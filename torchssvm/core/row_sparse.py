@@ -5,7 +5,7 @@ They are coalesced; the axes of examples and of rows are sparse, and rows dense.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,10 +96,17 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
     return sum(inner for inner, _ in found), sum(square for _, square in found)
 
 
-def squared_length(tensors: Sequence[Tensor]) -> float:
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All numbers of ``tensors`` in one float64 vector; of sparse ones those that are there."""
+    with torch.no_grad():
+        numbers = [(t.coalesce().values() if t.is_sparse else t).reshape(-1) for t in tensors]
+        return torch.cat(numbers).to(torch.float64)
+
+
+def squared_norm(tensors: Iterable[Tensor]) -> float:
     """``sum |t|^2`` in float64."""
-    numbers = [(t.coalesce().values() if t.is_sparse else t).detach().reshape(-1).to(torch.float64) for t in tensors]
-    return sum(float(t @ t) for t in numbers)
+    numbers = flat(tensors)
+    return float(numbers @ numbers)
 
 
 def _products(x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -126,7 +133,7 @@ def _row_products(x: Any, row: Any, y: Any) -> tuple[float, float]:
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """``|a - b|``, where each pair is sparse or dense together."""
-    return squared_length([(x - y) for x, y in zip(a, b, strict=True)]) ** 0.5
+    return squared_norm([(x - y) for x, y in zip(a, b, strict=True)]) ** 0.5
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -168,7 +168,7 @@ class Structure(ABC):
         parts = conform(self.parts(labeling), potentials, "parts(labeling)")
         return subtract(parts, conform(self.parts(target), potentials, "parts(target)"))
 
-    def examine(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Examined:
+    def examine(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> OracleResult:
         """Score, relative to the target's, and loss of one labeling of every example.
 
         The default makes the parts of the labeling. A structure that can do without them is faster; it must give NaN
@@ -180,7 +180,7 @@ class Structure(ABC):
             potentials: The batch.
         """
         parts = self.difference(labeling, target, potentials)
-        return Examined(inner(parts, potentials.tensors), self.loss(labeling, target), parts)
+        return OracleResult(labeling, inner(parts, potentials.tensors), self.loss(labeling, target), parts)
 
     def add_difference(self, parts: Parts, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``parts + difference(labeling, target)``, padding checked; it may write into ``parts``.
@@ -345,53 +345,57 @@ def as_decoding(found: Decoding | Labeling) -> Decoding:
     return found if isinstance(found, Decoding) else Decoding(found)
 
 
-class Examined(NamedTuple):
-    """What a structure says of one labeling of every example.
-
-    Attributes:
-        score: ``<p(y) - p(y_i), theta_i>``, ``[B]`` float64.
-        loss: L_i(y), ``[B]``.
-        parts: ``p(y) - p(y_i)``, where they were made; else None.
-    """
-
-    score: Tensor
-    loss: Tensor
-    parts: Parts | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Corner:
-    """The output that the loss-augmented max oracle found, for every example of a batch.
+@dataclass(eq=False)
+class OracleResult:
+    """One output of every example of a batch, as the max oracle, the cache or a structure's examination found it.
 
     Attributes:
         labeling: The outputs s_i.
         score: ``<p(s_i) - p(y_i), theta_i>``, ``[B]`` float64.
         loss: ``L_i(s_i)``, ``[B]`` float64.
         hinge: ``L_i(s_i) + <p(s_i) - p(y_i), theta_i>``, ``[B]`` float64: the structured hinge H_i of an exact oracle.
-        bound: ``[B]`` float64, an upper bound of H_i; equal to ``hinge`` where the oracle is exact.
+        upper: ``[B]`` float64, an upper bound of H_i; None where ``hinge`` is one.
         exact: Whether ``hinge`` is H_i.
         relaxed: Whether the outputs may lie outside of the hull of outputs.
-        made: ``p(s_i) - p(y_i)`` if the structure made them to score the outputs; else None.
+        decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
+        column: ``[B]`` int64, the column of ``Stored.atoms`` that holds the labeling already, 0 where none does; None
+            where nobody asked.
+        made: ``p(s_i) - p(y_i)`` if they were made to score the outputs; else None.
+        make: Makes them; None where nobody may ask for them.
     """
 
     labeling: Labeling
     score: Tensor
     loss: Tensor
-    hinge: Tensor
-    bound: Tensor
-    exact: bool
-    relaxed: bool
-    made: Parts | None
-    _make: Callable[[], Parts]
+    made: Parts | None = None
+    upper: Tensor | None = None
+    exact: bool = True
+    relaxed: bool = False
+    decoded: Tensor | None = None
+    column: Tensor | None = None
+    make: Callable[[], Parts] | None = None
 
     @cached_property
+    def hinge(self) -> Tensor:
+        """Score plus loss."""
+        return self.score + self.loss
+
+    @property
+    def bound(self) -> Tensor:
+        """``upper``, or ``hinge`` where that is None."""
+        return self.hinge if self.upper is None else self.upper
+
+    @property
     def parts(self) -> Parts:
         """``p(s_i) - p(y_i)``, made when they are first asked for."""
-        return self._make() if self.made is None else self.made
+        if self.made is None:
+            assert self.make is not None, "these outputs came without a way to make their parts"
+            self.made = self.make()
+        return self.made
 
 
 @torch.no_grad()
-def find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> Corner:
+def find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> OracleResult:
     """Loss-augmented decoding with every check that the rest relies on. ``target`` comes from ``check_target``.
 
     Raises:
@@ -401,11 +405,11 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
     with full_precision(potentials.device):
         potentials = potentials.detach()
         found = as_decoding(structure.augmented_argmax(potentials, target))
-        gain, loss, parts = structure.examine(found.labeling, target, potentials)
-        loss = _per_example(loss, potentials, "loss(labeling, target)")
-        hinge = gain + loss
+        corner = structure.examine(found.labeling, target, potentials)
+        corner.loss = loss = _per_example(corner.loss, potentials, "loss(labeling, target)")
+        hinge = corner.hinge
         if found.exact and found.bound is None:
-            bound = hinge
+            bound = None
         elif found.bound is None:
             raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
         else:
@@ -425,20 +429,12 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
             "return one whose score + loss is at least the target's score; an approximate one returns the target where "
             "it finds nothing better",
         )
-    if bound is not hinge:
+    if bound is not None:
         _reject(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")
-        bound = torch.maximum(bound, hinge)
-    return Corner(
-        found.labeling,
-        gain,
-        loss,
-        hinge,
-        bound,
-        found.exact and not found.relaxed,
-        found.relaxed,
-        parts,
-        lambda: structure.difference(found.labeling, target, potentials),
-    )
+        corner.upper = torch.maximum(bound, hinge)
+    corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
+    corner.make = partial(structure.difference, found.labeling, target, potentials)
+    return corner
 
 
 def _tolerance(potentials: Potentials) -> float:

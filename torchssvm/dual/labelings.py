@@ -14,10 +14,10 @@ from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import Entry, Same, Schema, damaged
-from torchssvm.core.structure import Corner, Labeling, Structure, as_decoding, check_padding
+from torchssvm.core.structure import Labeling, OracleResult, Structure, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.storage import Found, Storage, Stored
+from torchssvm.dual.storage import Storage, Stored
 
 
 class Labelings(Storage):
@@ -99,12 +99,12 @@ class Labelings(Storage):
             if twice := sorted(seen & examples):
                 raise ValueError(
                     f"examples {twice[:5]} came in two of the batches that were accumulated for one step, and their "
-                    "blocks are kept as Labelings(): accumulate batches of distinct examples, use sweeps > 0 with a "
-                    "head that gives its adjoint, or storage=MeanParts()"
+                    "blocks are kept as Labelings(): accumulate batches of distinct examples, use BoxQP() with a head "
+                    "that gives its adjoint, or storage=MeanParts()"
                 )
             seen |= examples
 
-    def remember(self, stored: Stored, corner: Corner) -> Callable[[], None] | None:
+    def remember(self, stored: Stored, corner: OracleResult) -> Callable[[], None] | None:
         """Caches the corners of an exact pass, in free slots and in those without mass."""
         assert isinstance(stored, _StoredLabelings)
         new = (stored.lookup(corner.labeling) == 0).nonzero().flatten()
@@ -269,7 +269,7 @@ class _StoredLabelings(Stored):
         self._mixed = storage.mixed[index]
         self._gram: Tensor | None = None
         self._learned = True  # whether the Gram matrix has rows for cached labelings that are not kept yet
-        self._found: Found | None = None
+        self._found: OracleResult | None = None
         self._labelings: Labeling = None
         if self._columns:
             held = sets.read(index, self._columns, storage._like(potentials))
@@ -338,7 +338,7 @@ class _StoredLabelings(Stored):
         rows = torch.arange(len(columns), device=columns.device)
         return tree_map(lambda t: t[rows, columns - 1], self._labelings)
 
-    def _everything(self, found: Found) -> Labeling:
+    def _everything(self, found: OracleResult) -> Labeling:
         """Cached labelings and corner, ``[B, C + 1, ...]``."""
         corner = tree_map(lambda t: t.unsqueeze(1), found.labeling)
         if not self._columns:
@@ -346,7 +346,7 @@ class _StoredLabelings(Stored):
         pairs = zip(tree_tensors(self._labelings), tree_tensors(corner), strict=True)
         return tree_replace(corner, [torch.cat(pair, 1) for pair in pairs])
 
-    def curvature(self, found: Found, respond: Callable[[Parts], Parts]) -> Tensor:
+    def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
         assert found.column is not None
         structure, sets, columns = self._structure, self._storage.sets, self._columns
         everything = self._everything(found)
@@ -379,7 +379,7 @@ class _StoredLabelings(Stored):
         self._gram = gram
         return gram
 
-    def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, None]:
+    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, None]:
         assert change is not None
         self._found = found
         parts = self._structure.mean_difference(self._everything(found), change[:, 1:], self.target, self.potentials)

@@ -12,9 +12,9 @@ from torch import Tensor
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import Each, Same, Schema
-from torchssvm.core.structure import Labeling, check_padding
+from torchssvm.core.structure import Labeling, OracleResult, check_padding
 from torchssvm.dual.rows import RowBuffer
-from torchssvm.dual.storage import Found, Storage, Stored
+from torchssvm.dual.storage import Storage, Stored
 
 
 class MeanParts(Storage):
@@ -154,12 +154,12 @@ class StoredParts(Stored):
         """From ``psi``."""
         return self._storage.structure.mean_loss(self.psi, self._target, potentials)
 
-    def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, None]:
+    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, None]:
         """Corner and block, weighted; all of the mass to a corner that is not made yet takes ``psi`` over."""
         structure, psi = self._storage.structure, self.psi
-        if found.parts is None and change is None:
+        if found.made is None and change is None:
             return structure.add_difference(psi, found.labeling, self._target, self.potentials), None
-        parts = found.parts
+        parts = found.made
         if parts is None:
             parts = structure.difference(found.labeling, self._target, self.potentials)
         check_padding(parts, self.potentials)

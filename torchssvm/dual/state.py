@@ -14,20 +14,20 @@ from torchssvm.core.batch import first_occurrences
 from torchssvm.core.bounds import Box
 from torchssvm.core.digest import UNKNOWN
 from torchssvm.core.linearity import check_at_first_call
+from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import check_lam, check_problem, check_range, find_structure
-from torchssvm.core.row_sparse import add_to, products
+from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checkpoint import SavedDual
 from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.pending import PendingSteps
 from torchssvm.dual.storage import Storage
 
 _LARGE = 1 << 17  # weights
 _PER_BLOCK = 1000  # weights that may be read for every block that moves
 
 
-class DualState(PendingSteps, SavedDual):
+class DualState(SavedDual):
     """One dual block for every training example, and what is known of it.
 
     The weights follow from it: ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``; the dual objective is
@@ -54,6 +54,8 @@ class DualState(PendingSteps, SavedDual):
         cache_hits: Examples that went to a cached labeling instead of being decoded.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
         visits: Training batches seen, those that a step was taken on and those given up; refused ones do not count.
+        mailbox: Steps that losses have proposed and no optimizer has taken yet, and who wants to know of steps; never
+            in checkpoints.
         moved: Blocks moved by all steps; a step of B blocks adds B.
         targets: ``[n]`` int64, a digest of every example's target from its first visit on, or from the first exact pass
             after a step; ``UNKNOWN`` before that.
@@ -83,7 +85,6 @@ class DualState(PendingSteps, SavedDual):
         storage: Storage | None = None,
         memory_limit: int | None = None,
     ) -> None:
-        super().__init__()
         self.parameters = check_problem(num_examples, lam, structure, parameters)
         self.dtype = self.parameters[0].dtype
         memory_limit = check_limit(memory_limit)
@@ -98,7 +99,8 @@ class DualState(PendingSteps, SavedDual):
         self.gap_estimates = torch.full((num_examples,), math.inf, dtype=torch.float64)
         self.oracle_gaps = self.gap_estimates.clone()
         self.certified_gap = math.inf
-        self.steps = 0
+        self.steps = self.visits = 0
+        self.mailbox = Mailbox()
         self.cache_hits = 0
         self.oracle_calls = 0
         self.moved = 0
@@ -400,6 +402,12 @@ class DualState(PendingSteps, SavedDual):
         """Whether weights of this norm are not those that the last step left, beyond rounding."""
         return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
 
+    def discard(self) -> None:
+        """Forget proposed steps, as ``zero_grad`` forgets their gradients; their batches count as seen."""
+        if dropped := self.mailbox.take():
+            self.visits += len(dropped)
+            self.mailbox.notify()
+
     def written_to(self) -> bool:
         """Whether somebody has written to the weights since they were remembered, as far as torch knows of it.
 
@@ -432,7 +440,7 @@ class DualState(PendingSteps, SavedDual):
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`check_state` has let pass."""
         super().restore(state)
-        self._pending = []
+        self.mailbox.take()
         self.restarts += 1
         self.remember_weights()
 
@@ -451,15 +459,3 @@ def check_dual(dual: Any) -> DualState:
         f"dual is a {type(dual).__name__}, and must be a DualState: make one by "
         "DualState.for_head(head, num_examples, lam)"
     )
-
-
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All numbers of ``tensors`` in one float64 vector."""
-    with torch.no_grad():
-        return torch.cat([tensor.reshape(-1) for tensor in tensors]).to(torch.float64)
-
-
-def squared_norm(tensors: Iterable[Tensor]) -> float:
-    """``sum |t|^2`` in float64."""
-    numbers = flat(tensors)
-    return float(numbers @ numbers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,33 +17,7 @@ from torchssvm.core.batch import tree_tensors
 from torchssvm.core.memory import check_memory
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.schema import Stateful
-from torchssvm.core.structure import Labeling, Structure
-
-if TYPE_CHECKING:
-    from torchssvm.core.structure import Corner
-
-
-class Found(NamedTuple):
-    """The outputs that the blocks of a batch may move to: what the max oracle returned, or the cache.
-
-    Attributes:
-        labeling: The outputs, one for each example.
-        parts: ``p(s_i) - p(y_i)`` if they are known already, else None.
-        score: ``[B]`` float64, ``<p(s_i) - p(y_i), theta_i>``.
-        loss: ``[B]`` float64, L_i(s_i).
-        decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
-        column: ``[B]`` int64, the column of :meth:`Stored.atoms` that holds the labeling already, 0 where none does;
-            None where nobody asked.
-        relaxed: Whether the max oracle's outputs may lie outside of the hull of outputs.
-    """
-
-    labeling: Labeling
-    parts: Parts | None
-    score: Tensor
-    loss: Tensor
-    decoded: Tensor | None
-    column: Tensor | None
-    relaxed: bool = False
+from torchssvm.core.structure import Labeling, OracleResult, Structure
 
 
 class Stored(ABC):
@@ -56,7 +30,7 @@ class Stored(ABC):
         """``<psi_i, theta_i> / n``, ``[B]`` float64."""
 
     def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mass, score, loss and validity of what the blocks consist of, ``[B, A]``; see ``directions.Blocks``.
+        """Mass, score, loss and validity of what the blocks consist of, ``[B, A]``; see ``Atoms``.
 
         Args:
             potentials: The batch.
@@ -79,7 +53,7 @@ class Stored(ABC):
         """The labelings of the atoms ``columns`` (``[B]``, at least 1)."""
         raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
 
-    def curvature(self, found: Found, respond: Callable[[Parts], Parts]) -> Tensor:
+    def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
         """Inner products of atoms and corner, ``[B, A + 1, A + 1]`` float64, without the factor 1/(lam n^2).
 
         Args:
@@ -89,7 +63,7 @@ class Stored(ABC):
         raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
 
     @abstractmethod
-    def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, list[Tensor] | None]:
+    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, list[Tensor] | None]:
         """The direction in parts space for a change of the masses. Called once, after :meth:`inner` and :meth:`atoms`.
 
         Args:
@@ -176,7 +150,7 @@ class Storage(Stateful):
         ``rows`` are the rows of each batch that will move.
         """
 
-    def remember(self, stored: Stored, corner: Corner) -> Callable[[], None] | None:
+    def remember(self, stored: Stored, corner: OracleResult) -> Callable[[], None] | None:
         """Keeps what the max oracle found, without mass, when it is called; None where there is nothing to keep."""
         return None
 

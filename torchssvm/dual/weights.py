@@ -11,8 +11,8 @@ from torch import Tensor
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, damaged
-from torchssvm.core.structure import Labeling
-from torchssvm.dual.storage import Found, Storage, Stored
+from torchssvm.core.structure import Labeling, OracleResult
+from torchssvm.dual.storage import Storage, Stored
 
 _MOVED = (
     "examples {examples} came with other features than at their first visit, and storage=Weights() keeps weights of "
@@ -157,8 +157,8 @@ class _StoredWeights(Stored):
             total += (block * parameter.detach()).flatten(1).sum(1, dtype=torch.float64)
         return self._storage.lam * total
 
-    def combine(self, change: Tensor | None, found: Found) -> tuple[Parts, list[Tensor]]:
-        storage, parts = self._storage, found.parts
+    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, list[Tensor]]:
+        storage, parts = self._storage, found.made
         if parts is None:
             parts = storage.structure.difference(found.labeling, self._target, self._potentials)
         factor = torch.full_like(found.score, storage.num_examples * storage.lam)

@@ -15,7 +15,7 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader
 from torchssvm.lightning.steps import check_batch
-from torchssvm.solvers.compiled.kinds import kind_of
+from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.solver import CompiledBCFW, check_compiled
 from torchssvm.steps.line_search import ExactSearch
 
@@ -39,11 +39,11 @@ def reason_not_compiled(module: StructuredSVM) -> str | None:
         return f"storage={type(module.storage).__name__}() is not compiled"
     try:
         check_compiled(module.direction, module.oracle)
-        kind = kind_of(module.head)
+        adapter = find_adapter(module.head)
     except (ImportError, TypeError) as error:
         return str(error)
-    if not module.structure.same_as(kind.structure):
-        return f"structure={module.structure} is not that of the head, {kind.structure}"
+    if not module.structure.same_as(adapter.structure):
+        return f"structure={module.structure} is not that of the head, {adapter.structure}"
     return None
 
 

@@ -21,7 +21,7 @@ from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.arguments import Direction, check_bounds, choose_rules
 from torchssvm.lightning.compiled_steps import make_loop, reason_not_compiled
-from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision
+from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
@@ -29,7 +29,10 @@ from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
 from torchssvm.solvers.certificate import recompute_weights
+from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.steps.block_steps import BlockSteps, check_block_steps
+from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.line_search import LineSearch
 
@@ -62,7 +65,7 @@ class StructuredSVM(Predicting):
         storage: How dual blocks are kept; None is ``Labelings()`` where ``direction`` or ``oracle`` move between single
             labelings, else ``MeanParts()``. Both follow features that are trained, ``Weights()`` does not. Every fit
             begins with an empty copy.
-        sweeps: Sweeps of the box QP over a batch's blocks; see :class:`torchssvm.BlockGap`.
+        block_steps: How far each block of a batch goes, such as ``CommonStep()``; None is ``BoxQP(sweeps=5)``.
         direction: Which direction to take, such as ``Pairwise()`` or ``Corrective()``; None is ``FrankWolfe()``.
         oracle: When to decode, and when to go to a labeling found before: ``CacheOracle()``; None is ``MaxOracle()``,
             always decode. With a cache, ``cache_hits`` is logged.
@@ -71,8 +74,8 @@ class StructuredSVM(Predicting):
             :class:`torchssvm.BCFW`.
         line_search: How far a step goes; None is ``ExactSearch()``.
         compiled: Whether fixed features are kept for the whole run and visited by :class:`torchssvm.CompiledBCFW`, the
-            examples of a batch one after another (``sweeps`` is then not needed). None is whenever it
-            can be (``LinearChain`` or ``LinearMulticlass`` on the CPU with its own structure, features that are not
+            examples of a batch one after another (``block_steps`` is then not needed). None is whenever
+            it can be (``LinearChain`` or ``LinearMulticlass`` on the CPU with its own structure, features that are not
             trained and fit in half of the memory that is left, no bounds, Numba installed). Give False if a dataset is
             to give an example other features each time.
 
@@ -92,7 +95,7 @@ class StructuredSVM(Predicting):
         joint: Alternate | None = None,
         structure: Structure | None = None,
         storage: Storage | None = None,
-        sweeps: int = 5,
+        block_steps: BlockSteps | None = None,
         direction: Direction | None = None,
         oracle: OracleRule | None = None,
         memory_limit: int | None = None,
@@ -107,9 +110,7 @@ class StructuredSVM(Predicting):
         if joint is not None and features_optimizer is None:
             raise ValueError(f"joint={joint} needs features_optimizer; without it the features are frozen")
         lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
-        if sweeps < 0:
-            raise ValueError(f"sweeps={sweeps} must be at least 0")
-        self.save_hyperparameters("lam", "sweeps", "memory_limit", "bounds")
+        self.save_hyperparameters("lam", "memory_limit", "bounds")
         self.bounds = dict(bounds or {})
         check_bounds(head, self.bounds)
         self.head = head
@@ -118,10 +119,11 @@ class StructuredSVM(Predicting):
         self.structure = find_structure(head, structure)
         self.features_optimizer = features_optimizer
         self.joint = (joint or Alternate()) if features_optimizer is not None else None
-        self.sweeps = sweeps
         self.direction, self.oracle, self.storage = choose_rules(
             direction, oracle, storage, features_move=features_optimizer is not None
         )
+        self.block_steps = check_block_steps(block_steps if block_steps is not None else BoxQP())
+        self.block_steps.check(self.direction, self.oracle, self.storage)
         self.memory_limit = memory_limit
         self.line_search = line_search
         if compiled not in (None, True, False):
@@ -143,10 +145,13 @@ class StructuredSVM(Predicting):
         optimizer = self._optimizer(bcfw=True)
         optimizer.zero_grad()
         if (loop := self.compiled_loop()) is not None:
-            optimizer.step(lambda: self._visit(loop, batch))
+            if self.features is not None and self.features.training:
+                self.features.eval()
+            self.dual.mailbox.put(ProposedVisits(loop, batch.index))
+            optimizer.step()
             self._log_progress(batch_idx)
             return
-        loss = BlockGap(self.dual, self.direction, oracle=self.oracle, sweeps=self.sweeps)
+        loss = BlockGap(self.dual, self.direction, oracle=self.oracle, block_steps=self.block_steps)
         extracted = self.extract(batch.x)
         with full_precision(self.device):
             potentials = self._apply_head(extracted, batch.lengths)
@@ -170,19 +175,6 @@ class StructuredSVM(Predicting):
         self._run.features_moved = True
         optimizer.step()
         self.log("hinge", hinge.detach(), prog_bar=True, batch_size=len(batch.index))
-
-    def _visit(self, loop: CompiledBCFW, batch: Batch) -> None:
-        if self.features is not None and self.features.training:
-            self.features.eval()
-        dual = self.dual
-        dual.visits += 1  # before the dual tells its observers of the step
-        try:
-            mean_step = loop.visit(batch.index)
-        except BaseException:
-            dual.visits -= 1
-            raise
-        find_bcfw(self.trainer).show_rate(mean_step / dual.lam)
-        dual.settle()
 
     def compiled_loop(self) -> CompiledBCFW | None:
         """The compiled loop of the fit under way, made when it is first asked for; None where it cannot be used."""

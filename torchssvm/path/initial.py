@@ -11,10 +11,12 @@ from torchssvm.core.arguments import check_positive
 from torchssvm.core.batch import Batch, Collate, apply_head, in_order, to_device
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.precision import full_precision
-from torchssvm.dual.state import DualState, check_dual, squared_norm
+from torchssvm.core.row_sparse import squared_norm
+from torchssvm.dual.state import DualState, check_dual
 from torchssvm.path.recipe import MakeOptimizer, plain_optimizer
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.steps.block_steps import CommonStep
 
 _MARGIN = 1e9  # how much larger lam is than a full step needs, while the blocks are put on their corners
 
@@ -112,7 +114,7 @@ def _to_largest_losses(
     The exact line search takes a full step if ``lam`` is large enough, so it is made so. The weights of the dual wait
     in ``dual.recomputed``, from where the next step starts, and the head holds zeros meanwhile.
     """
-    loss = BlockGap(dual, sweeps=0)
+    loss = BlockGap(dual, block_steps=CommonStep())
 
     def propose(batch: Batch) -> float:
         optimizer.zero_grad()

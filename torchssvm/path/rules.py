@@ -9,7 +9,7 @@ from torch import nn
 
 from torchssvm.core.arguments import as_number
 from torchssvm.core.batch import in_order
-from torchssvm.dual.state import squared_norm
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.path.recipe import MakeOptimizer
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import certify

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, with_seal
-from torchssvm.dual.state import DualState, check_dual, squared_norm
+from torchssvm.dual.state import DualState, check_dual
 from torchssvm.solvers.certificate import Certificate, check_pass, crosses, exact_pass, features_moved
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Average(Stateful):
         check_dual(dual)
         average = cls(dual.parameters, dual)
         average._told = True
-        dual.observe(average)
+        dual.mailbox.observe(average)
         return average
 
     @abstractmethod

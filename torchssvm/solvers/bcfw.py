@@ -16,11 +16,10 @@ from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, inner_product
 from torchssvm.core.schema import Declaration, Each, Entry, Open, Stateful, damaged
-from torchssvm.dual.proposal import Proposal
 from torchssvm.dual.state import DualState, check_dual
 from torchssvm.solvers.gradient_check import Seen, check_gradient
-from torchssvm.steps.box_qp import solve_batch
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
+from torchssvm.steps.proposal import Proposal
 
 _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
 _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
@@ -126,27 +125,28 @@ class BCFW(Optimizer, Stateful):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-            if self.dual.settled():  # by a compiled loop: nothing is left to do
-                return result
-        with full_precision(self.dual.parameters[0].device):
-            self._take_step()
-        return result
-
-    def _take_step(self) -> None:
         _refuse_distributed()
-        dual = self.dual
-        proposals = dual.take()
-        if not proposals:
+        steps = self.dual.mailbox.take()
+        if not steps:
             raise RuntimeError(
                 "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step "
                 "(zero_grad() after backward() drops it, and a step takes it only once)"
             )
+        if len({type(step) for step in steps}) > 1:
+            raise RuntimeError("the proposals are of two kinds: call zero_grad() between a compiled loop and BlockGap")
+        with full_precision(self.dual.parameters[0].device):
+            steps[0].take(self, steps)
+        return result
+
+    def take_batches(self, proposals: list[Proposal]) -> None:
+        """Check the gradient, and move weights and blocks by what ``BlockGap`` proposed; ``step`` calls this."""
+        dual = self.dual
         try:
             self._check_groups()
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)
-            if len(proposals) > 1 and all(p.gradients is not None and p.sweeps > 0 for p in proposals):
+            if len(proposals) > 1 and all(p.gradients is not None and p.block_steps.needs_gradients for p in proposals):
                 coefficients, gradients, moving = _merge(proposals, dual)
                 largest, seen = 1.0, None
             else:
@@ -169,7 +169,7 @@ class BCFW(Optimizer, Stateful):
             dual.steps += 1
             dual.visits += len(proposals)
         finally:
-            dual.notify()
+            dual.mailbox.notify()
 
     def _move_weights(self, value: float, gradients: list[Tensor], largest: float, seen: Seen | None = None) -> float:
         """``v -= (gamma/lam) d`` and ``w = clip(v)``, from the v that the last exact pass recomputed if there is one.
@@ -185,13 +185,13 @@ class BCFW(Optimizer, Stateful):
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
-        squared = None if seen is None else seen.squared_length
+        squared = None if seen is None else seen.squared_norm
         line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
         gamma = float(self.line_search(line))
         if not 0.0 <= gamma <= largest:
             raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
         rate = gamma / dual.lam
-        dual.move_weights(gradients, -rate, None if seen is None else (seen.inner, seen.squared_length))
+        dual.move_weights(gradients, -rate, None if seen is None else (seen.inner, seen.squared_norm))
         self.show_rate(rate)
         return gamma
 
@@ -203,7 +203,8 @@ class BCFW(Optimizer, Stateful):
 
     def _move_blocks(self, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
         """Move the blocks of a batch's ``rows`` by ``move`` ``[B]``, and note what was seen of them."""
-        dual, index, decoded, gaps = self.dual, proposal.index, proposal.decoded, proposal.block_gaps.clamp(min=0.0)
+        dual, index, found, gaps = self.dual, proposal.index, proposal.found, proposal.block_gaps.clamp(min=0.0)
+        decoded = found.decoded
         size = index.shape[0]
         proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
         calls = size if decoded is None else int(decoded.sum())
@@ -213,7 +214,7 @@ class BCFW(Optimizer, Stateful):
             decoded = None if decoded is None else decoded[rows]
         dual.loss.index_add_(0, index, changes)  # of distinct examples
         dual.targets[index] = proposal.targets if rows.shape[0] == size else proposal.targets[rows]
-        dual.relaxed |= proposal.relaxed
+        dual.relaxed |= found.relaxed
         dual.gap_estimates.index_copy_(0, index, gaps)
         seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
         dual.oracle_gaps.index_copy_(0, index, seen)
@@ -313,7 +314,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Solve the box QP of all accumulated batches together, as for one batch; examples drawn again do not count.
+    """Choose the steps of all accumulated batches together, as for one batch; examples drawn again do not count.
 
     Returns:
         The coefficient of every row, the gradient, and the rows that count.
@@ -330,8 +331,8 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
     ]
     stacked = [g.coalesce() if g.is_sparse else g for g in stacked]
     values = torch.cat([p.values[rows] for p, rows in zip(proposals, keep, strict=True)])
-    weight, most = 1.0 / (dual.lam * dual.num_examples**2), max(p.sweeps for p in proposals)
-    gammas, combined, _ = solve_batch(stacked, values, weight, most, factor=1.0 / dual.num_examples)
+    weight = 1.0 / (dual.lam * dual.num_examples**2)
+    gammas, combined, _ = proposals[0].block_steps.solve(stacked, values, weight, 1.0 / dual.num_examples)
     coefficients = [
         torch.zeros_like(proposal.gammas).index_put_((rows,), part)
         for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)

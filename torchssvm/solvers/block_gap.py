@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
+from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
-from torchssvm.core.row_sparse import dense, select_examples, squared_length
-from torchssvm.core.structure import Structure, find_corner
-from torchssvm.dual.mean_parts import MeanParts, StoredParts
-from torchssvm.dual.proposal import Proposal
+from torchssvm.core.row_sparse import dense, select_examples, squared_norm
+from torchssvm.core.structure import OracleResult, Structure, find_corner
 from torchssvm.dual.state import DualState, check_dual
-from torchssvm.dual.storage import Found, Storage, Stored
-from torchssvm.steps.box_qp import solve_batch
+from torchssvm.dual.storage import Storage, Stored
+from torchssvm.steps.block_steps import BlockSteps, check_block_steps
+from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle, OracleRule
-from torchssvm.steps.direction import Blocks, DirectionRule
+from torchssvm.steps.direction import Atoms, DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.proposal import Proposal
 
 
 class BlockGap(nn.Module):
@@ -31,9 +32,9 @@ class BlockGap(nn.Module):
 
     Its value is ``sum_i g_i``, with ``g_i = <p(s_i) - mu_i, theta_i>/n + L_i(s_i)/n - l_i >= 0`` and s_i from the
     loss-augmented max oracle; its gradient with respect to the weights is that of ``sum_i gamma_i value(Delta_i)``. The
-    gamma_i solve the box QP over the batch where there are per-example gradients: from the head's own ``adjoint``, or
-    from ``torch.func`` where it can ``vmap`` the head, which ``DualState.for_head`` prepares. They are 1 elsewhere: in
-    heads with operations in place, custom autograd functions without rules for ``vmap`` or control flow that depends on
+    gamma_i are those of ``block_steps`` where there are per-example gradients: from the head's own ``adjoint``, or from
+    ``torch.func`` where it can ``vmap`` the head, which ``DualState.for_head`` prepares. They are 1 elsewhere: in heads
+    with operations in place, custom autograd functions without rules for ``vmap`` or control flow that depends on
     numbers, in compiled heads, and where the gradients of a batch would be more than 2^26 numbers. The
     backward pass proposes the step to the dual, with the upstream gradient it was given; ``BCFW.step`` takes it. Calls
     without a backward pass leave nothing behind.
@@ -46,18 +47,12 @@ class BlockGap(nn.Module):
         dual: The dual state.
         direction: Which direction to take; None is ``FrankWolfe()``.
         oracle: When to decode, and when to go to a cached labeling; None is ``MaxOracle()``, always decode.
-        sweeps: Sweeps of coordinate ascent over the batch's box QP; 0 takes one common step for all blocks.
-        in_turn: Take exact steps on the blocks of a batch one after another instead, each decoded at the weights that
-            the ones before it leave: single-example BCFW, which needs fewer passes than any batch, in compiled code.
-            For ``LinearChain`` and ``LinearMulticlass`` on the CPU, ``MeanParts()``, ``FrankWolfe()`` and
-            ``MaxOracle()``; a batch that holds an example twice is solved by the box QP. In training, the value is then
-            the sum of the gaps as the visits found them. ``sweeps`` is not used, and the line search should be exact
-            (``ExactSearch()``, the default): the steps have been taken already.
+        block_steps: How far each block goes: ``BoxQP(sweeps=5)`` (None), ``CommonStep()`` or ``Sequential()``.
 
     Raises:
-        ValueError: ``sweeps`` is negative, ``direction`` or ``oracle`` needs the dual to keep labelings, or
-            ``in_turn`` is not for these rules.
-        TypeError: ``dual``, ``direction`` or ``oracle`` is not such an object, or ``sweeps`` no number.
+        ValueError: ``direction`` or ``oracle`` needs the dual to keep labelings, or ``block_steps`` is not for these
+            rules.
+        TypeError: ``dual`` or a rule is not such an object.
     """
 
     def __init__(
@@ -66,22 +61,15 @@ class BlockGap(nn.Module):
         direction: DirectionRule | None = None,
         *,
         oracle: OracleRule | None = None,
-        sweeps: int = 5,
-        in_turn: bool = False,
+        block_steps: BlockSteps | None = None,
     ) -> None:
         super().__init__()
         self.dual = check_dual(dual)
         self.direction = direction if direction is not None else FrankWolfe()
         self.oracle = oracle if oracle is not None else MaxOracle()
-        self.sweeps = check_whole(sweeps, "sweeps", 0)
+        self.block_steps = check_block_steps(block_steps if block_steps is not None else BoxQP())
         check_rules(self.direction, self.oracle, dual.storage)
-        check_flags(in_turn=in_turn)
-        self.in_turn = in_turn
-        if in_turn and not (self._simple and type(dual.storage) is MeanParts):
-            raise ValueError(
-                "in_turn=True is for FrankWolfe(), MaxOracle() and MeanParts(), not for "
-                f"{self.direction}, {self.oracle} and {type(dual.storage).__name__}()"
-            )
+        self.block_steps.check(self.direction, self.oracle, dual.storage)
         if self.direction.needs_curvature:
             dual.storage.keep_curvature()
 
@@ -116,106 +104,54 @@ class BlockGap(nn.Module):
             dual.check_targets(digests, index)
             if training:
                 dual.storage.check_features(stored, potentials)
-        if training and self.in_turn and len(rows) == len(index):
-            return self._visit_in_turn(stored, potentials, target, digests, index, rows)
+        step = Proposal(dual.version, index, rows, digests, detached, stored, self.block_steps)
+        whole = len(rows) == len(index)
+        if training and whole and self.block_steps.visits:
+            return self._visit(step, potentials, target)
         with torch.no_grad():
             if self._simple:
-                gaps, chosen = self._to_corner(stored, detached, target, index)
+                self._to_corner(step, target)
             else:
-                gaps, chosen = self._between_atoms(stored, potentials, target, index, training)
-            total = (gaps if len(rows) == len(gaps) else gaps[rows]).sum()
-        if not training or chosen is None:
-            return total
+                self._between_atoms(step, potentials, target, training)
+            total = (step.block_gaps if whole else step.block_gaps[rows]).sum()
+        return self._choose_steps(step, potentials, total) if training else total
+
+    def _visit(self, step: Proposal, potentials: Potentials, target: Any) -> Tensor:
+        """The sum of the gaps as found by exact steps on the blocks, one after another."""
+        dual, n = self.dual, self.dual.num_examples
         with torch.no_grad():
-            parts, direct = stored.combine(chosen.change, chosen.found)
-        gradients = self._gradients(potentials, parts, direct)
+            losses = dual.loss[step.index]
+            found, step.gammas, step.block_gaps, step.reference = self.block_steps.visit(
+                potentials, dual.structure, target, step.stored, losses, dual.lam, n
+            )
+            if not bool(torch.isfinite(found.score).all()):
+                find_corner(dual.structure, step.potentials, target)  # it says which potentials are not finite
+            _towards(step, found, losses, n)
+            step.parts, _ = step.stored.combine(None, found)
+            step.squared_norm = squared_norm(step.reference)
+        return _Propose.apply(step.block_gaps.sum(), dual.mailbox, step, step.reference, *dual.parameters)
+
+    def _choose_steps(self, step: Proposal, potentials: Potentials, total: Tensor) -> Tensor:
+        """``total``, whose backward pass proposes ``step`` with the steps that the rule chooses for its blocks."""
+        dual, n = self.dual, self.dual.num_examples
         with torch.no_grad():
-            gammas, reference, squared = self._steps(gradients, chosen.slopes + chosen.loss_changes, rows)
+            step.parts, direct = step.stored.combine(step.change, step.found)
+        step.gradients = self._gradients(potentials, step.parts, direct)
+        with torch.no_grad():
+            self._solve(step)
         inputs: list[Tensor]
-        if reference is not None and _same(potentials.weights or (), dual.parameters):
-            inputs, outputs = list(dual.parameters), reference
+        if step.reference is not None and _same(potentials.weights or (), dual.parameters):
+            inputs, outputs = list(dual.parameters), step.reference
         else:
-            share = gammas / dual.num_examples
-            weighted = scale(parts, share)
-            if gradients is None and (dual.is_large or some_are_zero(dual.parameters)):
-                reference = adjoint(potentials, weighted, dual.parameters, sparse=True)
+            share = step.gammas / n
+            weighted = scale(step.parts, share)
+            if step.gradients is None and (dual.is_large or some_are_zero(dual.parameters)):
+                step.reference = adjoint(potentials, weighted, dual.parameters, sparse=True)
             names = list(potentials.tensors)
             inputs, outputs = [potentials.tensors[name] for name in names], [weighted[name] for name in names]
             if direct is not None:
                 inputs, outputs = inputs + list(dual.parameters), outputs + combine(direct, share)
-
-        steps = _Steps(gammas, gaps, parts, gradients, reference, squared)
-        return self._promise(total, outputs, inputs, steps, chosen, stored, digests, detached, index, rows)
-
-    def _visit_in_turn(
-        self, stored: Stored, potentials: Potentials, target: Any, digests: Tensor, index: Tensor, rows: Tensor
-    ) -> Tensor:
-        """The sum of the gaps as found by exact steps on the blocks, one after another."""
-        dual, n, detached = self.dual, self.dual.num_examples, potentials.detach()
-        if potentials.in_turn is None:
-            raise ValueError(
-                "in_turn=True needs a LinearChain or LinearMulticlass head on fixed features: the potentials have no "
-                "in_turn"
-            )
-        assert isinstance(stored, StoredParts)
-        with torch.no_grad():
-            found = potentials.in_turn(dual.structure, target, stored.psi, dual.loss[index], dual.lam, n)
-            gammas, gaps, combined = found.gammas, found.gaps, found.combined
-            score, loss, made = dual.structure.examine(found.labeling, target, detached)
-            if not bool(torch.isfinite(score).all()):
-                find_corner(dual.structure, detached, target)  # it says which potentials are not finite
-            held, towards, changes = stored.inner(detached), score / n, loss / n - dual.loss[index]
-            corner = Found(found.labeling, made, score, loss, None, None)
-            chosen = _Chosen(corner, None, towards + held, (towards, held), changes)
-            parts, _ = stored.combine(None, corner)
-            squared = squared_length(combined)
-            steps = _Steps(gammas, gaps, parts, None, combined, squared)
-        inputs: list[Tensor] = list(dual.parameters)
-        return self._promise(gaps.sum(), combined, inputs, steps, chosen, stored, digests, detached, index, rows)
-
-    def _promise(
-        self,
-        value: Tensor,
-        outputs: list[Tensor],
-        inputs: list[Tensor],
-        steps: _Steps,
-        chosen: _Chosen,
-        stored: Stored,
-        digests: Tensor,
-        potentials: Potentials,
-        index: Tensor,
-        rows: Tensor,
-    ) -> Tensor:
-        """``value``, whose backward pass gives ``outputs`` to ``inputs`` and proposes the steps."""
-        dual, version = self.dual, self.dual.version
-
-        def propose(upstream: float) -> None:
-            dual.propose(
-                Proposal(
-                    version=version,
-                    index=index,
-                    rows=rows,
-                    gammas=steps.gammas,
-                    scale=upstream,
-                    slopes=chosen.slopes,
-                    slope_terms=chosen.slope_terms,
-                    loss_changes=chosen.loss_changes,
-                    block_gaps=steps.gaps,
-                    decoded=chosen.found.decoded,
-                    change=chosen.change,
-                    parts=steps.parts,
-                    gradients=steps.gradients,
-                    reference=steps.reference,
-                    potentials=potentials,
-                    squared_norm=steps.squared_norm,
-                    stored=stored,
-                    targets=digests,
-                    relaxed=chosen.found.relaxed,
-                    sweeps=self.sweeps,
-                )
-            )
-
-        return _ProposeInBackward.apply(value, propose, outputs, *inputs)
+        return _Propose.apply(total, dual.mailbox, step, outputs, *inputs)
 
     @property
     def _simple(self) -> bool:
@@ -223,62 +159,53 @@ class BlockGap(nn.Module):
         known = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
         return known and not self.dual.storage.keeps_labelings
 
-    def _to_corner(
-        self, stored: Stored, potentials: Potentials, target: Any, index: Tensor
-    ) -> tuple[Tensor, _Chosen | None]:
+    def _to_corner(self, step: Proposal, target: Any) -> None:
         """What ``_between_atoms`` finds where a block has one atom and moves all of it to the corner."""
-        dual, n = self.dual, self.dual.num_examples
-        corner = find_corner(dual.structure, potentials, target)
-        held = stored.inner(potentials)
-        towards = corner.score / n
-        slopes, changes = towards + held, corner.loss / n - dual.loss[index]
-        found = Found(corner.labeling, corner.made, corner.score, corner.loss, None, None, corner.relaxed)
-        return slopes + changes, _Chosen(found, None, slopes, (towards, held), changes)
+        found = find_corner(self.dual.structure, step.potentials, target)
+        _towards(step, found, self.dual.loss[step.index], self.dual.num_examples)
+        step.block_gaps = step.values
 
-    def _between_atoms(
-        self, stored: Stored, potentials: Potentials, target: Any, index: Tensor, training: bool
-    ) -> tuple[Tensor, _Chosen | None]:
+    def _between_atoms(self, step: Proposal, potentials: Potentials, target: Any, training: bool) -> None:
         """The block gaps, and, for training, the direction that the rule chooses between the blocks' atoms."""
-        dual, detached = self.dual, potentials.detach()
-        atoms = stored.atoms(detached, dual.loss[index])
-        found = self._find(stored, atoms, detached, target, index)
-        blocks = _blocks(stored, atoms, found, dual, lambda parts: gram_product(potentials, parts, dual.parameters))
-        gaps = blocks.gaps()
+        dual, stored, n = self.dual, step.stored, self.dual.num_examples
+        kept = stored.atoms(step.potentials, dual.loss[step.index])
+        step.found = self._find(step, kept, target)
+        atoms = _atoms(stored, kept, step.found, dual, lambda parts: gram_product(potentials, parts, dual.parameters))
+        step.block_gaps = atoms.gaps()
         if not training:
-            return gaps, None
-        change = self.direction(blocks)
-        terms = change * blocks.scores / dual.num_examples
-        changes = (change * blocks.losses).sum(1) / dual.num_examples
-        return gaps, _Chosen(found, change, terms.sum(1), tuple(terms.unbind(1)), changes)
+            return
+        step.change = self.direction(atoms)
+        terms = step.change * atoms.scores / n
+        step.slopes, step.slope_terms = terms.sum(1), tuple(terms.unbind(1))
+        step.loss_changes = (step.change * atoms.losses).sum(1) / n
 
-    def _find(
-        self, stored: Stored, atoms: tuple[Tensor, ...], potentials: Potentials, target: Any, index: Tensor
-    ) -> Found:
+    def _find(self, step: Proposal, kept: tuple[Tensor, ...], target: Any) -> OracleResult:
         """The outputs to move to: from the cache where the oracle rule says so, from the max oracle elsewhere."""
-        dual = self.dual
+        dual, stored, potentials = self.dual, step.stored, step.potentials
         decoded: Tensor | None = None
-        if self.oracle.needs_labelings and atoms[0].shape[1] > 1:
-            mass, scores, losses, valid = atoms
+        if self.oracle.needs_labelings and kept[0].shape[1] > 1:
+            mass, scores, losses, valid = kept
             hinges = scores + losses
             best = hinges[:, 1:].masked_fill(~valid[:, 1:], -torch.inf).max(1)
             gaps = (best.values - (mass * hinges).sum(1)) / dual.num_examples
-            decoded = self.oracle.misses(gaps, index, dual) | torch.isinf(best.values)
+            decoded = self.oracle.misses(gaps, step.index, dual) | torch.isinf(best.values)
         if decoded is None or bool(decoded.all()):
             corner = find_corner(dual.structure, potentials, target)
-            column = stored.lookup(corner.labeling)
-            return Found(corner.labeling, corner.made, corner.score, corner.loss, None, column, corner.relaxed)
+            corner.column = stored.lookup(corner.labeling)
+            return corner
         column = best.indices + 1
-        labeling = stored.cached(column)
         score, loss = (t.gather(1, column.unsqueeze(1)).squeeze(1) for t in (scores, losses))
+        found = OracleResult(stored.cached(column), score, loss, decoded=decoded, column=column)
         if not bool(decoded.any()):
-            return Found(labeling, None, score, loss, decoded, column)
+            return found
         rows = decoded.nonzero().flatten()
         corner = find_corner(dual.structure, potentials.select(rows), tree_map(lambda t: t[rows], target))
-        pairs = zip(tree_tensors(labeling), tree_tensors(corner.labeling), strict=True)
-        labeling = tree_replace(labeling, [held.index_copy(0, rows, new.to(held.dtype)) for held, new in pairs])
-        score, loss = score.index_copy(0, rows, corner.score), loss.index_copy(0, rows, corner.loss)
-        column = torch.where(decoded, stored.lookup(labeling), column)
-        return Found(labeling, None, score, loss, decoded, column, corner.relaxed)
+        pairs = zip(tree_tensors(found.labeling), tree_tensors(corner.labeling), strict=True)
+        held = [old.index_copy(0, rows, new.to(old.dtype)) for old, new in pairs]
+        found.labeling, found.relaxed = tree_replace(found.labeling, held), corner.relaxed
+        found.score, found.loss = score.index_copy(0, rows, corner.score), loss.index_copy(0, rows, corner.loss)
+        found.column = torch.where(decoded, stored.lookup(found.labeling), column)
+        return found
 
     def _gradients(self, potentials: Potentials, parts: Parts, direct: list[Tensor] | None) -> list[Tensor] | None:
         """``Phi_i^T Delta_i`` for each parameter, ``[B, *shape]``, where they are needed or cheap."""
@@ -286,68 +213,52 @@ class BlockGap(nn.Module):
         if dual.storage.needs_gradients:
             found: list[Tensor] | None = per_example_adjoint(potentials, parts, dual.parameters)
         else:
-            found = cheap_adjoint(potentials, parts, dual.parameters) if self.sweeps else None
+            needed = self.block_steps.needs_gradients
+            found = cheap_adjoint(potentials, parts, dual.parameters) if needed else None
         if found is None:
             return None
         with torch.no_grad():
             return found if direct is None else [dense(g) + d for g, d in zip(found, direct, strict=True)]
 
-    def _steps(
-        self, gradients: list[Tensor] | None, values: Tensor, rows: Tensor
-    ) -> tuple[Tensor, list[Tensor] | None, float | None]:
+    def _solve(self, step: Proposal) -> None:
         """The gamma of each block, 0 in rows that do not count, and ``sum_i gamma_i d_i`` with its squared length."""
+        values, rows, gradients, n = step.values, step.rows, step.gradients, self.dual.num_examples
         whole = len(rows) == len(values)
         if gradients is None:
-            ones = torch.ones_like(values) if whole else torch.zeros_like(values).index_fill_(0, rows, 1.0)
-            return ones, None, None
-        n = self.dual.num_examples
+            ones = torch.ones_like(values)
+            step.gammas = ones if whole else torch.zeros_like(values).index_fill_(0, rows, 1.0)
+            return
         if not whole:
-            gradients = [select_examples(g, rows) for g in gradients]
+            gradients, values = [select_examples(g, rows) for g in gradients], values[rows]
         weight = 1.0 / (self.dual.lam * n**2)
-        gammas, combined, squared = solve_batch(
-            gradients, values if whole else values[rows], weight, self.sweeps, factor=1.0 / n
-        )
-        return (gammas if whole else torch.zeros_like(values).index_copy_(0, rows, gammas)), combined, squared
+        found, step.reference, step.squared_norm = self.block_steps.solve(gradients, values, weight, 1.0 / n)
+        step.gammas = found if whole else torch.zeros_like(step.slopes).index_copy_(0, rows, found)
 
 
-class _Steps(NamedTuple):
-    """How far the blocks of a batch go; see :class:`Proposal`."""
-
-    gammas: Tensor
-    gaps: Tensor
-    parts: Parts
-    gradients: list[Tensor] | None
-    reference: list[Tensor] | None
-    squared_norm: float | None
+def _towards(step: Proposal, found: OracleResult, losses: Tensor, n: int) -> None:
+    """The direction that moves all mass of every block to ``found``."""
+    towards, held = found.score / n, step.stored.inner(step.potentials)
+    step.found, step.slopes, step.slope_terms = found, towards + held, (towards, held)
+    step.loss_changes = found.loss / n - losses
 
 
-class _Chosen(NamedTuple):
-    """The directions of a batch's blocks; see :class:`Proposal`."""
-
-    found: Found
-    change: Tensor | None
-    slopes: Tensor
-    slope_terms: tuple[Tensor, ...]
-    loss_changes: Tensor
-
-
-def _blocks(
+def _atoms(
     stored: Stored,
-    atoms: tuple[Tensor, ...],
-    found: Found,
+    kept: tuple[Tensor, ...],
+    found: OracleResult,
     dual: DualState,
     respond: Callable[[Parts], Parts],
-) -> Blocks:
+) -> Atoms:
     """The atoms of the blocks, and the corner as their last column unless it is one of them."""
     assert found.column is not None
-    mass, scores, losses, valid = atoms
+    mass, scores, losses, valid = kept
     new = found.column == 0
     mass = torch.cat([mass, torch.zeros_like(mass[:, :1])], 1)
     scores = torch.cat([scores, torch.where(new, found.score, 0.0).unsqueeze(1)], 1)
     losses = torch.cat([losses, torch.where(new, found.loss, 0.0).unsqueeze(1)], 1)
     corner = torch.where(new, valid.shape[1], found.column)
     weight = 1.0 / (dual.lam * dual.num_examples**2)
-    return Blocks(
+    return Atoms(
         mass,
         scores,
         losses,
@@ -414,24 +325,24 @@ def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage) 
             )
 
 
-class _ProposeInBackward(torch.autograd.Function):
+class _Propose(torch.autograd.Function):
     """Returns ``value`` in forward; in backward hands out fixed gradients and proposes the step."""
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, propose: Callable[[float], None], gradients: list[Tensor], *inputs: Tensor
+        ctx: Any, value: Tensor, mailbox: Mailbox, step: Proposal, gradients: list[Tensor], *inputs: Tensor
     ) -> Tensor:
-        ctx.propose = propose
-        ctx.gradients = gradients
+        ctx.mailbox, ctx.step, ctx.gradients = mailbox, step, gradients
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (factor,) = upstream
-        scale = float(factor)
-        ctx.propose(scale)
+        step = copy(ctx.step)  # a graph that is kept may be gone through again
+        step.scale = scale = float(factor)
+        ctx.mailbox.put(step)
         gradients = ctx.gradients if scale == 1.0 else [gradient * scale for gradient in ctx.gradients]
-        return (None, None, None, *gradients)
+        return (None, None, None, None, *gradients)
 
 
 def some_are_zero(tensors: list[nn.Parameter]) -> bool:

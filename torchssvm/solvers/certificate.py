@@ -19,8 +19,9 @@ from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import find_corner
-from torchssvm.dual.state import DualState, check_dual, squared_norm
+from torchssvm.dual.state import DualState, check_dual
 from torchssvm.solvers.objective import every_example
 
 

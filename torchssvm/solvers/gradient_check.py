@@ -11,9 +11,9 @@ from torch import Tensor
 
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.precision import lowered_advice
-from torchssvm.core.row_sparse import distance, products, squared_length
-from torchssvm.dual.proposal import Proposal
-from torchssvm.dual.state import DualState, flat, squared_norm
+from torchssvm.core.row_sparse import distance, flat, products, squared_norm
+from torchssvm.dual.state import DualState
+from torchssvm.steps.proposal import Proposal
 
 ADVICE = (
     "BCFW needs the gradient of BlockGap as backward() left it. Call optimizer.zero_grad() before every forward pass; "
@@ -28,13 +28,13 @@ class Seen(NamedTuple):
     Attributes:
         size: ``|w|``.
         inner: ``<w, d>``.
-        squared_length: ``|d|^2``.
+        squared_norm: ``|d|^2``.
         some_are_zero: Whether some weight is zero: Euler's identity does not see its gradient.
     """
 
     size: float
     inner: float
-    squared_length: float
+    squared_norm: float
     some_are_zero: bool
 
 
@@ -71,7 +71,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         if gradient.dtype != parameter.dtype:
             raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_advice(dual)}")
     seen = _look(dual, gradients)
-    length = math.sqrt(seen.squared_length)
+    length = math.sqrt(seen.squared_norm)
     if dual.recomputed is None and dual.norm_changed(seen.size):
         raise RuntimeError(
             f"the head's weights have changed since BCFW set them (their norm was {dual.held_norm:.6g} and is "
@@ -95,7 +95,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         # Euler's identity and the length tell almost every change, and are known already: only if the length is not
         # to the last digits what it should be, or some weight is zero, the gradient itself is compared.
         told = proposals[0].scale ** 2 * proposals[0].squared_norm
-        if abs(seen.squared_length - told) <= 30 * eps * told:
+        if abs(seen.squared_norm - told) <= 30 * eps * told:
             return seen
     _compare(dual, proposals, gradients, length)
     return seen
@@ -119,7 +119,7 @@ def _compare(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]
     pairs = list(zip(gradients, reference, strict=True))
     if any(a.is_sparse != b.is_sparse for a, b in pairs):  # an accumulated one: sparse and dense make dense
         gradients, reference = ([t.to_dense() if t.is_sparse else t for t in some] for some in zip(*pairs, strict=True))
-    difference, scale = distance(gradients, reference), math.sqrt(squared_length(reference))
+    difference, scale = distance(gradients, reference), math.sqrt(squared_norm(reference))
     eps = torch.finfo(dual.parameters[0].dtype).eps
     allowed = 1e-4 * max(scale, length)
     if not difference <= allowed:  # terms that cancel leave their rounding, and that of the blocks they came from
@@ -150,7 +150,7 @@ def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
 def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
     """``sum_i scale gamma_i |d_i|``, or the length of the sum where only that is known."""
     if proposal.gradients is None:
-        return proposal.scale * math.sqrt(squared_length(proposal.reference or []))
+        return proposal.scale * math.sqrt(squared_norm(proposal.reference or []))
     squares = torch.zeros_like(proposal.gammas)
     for gradient in proposal.gradients:
         if gradient.is_sparse:

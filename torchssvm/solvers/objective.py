@@ -16,8 +16,8 @@ from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import in_full_precision
 from torchssvm.core.problem import check_lam
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Structure, find_corner
-from torchssvm.dual.state import squared_norm
 
 
 @dataclass(frozen=True)

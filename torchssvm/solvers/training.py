@@ -123,4 +123,4 @@ class Steps:
 
     def __exit__(self, *exception: object) -> None:
         self.optimizer.zero_grad()
-        self.loss.dual.forget(self.sampler)
+        self.loss.dual.mailbox.forget(self.sampler)

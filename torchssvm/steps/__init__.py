@@ -1,20 +1,25 @@
 """The rules of a step: directions, the cache of labelings, the box QP, line searches and orders of visiting blocks."""
 
 from torchssvm.steps.away import Away
-from torchssvm.steps.box_qp import solve_box_qp
+from torchssvm.steps.block_steps import BlockSteps, CommonStep
+from torchssvm.steps.box_qp import BoxQP, solve_box_qp
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
 from torchssvm.steps.corrective import Corrective
-from torchssvm.steps.direction import Blocks, DirectionRule
+from torchssvm.steps.direction import Atoms, DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.steps.hybrid import Hybrid
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch, PredefinedStep, ShortStep
 from torchssvm.steps.orders import GapBatchSampler, LargestGap, Order, Permutation, Proportional, Uniform
 from torchssvm.steps.pairwise import Pairwise
+from torchssvm.steps.proposal import Proposal
 
 __all__ = [
+    "Atoms",
     "Away",
-    "Blocks",
+    "BlockSteps",
+    "BoxQP",
     "CacheOracle",
+    "CommonStep",
     "Corrective",
     "DirectionRule",
     "ExactSearch",
@@ -31,6 +36,7 @@ __all__ = [
     "Permutation",
     "PredefinedStep",
     "Proportional",
+    "Proposal",
     "ShortStep",
     "Uniform",
     "solve_box_qp",

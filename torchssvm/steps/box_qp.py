@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.gradients import combine
-from torchssvm.core.jit import arrays, fits_numba, njit, njit_fastmath, triton_available
-from torchssvm.core.row_sparse import gram_of_rows, select_examples, squared_length
-from torchssvm.steps.box_qp_rows import ascend_rows
+from torchssvm.core.jit import fits_numba, triton_available
+from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples
+from torchssvm.steps.block_steps import BatchSteps, BlockSteps, combine_steps
 
 _CONVERGED = 1e-3  # steps are re-scaled by the line search, and corners are only approximately right: no need for more
 
 
-class BatchSteps(NamedTuple):
-    """The step of every block of a batch, and where they lead together.
+class BoxQP(BlockSteps):
+    """A step for every block of a batch, from the box QP ([B13] section 4 for one block, ``math.md`` section 4).
 
-    Attributes:
-        gammas: ``[R]`` float64 in [0, 1].
-        combined: ``factor sum_i gamma_i g_i`` for each parameter.
-        squared_norm: The squared length of ``combined``.
+    It maximises ``sum_i gamma_i v_i - |sum_i gamma_i g_i|^2 / (2 lam n^2)`` over ``[0, 1]^B`` by coordinate ascent.
+    Where the head gives no per-example gradients, all gammas are 1.
+
+    Args:
+        sweeps: Most sweeps of coordinate ascent.
+
+    Raises:
+        ValueError: ``sweeps`` is less than 1.
     """
 
-    gammas: Tensor
-    combined: list[Tensor]
-    squared_norm: float
+    needs_gradients = True
+
+    def __init__(self, sweeps: int = 5) -> None:
+        self.sweeps = check_whole(sweeps, "sweeps")
+
+    def solve(self, gradients: Sequence[Tensor], values: Tensor, weight: float, factor: float = 1.0) -> BatchSteps:
+        """See :func:`solve_batch`."""
+        return solve_batch(gradients, values, weight, self.sweeps, factor)
+
+    def __repr__(self) -> str:
+        return f"BoxQP(sweeps={self.sweeps})"
 
 
 def solve_batch(
@@ -37,93 +47,72 @@ def solve_batch(
 ) -> BatchSteps:
     """The box QP with ``G_ij = weight <g_i, g_j>``, given the g_i.
 
-    On the CPU the sum ``u = sum_i gamma_i g_i`` is kept up to date instead of G: a sweep costs 4 R d operations, where
-    G takes 2 R^2 d, and u is wanted anyway. Elsewhere G is one product of matrices.
+    On the CPU the sum ``u = sum_i gamma_i g_i`` is kept up to date instead of G: a sweep takes 4 operations for every
+    number of the gradients, where G takes 2 R^2 d, and u is wanted anyway. Elsewhere G is one product of matrices.
 
     Args:
         gradients: g_i for each parameter, ``[R, *parameter.shape]``; sparse where few rows are not zero.
         values: v, ``[R]`` float64.
         weight: Positive.
-        sweeps: Most sweeps; 0 sets all gammas to 1.
+        sweeps: Most sweeps.
         factor: Multiplies the combined gradient.
     """
-    sparse = any(gradient.is_sparse for gradient in gradients)
-    if not sparse:
-        gradients = [gradient.contiguous() for gradient in gradients]
-    if not sweeps or values.shape[0] < 2:
-        gammas = torch.ones_like(values)
-    elif sparse and (steps := ascend_rows(gradients, values, weight, sweeps, _CONVERGED, factor)) is not None:
-        return BatchSteps(*steps, squared_length(steps[1]))
-    elif not sparse and fits_numba(values, *gradients):
-        matrices = tuple(g.numpy().reshape(g.shape[0], g.shape[1:].numel()) for g in gradients)
-        sizes = [matrix.shape[1] for matrix in matrices]
-        total = gradients[0].new_zeros(sum(sizes))
-        gammas, bends = torch.zeros(2, len(values), dtype=torch.float64).unbind(0)
-        out = arrays(gammas, bends, total)
-        square = _ascend_rows(matrices, values.numpy(), weight, sweeps, _CONVERGED, factor, *out)
-        combined = [part.view(g.shape[1:]) for part, g in zip(total.split(sizes), gradients, strict=True)]
-        return BatchSteps(gammas, combined, square)
-    else:
-        gammas = solve_box_qp(gram(gradients, torch.arange(len(values), device=values.device)) * weight, values, sweeps)
-    combined = combine(gradients, gammas * factor)
-    return BatchSteps(gammas, combined, squared_length(combined))
+    if values.shape[0] < 2:
+        return combine_steps(gradients, torch.ones_like(values), factor)
+    dense, lists = [g for g in gradients if not g.is_sparse], [g for g in gradients if g.is_sparse]
+    dense = [g.contiguous() for g in dense]
+    if len(lists) < 2 and fits_numba(values, *dense, *(g.values() for g in lists)):
+        return _ascend(gradients, dense, lists, values, weight, sweeps, factor)
+    everyone = torch.arange(len(values), device=values.device)
+    return combine_steps(gradients, solve_box_qp(gram(gradients, everyone) * weight, values, sweeps), factor)
 
 
-@njit_fastmath
-def _ascend_rows(
-    matrices: Any,
-    values: Any,
+def _ascend(
+    gradients: Sequence[Tensor],
+    dense: list[Tensor],
+    lists: list[Tensor],
+    values: Tensor,
     weight: float,
     sweeps: int,
-    converged: float,
     factor: float,
-    gammas: Any,
-    bends: Any,
-    u: Any,
-) -> float:
-    """``ascend``, with u in the place of the residual; u ends as ``factor u``, whose squared length is returned.
+) -> BatchSteps:
+    """Coordinate ascent on the gradients themselves, at most one of which is sparse."""
+    from torchssvm.steps.numba import ascend_gradients
 
-    ``gammas``, ``u`` and ``bends``, room for the curvatures, are zero at first.
-    """
-    for sweep in range(sweeps):
-        largest = 0.0
-        for i in range(len(values)):
-            product, at = 0.0, 0
-            for matrix in matrices:
-                row, end = matrix[i], at + matrix.shape[1]
-                part = u[at:end]
-                along, square = row.dtype.type(0), row.dtype.type(0)
-                for k in range(len(row)):
-                    along += row[k] * part[k]
-                if sweep == 0:
-                    for k in range(len(row)):
-                        square += row[k] * row[k]
-                product += along
-                bends[i] += weight * square
-                at = end
-            slope, old = values[i] - weight * product, gammas[i]
-            if bends[i] > 0.0:
-                new = old + slope / bends[i]
-                new = 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
-            else:  # the weights do not move along this block: only its loss counts
-                new = 1.0 if slope > 0.0 else old
-            if new != old:
-                gammas[i] = new
-                change, at = u.dtype.type(new - old), 0
-                for matrix in matrices:
-                    row, end = matrix[i], at + matrix.shape[1]
-                    part = u[at:end]
-                    for k in range(len(row)):
-                        part[k] += change * row[k]
-                    at = end
-                largest = max(largest, abs(new - old))
-        if largest < converged:
-            break
-    length, unit = 0.0, u.dtype.type(factor)
-    for k in range(len(u)):
-        u[k] *= unit
-        length += np.float64(u[k]) * np.float64(u[k])
-    return length
+    size, like = len(values), gradients[0]
+    flat = [g.flatten(1) for g in dense] or [like.values().new_zeros(size, 0)]
+    u = flat[0].new_zeros(sum(g.shape[1] for g in flat))
+    if lists:
+        starts, known, local, entries = _rows(lists[0], size)
+        sums = entries.new_zeros(len(known), entries.shape[1])
+    else:
+        starts, local = torch.zeros(size + 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        sums = entries = u.new_zeros(0, 1)
+    gammas, curvatures = torch.zeros_like(values), torch.zeros_like(values)
+    square = ascend_gradients(
+        tuple(g.numpy() for g in flat),
+        *(t.numpy() for t in (starts, local, entries, values)),
+        *(weight, sweeps, _CONVERGED, factor),
+        *(t.numpy() for t in (gammas, curvatures, u, sums)),
+    )
+    parts = iter(u.split([g.shape[1] for g in flat]))
+    combined = [
+        rows_of(known, sums.view(len(sums), *g.shape[2:]), g.shape[1:], coalesced=True)
+        if g.is_sparse
+        else next(parts).view(g.shape[1:])
+        for g in gradients
+    ]
+    return BatchSteps(gammas, combined, square)
+
+
+def _rows(gradients: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where each example's rows start, the rows of the parameter there are, which of them each is, and the numbers."""
+    entries = gradients.values()
+    entries = entries.flatten(1) if entries.ndim > 1 else entries.unsqueeze(1)
+    example, row = gradients.indices()
+    known, local = row.unique(return_inverse=True)
+    starts = torch.nn.functional.pad(torch.bincount(example, minlength=size).cumsum(0), (1, 0))
+    return starts, known, local, entries
 
 
 def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
@@ -152,32 +141,13 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
 
         if len(gram) <= LARGEST:
             return ascend_triton(gram, values, sweeps, _CONVERGED).to(values.device)
+    from torchssvm.steps.numba import ascend_gram
+
     matrix = gram.detach().to("cpu", torch.float64).contiguous().numpy()
     residual = values.detach().to("cpu", torch.float64).numpy().copy()
     gammas = np.zeros_like(residual)
-    ascend(matrix, residual, sweeps, _CONVERGED, gammas)
+    ascend_gram(matrix, residual, gammas, sweeps, _CONVERGED)
     return torch.from_numpy(gammas).to(values.device)
-
-
-@njit
-def ascend(matrix: Any, residual: Any, sweeps: int, converged: float, gammas: Any) -> None:
-    """Coordinate ascent on ``gammas``, zero at first; ``residual`` starts as v and stays ``v - G gamma``."""
-    for _ in range(sweeps):
-        largest = 0.0
-        for i in range(len(residual)):
-            slope, old = residual[i], gammas[i]
-            if matrix[i, i] > 0.0:
-                new = old + slope / matrix[i, i]
-                new = 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
-            else:  # the weights do not move along this block: only its loss counts
-                new = 1.0 if slope > 0.0 else old
-            if new != old:
-                gammas[i] = new
-                for j in range(len(residual)):
-                    residual[j] -= matrix[i, j] * (new - old)
-                largest = max(largest, abs(new - old))
-        if largest < converged:
-            break
 
 
 def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:

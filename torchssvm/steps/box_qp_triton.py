@@ -60,9 +60,9 @@ def _ascend(matrix, values, result, size, sweeps, converged: tl.constexpr, width
             here = place == i
             slope = tl.sum(tl.where(here, residual, 0.0), 0)
             old = tl.sum(tl.where(here, gammas, 0.0), 0)
-            bend = tl.load(matrix + i * size + i)
-            if bend > 0.0:
-                new = old + slope / bend
+            curvature = tl.load(matrix + i * size + i)
+            if curvature > 0.0:
+                new = old + slope / curvature
                 new = tl.where(new < 0.0, 0.0, tl.where(new > 1.0, 1.0, new))
             else:  # the weights do not move along this block: only its loss counts
                 new = tl.where(slope > 0.0, 1.0, old)

@@ -69,9 +69,12 @@ class CacheOracle:
         """Where the best cached labeling's gap is below the threshold, or not positive."""
         # No local part is zero even where the last gap is not known: 0 * inf would be nan.
         threshold = self.factor * dual.oracle_gaps[index] if self.factor > 0.0 else torch.zeros_like(gaps)
-        if math.isfinite(dual.certified_gap):
-            threshold = threshold.clamp(min=self.floor * dual.certified_gap / dual.num_examples)
-        return (gaps < threshold) | (gaps <= 0.0)
+        return (gaps < threshold.clamp(min=self.least(dual))) | (gaps <= 0.0)
+
+    def least(self, dual: DualState) -> float:
+        """``floor g / n``, or 0 where no exact pass has told g yet."""
+        known = math.isfinite(dual.certified_gap)
+        return self.floor * dual.certified_gap / dual.num_examples if known else 0.0
 
     def __repr__(self) -> str:
         return f"CacheOracle(factor={self.factor:g}, floor={self.floor:g})"

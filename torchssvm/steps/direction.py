@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
+"""The directions of this package by their rules in ``torchssvm.steps.numba``; each has its own as an attribute."""
 
-class Blocks:
+
+class Atoms:
     """The blocks of a batch as distributions over a few atoms: what is known of their outputs at the present weights.
 
     Column 0 is the *rest*: everything in the block that is not kept as a labeling, as one point of the marginal
@@ -61,9 +65,24 @@ class Blocks:
         """Indicators of one column for each block, ``[B, M]`` float64."""
         return torch.zeros_like(self.mass).scatter_(1, columns.unsqueeze(1), 1.0)
 
-    def away_corner(self) -> Tensor:
-        """The atom with positive mass whose hinge is smallest, ``[B]`` int64 ([G16] Algorithm 3, line 5)."""
-        return self.hinges.masked_fill(~(self.valid & (self.mass > 0.0)), torch.inf).argmin(1)
+    def choose(self, rule: int, steps: int = 0, tolerance: float = 0.0) -> Tensor:
+        """The change of the masses by a rule of ``torchssvm.steps.numba``, on the CPU: ``[B, M]`` float64.
+
+        Args:
+            rule: ``PAIRWISE``, ``AWAY``, ``HYBRID`` or ``CORRECTIVE``.
+            steps: Of the corrective direction.
+            tolerance: Of the corrective direction.
+        """
+        from torchssvm.steps.numba import choose_each
+
+        size, atoms = self.mass.shape
+        curved = rule in (HYBRID, CORRECTIVE)
+        gram = self.curvature() * self.num_examples if curved else self.mass.new_zeros(size, 0, 0)
+        hinges = torch.where(self.valid, self.hinges, -torch.inf)
+        arrays = [t.detach().cpu().contiguous().numpy() for t in (self.corner, self.mass, hinges, gram)]
+        change = np.zeros((size, atoms))
+        choose_each(rule, *arrays, steps, tolerance, change, np.zeros(atoms))
+        return torch.from_numpy(change).to(self.mass.device)
 
 
 class DirectionRule(Protocol):
@@ -73,10 +92,10 @@ class DirectionRule(Protocol):
     """Whether it moves mass between single labelings: the dual must then be stored as ``Labelings()``."""
 
     needs_curvature: bool
-    """Whether it reads ``blocks.curvature()``."""
+    """Whether it reads ``atoms.curvature()``."""
 
-    def __call__(self, blocks: Blocks) -> Tensor:
-        """The change of ``blocks.mass`` for a step of 1, ``[B, M]`` float64.
+    def __call__(self, atoms: Atoms) -> Tensor:
+        """The change of ``atoms.mass`` for a step of 1, ``[B, M]`` float64.
 
         Rows sum to zero, ``mass + change`` is non-negative, and only valid columns change.
         """

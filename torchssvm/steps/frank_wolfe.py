@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchssvm.steps.direction import Blocks
+from torchssvm.steps.direction import FRANK_WOLFE, Atoms
 
 
 class FrankWolfe:
@@ -12,10 +12,11 @@ class FrankWolfe:
 
     needs_labelings = False
     needs_curvature = False
+    rule = FRANK_WOLFE
 
-    def __call__(self, blocks: Blocks) -> Tensor:
+    def __call__(self, atoms: Atoms) -> Tensor:
         """All mass to the corner."""
-        return blocks.towards(blocks.corner) - blocks.mass
+        return atoms.towards(atoms.corner) - atoms.mass
 
     def __repr__(self) -> str:
         return "FrankWolfe()"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from torchssvm.steps.away import away_change
-from torchssvm.steps.direction import Blocks
-from torchssvm.steps.frank_wolfe import FrankWolfe
-from torchssvm.steps.pairwise import Pairwise
+from torchssvm.steps.direction import HYBRID, Atoms
 
 
 class Hybrid:
@@ -20,18 +16,11 @@ class Hybrid:
 
     needs_labelings = True
     needs_curvature = True
+    rule = HYBRID
 
-    def __call__(self, blocks: Blocks) -> Tensor:
+    def __call__(self, atoms: Atoms) -> Tensor:
         """The direction with the largest gain."""
-        changes = torch.stack(
-            [FrankWolfe()(blocks), Pairwise()(blocks), away_change(blocks, blocks.away_corner())[0]], 1
-        )  # [B, 3, M]
-        slopes = (changes * blocks.hinges.unsqueeze(1)).sum(2) / blocks.num_examples
-        bends = ((changes @ blocks.curvature()) * changes).sum(2)
-        steps = torch.where(bends > 0.0, slopes / bends.clamp(min=1e-300), torch.inf).clamp(0.0, 1.0)
-        gains = steps * (slopes - steps * bends / 2)
-        best = gains.argmax(1)
-        return changes[torch.arange(len(best), device=best.device), best]
+        return atoms.choose(HYBRID)
 
     def __repr__(self) -> str:
         return "Hybrid()"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.bounds import Box
-from torchssvm.core.row_sparse import squared_length
+from torchssvm.core.row_sparse import squared_norm
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Line:
     @cached_property
     def squared_norm(self) -> float:
         """``|d|^2``."""
-        return squared_length(self.gradients) if self.known_squared_norm is None else self.known_squared_norm
+        return squared_norm(self.gradients) if self.known_squared_norm is None else self.known_squared_norm
 
 
 class LineSearch(Protocol):
@@ -99,8 +99,9 @@ class PredefinedStep:
     with N = n/B batches an epoch; all examples in every batch give batch Frank-Wolfe ([B13] Algorithm 2),
     ``2 / (k + 2)``. The dual may fall in a step, and at the start it often does.
 
-    Use it with ``BlockGap(dual, sweeps=0)``: with the box QP a batch's blocks have steps of their own already, which
-    are then all multiplied by gamma, and that is none of these algorithms (batches of one block are not concerned).
+    Use it with ``BlockGap(dual, block_steps=CommonStep())``: with the box QP a batch's blocks have steps of their own
+    already, which are then all multiplied by gamma, and that is none of these algorithms (batches of one block are not
+    concerned).
     """
 
     def __call__(self, line: Line) -> float:
@@ -136,7 +137,7 @@ def _exact_step_in_box(line: Line) -> float:
     times, changes = [], []  # when others begin and cease to move, and d_j^2 or -d_j^2
     for v, d, lower, upper in zip(line.start, line.gradients, line.box.lower, line.box.upper, strict=True):
         if lower is None or upper is None:
-            always += squared_length([d])
+            always += squared_norm([d])
             continue
         enter, leave, squares = _movement(v, d, lower, upper, line)
         throughout = (enter <= 0.0) & (leave >= line.largest)

@@ -189,10 +189,10 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         if dual is self._dual:
             return
         if self._dual is not None:
-            self._dual.forget(self)
+            self._dual.mailbox.forget(self)
         self._dual = dual
         self._visits = dual.visits
-        dual.observe(self)
+        dual.mailbox.observe(self)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -220,7 +220,9 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
             self._drawn = self._unseen(self._snapshots[0])
         self._continues = False
         self._started = True
-        self._visits = dual.visits + dual.num_pending  # batches of an epoch before, accumulated for the next step
+        self._visits = dual.visits + len(
+            dual.mailbox.waiting
+        )  # batches of an epoch before, accumulated for the next step
         position = self._first
         while position < len(self):
             if position - self._first >= len(self._drawn):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
 
 from torchssvm import CuttingPlane, NSlack, OneSlack, SlackRescaling, certify
-from torchssvm.solvers.baselines.block_qp import Blocks, _ascend, ascend_simplex
+from torchssvm.solvers.baselines.block_qp import PlaneBlocks, _ascend, ascend_simplex
 
 pytest.importorskip("clarabel")
 
@@ -407,7 +407,7 @@ def test_blocks_reach_the_optimum_of_the_restricted_qp(seed, n, dtype):
     owner = np.sort(random.integers(0, n, 7))
     planes, costs = random.normal(size=(7, 4)).astype(dtype), random.uniform(0, 1, 7)
     lam = 0.1
-    blocks = Blocks(planes, costs, owner, lam, n)
+    blocks = PlaneBlocks(planes, costs, owner, lam, n)
     alpha = np.zeros(7)
     allowed = 1e-5 * n
     weights = blocks.ascend(alpha, allowed, 5000)

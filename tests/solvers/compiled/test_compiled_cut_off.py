@@ -7,7 +7,18 @@ import torch
 from problems import assert_same, flat, rng
 from refusals import changes_state
 
-from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, Labelings, LinearChain, LinearMulticlass, MeanParts
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    BoxQP,
+    CompiledBCFW,
+    DualState,
+    Labelings,
+    LinearChain,
+    LinearMulticlass,
+    MeanParts,
+    Sequential,
+)
 from torchssvm.core.batch import Batch
 from torchssvm.core.schema import with_seal
 from torchssvm.solvers.compiled import loop
@@ -102,13 +113,13 @@ def test_heads_with_hooks_are_refused():
         CompiledBCFW(head, dual, [batch])
 
 
-@pytest.mark.parametrize("in_turn", [False, True])
-def test_a_gradient_that_keeps_its_length_is_compared_while_weights_are_zero(in_turn):
+@pytest.mark.parametrize("block_steps", [BoxQP(), Sequential()], ids=str)
+def test_a_gradient_that_keeps_its_length_is_compared_while_weights_are_zero(block_steps):
     """Euler's identity does not see weights that are zero."""
     random = rng(0)
     head = LinearChain(4, 3)
     dual = DualState.for_head(head, 6, 0.1)
-    loss, optim = BlockGap(dual, in_turn=in_turn), BCFW(head.parameters(), dual)
+    loss, optim = BlockGap(dual, block_steps=block_steps), BCFW(head.parameters(), dual)
     x, y = torch.randn(6, 4, 4, generator=random), torch.randint(3, (6, 4), generator=random)
     loss(head(x), y, torch.arange(6)).backward()
     with torch.no_grad():

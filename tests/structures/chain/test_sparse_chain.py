@@ -15,7 +15,9 @@ from torchssvm import (
     BCFW,
     Batch,
     BlockGap,
+    BoxQP,
     CacheOracle,
+    CommonStep,
     CompiledBCFW,
     Corrective,
     DualState,
@@ -25,6 +27,7 @@ from torchssvm import (
     MaxOracle,
     MeanParts,
     Pairwise,
+    Sequential,
     SparseFeatures,
     SparseLinearChain,
     StructuredHinge,
@@ -136,8 +139,8 @@ def train(sparse, data, storage=None, direction=None, oracle=None, epochs=4, acc
 
 SETTINGS = {
     "box QP": {},
-    "one step": {"sweeps": 0},
-    "in turn": {"in_turn": True},
+    "one step": {"block_steps": CommonStep()},
+    "one after another": {"block_steps": Sequential()},
     "accumulated": {"accumulate": 3},
     "weights": {"storage": Weights},
     "pairwise": {"storage": Labelings, "direction": Pairwise()},
@@ -202,7 +205,10 @@ def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps)
     monkeypatch.setattr("torchssvm.dual.state._PER_BLOCK", 0)
     data = problem()
     head, dual, _ = train(True, data, epochs=1)
-    optimizer, loss = BCFW(head.parameters(), dual), BlockGap(dual, sweeps=sweeps)
+    optimizer, loss = (
+        BCFW(head.parameters(), dual),
+        BlockGap(dual, block_steps=BoxQP(sweeps) if sweeps else CommonStep()),
+    )
     batch = batch_of(True, data, torch.arange(2))
     optimizer.zero_grad()
     loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
@@ -344,7 +350,7 @@ def test_the_box_qp_without_its_kernel(monkeypatch):
     assert gradients[0].is_sparse
     values = torch.rand(9, generator=random, dtype=torch.float64)
     quick = solve_batch(gradients, values, 1e-2, 100)
-    monkeypatch.setattr(box_qp, "ascend_rows", lambda *_: None)
+    monkeypatch.setattr(box_qp, "fits_numba", lambda *_: False)
     monkeypatch.setattr("torchssvm.core.row_sparse._NUMBERS", 50)
     slow = solve_batch(gradients, values, 1e-2, 100)
     dense = solve_batch([g.to_dense() if g.is_sparse else g for g in gradients], values, 1e-2, 100)

@@ -15,7 +15,7 @@ _SHARE = 1e-3  # a block's gap is brought to this share of what it was: its neig
 _STEPS_PER_OUTPUT = 20
 
 
-class Blocks:
+class PlaneBlocks:
     """Planes grouped by their example; maximises ``(1/n) <costs, alpha> - lam/2 |w|^2`` over each example's simplex.
 
     ``w = (1/(lam n)) sum alpha_c plane_c``; what mass an example leaves is on its target, whose plane and cost are 0.
@@ -56,7 +56,7 @@ class Blocks:
             if self._sweep(alpha, weights, allowed) <= allowed:
                 break
             active = alpha.nonzero()[0]
-            some = Blocks(self.planes[active], self.costs[active], self.owner[active], self.lam, self.num_examples)
+            some = PlaneBlocks(self.planes[active], self.costs[active], self.owner[active], self.lam, self.num_examples)
             part = alpha[active]
             while max_sweeps > 0:
                 max_sweeps -= 1
@@ -147,15 +147,15 @@ def _ascend(slopes: Any, alpha: Any, curvature: Any, share: float, most: int) ->
             break
         if best <= worst:
             break
-        bend = 0.0
+        quadratic = 0.0
         if up >= 0:
-            bend += curvature[up, up]
+            quadratic += curvature[up, up]
         if down >= 0:
-            bend += curvature[down, down]
+            quadratic += curvature[down, down]
         if up >= 0 and down >= 0:
-            bend -= 2.0 * curvature[up, down]
+            quadratic -= 2.0 * curvature[up, down]
         mass = rest if down < 0 else alpha[down]
-        step = mass if bend * mass <= best - worst else (best - worst) / bend
+        step = mass if quadratic * mass <= best - worst else (best - worst) / quadratic
         if up >= 0:
             alpha[up] += step
             for c in range(size):

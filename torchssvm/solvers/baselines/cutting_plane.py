@@ -18,9 +18,10 @@ from torchssvm.core.gradients import adjoint
 from torchssvm.core.potentials import scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import TOLERANCE, probe
+from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged, version, with_seal
 from torchssvm.core.structure import Structure, find_corner
-from torchssvm.dual.state import DualState, flat, squared_norm
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import Certificate, crosses, every_training_example

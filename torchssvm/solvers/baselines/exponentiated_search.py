@@ -9,9 +9,10 @@ from torch import Tensor
 
 from torchssvm.core.gradients import combine, per_example_adjoint
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
+from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Structure, loss_by_name
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
-from torchssvm.dual.state import DualState, flat
+from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.box_qp import gram
 

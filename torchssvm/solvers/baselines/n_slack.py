@@ -13,8 +13,8 @@ from torchssvm.core.gradients import per_example_adjoint
 from torchssvm.core.memory import check_memory
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import Entry, Same, Schema, damaged
-from torchssvm.core.structure import Corner
-from torchssvm.solvers.baselines.block_qp import Blocks
+from torchssvm.core.structure import OracleResult
+from torchssvm.solvers.baselines.block_qp import PlaneBlocks
 from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, flat_rows
 
 
@@ -66,7 +66,7 @@ class NSlack(Slack):
         """Size of the working set."""
         return len(self.costs)
 
-    def collect(self, index: Tensor, potentials: Potentials, corner: Corner) -> None:
+    def collect(self, index: Tensor, potentials: Potentials, corner: OracleResult) -> None:
         """Keep the planes of the examples whose corner violates their constraints by more than rounding."""
         index = index.cpu()
         hinge, score = corner.hinge.cpu(), corner.score.cpu()
@@ -98,7 +98,7 @@ class NSlack(Slack):
         costs = torch.cat([self.costs, *self._costs])[order]
         alpha = torch.cat([self.alpha, torch.zeros(new, dtype=torch.float64)])[order]
         idle = torch.cat([self.idle, torch.zeros(new, dtype=torch.int64)])[order]
-        blocks = Blocks(planes.numpy(), costs.numpy(), owner.numpy(), self.lam, n)
+        blocks = PlaneBlocks(planes.numpy(), costs.numpy(), owner.numpy(), self.lam, n)
         # Gaps below the rounding of the planes' products are no guide.
         rounding = 10 * torch.finfo(planes.dtype).eps * float(costs.max()) if len(costs) else 0.0
         weights = blocks.ascend(alpha.numpy(), max(self.accuracy * gap, rounding) * n, self.max_sweeps)

@@ -14,9 +14,9 @@ from torchssvm.core.extras import needs
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.memory import check_memory
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.row_sparse import flat
 from torchssvm.core.schema import Entry, Same, Schema, damaged
-from torchssvm.core.structure import Corner
-from torchssvm.dual.state import flat
+from torchssvm.core.structure import OracleResult
 from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep
 
 _INACTIVE = 1e-8  # share of the largest: an interior-point solver leaves a trace of mass on every constraint
@@ -65,7 +65,7 @@ class OneSlack(Slack):
         """Size of the working set."""
         return len(self.costs)
 
-    def collect(self, index: Tensor, potentials: Potentials, corner: Corner) -> None:
+    def collect(self, index: Tensor, potentials: Potentials, corner: OracleResult) -> None:
         """Add the batch's corners to the plane of the pass: one backward pass of the head."""
         self._plane -= flat(adjoint(potentials, corner.parts, self.parameters)).cpu() / self.num_examples
         self._cost += float(corner.loss.sum()) / self.num_examples

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import Stateful
-from torchssvm.core.structure import Corner
+from torchssvm.core.structure import OracleResult
 
 
 class Restricted(NamedTuple):
@@ -60,7 +60,7 @@ class Slack(Stateful):
         """Number of constraints in the working set."""
 
     @abstractmethod
-    def collect(self, index: Tensor, potentials: Potentials, corner: Corner) -> None:
+    def collect(self, index: Tensor, potentials: Potentials, corner: OracleResult) -> None:
         """Take what the max oracle found for one batch of the running pass, at the weights of the last solution."""
 
     @abstractmethod

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_parameters, check_positive
 from torchssvm.core.problem import check_lam
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Each, Entry, Open, Same, check, damaged
-from torchssvm.dual.state import squared_norm
 
 
 class Subgradient(Optimizer):

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, score, triangle
-from torchssvm.solvers.compiled.directions import CORRECTIVE, HYBRID
+from torchssvm.steps.direction import CORRECTIVE, HYBRID
 
 
 @njit
@@ -27,9 +27,8 @@ def has_room(i, count, blocks, options):
 
 
 @njit
-def fill_atoms(i, count, length, base, blocks, scalars, emission, transition, scratch):
+def fill_atoms(i, n, count, length, base, blocks, scalars, emission, transition, scratch):
     """Mass, loss and hinge of the rest and of the slots; returns the mean hinge and the best slot, or -1."""
-    n = len(blocks.count)
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
     mass[0], hinge[0], parts[0] = blocks.rest_mass[i], 0.0, 0.0
     if blocks.mixed[i] and mass[0] > 0.0:
@@ -191,7 +190,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
 @njit
 def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, counters):
     """Cache the corner, as ``Labelings`` does: a free slot, the least recent without mass, or the least mass."""
-    n, capacity, count = len(blocks.count), blocks.mass.shape[1], blocks.count[i]
+    n, capacity, count = options.num_examples, blocks.mass.shape[1], blocks.count[i]
     if capacity == 0:  # mean parts take it in
         if mass > 0.0:
             psi, pairs = rest_views(blocks, i, length)

@@ -14,7 +14,7 @@ from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import ExactPass
 from torchssvm.solvers.compiled.memory import BlockMemory
-from torchssvm.solvers.compiled.state import Blocks, Examples, Model, Options, Scalars, Scratch
+from torchssvm.solvers.compiled.state import BlockArrays, Examples, Model, Options, Scalars, Scratch
 
 _RANGES = 16  # sums are made range by range, so that they do not depend on the number of threads
 _NUMBERS = 1 << 22  # and as float64: of models so large, fewer ranges
@@ -37,7 +37,7 @@ class ExactPasses:
         self._local = threading.local()
 
     def __call__(
-        self, model: Model, blocks: Blocks, dual: DualState, options: Options, memory: BlockMemory
+        self, model: Model, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory
     ) -> ExactPass:
         """Hinges, gaps and recomputed weights; new outputs are kept when that is asked for.
 
@@ -81,7 +81,7 @@ class ExactPasses:
         scale = 1.0 / (dual.lam * n)
         weights = [
             torch.from_numpy(sum(arrays)).contiguous() * scale
-            for arrays in zip(*map(memory.kind.trained, totals), strict=True)
+            for arrays in zip(*map(memory.adapter.trained, totals), strict=True)
         ]
         return ExactPass(
             hinges=float(hinges.sum()),
@@ -95,7 +95,7 @@ class ExactPasses:
         )
 
     def _remember(
-        self, blocks: Blocks, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray
+        self, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray
     ) -> None:
         """Keep the outputs of a pass, where the storage keeps labelings."""
         from torchssvm.solvers.compiled.exact import remember_range

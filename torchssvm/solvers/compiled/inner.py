@@ -1,4 +1,4 @@
-"""Inner products of the tokens of each example, compiled by Numba."""
+"""Lists of features and inner products of the tokens of each example, compiled by Numba."""
 
 from __future__ import annotations
 
@@ -35,3 +35,30 @@ def _sparse_product(examples, t, u):
         p += a <= b
         q += b <= a
     return total
+
+
+@njit
+def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
+    """The features of ``x`` ``[B, N, F]`` that are not zero, and the inner products of its tokens, without padding.
+
+    Args:
+        x, lengths: The batch.
+        gram: ``[B, N, N]``, ``x x^T`` of every example.
+        has_bias: Whether 1 is added to the inner products.
+        value, column, row, inner: As in ``Examples``, to be filled; the first two with room
+            for one more than all features.
+    """
+    place, token, pair = 0, 0, 0
+    extra = inner.dtype.type(1.0 if has_bias else 0.0)
+    for b in range(len(lengths)):
+        for t in range(lengths[b]):
+            for u in range(t + 1):
+                inner[pair] = gram[b, t, u] + extra
+                pair += 1
+            features = x[b, t]
+            for f in range(len(features)):
+                value[place] = features[f]  # written over where it is zero: a branch here would be mispredicted
+                column[place] = f
+                place += features[f] != 0.0
+            token += 1
+            row[token] = place

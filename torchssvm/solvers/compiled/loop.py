@@ -14,8 +14,9 @@ from torchssvm.solvers.compiled.atoms import (
     move_masses,
 )
 from torchssvm.solvers.compiled.block import add_to_weights, decode, potentials, scale_direction, score, squared_length
-from torchssvm.solvers.compiled.directions import CORRECTIVE, HYBRID, choose
 from torchssvm.solvers.compiled.prefetch import fetch_block
+from torchssvm.steps.direction import CORRECTIVE, HYBRID
+from torchssvm.steps.numba import cache_serves, choose, exact_step
 
 
 @njit
@@ -58,6 +59,28 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
 
 
 @njit
+def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, counters, labels, steps):
+    """Visit the blocks of a batch of mean parts in their order.
+
+    Args:
+        examples, model, blocks, scalars, options, scratch, counters: See :func:`visit_blocks`.
+        gradient: Zero, with the shapes of ``model``; gets ``(1/n) sum_i gamma_i Phi_i^T Delta_i``.
+        labels: ``[B, N]``, gets the corners, within the lengths.
+        steps: ``[B]`` float64, gets gamma_i.
+    """
+    delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
+    for b in range(len(steps)):
+        scratch.step[0] = 0.0
+        visit(b, examples, model, blocks, scalars, options, scratch, counters)
+        steps[b], length = scratch.step[0], examples.start[b + 1] - examples.start[b]
+        for t in range(length):
+            labels[b, t] = scratch.corner[t]
+        if steps[b] > 0.0:  # the visit has left its change of the weights
+            scale_direction(delta, pairs, length, squares, -options.lam)
+            add_to_weights(examples, gradient, b, length, delta, pairs, squares)
+
+
+@njit
 def draw(tree, point):
     """The leaf in which ``point`` of the whole lies."""
     place, point = 1, point * tree[1]
@@ -75,7 +98,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
 
     Atoms: 0 the rest, c + 1 slot c, count + 1 the corner. Mean parts are a rest with all the mass, and no slots.
     """
-    n, count = len(blocks.count), blocks.count[i]
+    n, count = options.num_examples, blocks.count[i]
     if not has_room(i, count, blocks, options):
         return False
     start = examples.start[i]
@@ -83,12 +106,11 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     emission, transition = scratch.emission, model.transition
     base = score(examples.y[start : start + length], length, emission, transition)
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
-    mean, best = fill_atoms(i, count, length, base, blocks, scalars, emission, transition, scratch)
+    mean, best = fill_atoms(i, n, count, length, base, blocks, scalars, emission, transition, scratch)
 
     # The cache, or the max oracle.
     gap = (hinge[best + 1] - mean) / n if best >= 0 else 0.0
-    hit = options.cache and best >= 0 and gap > 0.0
-    hit = hit and gap >= options.factor * scalars.oracle_gaps[i] and gap >= options.threshold
+    hit = options.cache and cache_serves(gap, scalars.oracle_gaps[i], options.factor, options.threshold)
     atoms, corner, found = count + 1, best + 1, scratch.corner
     if hit:
         counters[1] += 1
@@ -126,7 +148,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         scratch.work,
     )
 
-    # The direction in parts space, and the exact step: value/n is the slope, bend/(lam n^2) the curvature.
+    # The direction in parts space, and the exact step: value/n is the slope, curvature/(lam n^2) the curvature.
     delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
     fill_direction(i, count, length, is_new, examples, blocks, scratch)
     value, loss_change = 0.0, 0.0
@@ -134,16 +156,14 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    bend = squared_length(examples, model, i, length, delta, pairs, squares, scratch.labels, scratch.into[0])
-    step = 0.0
-    if value > 0.0:
-        step = 1.0 if value * options.lam * n >= bend else value * options.lam * n / bend
+    curvature = squared_length(examples, model, i, length, delta, pairs, squares, scratch.labels, scratch.into[0])
+    step = exact_step(value * options.lam * n, curvature)
 
     counters[2] += 1
     scratch.step[0] += step
     if step > 0.0:
         rate = step / (options.lam * n)  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
-        scratch.step[1] += rate * (rate * bend - 2.0 * (value - loss_change))
+        scratch.step[1] += rate * (rate * curvature - 2.0 * (value - loss_change))
         scale_direction(delta, pairs, length, squares, -rate)
         add_to_weights(examples, model, i, length, delta, pairs, squares)
         scalars.loss[i] += step * loss_change / n

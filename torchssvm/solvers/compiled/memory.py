@@ -10,15 +10,15 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.kinds import Kind
-from torchssvm.solvers.compiled.state import Blocks
+from torchssvm.solvers.compiled.head_adapter import HeadAdapter
+from torchssvm.solvers.compiled.state import BlockArrays
 
 
 class BlockMemory:
     """Views of the storage, and its growth.
 
     Args:
-        kind: The head.
+        adapter: The head.
         dual: Its dual state.
         lengths: ``[n]`` int64, of the examples.
         curvature: Whether inner products of labelings are kept.
@@ -27,8 +27,8 @@ class BlockMemory:
         MemoryError: The blocks would not fit in the dual's ``memory_limit``.
     """
 
-    def __init__(self, kind: Kind, dual: DualState, lengths: Tensor, *, curvature: bool) -> None:
-        self.kind, self.dual, self.lengths = kind, dual, lengths
+    def __init__(self, adapter: HeadAdapter, dual: DualState, lengths: Tensor, *, curvature: bool) -> None:
+        self.adapter, self.dual, self.lengths = adapter, dual, lengths
         self.longest = int(lengths.max())
         storage = dual.storage
         assert isinstance(storage, Labelings | MeanParts)
@@ -43,8 +43,8 @@ class BlockMemory:
             self._check(self._labelings_bytes(), "Labelings(capacity=...) with a smaller capacity takes less")
         elif not self.has_rest:
             self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
-        states, n = kind.num_states, dual.num_examples
-        self._nothing = Blocks(
+        states, n = adapter.num_states, dual.num_examples
+        self._nothing = BlockArrays(
             count=torch.zeros(n, dtype=torch.int64).numpy(),
             mass=torch.zeros(n, 0, dtype=torch.float64).numpy(),
             loss=torch.zeros(n, 0, dtype=torch.float64).numpy(),
@@ -78,17 +78,17 @@ class BlockMemory:
         """Whether every example has its rows in the rest."""
         return bool(self.rest.buffers) and all(buffer.complete for buffer in self.rest.buffers.values())
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> BlockArrays:
         """The arrays, sharing their memory with the storage."""
         blocks = self._nothing
         if self.labelings is not None:
             sets, storage = self.labelings.sets, self.labelings
             if self.curvature:
                 sets.keep_gram(self.dual.parameters[0].dtype)
-            sets.reserve(self.kind.longest_labeling(self.longest))
+            sets.reserve(self.adapter.longest_labeling(self.longest))
             blocks = blocks._replace(
                 **{name: getattr(sets, name).numpy() for name in ("count", "mass", "loss", "used", "known")},
-                labelings=self.kind.as_sequences(sets.labelings[0]).numpy(),
+                labelings=self.adapter.as_sequences(sets.labelings[0]).numpy(),
                 gram=blocks.gram if sets.gram is None else sets.gram.numpy(),
                 rest_mass=storage.rest_mass.numpy(),
                 rest_loss=storage.rest_loss.numpy(),
@@ -97,10 +97,10 @@ class BlockMemory:
         elif not self.has_rest:
             self.make_rest()
         if self.rest.buffers:
-            emission = self.rest.buffers[self.kind.emission]
+            emission = self.rest.buffers[self.adapter.emission]
             blocks = blocks._replace(rest_emission=emission.values.numpy(), rest_emission_start=emission.start.numpy())
-            if self.kind.pairs is not None:
-                pairs = self.rest.buffers[self.kind.pairs]
+            if self.adapter.pairs is not None:
+                pairs = self.rest.buffers[self.adapter.pairs]
                 blocks = blocks._replace(
                     rest_transition=pairs.values.numpy(), rest_transition_start=pairs.start.numpy()
                 )
@@ -118,10 +118,10 @@ class BlockMemory:
             else "storage=Weights() or Labelings() may take less"
         )
         self._check(self._rest_bytes() + self._labelings_bytes(), advice)
-        states, dtype = self.kind.num_states, self.dual.parameters[0].dtype
-        shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.kind.emission: (self.lengths, (states,))}
-        if self.kind.pairs is not None:
-            shapes[self.kind.pairs] = (torch.ones_like(self.lengths), (states, states))
+        states, dtype = self.adapter.num_states, self.dual.parameters[0].dtype
+        shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.adapter.emission: (self.lengths, (states,))}
+        if self.adapter.pairs is not None:
+            shapes[self.adapter.pairs] = (torch.ones_like(self.lengths), (states, states))
         for name, (rows, trailing) in shapes.items():
             buffer = self.rest.buffers.get(name)
             if buffer is None:
@@ -130,7 +130,7 @@ class BlockMemory:
 
     def remember_lengths(self, index: Tensor | None) -> None:
         """Note the lengths of the blocks ``index`` (None for all) that hold labelings now."""
-        if self.labelings is not None and self.kind.pairs is not None:
+        if self.labelings is not None and self.adapter.pairs is not None:
             sets, own = self.labelings.sets, slice(None) if index is None else index
             sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
 
@@ -138,12 +138,12 @@ class BlockMemory:
         if self.labelings is None:
             return 0
         gram = self.dual.parameters[0].element_size() if self.curvature else 0
-        like = self.kind.longest_labeling(self.longest)
+        like = self.adapter.longest_labeling(self.longest)
         return self.dual.num_examples * (self.labelings.sets.bytes_each(like, self.capacity, gram) + 8 + 8 + 1)
 
     def _rest_bytes(self) -> int:
-        states = self.kind.num_states
-        pairs = 0 if self.kind.pairs is None else states * states * len(self.lengths)
+        states = self.adapter.num_states
+        pairs = 0 if self.adapter.pairs is None else states * states * len(self.lengths)
         return (int(self.lengths.sum()) * states + pairs) * self.dual.parameters[0].element_size()
 
     def _check(self, needed: int, advice: str) -> None:

@@ -14,7 +14,7 @@ from torchssvm.core.lists import Lists, check_finite, lists_of
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.kinds import Kind
+from torchssvm.solvers.compiled.head_adapter import HeadAdapter
 from torchssvm.solvers.compiled.state import Examples
 
 _DENSE = 0.5  # a feature in a list of those that are not zero takes twice the room, and a little more time
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
     targets: Tensor
 
 
-def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor]:
+def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor]:
     """Every example once, in the order of the index; checked by the head and the structure. Arrays are numpy's.
 
     Returns:
@@ -57,7 +57,7 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> tuple[Example
     nonzeros = 0
     for batch in batches:
         _check_kind(batch)
-        piece = _piece(kind, dual, batch, dtype)
+        piece = _piece(adapter, dual, batch, dtype)
         twice = piece.index[lengths[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
@@ -70,7 +70,7 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> tuple[Example
         used_up = "; were they a generator that was used up?" if len(missing) == n else ""
         raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them{used_up}")
     start = offsets(lengths)
-    tokens, features = int(start[-1]), len(kind.weights()[0])
+    tokens, features = int(start[-1]), len(adapter.weights()[0])
     dense = isinstance(pieces[0].x, Tensor) and nonzeros > _DENSE * tokens * features
     y, cost = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, dtype=torch.float64)
     x = torch.empty(tokens if dense else 0, features, dtype=dtype)
@@ -94,9 +94,9 @@ def pack(kind: Kind, dual: DualState, batches: Iterable[Batch]) -> tuple[Example
         value[own_place], column[own_place] = values, columns
     inner_start = offsets(lengths * (lengths + 1) // 2)
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)
-    arrays = (x, value, column, row, y, cost, cost.to(dtype), kind.cost_matrix(), start, inner, inner_start[:-1])
+    arrays = (x, value, column, row, y, cost, cost.to(dtype), adapter.cost_matrix(), start, inner, inner_start[:-1])
     examples = Examples(dense, *(t.numpy() for t in arrays))
-    fill_inner(examples, kind.has_bias)
+    fill_inner(examples, adapter.has_bias)
     return examples, targets
 
 
@@ -112,14 +112,14 @@ def _check_kind(batch: object) -> None:
         )
 
 
-def _piece(kind: Kind, dual: DualState, batch: Batch, dtype: torch.dtype) -> Piece:
+def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dtype) -> Piece:
     with torch.no_grad():
-        potentials = as_potentials(kind.apply(batch))
+        potentials = as_potentials(adapter.apply(batch))
     index = dual.check_batch(batch.index, potentials)
-    target = kind.structure.check_target(batch.y, potentials)
+    target = adapter.structure.check_target(batch.y, potentials)
     check_finite(batch.x, index, dtype)
-    labels, cost, lengths = kind.targets(target)
-    x = kind.features(batch.x, target)
+    labels, cost, lengths = adapter.targets(target)
+    x = adapter.features(batch.x, target)
     return Piece(
         index,
         lengths,

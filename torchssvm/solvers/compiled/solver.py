@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,17 +10,20 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch
+from torchssvm.core.bounds import Box
+from torchssvm.core.caller import warn
 from torchssvm.core.schema import Schema, Stateful
+from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.block_gap import check_rules
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
-from torchssvm.solvers.compiled.gate import Gate
-from torchssvm.solvers.compiled.kinds import kind_of
+from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
+from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.away import Away
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
@@ -32,7 +34,7 @@ from torchssvm.steps.hybrid import Hybrid
 from torchssvm.steps.orders import Order, Proportional
 from torchssvm.steps.pairwise import Pairwise
 
-_DIRECTIONS: list[type] = [FrankWolfe, Pairwise, Away, Hybrid, Corrective]
+_DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
 
 
 class CompiledBCFW(DualTrainer, Stateful):
@@ -77,21 +79,30 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.oracle: Any = oracle if oracle is not None else MaxOracle()
         check_compiled(self.direction, self.oracle)
         self.draws = Draws(order if order is not None else Proportional(), dual, seed)
-        kind = kind_of(head)
-        self._gate = Gate(kind, dual)
+        adapter = find_adapter(head)
+        validate_problem(adapter, dual)
+        self._adapter, self._layout = adapter, [(p.shape, p.dtype) for p in dual.parameters]
+        self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
+        validate_weights(adapter, dual, self._layout, begun=False)
         check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
-        self._examples, self._targets = pack(kind, dual, batches)
+        self._examples, self._targets = pack(adapter, dual, batches)
         self._lengths = torch.from_numpy(self._examples.start).diff()
-        self._gate.check_blocks(self._lengths, self._targets)
-        self._memory = BlockMemory(kind, dual, self._lengths, curvature=self.direction.needs_curvature)
+        self._validate_blocks()
+        self._memory = BlockMemory(adapter, dual, self._lengths, curvature=self.direction.needs_curvature)
         dtype = self._examples.added.dtype
-        sizes = (self._memory.longest, kind.num_states, kind.width, 0 if kind.pairs is None else kind.num_states)
-        self._kind, self._scratch = kind, make_scratch(*sizes, self._memory.capacity + 2, dtype)
+        sizes = (
+            self._memory.longest,
+            adapter.num_states,
+            adapter.width,
+            0 if adapter.pairs is None else adapter.num_states,
+        )
+        self._scratch = make_scratch(*sizes, self._memory.capacity + 2, dtype)
         self._exact = ExactPasses(
             self._examples, self._targets, lambda: make_scratch(*sizes, self._memory.capacity + 2, dtype)
         )
-        self._gate.begin()
+        if dual.begin(Box(dual.parameters)):
+            warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
 
     @torch.no_grad()
     def step(self, visits: int | None = None) -> int:
@@ -167,18 +178,17 @@ class CompiledBCFW(DualTrainer, Stateful):
             RuntimeError: The weights were changed by others, or are not finite. Or the gap is negative by more than
                 rounding: the dual is not one of these examples.
         """
-        self._gate.check_weights()
-        self._gate.check_blocks(self._lengths, self._targets)
+        self._validate()
         dual, memory = self.dual, self._memory
-        options = self._options(False)._replace(direction=_DIRECTIONS.index(FrankWolfe))
+        options = self._options(False)._replace(direction=FrankWolfe.rule)
         blocks = memory.blocks()
         certificate = conclude(
             dual,
-            lambda: self._exact(self._kind.model(), blocks, dual, options, memory),
+            lambda: self._exact(self._adapter.model(), blocks, dual, options, memory),
             refresh=refresh,
         )
         memory.remember_lengths(None)
-        self._gate.remember()
+        self._seen = (self._contents, self.dual.version)
         return certificate
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,10 +210,24 @@ class CompiledBCFW(DualTrainer, Stateful):
             raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; the dual has num_examples={n}")
         return index.cpu().contiguous()
 
+    @property
+    def _contents(self) -> Any:
+        storage: Any = self.dual.storage
+        return storage.sets if isinstance(storage, Labelings) else storage.buffers
+
+    def _validate(self) -> None:
+        validate_weights(self._adapter, self.dual, self._layout)
+        self._validate_blocks()
+
+    def _validate_blocks(self) -> None:
+        """Nothing to do while only this loop changes blocks."""
+        if self._seen is None or self._seen[0] is not self._contents or self._seen[1] != self.dual.version:
+            validate_blocks(self._adapter, self.dual, self._lengths, self._targets)
+            self._seen = (self._contents, self.dual.version)
+
     def _begin(self) -> None:
         dual = self.dual
-        self._gate.check_weights()
-        self._gate.check_blocks(self._lengths, self._targets)
+        self._validate()
         dual.targets = self._targets
         if dual.recomputed is not None:
             dual.set_weights(dual.recomputed)
@@ -215,8 +239,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._memory.remember_lengths(index)
         squared = self.dual.held_norm**2 + float(self._scratch.step[1])
         self.dual.remember_weights(squared, self.dual.moved - self._moved)
-        self._gate.remember()
-        self.dual.notify()
+        self._seen = (self._contents, self.dual.version)
+        self.dual.mailbox.notify()
 
     def _visit(self, order: Tensor, points: Tensor, *, drawn: bool) -> int:
         """Visit blocks by ``order``, or draw them by ``points``: one of the two is empty.
@@ -234,7 +258,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         dual, memory = self.dual, self._memory
         tree = sums_of(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)
         counters = torch.tensor([0, 0, memory.clock, 0])
-        model, blocks = self._kind.model(), memory.blocks()
+        model, blocks = self._adapter.model(), memory.blocks()
         try:
             visit_blocks(
                 order.numpy(),
@@ -249,7 +273,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 counters.numpy(),
             )
         finally:  # an interrupt comes when the compiled code is done
-            self._kind.take_back(model)
+            self._adapter.take_back(model)
             calls, hits, memory.clock, made = (int(number) for number in counters)
             dual.oracle_calls += calls
             dual.cache_hits += hits
@@ -266,15 +290,15 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def _options(self, by_gap: bool) -> Options:
         dual, cached = self.dual, isinstance(self.oracle, CacheOracle)
-        known = cached and math.isfinite(dual.certified_gap)
         return Options(
-            direction=_DIRECTIONS.index(type(self.direction)),
+            direction=self.direction.rule,
             steps=self.direction.steps if isinstance(self.direction, Corrective) else 0,
             tolerance=self.direction.tolerance if isinstance(self.direction, Corrective) else 0.0,
             cache=cached,
             factor=float(self.oracle.factor) if cached else 0.0,
-            threshold=self.oracle.floor * dual.certified_gap / dual.num_examples if known else 0.0,
+            threshold=self.oracle.least(dual) if cached else 0.0,
             lam=dual.lam,
+            num_examples=dual.num_examples,
             by_gap=by_gap,
         )
 

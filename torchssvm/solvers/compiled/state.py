@@ -44,7 +44,7 @@ class Examples(NamedTuple):
 class Model(NamedTuple):
     """Weights: emissions ``[F, W]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three times ``[W]``.
 
-    W is at least K; rows of K numbers are filled up with zeros, see ``torchssvm.solvers.compiled.kinds``.
+    W is at least K; rows of K numbers are filled up with zeros, see ``torchssvm.solvers.compiled.head_adapter``.
 
     ``has_bias`` and ``has_boundary`` say which of these three count.
     """
@@ -58,7 +58,7 @@ class Model(NamedTuple):
     has_boundary: bool
 
 
-class Blocks(NamedTuple):
+class BlockArrays(NamedTuple):
     """The active sets and the rest, as ``Labelings`` keeps them; ``MeanParts`` are a rest, with no slots."""
 
     count: Any
@@ -89,13 +89,14 @@ class Options(NamedTuple):
     """What the direction and the oracle rule say.
 
     Attributes:
-        direction: 0 Frank-Wolfe, 1 pairwise, 2 away, 3 hybrid, 4 corrective.
+        direction: The ``rule`` of the direction.
         steps: Of the corrective direction.
         tolerance: Of the corrective direction.
         cache: Whether the cache may answer.
         factor: F of the cache rule.
         threshold: nu g / n of the cache rule.
         lam: Regularisation.
+        num_examples: n.
         by_gap: Whether blocks are drawn by their gaps, else in the given order.
     """
 
@@ -106,6 +107,7 @@ class Options(NamedTuple):
     factor: float
     threshold: float
     lam: float
+    num_examples: int
     by_gap: bool
 
 

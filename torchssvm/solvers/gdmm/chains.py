@@ -15,7 +15,7 @@ from torchssvm.core.potentials import Parts
 from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.kinds import kind_of
+from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
 from torchssvm.solvers.gdmm.rules import BlockRule
@@ -41,7 +41,7 @@ class ChainProblem(Problem):
 
         self.head = head
         self.dual = dual
-        examples, self.targets = pack(kind_of(head), dual, batches)
+        examples, self.targets = pack(find_adapter(head), dual, batches)
         self.num_states: int = self.head.structure.num_states
         self.num_features = self.head.in_features
         has_bias, has_boundary = self.head.bias is not None, self.head.start_transitions is not None

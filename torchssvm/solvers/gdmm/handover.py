@@ -8,8 +8,9 @@ import torch
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.state import DualState, squared_norm
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.gdmm.problem import DualPoint, Problem
 
 

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Declaration, Each, Open, Stateful, with_seal
-from torchssvm.dual.state import DualState, squared_norm
+from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.solvers.certificate import crosses
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport

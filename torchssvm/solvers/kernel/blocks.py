@@ -13,11 +13,11 @@ from torch import Tensor
 from torchssvm.core.gradients import combine, per_example_adjoint
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
-from torchssvm.core.structure import Corner, find_corner
+from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.structure import OracleResult, find_corner
 from torchssvm.dual.mean_parts import StoredParts
-from torchssvm.dual.state import squared_norm
 from torchssvm.solvers.kernel.data import TrainingSet
-from torchssvm.solvers.kernel.directions import Blocks, KernelDirection, Move
+from torchssvm.solvers.kernel.directions import KernelBatch, KernelDirection, Move
 from torchssvm.solvers.kernel.dual import KernelDual, TokenParts
 from torchssvm.solvers.kernel.functions import name_of
 from torchssvm.solvers.kernel.gram import GramRows
@@ -36,7 +36,7 @@ class BlockBatch(NamedTuple):
     explicit: Potentials  # of the explicit weights, with their graph
     kernel: Tensor  # [B, N, K] or [B, K]: what the kernel adds to the unary potentials
     potentials: Potentials  # of all weights
-    corner: Corner
+    corner: OracleResult
     stored: StoredParts
     gaps: Tensor  # [B] float64
 
@@ -104,7 +104,7 @@ class KernelBlocks:
         dual, n = self.dual, self.dual.num_examples
         losses = dual.loss[batch.index]
         with torch.no_grad():
-            blocks = Blocks(
+            blocks = KernelBatch(
                 batch.index, batch.target, batch.potentials, psi_of(batch), losses, dual.structure, self.support, n
             )
             move = direction(batch.corner, blocks)

@@ -10,14 +10,14 @@ from torch import Tensor
 from torchssvm.core.batch import tree_map
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials, inner, scale, subtract
-from torchssvm.core.structure import Corner, Structure
+from torchssvm.core.structure import OracleResult, Structure
 from torchssvm.solvers.kernel.support import MERGED, SupportLabelings
 
 _EMPTY = 1e-12
 """Merged mass below this is rounding: nothing is taken from it."""
 
 
-class Blocks(NamedTuple):
+class KernelBatch(NamedTuple):
     """The blocks of a batch, as a direction may look at them.
 
     Attributes:
@@ -74,7 +74,7 @@ class Move(NamedTuple):
 class KernelDirection(Protocol):
     """Chooses the direction of every block of a batch."""
 
-    def __call__(self, corner: Corner, blocks: Blocks) -> Move:
+    def __call__(self, corner: OracleResult, blocks: KernelBatch) -> Move:
         """The directions, given what the max oracle found."""
         ...
 
@@ -82,7 +82,7 @@ class KernelDirection(Protocol):
 class FrankWolfe:
     """Towards the corner ([B13] Algorithm B.1): alpha_i <- (1 - gamma) alpha_i + gamma e_s."""
 
-    def __call__(self, corner: Corner, blocks: Blocks) -> Move:
+    def __call__(self, corner: OracleResult, blocks: KernelBatch) -> Move:
         """The directions, given what the max oracle found."""
         one = torch.ones_like(blocks.loss)
         n = blocks.num_examples
@@ -98,7 +98,7 @@ class Pairwise:
     The worst has the smallest ``score + loss``. Merged mass counts as one more labeling, at its mean.
     """
 
-    def __call__(self, corner: Corner, blocks: Blocks) -> Move:
+    def __call__(self, corner: OracleResult, blocks: KernelBatch) -> Move:
         """The directions, given what the max oracle found."""
         support, index, n = blocks.support, blocks.index, blocks.num_examples
         rows, slots = support.listed(index)
@@ -135,7 +135,7 @@ class Pairwise:
         )
         return Move(direction, torch.zeros_like(amount), amount, away)
 
-    def _differences(self, corner: Corner, blocks: Blocks, rows: Tensor, slots: Tensor) -> Parts:
+    def _differences(self, corner: OracleResult, blocks: KernelBatch, rows: Tensor, slots: Tensor) -> Parts:
         """``p(a) - p(y_i)`` of the labelings in these slots, ``[P, ...]``."""
         labelings = blocks.support.labelings(blocks.index[rows], slots, corner.labeling)
         target = tree_map(lambda tensor: tensor[rows], blocks.target)

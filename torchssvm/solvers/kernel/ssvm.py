@@ -15,9 +15,9 @@ from torchssvm.core.digest import digest_targets
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.potentials import inner
 from torchssvm.core.precision import full_precision
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Same, Schema, Stateful, version, with_seal
 from torchssvm.core.structure import Labeling, as_decoding, digest
-from torchssvm.dual.state import squared_norm
 from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
@@ -153,7 +153,7 @@ class KernelSSVM(DualTrainer, Stateful):
         with full_precision(self.data.device):
             batch = self._blocks.read(self.data.check_index(index), self._blocks.table())
             self._blocks.take(batch, self._blocks.choose(batch, self.direction, self.sweeps))
-        self.dual.notify()
+        self.dual.mailbox.notify()
         return float(batch.gaps.sum())
 
     @torch.no_grad()

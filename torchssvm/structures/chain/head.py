@@ -15,7 +15,6 @@ from torchssvm.core.precision import full_precision, gradient_of_weight, product
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.in_turn import solve_in_turn
 
 
 class LinearChain(nn.Module):
@@ -177,7 +176,7 @@ class LinearChain(nn.Module):
             adjoint=adjoint,
             gram_product=gram_product,
             weights=None if x is None else own_weights(self),
-            in_turn=None if x is None else lambda *problem: solve_in_turn(self, x, *problem),
+            called_with=None if x is None else (self, x),
             min_length=span[0],
             max_length=span[1],
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Examined, Marginals, Structure, digest
+from torchssvm.core.structure import Decoding, Marginals, OracleResult, Structure, digest
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.labelings import chain_parts, chain_scores, four_axes
@@ -138,7 +138,7 @@ class Chain(Structure):
 
     def examine(
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
-    ) -> Examined:
+    ) -> OracleResult:
         """Looked up in the potentials: a labeling of length T costs 4 T - 2 reads, and a glance at all for NaN."""
         emission, transition, found = potentials["emission"], potentials["transition"], _labels(labeling)
         labels = _labels(target)
@@ -148,7 +148,7 @@ class Chain(Structure):
             score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
             tables = arrays(found, labels, costs, emission, one, score, loss)
             if kernels.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
-                return Examined(score, loss)
+                return OracleResult(labeling, score, loss)
         return super().examine(labeling, target, potentials)
 
     def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:

@@ -9,7 +9,6 @@ from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
-from torchssvm.structures.in_turn import solve_in_turn
 from torchssvm.structures.multiclass.structure import Multiclass
 
 
@@ -73,5 +72,5 @@ class LinearMulticlass(nn.Module):
             adjoint=adjoint,
             gram_product=gram_product,
             weights=own_weights(self),
-            in_turn=lambda *problem: solve_in_turn(self, x, *problem),
+            called_with=(self, x),
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Examined, Structure, digest
+from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
 from torchssvm.structures.multilabel import numba as kernels
 from torchssvm.structures.multilabel.oracle import best_label_sets, shared, symmetric
 
@@ -166,7 +166,7 @@ class Multilabel(Structure):
         mass = torch.tensor([[1.0, -1.0]], dtype=potentials.dtype, device=potentials.device)
         return self._sum(torch.stack([labeling, target], 1), mass.expand(len(labeling), -1))
 
-    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Examined:
+    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
         """By the labels that are on, without parts."""
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         # What is off was not read, and must be finite all the same.
@@ -174,7 +174,7 @@ class Multilabel(Structure):
             (potentials["unary"], shared(potentials["pairwise"])) if self.pairwise else (potentials["unary"],)
         ):
             score = score + 0.0 * tensor.detach().to(torch.float64).sum(-1)
-        return Examined(score, self.loss(labeling, target))
+        return OracleResult(labeling, score, self.loss(labeling, target))
 
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
         """``u y + y W y / 2``, by matrix products in float64: ``[B, C]``."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchssvm.core.arguments import as_parents, check_int64, check_number, check_tensor, is_whole
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Examined, Structure, digest
+from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
 from torchssvm.structures.pose.oracle import max_sum_grid
 from torchssvm.structures.tree.oracle import node_depths
 
@@ -132,14 +132,14 @@ class Pose(Structure):
         mass = torch.tensor([1.0, -1.0], dtype=torch.float64, device=labeling.device).expand(len(labeling), 2)
         return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
 
-    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Examined:
+    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
         """Looked up in the potentials."""
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         for tensor in potentials.tensors.values():
             total = tensor.detach().flatten(1).sum(1)
             if not bool(torch.isfinite(total).all()):  # or it is too large a sum of finite numbers
                 score = score.masked_fill(~torch.isfinite(tensor.detach()).flatten(1).all(1), torch.nan)
-        return Examined(score, self.loss(labeling, target))
+        return OracleResult(labeling, score, self.loss(labeling, target))
 
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
         """Looked up in the potentials, ``[B, C]`` float64: P + 2 E reads and 2 E springs a labeling."""

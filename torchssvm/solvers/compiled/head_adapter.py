@@ -24,7 +24,7 @@ _LANES = 8  # rows of the weights are filled up to a multiple of it
 _COPIED = 1 << 16  # numbers, at most, that are copied for that: 256 KB in float32
 
 
-class Kind(ABC):
+class HeadAdapter(ABC):
     """One head with its structure.
 
     Attributes:
@@ -128,7 +128,7 @@ class Kind(ABC):
         """A batch of one labeling of the largest length and label."""
 
 
-class ChainKind(Kind):
+class ChainAdapter(HeadAdapter):
     """:class:`LinearChain` with shared transitions."""
 
     emission, pairs = "emission", "transition"
@@ -169,7 +169,7 @@ class ChainKind(Kind):
         return torch.full((1, longest), self.num_states - 1)
 
 
-class SparseChainKind(ChainKind):
+class SparseChainAdapter(ChainAdapter):
     """:class:`SparseLinearChain`."""
 
     def features(self, x: Any, target: Labeling) -> Lists:
@@ -178,7 +178,7 @@ class SparseChainKind(ChainKind):
         return lists_within(x, inside, self.head.in_features, self.head.emission.dtype)
 
 
-class MulticlassKind(Kind):
+class MulticlassAdapter(HeadAdapter):
     """:class:`LinearMulticlass`: a sequence of one token, without pairs."""
 
     emission, pairs = SINGLE, None
@@ -226,18 +226,18 @@ def _fill_up(tensor: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
-def kind_of(head: nn.Module) -> Kind:
+def find_adapter(head: nn.Module) -> HeadAdapter:
     """How the loop sees this head.
 
     Raises:
         TypeError: It is of no kind that is compiled, or not on the CPU.
     """
     if type(head) is LinearChain and head.positions is None and type(head.structure) is Chain:
-        kind: Kind = ChainKind(head)
+        adapter: HeadAdapter = ChainAdapter(head)
     elif type(head) is SparseLinearChain and type(head.structure) is Chain:
-        kind = SparseChainKind(head)
+        adapter = SparseChainAdapter(head)
     elif type(head) is LinearMulticlass and type(head.structure) is Multiclass:
-        kind = MulticlassKind(head)
+        adapter = MulticlassAdapter(head)
     else:
         raise TypeError(
             f"head={head} must be a LinearChain with shared transitions or a SparseLinearChain, and its structure a "
@@ -248,4 +248,4 @@ def kind_of(head: nn.Module) -> Kind:
     device = next(head.parameters()).device
     if device.type != "cpu":
         raise TypeError(f"head is on {device}; the compiled loop runs on the CPU")
-    return kind
+    return adapter

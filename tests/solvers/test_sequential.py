@@ -16,6 +16,7 @@ from torchssvm import (
     LinearChain,
     MeanParts,
     Pairwise,
+    Sequential,
     SlackRescaling,
     Weights,
     certify,
@@ -24,15 +25,15 @@ from torchssvm import (
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def in_turn(kind: str, **options) -> Training:
+def sequential(kind: str, **options) -> Training:
     training = Training(KINDS[kind](**options))
-    training.loss = BlockGap(training.dual, in_turn=True)
+    training.loss = BlockGap(training.dual, block_steps=Sequential())
     return training
 
 
 @kinds
 def test_batches_of_one_are_the_steps_of_the_compiled_loop(kind):
-    training, own = in_turn(kind), KINDS[kind]()
+    training, own = sequential(kind), KINDS[kind]()
     loop = CompiledBCFW(own.head, DualState.for_head(own.head, own.n, own.lam), own.everything())
     for i in range(24):
         value = training.step([i % 8])
@@ -49,7 +50,7 @@ def test_batches_of_one_are_the_steps_of_the_compiled_loop(kind):
 def test_a_batch_gains_at_least_what_single_steps_do(kind, dtype):
     """The line search over the batch comes last, so that a step may even gain more."""
     rounding = 1e-10 if dtype == torch.float64 else 2e-5
-    training, own = in_turn(kind, dtype=dtype), KINDS[kind](dtype=dtype)
+    training, own = sequential(kind, dtype=dtype), KINDS[kind](dtype=dtype)
     loop = CompiledBCFW(own.head, DualState.for_head(own.head, own.n, own.lam), own.everything())
     held = 0.0
     for k in range(12):
@@ -71,7 +72,7 @@ def test_the_optimum_is_that_of_the_qp(kind):
     problem = PROBLEMS[kind](3, lam=0.3)
     optimum = reference(problem.copy()).optimum()
     training = Training(problem)
-    training.loss = BlockGap(training.dual, in_turn=True)
+    training.loss = BlockGap(training.dual, block_steps=Sequential())
     for k in range(600):
         training.step([k % problem.n, (k + 2) % problem.n])
     found = certify(problem.head, training.dual, problem.everything())
@@ -82,7 +83,7 @@ def test_the_optimum_is_that_of_the_qp(kind):
 
 @kinds
 def test_nothing_is_left_behind_without_a_step(kind):
-    training = in_turn(kind)
+    training = sequential(kind)
     training.step([0, 1, 2])
     before = training.snapshot()
     batch = training.problem.batch([3, 4])
@@ -99,7 +100,7 @@ def head_inputs(batch):
 
 
 def test_accumulated_batches_make_one_step():
-    training = in_turn("chain")
+    training = sequential("chain")
     for k in range(6):
         held = training.dual.value()
         training.optim.zero_grad()
@@ -111,13 +112,13 @@ def test_accumulated_batches_make_one_step():
 
 
 def test_an_example_that_is_there_twice_counts_once():
-    training, plain = in_turn("chain"), Training(KINDS["chain"]())
+    training, plain = sequential("chain"), Training(KINDS["chain"]())
     assert training.step([1, 2, 1]) == pytest.approx(plain.step([1, 2, 1]))
     torch.testing.assert_close(flat(training.dual.parameters), flat(plain.dual.parameters))
 
 
 def test_a_gradient_that_was_changed_is_refused():
-    training = in_turn("chain")
+    training = sequential("chain")
     training.step([0, 1])
     training.optim.zero_grad()
     training.backward([2, 3])
@@ -142,30 +143,30 @@ def test_a_gradient_that_was_changed_is_refused():
 def test_other_rules_and_storages_are_refused(storage, rules):
     problem = KINDS["chain"]()
     dual = DualState.for_head(problem.head, 8, 0.1, storage=storage)
-    with pytest.raises(ValueError, match="in_turn=True is for"):
-        BlockGap(dual, in_turn=True, **rules)
+    with pytest.raises(ValueError, match=r"Sequential\(\) is for"):
+        BlockGap(dual, block_steps=Sequential(), **rules)
 
 
 def test_other_heads_and_structures_are_refused():
     problem = KINDS["chain"](adjoint=False)
     assert isinstance(problem.head, WithoutAdjoint)
     training = Training(problem)
-    training.loss = BlockGap(training.dual, in_turn=True)
-    with pytest.raises(ValueError, match="in_turn=True needs a LinearChain or LinearMulticlass"):
+    training.loss = BlockGap(training.dual, block_steps=Sequential())
+    with pytest.raises(ValueError, match=r"Sequential\(\) needs a LinearChain or LinearMulticlass"):
         training.forward(problem.batch([0]))
     head = LinearChain(2, 3)
     dual = DualState.for_head(head, 8, 0.1, structure=SlackRescaling(head.structure), storage=MeanParts())
     batch = KINDS["chain"](dtype=torch.float32).batch([0, 1])
     with pytest.raises(TypeError, match="the dual's structure is"):
-        BlockGap(dual, in_turn=True)(head(batch.x, batch.lengths), batch.y, batch.index)
+        BlockGap(dual, block_steps=Sequential())(head(batch.x, batch.lengths), batch.y, batch.index)
     positions = LinearChain(2, 3, positions=4)
     dual = DualState.for_head(positions, 8, 0.1)
     with pytest.raises(TypeError, match="must be a LinearChain with shared transitions"):
-        BlockGap(dual, in_turn=True)(positions(batch.x, batch.lengths), batch.y, batch.index)
+        BlockGap(dual, block_steps=Sequential())(positions(batch.x, batch.lengths), batch.y, batch.index)
 
 
 def test_features_that_are_not_finite_are_named():
-    training = in_turn("chain")
+    training = sequential("chain")
     training.step([0, 1])
     training.problem.x[1, 0, 0] = float("nan")
     before = training.snapshot()

@@ -1,0 +1,194 @@
+"""The blocks of a batch visited one after another, in the torch loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.lists import Lists
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.row_sparse import rows_of
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.structure import Labeling, Structure
+from torchssvm.dual.mean_parts import MeanParts, StoredParts
+from torchssvm.dual.storage import Storage, Stored
+from torchssvm.solvers.compiled.head_adapter import HeadAdapter, find_adapter
+from torchssvm.solvers.compiled.packing import offsets
+from torchssvm.solvers.compiled.state import BlockArrays, Examples, Options, Scalars, make_scratch
+from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
+from torchssvm.steps.box_qp import BoxQP
+from torchssvm.steps.cache import MaxOracle
+from torchssvm.steps.frank_wolfe import FrankWolfe
+
+
+class Sequential(BlockSteps):
+    """Exact steps on the blocks of a batch one after another ([B13] Algorithm 4), in compiled code.
+
+    Each block is decoded at the weights that the ones before it leave: single-example BCFW, which needs fewer passes
+    than any batch. For ``LinearChain``, ``SparseLinearChain`` and ``LinearMulticlass`` on the CPU with fixed features,
+    ``MeanParts()``, ``FrankWolfe()`` and ``MaxOracle()``; a batch that holds an example twice is solved by ``BoxQP()``.
+    In training, the loss is then the sum of the gaps as the visits found them. The line search should be exact
+    (``ExactSearch()``, the default): the steps have been taken already.
+
+    """
+
+    needs_gradients = visits = True
+
+    def check(self, direction: Any, oracle: Any, storage: Storage) -> None:
+        """Raise ValueError unless the rules are the simple ones."""
+        if not (type(direction) is FrankWolfe and type(oracle) is MaxOracle and type(storage) is MeanParts):
+            raise ValueError(
+                "block_steps=Sequential() is for FrankWolfe(), MaxOracle() and MeanParts(), not for "
+                f"{direction}, {oracle} and {type(storage).__name__}()"
+            )
+
+    def solve(self, gradients: Any, values: Tensor, weight: float, factor: float = 1.0) -> BatchSteps:
+        """By ``BoxQP()``."""
+        return BoxQP().solve(gradients, values, weight, factor)
+
+    def visit(
+        self,
+        potentials: Potentials,
+        structure: Structure,
+        target: Labeling,
+        stored: Stored,
+        losses: Tensor,
+        lam: float,
+        n: int,
+    ) -> Visited:
+        """See :meth:`BlockSteps.visit`.
+
+        Raises:
+            ValueError: The potentials do not say which head made them of which features.
+            TypeError: The head is none that is compiled, or the structure is not that of the head.
+        """
+        if potentials.called_with is None:
+            raise ValueError(
+                "block_steps=Sequential() needs a LinearChain or LinearMulticlass head on fixed features: the "
+                "potentials have no called_with"
+            )
+        assert isinstance(stored, StoredParts)
+        head, x = potentials.called_with
+        labeling, gammas, gaps, combined = _visit(head, x, structure, target, stored.psi, losses, lam, n)
+        return Visited(structure.examine(labeling, target, potentials.detach()), gammas, gaps, combined)
+
+    def __repr__(self) -> str:
+        return "Sequential()"
+
+
+def _visit(
+    head: nn.Module,
+    x: Tensor | SparseFeatures,
+    structure: Structure,
+    target: Labeling,
+    psi: Parts,
+    losses: Tensor,
+    lam: float,
+    n: int,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Labelings, gammas, gaps and combined gradients; ``psi`` are the blocks, shaped like the potentials."""
+    from torchssvm.solvers.compiled.loop import visit_batch
+
+    adapter = find_adapter(head)
+    if not structure.same_as(adapter.structure):
+        raise TypeError(
+            f"the dual's structure is {structure}, and Sequential() decodes by the head's, {adapter.structure}"
+        )
+    rows, examples = (
+        _from_lists(adapter, x, target) if isinstance(x, SparseFeatures) else (None, _dense(adapter, x, target))
+    )
+    model = adapter.model(rows)
+    model = model._replace(**{name: getattr(model, name).copy() for name in model._fields[:5]})
+    gradient = model._replace(**{name: 0 * getattr(model, name) for name in model._fields[:5]})
+    blocks = _blocks(adapter, psi)
+    states, batch = adapter.num_states, len(losses)
+    longest, pairs = int(np.diff(examples.start).max()), 0 if adapter.pairs is None else states
+    scratch = make_scratch(longest, states, model.emission.shape[1], pairs, 2, examples.added.dtype)
+    steps, gaps = np.zeros(batch), np.zeros(batch)
+    labels = np.full((batch, psi[adapter.emission].shape[1] if pairs else 1), structure.padding)
+    scalars = Scalars(losses.clone().numpy(), gaps, np.zeros(batch))
+    options = Options(FrankWolfe.rule, 0, 0.0, False, 0.0, 0.0, lam, n, False)
+    counters = np.zeros(4, np.int64)
+    visit_batch(examples, model, gradient, blocks, scalars, options, scratch, counters, labels, steps)
+    combined = [torch.from_numpy(array).contiguous() for array in adapter.trained(gradient)]
+    if rows is not None:
+        combined[0] = rows_of(rows, combined[0], adapter.weights()[0].shape, coalesced=True)
+    labeling = torch.from_numpy(labels)
+    return labeling if pairs else labeling.squeeze(1), torch.from_numpy(steps), torch.from_numpy(gaps), combined
+
+
+def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
+    """Copies of the blocks of a batch, as the loop sees mean parts: a rest with all the mass, and no slots."""
+    emission = psi[adapter.emission]
+    emission = emission if adapter.pairs is not None else emission.unsqueeze(1)
+    batch, longest, states = emission.shape
+    held = emission.new_zeros(1 + batch * longest, states)  # an example whose rows begin at 0 has none
+    held[1:] = emission.reshape(-1, states)
+    pairs = emission.new_zeros(batch, 0, states) if adapter.pairs is None else psi[adapter.pairs].clone()
+    return BlockArrays(
+        count=np.zeros(batch, np.int64),
+        mass=np.zeros((batch, 0)),
+        loss=np.zeros((batch, 0)),
+        used=np.zeros((batch, 0), np.int64),
+        labelings=np.zeros((batch, 0, longest), np.int8),
+        gram=np.zeros((1, 1, 1), held.numpy().dtype),
+        known=np.zeros((batch, 0), np.bool_),
+        rest_mass=np.ones(batch),
+        rest_loss=np.zeros(batch),
+        mixed=np.ones(batch, np.bool_),
+        rest_emission=held.numpy(),
+        rest_emission_start=np.arange(batch) * longest + 1,
+        rest_transition=pairs.contiguous().numpy(),
+        rest_transition_start=np.arange(batch),
+    )
+
+
+def _dense(adapter: HeadAdapter, x: Tensor, target: Labeling) -> Examples:
+    """The examples of a batch of dense features."""
+    from torchssvm.solvers.compiled.inner import list_tokens
+
+    tokens = (x if x.ndim == 3 else x.unsqueeze(1)).detach().contiguous()
+    y, cost, lengths = adapter.targets(target)
+    room = len(y) * tokens.shape[2] + 1
+    value, column = torch.empty(room, dtype=tokens.dtype), torch.empty(room, dtype=torch.int32)
+    examples = _examples(adapter, y, cost, lengths, torch.zeros_like(y), column, value)
+    gram = (tokens @ tokens.transpose(1, 2)).numpy()
+    lists = (examples.value, examples.column, examples.row, examples.inner)
+    list_tokens(tokens.numpy(), gram, lengths.numpy(), adapter.has_bias, *lists)
+    return examples
+
+
+def _from_lists(adapter: HeadAdapter, x: SparseFeatures, target: Labeling) -> tuple[Tensor, Examples]:
+    """The columns that a batch of lists has, and its examples with these columns only."""
+    from torchssvm.solvers.compiled.inner import fill_inner
+
+    lists = adapter.features(x, target)
+    assert isinstance(lists, Lists)
+    rows, local = lists.columns.unique(return_inverse=True)
+    examples = _examples(adapter, *adapter.targets(target), lists.counts, local.to(torch.int32), lists.values)
+    fill_inner(examples, adapter.has_bias)
+    return rows.to(torch.int64), examples
+
+
+def _examples(
+    adapter: HeadAdapter, y: Tensor, cost: Tensor, lengths: Tensor, counts: Tensor, column: Tensor, value: Tensor
+) -> Examples:
+    """Packed examples with lists of features; inner products are not filled in yet."""
+    inner_start = offsets(lengths * (lengths + 1) // 2)
+    return Examples(
+        dense=False,
+        x=np.empty((0, 0), value.numpy().dtype),
+        value=value.numpy(),
+        column=column.numpy(),
+        row=offsets(counts).numpy(),
+        y=y.numpy(),
+        cost=cost.numpy(),
+        added=cost.to(value.dtype).numpy(),
+        cost_matrix=adapter.cost_matrix().numpy(),
+        start=offsets(lengths).numpy(),
+        inner=torch.empty(int(inner_start[-1]), dtype=value.dtype).numpy(),
+        inner_start=inner_start[:-1].numpy(),
+    )

@@ -1,0 +1,151 @@
+"""What is checked before compiled code runs, because compiled code checks nothing."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.row_sparse import squared_norm
+from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.rows import RowBuffer
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.compiled.head_adapter import HeadAdapter
+
+
+def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:
+    """Refuse a dual that is not of this head, or that the compiled loop was not made for.
+
+    Args:
+        adapter: The head.
+        dual: Its dual state.
+
+    Raises:
+        TypeError: The storage is not one that is compiled.
+        ValueError: The dual is that of another structure.
+    """
+    if type(dual.storage) not in (Labelings, MeanParts):
+        raise TypeError(
+            f"the dual's storage is {type(dual.storage).__name__}(): make it with storage=MeanParts() or "
+            "storage=Labelings()"
+        )
+    if not dual.structure.same_as(adapter.structure):
+        raise ValueError(
+            f"the dual's structure is {dual.structure}, and the compiled loop decodes by head.structure, "
+            f"{adapter.structure}: give the structure to the head, or use BlockGap and BCFW"
+        )
+
+
+def validate_weights(
+    adapter: HeadAdapter, dual: DualState, layout: list[tuple[torch.Size, torch.dtype]], *, begun: bool = True
+) -> None:
+    """Whether the head's parameters are those of the dual, as the last step left them.
+
+    Args:
+        adapter: The head.
+        dual: Its dual state.
+        layout: Shapes and dtypes of its parameters when the loop was made.
+        begun: Whether the weights of a new dual have been set to zero already.
+
+    Raises:
+        ValueError: They are others, or have other shapes.
+        TypeError: They have bounds.
+        RuntimeError: They were changed since.
+    """
+    head = adapter.head
+    if [id(p) for p in head.parameters()] != [id(p) for p in dual.parameters]:
+        raise ValueError("the head's parameters are not those that the dual was made for: make a DualState for it")
+    if [(p.shape, p.dtype) for p in dual.parameters] != layout or dual.parameters[0].device.type != "cpu":
+        raise ValueError("the head's parameters have another shape, dtype or device now: make a new compiled loop")
+    if not all(p.is_contiguous() for p in dual.parameters):
+        raise ValueError("the head's parameters must be contiguous")
+    if dual.box:
+        raise TypeError("the head's weights have bounds, which are not compiled; use BlockGap and BCFW")
+    # Of many weights, only writes that torch knows of are looked for: all are read in exact passes, not in every run.
+    written = dual.written_to() or not dual.is_large
+    size = math.sqrt(squared_norm(dual.parameters)) if written else dual.held_norm
+    if not math.isfinite(size):
+        raise RuntimeError("the head's weights are not finite")
+    if (begun or dual.steps) and dual.recomputed is None and dual.norm_changed(size):
+        raise RuntimeError(
+            f"the head's weights have changed since the last step (their norm was {dual.held_norm:.6g} and is "
+            f"{size:.6g}): they are a function of the dual; load a state instead of setting them"
+        )
+
+
+def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targets: Tensor) -> None:
+    """Whether every block is that of its own example.
+
+    Args:
+        adapter: The head.
+        dual: Its dual state.
+        lengths: ``[n]`` int64, those of the examples.
+        targets: ``[n]`` int64, digests of their targets.
+
+    Raises:
+        RuntimeError: A block was trained on another target.
+        ValueError: A block is of another length, or of labels that the head does not have.
+    """
+    storage = dual.storage
+    if isinstance(storage, Labelings):
+        _check_lengths(storage.sets.length, lengths)
+        _check_labelings(adapter, storage, lengths)
+    else:
+        assert isinstance(storage, MeanParts)
+        _check_rows(adapter, storage.buffers, lengths)
+    dual.check_targets(targets)
+
+
+def _check_lengths(held: Tensor, lengths: Tensor) -> None:
+    if bool((wrong := (held > 0) & (held != lengths)).any()):
+        i = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"example {i} has length {int(lengths[i])}, and its dual block was made for length {int(held[i])}: "
+            "an index must always name the same example, at the same length"
+        )
+
+
+def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor) -> None:
+    sets, states = storage.sets, adapter.num_states
+    if sets.labelings:
+        (held,) = sets.labelings
+        integral = not held.is_floating_point() and held.dtype != torch.bool
+        if not integral or held.ndim != (2 if adapter.pairs is None else 3):
+            raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
+        labels = adapter.as_sequences(held)
+        if labels.shape[2] < int((lengths * (sets.count > 0)).max()):
+            raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
+        inside = torch.arange(labels.shape[2]) < lengths.unsqueeze(1)
+        used = torch.arange(labels.shape[1]) < sets.count.unsqueeze(1)
+        own = labels[inside.unsqueeze(1) & used.unsqueeze(2)]
+        if bool(((own < 0) | (own >= states)).any()):
+            raise ValueError(f"the dual's labelings have labels beyond 0 to {states - 1}: not of this problem")
+    _check_rows(adapter, storage.rest.buffers, lengths, storage.mixed)
+
+
+def _check_rows(
+    adapter: HeadAdapter, buffers: dict[str, RowBuffer], lengths: Tensor, needed: Tensor | None = None
+) -> None:
+    """``needed`` says which examples must have rows."""
+    states = adapter.num_states
+    shapes = {adapter.emission: (states,)} | ({} if adapter.pairs is None else {adapter.pairs: (states, states)})
+    if not buffers:
+        if needed is not None and bool(needed.any()):
+            raise ValueError("the dual's merged labelings are missing")
+        return
+    if buffers.keys() != shapes.keys():
+        raise ValueError(f"the dual holds blocks for {sorted(buffers)}, and the head gives {sorted(shapes)}")
+    rows, start = buffers[adapter.emission].rows, buffers[adapter.emission].start
+    if bool(((start > 0) != (rows > 0)).any()):
+        raise ValueError("the dual's mean parts are not of this problem")
+    _check_lengths(rows, lengths)
+    for name, buffer in buffers.items():
+        there = buffer.start > 0
+        wide = buffer.values.ndim == 1 or tuple(buffer.values.shape[1:]) == shapes[name]
+        fits = bool((buffer.start + buffer.rows <= len(buffer.values)).all())
+        single = name == adapter.emission or bool((buffer.rows[there] == 1).all())
+        present = needed is None or bool(there[needed].all())
+        if not (wide and fits and single and present):
+            raise ValueError("the dual's mean parts are not of this problem")

@@ -1,0 +1,118 @@
+"""How far each block of a batch goes: what every such rule is, and the rule of one common step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.gradients import combine
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.structure import Labeling, OracleResult, Structure
+from torchssvm.dual.storage import Storage, Stored
+
+
+class BatchSteps(NamedTuple):
+    """The step of every block of a batch, and where they lead together.
+
+    Attributes:
+        gammas: ``[R]`` float64 in [0, 1].
+        combined: ``factor sum_i gamma_i g_i`` for each parameter.
+        squared_norm: The squared length of ``combined``.
+    """
+
+    gammas: Tensor
+    combined: list[Tensor]
+    squared_norm: float
+
+
+class Visited(NamedTuple):
+    """Where exact steps on the blocks of a batch lead, taken one after another.
+
+    Attributes:
+        found: The corners, each found at the weights that the blocks before it left, and examined at those of the head.
+        gammas: ``[B]`` float64, the steps towards them.
+        gaps: ``[B]`` float64, the block gaps, each at the weights of its own visit.
+        combined: ``(1/n) sum_i gamma_i Phi_i^T Delta_i`` for each of the head's parameters.
+    """
+
+    found: OracleResult
+    gammas: Tensor
+    gaps: Tensor
+    combined: list[Tensor]
+
+
+class BlockSteps(ABC):
+    """Chooses how far each block of a batch goes along its direction, before the line search over all of them."""
+
+    needs_gradients = False
+    """Whether it wants the gradient of every example where the head gives them."""
+
+    visits = False
+    """Whether it visits the blocks itself, one after another: see ``torchssvm.Sequential``."""
+
+    def check(self, direction: Any, oracle: Any, storage: Storage) -> None:
+        """Raise ValueError if it is not for these rules; any will do unless a subclass says otherwise."""
+        return
+
+    @abstractmethod
+    def solve(self, gradients: Sequence[Tensor], values: Tensor, weight: float, factor: float = 1.0) -> BatchSteps:
+        """The steps of a batch.
+
+        Args:
+            gradients: g_i for each parameter, ``[R, *parameter.shape]``; sparse where few rows are not zero.
+            values: v, ``[R]`` float64, the derivatives of the dual along the directions.
+            weight: Positive; the dual falls behind its slopes by ``weight/2 |sum_i gamma_i g_i|^2``.
+            factor: Multiplies the combined gradient.
+        """
+
+    def visit(
+        self,
+        potentials: Potentials,
+        structure: Structure,
+        target: Labeling,
+        stored: Stored,
+        losses: Tensor,
+        lam: float,
+        n: int,
+    ) -> Visited:
+        """Visit the blocks of a batch, from the weights that the head holds; nothing changes. Only where ``visits``.
+
+        Args:
+            potentials: What the head returned.
+            structure: The dual's.
+            target: From ``check_target``.
+            stored: The blocks.
+            losses: ``[B]`` float64, l_i.
+            lam: Regularisation.
+            n: Size of the training set.
+        """
+        raise NotImplementedError(f"{self} does not visit blocks")
+
+
+class CommonStep(BlockSteps):
+    """One step for all blocks of a batch: the line search over the sum of their directions finds it."""
+
+    def solve(self, gradients: Sequence[Tensor], values: Tensor, weight: float, factor: float = 1.0) -> BatchSteps:
+        """All gammas are 1."""
+        return combine_steps(gradients, torch.ones_like(values), factor)
+
+    def __repr__(self) -> str:
+        return "CommonStep()"
+
+
+def combine_steps(gradients: Sequence[Tensor], gammas: Tensor, factor: float) -> BatchSteps:
+    """Where these gammas lead."""
+    combined = combine(gradients, gammas * factor)
+    return BatchSteps(gammas, combined, squared_norm(combined))
+
+
+def check_block_steps(block_steps: Any) -> BlockSteps:
+    """Raise TypeError unless it is such a rule."""
+    if isinstance(block_steps, BlockSteps):
+        return block_steps
+    raise TypeError(f"block_steps={block_steps!r} must be an object such as BoxQP(), CommonStep() or Sequential()")

@@ -1,0 +1,247 @@
+"""The rules of a step for one block, compiled by Numba: what the torch loop and the compiled loop share.
+
+A block is a distribution over atoms (see ``torchssvm.steps.direction.Atoms``): ``mass``, ``hinge`` (-inf where there is
+no atom) and ``gram``, the curvature times n. Only the functions on batches, at the end, are called from Python.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.steps.direction import AWAY, CORRECTIVE, FRANK_WOLFE, HYBRID, PAIRWISE
+
+
+@njit
+def exact_step(slope, curvature):
+    """The step in [0, 1] that maximises ``slope gamma - curvature gamma^2 / 2`` ([B13] section 4)."""
+    if slope <= 0.0:
+        return 0.0
+    return 1.0 if slope >= curvature else slope / curvature
+
+
+@njit
+def cache_serves(gap, oracle_gap, factor, floor):
+    """Whether a cached corner with this block gap will do ([G16] Algorithm 5); see ``CacheOracle``."""
+    return gap > 0.0 and gap >= factor * oracle_gap and gap >= floor
+
+
+@njit
+def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, work):
+    """The change of the masses for a step of 1, written to ``change``.
+
+    Args:
+        rule: ``FRANK_WOLFE`` to ``CORRECTIVE``, the attribute of the direction.
+        atoms: M.
+        corner: The atom to go to.
+        mass, hinge, gram: The block; ``gram`` is read by hybrid and corrective.
+        steps, tolerance: Of the corrective direction.
+        change, work: ``[M]``; the second is room for rates.
+    """
+    away, mean = -1, 0.0
+    for c in range(atoms):
+        if mass[c] > 0.0:
+            mean += mass[c] * hinge[c]
+            if away < 0 or hinge[c] < hinge[away]:
+                away = c
+    if rule == CORRECTIVE:
+        climb(atoms, mass, hinge, gram, steps, tolerance, change, work)
+        return
+    if rule == HYBRID:
+        rule = best_of_three(atoms, corner, away, mass, hinge, gram, change)
+    elif rule == AWAY and (others(atoms, away, mass) <= 0.0 or hinge[corner] - mean >= mean - hinge[away]):
+        rule = FRANK_WOLFE
+    classical(rule, atoms, corner, away, mass, change)
+
+
+@njit
+def others(atoms, away, mass):
+    """The mass that is not at ``away``; rather than 1 - mass[away], whose rounding grows where little is left."""
+    total = 0.0
+    for c in range(atoms):
+        if c != away:
+            total += mass[c]
+    return total
+
+
+@njit
+def classical(rule, atoms, corner, away, mass, change):
+    """Pairwise ([G16] Algorithm 3), away (Algorithm 4) or Frank-Wolfe ([B13] Algorithm 4)."""
+    if rule == PAIRWISE:
+        for c in range(atoms):
+            change[c] = 0.0
+        change[corner] += mass[away]
+        change[away] -= mass[away]
+    elif rule == AWAY:
+        factor = mass[away] / others(atoms, away, mass)
+        for c in range(atoms):
+            change[c] = factor * mass[c]
+        change[away] = -mass[away]
+    else:
+        for c in range(atoms):
+            change[c] = -mass[c]
+        change[corner] += 1.0
+
+
+@njit
+def best_of_three(atoms, corner, away, mass, hinge, gram, change):
+    """The classical direction whose exact step raises the dual most."""
+    best, largest = FRANK_WOLFE, -1.0
+    for rule in (FRANK_WOLFE, PAIRWISE, AWAY):
+        if rule == AWAY and others(atoms, away, mass) <= 0.0:
+            continue
+        classical(rule, atoms, corner, away, mass, change)
+        slope, curvature = 0.0, 0.0
+        for c in range(atoms):
+            if change[c] != 0.0:
+                slope += change[c] * hinge[c]
+                for e in range(atoms):
+                    curvature += change[c] * gram[c, e] * change[e]
+        step = exact_step(slope, curvature)
+        gain = step * (slope - step * curvature / 2.0)
+        if gain > largest:
+            best, largest = rule, gain
+    return best
+
+
+@njit
+def climb(atoms, mass, hinge, gram, steps, tolerance, change, rates):
+    """Exact pairwise steps between the atoms; ``rates`` stay the derivatives of the dual."""
+    for c in range(atoms):
+        rates[c] = hinge[c]
+        change[c] = mass[c]
+    first = -1.0
+    for _ in range(steps):
+        best, worst = 0, -1
+        for c in range(atoms):
+            if rates[c] > rates[best]:
+                best = c
+            if change[c] > 0.0 and (worst < 0 or rates[c] < rates[worst]):
+                worst = c
+        slope = rates[best] - rates[worst]
+        if first < 0.0:
+            first = slope
+        if slope <= tolerance * first:
+            break
+        curvature = gram[best, best] + gram[worst, worst] - 2.0 * gram[best, worst]
+        move = change[worst]
+        if curvature > 0.0 and slope < curvature * move:
+            move = slope / curvature
+            change[worst] -= move
+        else:
+            change[worst] = 0.0
+        change[best] += move
+        for c in range(atoms):
+            if rates[c] > -np.inf:
+                rates[c] += move * (gram[worst, c] - gram[best, c])
+    for c in range(atoms):
+        change[c] -= mass[c]
+
+
+@njit
+def clipped_step(old, slope, curvature):
+    """The best coordinate in [0, 1] of the box QP, where the objective has this slope and curvature at ``old``."""
+    if curvature > 0.0:
+        new = old + slope / curvature
+        return 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
+    return 1.0 if slope > 0.0 else old  # the weights do not move along this block: only its loss counts
+
+
+@njit
+def choose_each(rule, corner, mass, hinge, gram, steps, tolerance, change, work):
+    """:func:`choose` for every block of a batch, ``[B, M]``."""
+    for b in range(len(corner)):
+        atoms = mass.shape[1]
+        choose(rule, atoms, corner[b], mass[b], hinge[b], gram[b], steps, tolerance, change[b], work)
+
+
+@njit
+def ascend_gram(matrix, residual, gammas, sweeps, converged):
+    """Coordinate ascent from 0 in the box QP; ``residual`` starts as v and stays ``v - G gamma``."""
+    for _ in range(sweeps):
+        largest = 0.0
+        for i in range(len(residual)):
+            old = gammas[i]
+            new = clipped_step(old, residual[i], matrix[i, i])
+            if new != old:
+                gammas[i] = new
+                row, change = matrix[i], new - old
+                for k in range(len(row)):
+                    residual[k] -= row[k] * change
+                largest = max(largest, abs(new - old))
+        if largest < converged:
+            break
+
+
+@njit_fastmath
+def ascend_gradients(
+    matrices, starts, local, entries, values, weight, sweeps, converged, factor, gammas, curvatures, u, sums
+):
+    """:func:`ascend_gram` with ``G_ij = weight <g_i, g_j>``, given the g_i; a sweep reads each of them twice.
+
+    Args:
+        matrices: Dense parts of the gradients, ``[R, d]`` each.
+        starts, local, entries: The rows of a sparse part: those of gradient i are ``entries[starts[i]:starts[i + 1]]``,
+            ``[*, K]``, and belong to the rows ``local`` of ``sums``. Without a sparse part there are none.
+        values: v.
+        weight, sweeps, converged, factor: See :func:`torchssvm.steps.box_qp.solve_batch`.
+        gammas, curvatures: ``[R]`` float64, zero; the first gets gamma.
+        u, sums: Zero; they get ``factor sum_i gamma_i g_i``, of the dense parts one after another and of the rows.
+
+    Returns:
+        The squared length of ``u`` and ``sums`` together.
+    """
+    for sweep in range(sweeps):
+        largest = 0.0
+        for i in range(len(values)):
+            product, at = 0.0, 0
+            for matrix in matrices:
+                row, end = matrix[i], at + matrix.shape[1]
+                part = u[at:end]
+                along, square = row.dtype.type(0), row.dtype.type(0)
+                for k in range(len(row)):
+                    along += row[k] * part[k]
+                if sweep == 0:
+                    for k in range(len(row)):
+                        square += row[k] * row[k]
+                product += along
+                curvatures[i] += weight * square
+                at = end
+            for p in range(starts[i], starts[i + 1]):
+                row, part = entries[p], sums[local[p]]
+                along, square = row.dtype.type(0), row.dtype.type(0)
+                for k in range(len(row)):
+                    along += row[k] * part[k]
+                if sweep == 0:
+                    for k in range(len(row)):
+                        square += row[k] * row[k]
+                product += along
+                curvatures[i] += weight * square
+            old = gammas[i]
+            new = clipped_step(old, values[i] - weight * product, curvatures[i])
+            if new != old:
+                gammas[i] = new
+                change, at = u.dtype.type(new - old), 0
+                for matrix in matrices:
+                    row, end = matrix[i], at + matrix.shape[1]
+                    part = u[at:end]
+                    for k in range(len(row)):
+                        part[k] += change * row[k]
+                    at = end
+                for p in range(starts[i], starts[i + 1]):
+                    row, part = entries[p], sums[local[p]]
+                    for k in range(len(row)):
+                        part[k] += change * row[k]
+                largest = max(largest, abs(new - old))
+        if largest < converged:
+            break
+    length, unit = 0.0, u.dtype.type(factor)
+    for k in range(len(u)):
+        u[k] *= unit
+        length += np.float64(u[k]) * np.float64(u[k])
+    for r in range(len(sums)):
+        row = sums[r]
+        for k in range(len(row)):
+            row[k] *= unit
+            length += np.float64(row[k]) * np.float64(row[k])
+    return length
