@@ -17,8 +17,7 @@ from torch.func import functional_call, vjp
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale
 from torchssvm.core.precision import full_precision, transformed
-from torchssvm.core.row_sparse import combine_rows, dense, distance
-from torchssvm.solvers.compiled.block import squared_length
+from torchssvm.core.row_sparse import combine_rows, dense, distance, squared_norm
 
 _KEY = "torchssvm.head_call"  # where a node of autograd keeps the call that made it
 _MOST = 1 << 26  # numbers in the gradients of all examples of a batch, where they are made unasked
@@ -209,10 +208,10 @@ def _is_right(call: _HeadCall, potentials: Potentials, parameters: Sequence[Tens
     except Exception:  # whatever the head raises when its inputs are those of a transform
         return False
     expected = adjoint(potentials, scale(parts, factors), parameters)
-    size = squared_length(expected) ** 0.5
+    size = squared_norm(expected) ** 0.5
     return all(
         mine.shape == true.shape
-        and distance([mine], [true]) <= _TOLERANCE * (squared_length([true]) ** 0.5 + _TOLERANCE * size)
+        and distance([mine], [true]) <= _TOLERANCE * (squared_norm([true]) ** 0.5 + _TOLERANCE * size)
         for mine, true in zip(combine(gradients, factors), expected, strict=True)
     )
 

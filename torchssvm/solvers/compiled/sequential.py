@@ -32,7 +32,6 @@ class Sequential(BlockSteps):
     ``MeanParts()``, ``FrankWolfe()`` and ``MaxOracle()``; a batch that holds an example twice is solved by ``BoxQP()``.
     In training, the loss is then the sum of the gaps as the visits found them. The line search should be exact
     (``ExactSearch()``, the default): the steps have been taken already.
-
     """
 
     needs_gradients = visits = True
