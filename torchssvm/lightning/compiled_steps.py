@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
@@ -19,14 +19,11 @@ from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.solver import CompiledBCFW, check_compiled
 from torchssvm.steps.line_search import ExactSearch
 
-if TYPE_CHECKING:
-    from torchssvm.lightning.structured_svm import StructuredSVM
-
 _SHARE = 0.5  # of the memory that is left, at most, for the features of all examples
 
 
-def reason_not_compiled(module: StructuredSVM) -> str | None:
-    """Why the compiled loop cannot train this module; None if it can."""
+def reason_not_compiled(module: Any) -> str | None:
+    """Why the compiled loop cannot train a ``StructuredSVM``; None if it can."""
     if (hook := _transfer_hook(module)) is not None:
         return f"{hook} changes batches on their way"
     if module.features_optimizer is not None:
@@ -47,7 +44,7 @@ def reason_not_compiled(module: StructuredSVM) -> str | None:
     return None
 
 
-def _transfer_hook(module: StructuredSVM) -> str | None:
+def _transfer_hook(module: Any) -> str | None:
     """The first hook that may change a batch between the loader and the module; None if there is none."""
     trainer = module._trainer
     data = None if trainer is None else getattr(trainer, "datamodule", None)
@@ -58,11 +55,11 @@ def _transfer_hook(module: StructuredSVM) -> str | None:
     return None
 
 
-def make_loop(module: StructuredSVM, loader: DataLoader, *, required: bool) -> CompiledBCFW | None:
+def make_loop(module: Any, loader: DataLoader, *, required: bool) -> CompiledBCFW | None:
     """Go through the training set once, keep its features, and make the loop for them.
 
     Args:
-        module: The module, in a fit, with its dual.
+        module: A ``StructuredSVM`` in a fit, with its dual.
         loader: Its training loader.
         required: Whether it is an error if the features do not fit in memory.
 
@@ -95,7 +92,7 @@ def make_loop(module: StructuredSVM, loader: DataLoader, *, required: bool) -> C
     return CompiledBCFW(module.head, module.dual, everything(), direction=module.direction, oracle=module.oracle)
 
 
-def _batches(module: StructuredSVM, loader: DataLoader) -> Iterator[Batch]:
+def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:
     """Every training example once, with what the head is given of it."""
     for batch in loader:
         batch = module.trainer.precision_plugin.convert_input(check_batch(batch))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchssvm.steps.direction import AWAY, Atoms
+from torchssvm.steps.direction import Atoms
+from torchssvm.steps.numba import AWAY
 
 
 class Away:

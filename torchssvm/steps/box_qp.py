@@ -12,6 +12,7 @@ from torchssvm.core.arguments import check_whole
 from torchssvm.core.jit import fits_numba, triton_available
 from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, combine_steps
+from torchssvm.steps.numba import ascend_gradients, ascend_gram
 
 _CONVERGED = 1e-3  # steps are re-scaled by the line search, and corners are only approximately right: no need for more
 
@@ -77,8 +78,6 @@ def _ascend(
     factor: float,
 ) -> BatchSteps:
     """Coordinate ascent on the gradients themselves, at most one of which is sparse."""
-    from torchssvm.steps.numba import ascend_gradients
-
     size, like = len(values), gradients[0]
     flat = [g.flatten(1) for g in dense] or [like.values().new_zeros(size, 0)]
     u = flat[0].new_zeros(sum(g.shape[1] for g in flat))
@@ -141,8 +140,6 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
 
         if len(gram) <= LARGEST:
             return ascend_triton(gram, values, sweeps, _CONVERGED).to(values.device)
-    from torchssvm.steps.numba import ascend_gram
-
     matrix = gram.detach().to("cpu", torch.float64).contiguous().numpy()
     residual = values.detach().to("cpu", torch.float64).numpy().copy()
     gammas = np.zeros_like(residual)

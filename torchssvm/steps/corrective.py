@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchssvm.core.arguments import as_number, check_whole
-from torchssvm.steps.direction import CORRECTIVE, Atoms
+from torchssvm.steps.direction import Atoms
+from torchssvm.steps.numba import CORRECTIVE
 
 
 class Corrective:

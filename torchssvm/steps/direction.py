@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
-"""The directions of this package by their rules in ``torchssvm.steps.numba``; each has its own as an attribute."""
+from torchssvm.steps.numba import CORRECTIVE, HYBRID, choose_each
 
 
 class Atoms:
@@ -73,8 +72,6 @@ class Atoms:
             steps: Of the corrective direction.
             tolerance: Of the corrective direction.
         """
-        from torchssvm.steps.numba import choose_each
-
         size, atoms = self.mass.shape
         curved = rule in (HYBRID, CORRECTIVE)
         gram = self.curvature() * self.num_examples if curved else self.mass.new_zeros(size, 0, 0)

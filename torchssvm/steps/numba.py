@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
-from torchssvm.steps.direction import AWAY, CORRECTIVE, FRANK_WOLFE, HYBRID, PAIRWISE
+
+FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
+"""The directions of this package, by the attribute ``rule`` of each."""
 
 
 @njit

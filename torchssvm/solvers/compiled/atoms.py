@@ -9,7 +9,7 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, score, triangle
-from torchssvm.steps.direction import CORRECTIVE, HYBRID
+from torchssvm.steps.numba import CORRECTIVE, HYBRID
 
 
 @njit

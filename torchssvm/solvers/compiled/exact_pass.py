@@ -13,6 +13,7 @@ from torch import Tensor
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import ExactPass
+from torchssvm.solvers.compiled.exact import exact_range, remember_range
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Model, Options, Scalars, Scratch
 
@@ -51,8 +52,6 @@ class ExactPasses:
         Raises:
             RuntimeError: The hinges are not finite.
         """
-        from torchssvm.solvers.compiled.exact import exact_range
-
         examples = self._examples
         numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
         ranges = split(self._work, max(1, min(_RANGES, _NUMBERS // numbers)))
@@ -98,8 +97,6 @@ class ExactPasses:
         self, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray
     ) -> None:
         """Keep the outputs of a pass, where the storage keeps labelings."""
-        from torchssvm.solvers.compiled.exact import remember_range
-
         if not memory.capacity:
             return
 

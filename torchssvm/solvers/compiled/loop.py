@@ -15,8 +15,7 @@ from torchssvm.solvers.compiled.atoms import (
 )
 from torchssvm.solvers.compiled.block import add_to_weights, decode, potentials, scale_direction, score, squared_length
 from torchssvm.solvers.compiled.prefetch import fetch_block
-from torchssvm.steps.direction import CORRECTIVE, HYBRID
-from torchssvm.steps.numba import cache_serves, choose, exact_step
+from torchssvm.steps.numba import CORRECTIVE, HYBRID, cache_serves, choose, exact_step
 
 
 @njit

@@ -15,6 +15,7 @@ from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.head_adapter import HeadAdapter
+from torchssvm.solvers.compiled.inner import fill_inner
 from torchssvm.solvers.compiled.state import Examples
 
 _DENSE = 0.5  # a feature in a list of those that are not zero takes twice the room, and a little more time
@@ -49,8 +50,6 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
     Raises:
         ValueError: An example is missing or came twice, or a batch is not valid.
     """
-    from torchssvm.solvers.compiled.inner import fill_inner
-
     n, dtype = dual.num_examples, dual.parameters[0].dtype
     lengths, targets = torch.zeros(2, n, dtype=torch.int64)
     pieces: list[Piece] = []

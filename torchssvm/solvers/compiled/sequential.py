@@ -16,6 +16,7 @@ from torchssvm.core.structure import Labeling, Structure
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.storage import Storage, Stored
 from torchssvm.solvers.compiled.head_adapter import HeadAdapter, find_adapter
+from torchssvm.solvers.compiled.inner import fill_inner, list_tokens
 from torchssvm.solvers.compiled.packing import offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Options, Scalars, make_scratch
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
@@ -89,7 +90,7 @@ def _visit(
     n: int,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Labelings, gammas, gaps and combined gradients; ``psi`` are the blocks, shaped like the potentials."""
-    from torchssvm.solvers.compiled.loop import visit_batch
+    from torchssvm.solvers.compiled.loop import visit_batch  # it imports Numba, which takes half a second
 
     adapter = find_adapter(head)
     if not structure.same_as(adapter.structure):
@@ -147,8 +148,6 @@ def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
 
 def _dense(adapter: HeadAdapter, x: Tensor, target: Labeling) -> Examples:
     """The examples of a batch of dense features."""
-    from torchssvm.solvers.compiled.inner import list_tokens
-
     tokens = (x if x.ndim == 3 else x.unsqueeze(1)).detach().contiguous()
     y, cost, lengths = adapter.targets(target)
     room = len(y) * tokens.shape[2] + 1
@@ -162,8 +161,6 @@ def _dense(adapter: HeadAdapter, x: Tensor, target: Labeling) -> Examples:
 
 def _from_lists(adapter: HeadAdapter, x: SparseFeatures, target: Labeling) -> tuple[Tensor, Examples]:
     """The columns that a batch of lists has, and its examples with these columns only."""
-    from torchssvm.solvers.compiled.inner import fill_inner
-
     lists = adapter.features(x, target)
     assert isinstance(lists, Lists)
     rows, local = lists.columns.unique(return_inverse=True)

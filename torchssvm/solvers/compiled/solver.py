@@ -253,7 +253,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         Returns:
             Visits made.
         """
-        from torchssvm.solvers.compiled.loop import visit_blocks
+        from torchssvm.solvers.compiled.loop import visit_blocks  # it imports Numba, which takes half a second
 
         dual, memory = self.dual, self._memory
         tree = sums_of(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)

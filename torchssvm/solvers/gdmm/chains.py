@@ -17,8 +17,17 @@ from torchssvm.core.threads import run_in_chunks
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
+from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
+from torchssvm.solvers.gdmm.chain_exact import columns_of, exact_hinges, sum_features
+from torchssvm.solvers.gdmm.chain_pass import update_multipliers, visit_chains
+from torchssvm.solvers.gdmm.chain_rounding import round_chains
+from torchssvm.solvers.gdmm.chain_state import Duals, Options, make_duals, make_scratch, make_tokens, with_room
+from torchssvm.solvers.gdmm.pair_weights import PairWeights, as_list, make_pairs
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
+from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors
 from torchssvm.solvers.gdmm.rules import BlockRule
+from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown
+from torchssvm.solvers.gdmm.sorted_entries import state as state_of
 
 _BEST = 32  # previous labels that an exact pass keeps in order
 
@@ -36,9 +45,6 @@ class ChainProblem(Problem):
     has_relaxation = False
 
     def __init__(self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool) -> None:
-        from torchssvm.solvers.gdmm.chain_state import make_duals, make_tokens
-        from torchssvm.solvers.gdmm.pair_weights import make_pairs
-
         self.head = head
         self.dual = dual
         examples, self.targets = pack(find_adapter(head), dual, batches)
@@ -58,10 +64,6 @@ class ChainProblem(Problem):
 
     def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
         """Visit chains; see :class:`Problem`."""
-        from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
-        from torchssvm.solvers.gdmm.chain_pass import visit_chains
-        from torchssvm.solvers.gdmm.chain_state import Options, make_scratch, with_room
-
         blocks = 2 * self._longest
         most = int(np.bincount(order).max()) * (blocks if rule.greedy else 1) if len(order) else 0
         self.duals = with_room(self.duals, visits=most)
@@ -81,17 +83,12 @@ class ChainProblem(Problem):
         return int(self.pairs.entries.counters[2])
 
     def _make_room(self, needed: int) -> None:
-        from torchssvm.solvers.gdmm.sorted_entries import grown
-
         entries = self.pairs.entries
         wanted = max(2 * len(entries.value), int(entries.counters[0]) + needed)
         self.pairs = self.pairs._replace(entries=grown(entries, wanted))
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`."""
-        from torchssvm.solvers.gdmm.chain_pass import update_multipliers
-        from torchssvm.solvers.gdmm.chain_state import with_room
-
         totals = np.zeros(3)
         self.duals = with_room(self.duals, visits=0)
         update_multipliers(0, self.dual.num_examples, self.tokens, self.duals, step, self.num_states, totals)
@@ -118,8 +115,6 @@ class ChainProblem(Problem):
 
     def refresh(self) -> float:
         """Sum the weights anew, in float64: rounding makes the held ones drift."""
-        from torchssvm.solvers.gdmm.chain_exact import sum_features
-
         total = np.zeros(self.weights.shape)
         sum_features(self.tokens, self.duals.variables, self.dual.lam * self.dual.num_examples, total)
         drift = float(np.square(total - self.weights).sum()) ** 0.5
@@ -128,8 +123,6 @@ class ChainProblem(Problem):
 
     def rounded(self) -> Rounded:
         """A feasible dual point near the iterate, twice; see ``chain_rounding``."""
-        from torchssvm.solvers.gdmm.chain_exact import columns_of, sum_features
-
         scale = self.dual.lam * self.dual.num_examples
         total = np.zeros(self.weights.shape)
         loss = sum_features(self.tokens, self.duals.variables, scale, total)
@@ -151,16 +144,12 @@ class ChainProblem(Problem):
 
     def _rounded_pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys and masses of consistent pairs, and the token that each begins at."""
-        from torchssvm.solvers.gdmm.chain_rounding import round_chains
-
         pairs = round_chains(self.duals, self.num_states)
         places = _places(pairs.start[:-1], pairs.size)
         return pairs.key[places], pairs.x[places], np.repeat(np.arange(len(pairs.size)), pairs.size)
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Exact hinges by Viterbi that looks at the pairs with a weight only."""
-        from torchssvm.solvers.gdmm.chain_exact import columns_of, exact_hinges
-
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
         weights = np.zeros(self.weights.shape, self.weights.dtype)
         weights[: self.num_features] = self.head.by_feature(named["emission"].detach()).numpy()
@@ -206,22 +195,16 @@ class ChainProblem(Problem):
 
     def state_dict(self) -> dict[str, Any]:
         """Duals and weights."""
-        from torchssvm.solvers.gdmm.ragged import as_tensors
-        from torchssvm.solvers.gdmm.sorted_entries import state
-
         return {
             "kind": "chains",
             "targets": self.targets,
             "weights": torch.from_numpy(self.weights.copy()),
             "dense": torch.from_numpy(self.pairs.dense.copy()),
-            "entries": state(self.pairs.entries),
+            "entries": state_of(self.pairs.entries),
             **{name: as_tensors(lists) for name, lists in zip(self.duals._fields, self.duals, strict=True)},
         }
 
     def _schema(self) -> Schema:
-        from torchssvm.solvers.gdmm.ragged import check_lists
-        from torchssvm.solvers.gdmm.sorted_entries import check_entries
-
         tokens, most = len(self.tokens.y), self.num_states
         return {
             "kind": Same("chains"),
@@ -235,8 +218,6 @@ class ChainProblem(Problem):
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        from torchssvm.solvers.gdmm.ragged import check_masses
-
         super()._check_relations(state, where)
         tied = np.ones(len(self.tokens.y), bool)
         check_masses(state["variables"], tied, f"{where}['variables']")
@@ -248,11 +229,6 @@ class ChainProblem(Problem):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a state that :meth:`check_state` has let pass."""
-        from torchssvm.solvers.gdmm.chain_state import Duals
-        from torchssvm.solvers.gdmm.pair_weights import PairWeights
-        from torchssvm.solvers.gdmm.ragged import from_tensors
-        from torchssvm.solvers.gdmm.sorted_entries import from_state
-
         self.weights = state["weights"].numpy().copy()
         self.pairs = PairWeights(from_state(state["entries"]), state["dense"].numpy().copy())
         self.duals = Duals(*(from_tensors(state[name]) for name in Duals._fields))
@@ -260,8 +236,6 @@ class ChainProblem(Problem):
 
 def as_list_of(pairs: Any) -> tuple[np.ndarray, np.ndarray]:
     """See ``pair_weights.as_list``."""
-    from torchssvm.solvers.gdmm.pair_weights import as_list
-
     return as_list(pairs)
 
 

@@ -17,6 +17,29 @@ from torchssvm.core.potentials import Parts
 from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.state import DualState
+from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
+from torchssvm.solvers.gdmm.chain_state import Options
+from torchssvm.solvers.gdmm.entry_heaps import change
+from torchssvm.solvers.gdmm.label_set_means import choose_means
+from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
+from torchssvm.solvers.gdmm.label_set_state import (
+    LabelSets,
+    PairTable,
+    as_tensors,
+    check_factors,
+    from_tensors,
+    make_room,
+    no_interactions,
+    with_room,
+)
+from torchssvm.solvers.gdmm.label_set_sums import (
+    score_sets,
+    sum_all_consistent,
+    sum_factors,
+    sum_features,
+    sum_gains,
+    update_multipliers,
+)
 from torchssvm.solvers.gdmm.problem import (
     DualPoint,
     Hinges,
@@ -27,6 +50,8 @@ from torchssvm.solvers.gdmm.problem import (
     squares_of,
 )
 from torchssvm.solvers.gdmm.rules import BlockRule
+from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries
+from torchssvm.solvers.gdmm.sorted_entries import state as state_of
 from torchssvm.solvers.objective import every_example
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 
@@ -51,9 +76,6 @@ class LabelSetProblem(Problem):
     def __init__(
         self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200
     ) -> None:
-        from torchssvm.solvers.gdmm.label_set_state import LabelSets, PairTable, no_interactions
-        from torchssvm.solvers.gdmm.sorted_entries import make_entries
-
         self.head = head
         self.dual, self.ordered, self.sweeps = dual, ordered, sweeps
         self.num_labels: int = self.head.structure.num_labels
@@ -109,11 +131,6 @@ class LabelSetProblem(Problem):
 
     def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
         """Visit examples; see :class:`Problem`."""
-        from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
-        from torchssvm.solvers.gdmm.chain_state import Options
-        from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
-        from torchssvm.solvers.gdmm.label_set_state import make_room
-
         largest = int(np.diff(self.factors.start).max())
         scratch = make_room(self.num_labels, largest)
         scale = self.dual.lam * self.dual.num_examples
@@ -141,15 +158,11 @@ class LabelSetProblem(Problem):
         return scratch.totals
 
     def _make_room(self, needed: int) -> None:
-        from torchssvm.solvers.gdmm.sorted_entries import grown
-
         entries = self.entries
         self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`. Room is made and sums are renewed here: passes may be in portions."""
-        from torchssvm.solvers.gdmm.label_set_sums import sum_gains, update_multipliers
-
         totals = np.zeros(3)
         update_multipliers(self.q, self.factors, step, totals)
         sum_gains(self.pairs)
@@ -159,8 +172,6 @@ class LabelSetProblem(Problem):
 
     def _make_room_for_factors(self) -> None:
         """For what a pass may add."""
-        from torchssvm.solvers.gdmm.label_set_state import with_room
-
         self.factors = with_room(self.factors, _EXTRA + self.factors.size // 2)
 
     def held(self) -> list[Tensor]:
@@ -179,8 +190,6 @@ class LabelSetProblem(Problem):
 
     def refresh(self) -> float:
         """Sum the weights anew, in float64."""
-        from torchssvm.solvers.gdmm.label_set_sums import sum_factors, sum_features, sum_gains
-
         scale = self.dual.lam * self.dual.num_examples
         total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.value.shape)
         sum_features(self.sets, self.q, scale, total)
@@ -194,17 +203,12 @@ class LabelSetProblem(Problem):
         return float(drift) ** 0.5
 
     def _renew_entries(self) -> None:
-        from torchssvm.solvers.gdmm.entry_heaps import change
-
         for number in range(int(self.entries.counters[0])):
             a, b = self.entries.row[number], self.entries.col[number]
             change(self.entries, number, self.pairs.value[a, b])
 
     def rounded(self) -> Rounded:
         """The labels as they are: with the pairs of means of label sets, and with pairs as near as they may be."""
-        from torchssvm.solvers.gdmm.label_set_means import choose_means
-        from torchssvm.solvers.gdmm.label_set_sums import sum_all_consistent, sum_features
-
         n, size = self.dual.num_examples, self.num_labels
         scale = self.dual.lam * n
         total, pairs = np.zeros(self.weights.shape), np.zeros((size, size))
@@ -217,8 +221,6 @@ class LabelSetProblem(Problem):
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Those of the linear program, bounded by messages; what they leave open, the structure's decoder searches."""
-        from torchssvm.solvers.gdmm.label_set_sums import score_sets
-
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
         weights = np.zeros(self.weights.shape, self.weights.dtype)
         weights[: self.num_features] = self.head.by_feature(named["unary"]).numpy()
@@ -247,8 +249,6 @@ class LabelSetProblem(Problem):
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
         """Index, potentials, psi and losses of every batch, of distributions over label sets."""
-        from torchssvm.solvers.gdmm.label_set_means import choose_means
-
         i, j = np.triu_indices(self.num_labels, 1)
         share, dtype = 1.0 / self.dual.num_examples, self.head.unary.dtype
         means = choose_means(self.q, self.sets.y)
@@ -264,9 +264,6 @@ class LabelSetProblem(Problem):
 
     def state_dict(self) -> dict[str, Any]:
         """Duals and weights."""
-        from torchssvm.solvers.gdmm.label_set_state import as_tensors
-        from torchssvm.solvers.gdmm.sorted_entries import state
-
         return {
             "kind": "label sets",
             "targets": self.targets,
@@ -274,15 +271,12 @@ class LabelSetProblem(Problem):
             "pairs": torch.from_numpy(self.pairs.value.copy()),
             "gain": torch.from_numpy(self.pairs.gain.copy()),
             "q": torch.from_numpy(self.q.copy()),
-            "entries": state(self.entries),
+            "entries": state_of(self.entries),
             "passes": self.passes,
             "factors": as_tensors(self.factors),
         }
 
     def _schema(self) -> Schema:
-        from torchssvm.solvers.gdmm.label_set_state import check_factors
-        from torchssvm.solvers.gdmm.sorted_entries import check_entries
-
         n, size = self.q.shape
         return {
             "kind": Same("label sets"),
@@ -312,9 +306,6 @@ class LabelSetProblem(Problem):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a state that :meth:`check_state` has let pass."""
-        from torchssvm.solvers.gdmm.label_set_state import PairTable, from_tensors
-        from torchssvm.solvers.gdmm.sorted_entries import from_state
-
         self.weights, self.q, pairs, gain = (state[name].numpy().copy() for name in ("weights", "q", "pairs", "gain"))
         self.pairs, self.entries = PairTable(pairs, gain), from_state(state["entries"])
         self.factors, self.passes = from_tensors(state["factors"]), state["passes"]

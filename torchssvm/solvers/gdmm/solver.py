@@ -18,6 +18,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Declaration, Each, Open, Stateful, with_seal
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.solvers.certificate import crosses
@@ -323,8 +324,6 @@ class GDMM(Optimizer, Stateful):
             MemoryError: The blocks would not fit.
             RuntimeError: The weights, or targets, were changed by others.
         """
-        from torchssvm.dual.mean_parts import MeanParts
-
         storage = storage if storage is not None else MeanParts()
         if not isinstance(storage, MeanParts):
             raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
