@@ -52,7 +52,7 @@ class Listing:
     def features(self, i: int, output: tuple[int, ...]) -> np.ndarray:
         """phi(x_i, y), in the order of the heads' parameters."""
         one = np.eye(self.states)[list(output)]  # [T, K]
-        pieces = [self.x[i].T @ one]
+        pieces = [one.T @ self.x[i]]
         if self.chain:
             pieces.append(one[:-1].T @ one[1:])
         if self.bias:

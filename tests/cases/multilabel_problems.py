@@ -46,8 +46,9 @@ class MultilabelProblem:
         """All sets of labels of all examples, from the definitions of score and loss."""
         truth, sets = Reference([], [], [], self.lam), np.array(list(itertools.product((0.0, 1.0), repeat=K)))
         pairs = np.array([[y[0] * y[1], y[0] * y[2], y[1] * y[2]] for y in sets])
+        order = "f,yk->yfk" if self.sparse else "f,yk->ykf"
         for x, y in zip(self.dense.double().numpy(), self.y.double().numpy(), strict=True):
-            features = np.concatenate([np.einsum("f,yk->yfk", x, sets).reshape(len(sets), -1), sets, pairs], 1)
+            features = np.concatenate([np.einsum(order, x, sets).reshape(len(sets), -1), sets, pairs], 1)
             truth.losses.append(np.abs(sets - y).mean(1))
             truth.changes.append(features - features[(sets == y).all(1)])
         return truth

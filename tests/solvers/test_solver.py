@@ -152,12 +152,12 @@ def test_multiclass_is_liblinears_crammer_singer():
     everything = problem.batch(range(problem.n))
 
     def primal(weight: torch.Tensor) -> float:
-        scores = everything.x @ weight
+        scores = everything.x @ weight.t()
         scores = scores + 1.0 - torch.nn.functional.one_hot(everything.y, 10)
-        hinge = scores.max(1).values - (everything.x @ weight).gather(1, everything.y.unsqueeze(1)).squeeze(1)
+        hinge = scores.max(1).values - (everything.x @ weight.t()).gather(1, everything.y.unsqueeze(1)).squeeze(1)
         return float(lam / 2 * weight.square().sum() + hinge.mean())
 
-    theirs = primal(torch.from_numpy(model.coef_.T.copy()))
+    theirs = primal(torch.from_numpy(model.coef_))
     training = problem.train()
     sampler = GapBatchSampler(training.dual, batch_size=50)
     found = None

@@ -92,9 +92,7 @@ class HeadAdapter(ABC):
         zero = torch.zeros(self.num_states, dtype=emission.dtype)
         if pairs is None:
             pairs = torch.zeros(0, self.num_states, dtype=emission.dtype)
-        wide = [
-            _fill_up(t.detach(), width) for t in (emission.contiguous(), *(zero if b is None else b for b in biases))
-        ]
+        wide = [_fill_up(t.detach(), width) for t in (emission, *(zero if b is None else b for b in biases))]
         bias, first = biases[0], biases[1]
         arrays: list[Any] = [t.numpy() for t in (wide[0], pairs.detach(), *wide[1:])]
         return Model(*arrays, bias is not None, first is not None)  # type: ignore[call-arg]
@@ -222,8 +220,11 @@ class MulticlassAdapter(HeadAdapter):
 
 
 def _fill_up(tensor: Tensor, width: int) -> Tensor:
-    missing = width - tensor.shape[-1]
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+    if tensor.shape[-1] == width and tensor.is_contiguous():
+        return tensor
+    wide = tensor.new_zeros(*tensor.shape[:-1], width)
+    wide[..., : tensor.shape[-1]] = tensor
+    return wide
 
 
 def find_adapter(head: nn.Module) -> HeadAdapter:
