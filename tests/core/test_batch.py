@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from torchssvm import Batch
-from torchssvm.core.batch import to_device
+from torchssvm.core.batch import to_device, tree_tensors
 
 
 class Copies(TorchFunctionMode):
@@ -41,3 +45,56 @@ def test_the_host_goes_on_while_a_device_is_written_to():
     assert copies.waits == [False] * 3
     assert moved.x.device.type == "meta"
     assert moved.lengths is None
+
+
+def nested() -> Batch:
+    x = {"pixels": torch.rand(2, 3), "graph": [torch.arange(4), (torch.ones(1), "a word")]}
+    return Batch(x, torch.tensor([0, 1]), torch.arange(2), torch.tensor([3, 1]))
+
+
+def test_a_batch_unpacks_in_order_and_index_is_the_index():
+    batch = nested()
+    x, y, index, lengths = batch
+    assert (x is batch.x, y is batch.y, index is batch.index, lengths is batch.lengths) == (True,) * 4
+    assert batch.index.tolist() == [0, 1]
+    assert Batch(x, y, index).lengths is None
+
+
+def test_one_field_is_replaced_in_a_new_batch():
+    batch = nested()
+    other = batch.replace(y=torch.tensor([1, 1]))
+    assert other.y.tolist() == [1, 1]
+    assert batch.y.tolist() == [0, 1]
+    assert other.x is batch.x
+    with pytest.raises(TypeError, match="targets"):
+        batch.replace(targets=batch.y)
+
+
+def test_every_tensor_is_pinned(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor + 1)
+    batch = nested()
+    found = pin_memory(batch)  # as a DataLoader(pin_memory=True) does
+    assert isinstance(found, Batch)
+    assert len(pinned) == 6
+    assert found.x["graph"][0].tolist() == [1, 2, 3, 4]
+    assert found.x["graph"][1][1] == "a word"
+
+
+def test_copies_and_workers_give_the_same_batch():
+    batch = nested()
+    (from_worker,) = DataLoader([0], num_workers=1, collate_fn=lambda items: nested().replace(x=torch.ones(2)))
+    assert from_worker.x.tolist() == [1.0, 1.0]
+    for other in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
+        assert [t.tolist() for t in tree_tensors(other)] == [t.tolist() for t in tree_tensors(batch)]
+
+
+def test_lightning_moves_and_casts_it():
+    pytest.importorskip("lightning")
+    from lightning.fabric.utilities.apply_func import move_data_to_device
+    from lightning.pytorch.plugins.precision import DoublePrecision
+
+    moved = move_data_to_device(nested(), torch.device("meta"))
+    assert moved.x["graph"][1][0].is_meta
+    cast = DoublePrecision().convert_input(nested())
+    assert (cast.x["pixels"].dtype, cast.y.dtype) == (torch.float64, torch.int64)

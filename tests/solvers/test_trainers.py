@@ -22,6 +22,7 @@ from torchssvm import (
     ExponentiatedGradient,
     NSlack,
     OneSlack,
+    Recipe,
     RunOptions,
     in_order,
 )
@@ -91,7 +92,7 @@ def test_options_are_checked_where_they_are_made():
     for wrong, error, words in (
         ({"batch_size": 0}, ValueError, "batch_size=0"),
         ({"batch_size": 2.5}, ValueError, "batch_size=2.5"),
-        ({"seed": -1}, ValueError, "seed=-1"),
+        ({"seed": "a"}, TypeError, "seed='a'"),
         ({"order": "gaps"}, TypeError, "order='gaps'"),
         ({"schedule": 3}, TypeError, "schedule=3"),
         ({"collate_fn": 3}, TypeError, "collate_fn=3"),
@@ -102,6 +103,10 @@ def test_options_are_checked_where_they_are_made():
     loss = BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
     with pytest.raises(TypeError, match="options=16 must be"):
         torchssvm.solve(problem.head, loss, range(6), tolerance=0.1, options=16)
+    with pytest.raises(TypeError, match="make_loss=None must be a function"):
+        Recipe(make_loss=None)
+    with pytest.raises(TypeError, match="recipe=3 must be"):
+        torchssvm.grid_search(problem.head, range(6), [0.1], tolerance=0.1, recipe=3)
 
 
 def test_the_batches_of_a_pass_can_be_read_again():
