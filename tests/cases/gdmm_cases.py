@@ -527,7 +527,7 @@ class FactorGraphTestCase(ABC):
                 GDMM(task.head, batches, num_examples=task.n, lam=0.1)
         with pytest.raises(TypeError, match="head is a generator, and must be a module"):
             GDMM(task.head.parameters(), every, num_examples=task.n, lam=0.1)
-        with pytest.raises(TypeError, match="state_dict is a NoneType"):
+        with pytest.raises(ValueError, match="GDMM should be a dict, it is a NoneType"):
             self.trained(1).load_state_dict(None)
 
     def test_batches_that_do_not_hold_every_example_once(self):

@@ -25,7 +25,7 @@ _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter g
 _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
-class BCFW(Optimizer, Stateful):
+class BCFW(Stateful, Optimizer):
     """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, minibatches and all orders of [G16]): no learning rate.
 
     A step takes what the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d`` with ``d = grad`` and the gamma
@@ -276,18 +276,9 @@ class BCFW(Optimizer, Stateful):
         if len({group["lr"] for group in groups}) != 1:
             raise damaged(f"{where}['param_groups'] do not show one step")
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the dual and the weights to the bit; nothing changes if the state does not fit.
-
-        Raises:
-            ValueError: The state is not one of BCFW, is of another problem, or is damaged.
-        """
-        self.check_state(state_dict)
-        self.restore(state_dict)
-
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`check_state` has let pass."""
-        super().load_state_dict({name: value for name, value in state.items() if name != "dual"})
+        """Restore the dual and the weights to the bit, from a state that :meth:`check_state` has let pass."""
+        Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "dual"})
         self._rate = state["param_groups"][0]["lr"]
         self.dual.restore(state["dual"])
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_parameters, check_positive
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Each, Entry, Open, Same, check, damaged
+from torchssvm.core.schema import Declaration, Each, Entry, Open, Same, Stateful, damaged
 
 
-class Subgradient(Optimizer):
+class Subgradient(Stateful, Optimizer):
     """Stochastic subgradient with the Pegasos step size ([B13] section 6 and appendix F, "SSG").
 
     ``w <- (1 - eta lam) w - eta grad`` with ``eta = 1/(lam (k+1))`` in step k = 0, 1, ..., for the loss
@@ -37,6 +37,8 @@ class Subgradient(Optimizer):
         ValueError: ``lam`` or ``max_loss`` is not positive, or a group has other options.
         TypeError: One of both is no number.
     """
+
+    state_name = "Subgradient"
 
     def __init__(
         self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lam: float, *, max_loss: float | None = None
@@ -102,16 +104,15 @@ class Subgradient(Optimizer):
             group["lr"], group["steps"] = rate, k + 1
         return result
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the step sizes of a checkpoint, to the bit; the weights are in that of the head.
-
-        Raises:
-            ValueError: The state is of another optimizer or problem, or damaged; nothing has changed then.
-        """
-        here, name = self.param_groups[0], type(self).__name__
-        problem = {"lam": Same(here["lam"]), "max_loss": Same(here["max_loss"])}
+    def _schema(self) -> Declaration:
+        problem = {name: Same(self.param_groups[0][name]) for name in ("lam", "max_loss")}
         groups = Each(list, Open({**problem, "steps": Entry(int, low=0), "lr": Entry(float, low=0.0)}))
-        check(state_dict, Open({"state": dict, "param_groups": groups}), name)
-        if len({group["steps"] for group in state_dict["param_groups"]}) != 1:
-            raise damaged(f"{name}['param_groups'] is empty, or its groups have taken different steps")
-        super().load_state_dict(state_dict)
+        return Open({"state": dict, "param_groups": groups})
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if len({group["steps"] for group in state["param_groups"]}) != 1:
+            raise damaged(f"{where}['param_groups'] is empty, or its groups have taken different steps")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on with the step sizes of a checkpoint, to the bit; the weights are in that of the head."""
+        Optimizer.load_state_dict(self, state)

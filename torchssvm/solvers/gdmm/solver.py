@@ -39,7 +39,7 @@ from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
 from torchssvm.solvers.trainer import run_until
 
 
-class GDMM(Optimizer, Stateful):
+class GDMM(Stateful, Optimizer):
     """Training without decoding, for outputs too large to decode: factors train apart, tied by multipliers [Y16].
 
     Every factor keeps a distribution over its configurations, of which few are active. A pass visits the factors of all
@@ -354,24 +354,13 @@ class GDMM(Optimizer, Stateful):
         groups = Each(list, Open({"params": list}))
         return Open({"gdmm": partial(check_own, problem=self.problem), "state": dict, "param_groups": groups})
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on to the same bits; nothing changes if the state does not fit.
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on, to the same bits, from a state that :meth:`check_state` has let pass.
 
         A state of the same targets and other features is taken, with a warning. The head gets the weights as they are:
         within a pass, the head of a run that was left alone has those of the pass's start until its end.
-
-        Raises:
-            TypeError: It is no dict.
-            ValueError: The state is not one of GDMM, is of another problem, or is damaged.
         """
-        if not isinstance(state_dict, dict):
-            raise TypeError(f"state_dict is a {type(state_dict).__name__}, and must be what state_dict() returned")
-        self.check_state(state_dict)
-        self.restore(state_dict)
-
-    @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state that :meth:`check_state` has let pass."""
         own = state["gdmm"]
         same_features = own["features"] == self.problem.features
         if not same_features:
@@ -379,7 +368,7 @@ class GDMM(Optimizer, Stateful):
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
                 "are summed anew from these features, and what was certified for the others is forgotten",
             )
-        super().load_state_dict({name: value for name, value in state.items() if name != "gdmm"})
+        Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "gdmm"})
         self.problem.restore(own["problem"])
         self._generator = torch.Generator()
         self._generator.set_state(own["generator"])
