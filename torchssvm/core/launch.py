@@ -9,27 +9,27 @@ import numpy as np
 from torch import Tensor
 
 from torchssvm.core import tuning
-from torchssvm.core.jit import COMPILED, arrays
+from torchssvm.core.jit import COMPILED, Kernel
 from torchssvm.core.threads import run_in_chunks
 
 
 def compiles(*scores: Tensor) -> bool:
     """Whether kernels take these scores: all of one dtype, float32 or float64."""
-    return scores[0].dtype in COMPILED and len({tensor.dtype for tensor in scores}) == 1
+    return scores[0].dtype in COMPILED and all(tensor.dtype is scores[0].dtype for tensor in scores[1:])
 
 
 def once(tensor: Tensor) -> Tensor:
     """One row of a tensor that is one row seen B times, ``[1, ...]``; any other as it is."""
-    return tensor[:1] if len(tensor) and tensor.stride(0) == 0 else tensor
+    return tensor[:1] if tensor.stride(0) == 0 and tensor.shape[0] else tensor
 
 
 def launch(
-    kernel: Callable[..., Any],
+    kernel: Kernel,
     inputs: Sequence[Any],
     outputs: Sequence[Tensor],
     work: np.ndarray,
     memory: Callable[[], tuple[Any, ...]],
-    grain: float | None = None,
+    each: float = 1.0,
 ) -> list[Any]:
     """Fill ``outputs``: ``kernel(*inputs, begin, end, *memory(), *outputs)`` for ranges of about equal work.
 
@@ -37,17 +37,20 @@ def launch(
         kernel: Handles the examples ``begin`` to ``end - 1``.
         inputs: Tensors, given as contiguous arrays; anything else is given as it is.
         outputs: Contiguous tensors, given as arrays of the same memory.
-        work: ``[B]``, of each example.
+        work: ``[B]``, of each example, in any unit.
         memory: What a thread needs of its own, of any content: see :func:`.scratch`.
-        grain: Work that is done while another thread wakes up; None is for pairs of states, see ``tuning``.
+        each: To how many pairs of states a unit of work compares: see ``tuning.GRAIN``.
 
     Returns:
         What the kernel returned for each range; nothing for an empty batch.
     """
-    given = [arrays(x.contiguous())[0] if isinstance(x, Tensor) else x for x in inputs]
-    filled = arrays(*outputs)
+    given = [
+        (x.detach() if x.requires_grad else x).contiguous().numpy() if isinstance(x, Tensor) else x for x in inputs
+    ]
+    filled = [x.numpy() for x in outputs]
+    call = kernel.dispatcher
 
     def run(begin: int, end: int, _: int) -> Any:
-        return kernel(*given, begin, end, *memory(), *filled)
+        return call(*given, begin, end, *memory(), *filled)
 
-    return run_in_chunks(run, work, grain=tuning.GRAIN if grain is None else grain)
+    return run_in_chunks(run, work, grain=tuning.GRAIN / each)

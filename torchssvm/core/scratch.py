@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
+import torch
 
 _KEPT = 2**24  # bytes; a larger buffer is for one call
 _LINE = 64  # bytes of a cache line
 
-_local = threading.local()
+
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.by_dtype: dict[torch.dtype, np.ndarray] = {}
 
 
-def scratch(count: int, dtype: Any) -> np.ndarray:
+_kept = _Buffers()
+
+
+def scratch(count: int, dtype: torch.dtype) -> np.ndarray:
     """``[at least count]`` numbers of any value, from the start of a cache line; this thread's next call reuses it."""
-    kept = _local.__dict__.get(dtype)
+    kept = _kept.by_dtype.get(dtype)
     if kept is not None and len(kept) >= count:
         return kept
-    size = np.dtype(dtype).itemsize
     # Half as much again, so that batches that grow slowly do not allocate each time.
-    buffer = np.empty(count + count // 2 + _LINE // size, dtype)
-    buffer = buffer[-buffer.ctypes.data % _LINE // size :]
+    buffer = torch.empty(count + count // 2 + _LINE // dtype.itemsize, dtype=dtype).numpy()
+    buffer = buffer[-buffer.ctypes.data % _LINE // dtype.itemsize :]
     if buffer.nbytes <= _KEPT:
-        _local.__dict__[dtype] = buffer
+        _kept.by_dtype[dtype] = buffer
     return buffer

@@ -17,7 +17,9 @@ def by_example(matrices: Tensor) -> Tensor:
 
     One that is seen B times is there once.
     """
-    matrices = once(matrices.unsqueeze(0) if matrices.ndim == 2 else matrices)
+    if matrices.ndim == 2:
+        return matrices.expand(1, 1, -1, -1)
+    matrices = once(matrices)
     return matrices.unsqueeze(1) if matrices.ndim == 3 else matrices
 
 

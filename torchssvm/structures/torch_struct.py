@@ -1,7 +1,8 @@
 """The distributions of torch-struct that can decode, as structures for max-margin training.
 
-torch-struct is not imported here; the user passes one of its classes. Its decoders have habits that this
-adapter evens out, so that an answer depends on an example's own potentials and on nothing else:
+torch-struct, the extra ``torchssvm[torch-struct]``, is not imported here; the user passes one of its classes. Its
+decoders have habits that this adapter evens out, so that an answer depends on an example's own potentials and on nothing
+else:
 
 * Impossible parts score -1e5 or -1e9 there, and potentials of that size get past them (the answer is then
   empty, or no output). Each example is decoded times a power of two that keeps the score of every output well
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
+from torchssvm.core.extras import needs
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Marginals, Structure
 
@@ -465,7 +467,8 @@ def _multiroot_put_back(name: str | None) -> Iterator[None]:
     if name != "DependencyCRF":
         yield
         return
-    from torch_struct.deptree import DepTree
+    with needs("TorchStruct needs torch-struct: pip install 'torchssvm[torch-struct]'", "torch_struct"):
+        from torch_struct.deptree import DepTree
 
     with _multiroot_lock:
         before = vars(DepTree).get("multiroot")

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core import tuning
 from torchssvm.core.launch import launch
 from torchssvm.core.operators import define
 from torchssvm.core.scratch import scratch
@@ -57,8 +56,8 @@ def _decode(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[
         (scores.detach().to("cpu", torch.float64), known, single_root),
         (heads, value),
         known.astype(np.float64) ** 2,
-        lambda: (scratch(size * size, np.float64), scratch(3 * size * size + 14 * size, np.int64)),
-        grain=tuning.GRAIN / 4,
+        lambda: (scratch(size * size, torch.float64), scratch(3 * size * size + 14 * size, torch.int64)),
+        each=4,
     )
     return heads.to(scores.device), value.to(scores.device, scores.dtype)
 

@@ -55,7 +55,7 @@ def _on_cpu(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[
         (scores, known, single_root),
         (heads, value),
         0.5 * known.astype(np.float64) ** 3,  # a span of width w is compared at 3 w splits; T^3 / 2 of these in all
-        lambda: (scratch(6 * size * size, value.numpy().dtype), scratch(3 * (2 * size + 2), np.int64)),
+        lambda: (scratch(6 * size * size, value.dtype), scratch(3 * (2 * size + 2), torch.int64)),
     )
     return heads, value
 

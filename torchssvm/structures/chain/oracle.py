@@ -62,8 +62,9 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
         decode,
         (emission, pairs, known, order, group, shape),
         (labels, value),
-        (run[order] if len(order) else run) * states**2,
-        lambda: (scratch(room, value.numpy().dtype), scratch(group, np.int64)),
+        run[order] if len(order) else run,
+        lambda: (scratch(room, value.dtype), scratch(group, torch.int64)),
+        each=states**2,
     )
     if (row := max(bad, default=-1)) >= 0:
         raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {run[row]} in row {row}")

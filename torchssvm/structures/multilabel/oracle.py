@@ -17,7 +17,7 @@ from torchssvm.structures.multilabel.message_passing import Workspace, workspace
 from torchssvm.structures.multilabel.numba import decode
 from torchssvm.structures.multilabel.reference import best_label_sets_torch
 
-_GRAIN = 50.0  # examples that are decoded while another thread wakes up
+_EACH = 8_000.0  # pairs of states that are compared while an example is decoded
 
 _local = threading.local()
 
@@ -75,8 +75,8 @@ def best_label_sets(
         (unary.cpu(), (weights if weights.ndim == 3 else weights.unsqueeze(0)).cpu(), sweeps, effort),
         (labels, value, bound),
         np.ones(batch),
-        lambda: (scratch(2 * size, np.float64), _memory(size)),
-        grain=_GRAIN,
+        lambda: (scratch(2 * size, torch.float64), _memory(size)),
+        each=_EACH,
     )
     return labels.to(unary.device), value.to(unary.device), bound.to(unary.device)
 

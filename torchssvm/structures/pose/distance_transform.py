@@ -61,8 +61,8 @@ def _on_cpu(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]:
         (value, place),
         np.full(batch, float(area) * (min(height, DENSE) + min(width, DENSE))),
         lambda: (
-            scratch(area + 2 * (height + width), value.numpy().dtype),
-            scratch(area + 2 * max(height, width), np.int64),
+            scratch(area + 2 * (height + width), value.dtype),
+            scratch(area + 2 * max(height, width), torch.int64),
         ),
     )
     return value, place

@@ -70,7 +70,7 @@ def _on_cpu(
         (node, kinds, once(cost_x), once(cost_y), parent, order, wide),
         (place, kind, value),
         np.full(batch, float(edges * types * types) * height * width * (height + width)),
-        lambda: (scratch(room, value.numpy().dtype)[:room], scratch(edges * height * width, np.int32)),
+        lambda: (scratch(room, value.dtype)[:room], scratch(edges * height * width, torch.int32)),
     )
     return place, kind, value
 

@@ -64,8 +64,9 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
         decode,
         (node, edges, parents, known, group, shape),
         (labels, value),
-        (known if len(known) else np.full(batch, longest)) * states**2,
-        lambda: (scratch(room, value.numpy().dtype), scratch((2 * group + 1) * longest + 2, np.int64)),
+        known if len(known) else np.full(batch, longest),
+        lambda: (scratch(room, value.dtype), scratch((2 * group + 1) * longest + 2, torch.int64)),
+        each=states**2,
     )
     if max(bad, default=-1) >= 0:
         node_depths(node, parent, lengths)  # says what is wrong
