@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -42,6 +43,8 @@ class GapDataModule(L.LightningDataModule):
             must be bound to a dual, which ``StructuredSVM`` does.
         seed: Of the draws.
         evaluation_size: Examples of a batch elsewhere, where nothing is kept, unless ``batch_size`` is larger.
+        by_gap: Whether a ``GapBatchSampler`` draws training examples; without it they are shuffled, which is what
+            ``FactorwiseSVM`` takes.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class GapDataModule(L.LightningDataModule):
         order: Order | None = None,
         seed: int = 0,
         evaluation_size: int = 256,
+        by_gap: bool = True,
     ) -> None:
         super().__init__()
         self.batch_size = check_whole(batch_size, "batch_size")
@@ -59,6 +63,7 @@ class GapDataModule(L.LightningDataModule):
             check_object(order, "order", "draw", "Permutation()")
         self.order = order
         self.seed = check_seed(seed)
+        self.by_gap = by_gap
         self._evaluation_size = check_whole(evaluation_size, "evaluation_size")
         self._splits: dict[str, Any] = {}
 
@@ -111,7 +116,10 @@ class GapDataModule(L.LightningDataModule):
         return dataset
 
     def train_dataloader(self) -> DataLoader:
-        """Batches in the order of ``order``."""
+        """Batches in the order of ``order``, or shuffled."""
+        if not self.by_gap:
+            random = torch.Generator().manual_seed(self.seed)
+            return self._loader(self.train, batch_size=self.batch_size, shuffle=True, generator=random)
         sampler = GapBatchSampler(
             num_examples=len(self.train), batch_size=self.batch_size, order=self.order, seed=self.seed
         )
