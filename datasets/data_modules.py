@@ -125,19 +125,21 @@ class GapDataModule(L.LightningDataModule):
         )
         return self._loader(self.train, batch_sampler=sampler)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> Any:
         """What is validated on, one example after another."""
         return self._in_order(self.val)
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> Any:
         """What is tested on, one example after another."""
         return self._in_order(self.test)
 
-    def predict_dataloader(self) -> DataLoader:
+    def predict_dataloader(self) -> Any:
         """What is tested on."""
         return self.test_dataloader()
 
-    def _in_order(self, dataset: Any) -> DataLoader:
+    def _in_order(self, dataset: Any) -> Any:
+        if dataset is None:  # of from_datasets: Lightning passes over a stage without loaders
+            return []
         return self._loader(dataset, batch_size=max(self.batch_size, self._evaluation_size), shuffle=False)
 
     def _loader(self, dataset: Any, **options: Any) -> DataLoader:
