@@ -44,6 +44,8 @@ def run_part(name: str, settings: Settings, out: Path, resume: bool = False) -> 
     try:
         part = importlib.import_module(f"suite.{name}")
         print(part.TITLE, flush=True)
+        if settings.options and not hasattr(part, "OPTIONS"):
+            raise ValueError(f"the part {name} has no options, and --set {', '.join(settings.options)} is for others")
         result["title"] = part.TITLE
         kept = Kept(out / f"{name}.jsonl", resume)
         found = part.collect(asker(name, log=lambda line: print(line, flush=True), kept=kept), settings)
