@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from .arc_features import arc_columns
 from .columns import UNPACKED_LIMIT, read_text
 
 _ABSENT = "_"
+_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 
 class Sentence(NamedTuple):
@@ -75,21 +76,36 @@ def read_conllu(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) ->
         ImportError: conllu is not installed.
         ValueError: The file is none, or a sentence has no tree; the message begins with the file and the line.
     """
+    with needs("CoNLL-U files need conllu: pip install 'torchssvm[data]'", "conllu"):
+        import conllu.exceptions
     sentences: list[Sentence] = []
     words: list[_Word] = []
     begun = 0  # the line where a sentence begins that has not ended
-    text = read_text(path, limit)
-    for number, line in enumerate([*text.split("\n"), ""], start=1):
+    for number, line in enumerate([*read_text(path, limit).split("\n"), ""], start=1):
         where = f"{path}, line {number}"
         line = line.removesuffix("\r")
         if line:
             begun = begun or number
-            if not line.startswith("#"):
-                words += _words(line, number, len(words) + 1, where)
+            if line.startswith("#"):
+                continue
+            if not line.strip():
+                raise ValueError(f"{where}: the line is blank but for spaces; sentences end with an empty line")
+            if line.count("\t") != len(_COLUMNS) - 1:
+                count = line.count("\t") + 1
+                raise ValueError(f"{where}: {count} columns, and CoNLL-U has {len(_COLUMNS)}, separated by single tabs")
+            try:
+                (token,) = conllu.parse_token_and_metadata(line, fields=(*_COLUMNS, "surplus"))
+            except (conllu.exceptions.ParseException, ValueError) as error:  # ValueError: a number too long for Python
+                raise ValueError(f"{where}: {error}") from error
+            if len(token) != len(_COLUMNS):  # conllu ends columns at two blanks, too
+                raise ValueError(f"{where}: a column is empty, or has two blanks in a row, which CoNLL-U forbids")
+            if _is_word(token, len(words) + 1, where):
+                tag = token["upos"] if token["upos"] != _ABSENT else token["xpos"] or _ABSENT
+                words.append(_Word(token["form"], tag, token["head"], number))
         elif begun:
             if not words:
                 raise ValueError(f"{path}, line {begun}: the sentence that begins here has no words")
-            _check_tree(words, str(path))
+            _check_tree(words, path)
             forms, tags, heads, lines = zip(*words, strict=True)
             sentences.append(Sentence(forms, tags, heads, lines[0]))
             words, begun = [], 0
@@ -98,39 +114,25 @@ def read_conllu(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) ->
     return sentences
 
 
-def _words(line: str, number: int, expected: int, where: str) -> list[_Word]:
-    """The word of a line, or nothing for what is passed over."""
-    with needs("CoNLL-U files need conllu: pip install 'torchssvm[data]'", "conllu"):
-        from conllu import parse_token_and_metadata
-        from conllu.exceptions import ParseException
-        from conllu.parser import DEFAULT_FIELDS
-    if not line.strip():
-        raise ValueError(f"{where}: the line is blank but for spaces; sentences end with an empty line")
-    spelt, *others = line.split("\t")
-    if len(others) + 1 != len(DEFAULT_FIELDS):
-        raise ValueError(f"{where}: {len(others) + 1} columns, and CoNLL-U has 10, separated by single tabs")
-    try:
-        (token,) = parse_token_and_metadata(line, fields=(*DEFAULT_FIELDS, "surplus"))
-    except (ParseException, ValueError) as error:  # ValueError: a number too long for Python
-        raise ValueError(f"{where}: {error}") from error
-    if len(token) != len(DEFAULT_FIELDS):  # conllu ends columns at two blanks, too
-        raise ValueError(f"{where}: a column is empty, or has two blanks in a row, which CoNLL-U forbids")
-    name, form, tag, head = token["id"], token["form"], token["upos"], token["head"]
+def _is_word(token: Mapping[str, Any], expected: int, where: str) -> bool:
+    """Whether it is the next word; not a multiword token or an empty node."""
+    name, head = token["id"], token["head"]
     if isinstance(name, tuple):
-        first, kind, _ = name
-        if first != (expected if kind == "-" else expected - 1) and not (kind == "-" and first > expected):
+        spelt, first, after = "".join(map(str, name)), name[0], name[1] == "."
+        if (first != expected - 1) if after else (first < expected):
             raise ValueError(f"{where}: ID is {spelt!r}, which does not belong before word {expected}")
-        return []
+        return False
     if name != expected:
-        raise ValueError(f"{where}: ID is {spelt!r}, and the next word of the sentence is {expected}")
-    if not (form and tag):
-        raise ValueError(f"{where}: {'UPOS' if form else 'FORM'} is empty; write {_ABSENT!r} for what is not there")
+        raise ValueError(f"{where}: ID is '{name}', and the next word of the sentence is {expected}")
+    for column in ("form", "upos"):
+        if not token[column]:
+            raise ValueError(f"{where}: {column.upper()} is empty; write {_ABSENT!r} for what is not there")
     if head is None or head < 0:
         raise ValueError(f"{where}: HEAD is {head}, must be the ID of a word, or 0")
-    return [_Word(form, tag if tag != _ABSENT else token["xpos"] or _ABSENT, head, number)]
+    return True
 
 
-def _check_tree(words: Sequence[_Word], path: str) -> None:
+def _check_tree(words: Sequence[_Word], path: str | os.PathLike[str]) -> None:
     """Refuse heads that are not those of a tree with one root."""
     for word in words:
         if word.head > len(words):
