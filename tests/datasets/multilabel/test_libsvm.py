@@ -18,7 +18,9 @@ def text_of(examples: list[tuple[list[int], dict[int, float]]], first_feature: i
     lines = []
     for labels, features in examples:
         names = ",".join(str(label + first_label) for label in labels)
-        lines.append(" ".join([names, *(f"{place + first_feature}:{value!r}" for place, value in sorted(features.items())]))
+        lines.append(
+            " ".join([names, *(f"{place + first_feature}:{value!r}" for place, value in sorted(features.items()))])
+        )
     return "\n".join(lines) + "\n"
 
 
