@@ -47,7 +47,7 @@ def main(
     """
     torch.set_num_threads(1)
     L.seed_everything(seed)
-    examples = MultilabelData(data, root=root, seed=seed, by_gap=not interactions)
+    examples = MultilabelData(data, bias=False, root=root, seed=seed, by_gap=not interactions)
     head = SparseLinearMultilabel(examples.train.num_features, examples.train.num_labels, pairwise=interactions)
     if interactions:
         model = FactorwiseSVM(head, lam, penalty=Penalty(rho * float(head.structure.costs.mean())), seed=seed)
