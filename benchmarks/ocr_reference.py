@@ -1,7 +1,7 @@
 """A yardstick: plain BCFW with gap sampling on the OCR chain, one example at a time, compiled by Numba.
 
 It shares no code with the library and does one thing only, so that a time measured on a noisy machine can be read as a
-ratio: ``ocr_speed.py`` runs this and the library one after the other, and divides.
+ratio: the part ``solvers`` of ``run.py`` runs this and the library in turn, and divides.
 
     python benchmarks/ocr_reference.py --size large --lam 1e-3 --gaps 0.05 0.01
 

@@ -1,9 +1,11 @@
 """Everything that is measured, with one command.
 
-python benchmarks/run.py [--out FOLDER] [--only PART ...] [--repeats 5] [--quick] [--resume]
+python benchmarks/run.py [PART ...] [--out FOLDER] [--repeats 5] [--quick] [--resume] [--set NAME=JSON ...]
 
-Writes FOLDER/results.json, FOLDER/table.md and figures. Parts that are in the folder already and are not run now stay,
-with the machine and the day that they were measured on. Limits are about quiet machines and about full sizes.
+Runs the parts that are named, or all; --list says which there are. Writes FOLDER/results.json, FOLDER/table.md and
+figures. Parts that are in the folder already and are not run now stay, with the machine and the day that they were
+measured on. Limits are about quiet machines and about full sizes. Options that a part has, its OPTIONS, are set by
+--set, such as: run.py compare --set seeds=1 'solvers=["gap FW", "one-slack"]'
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from suite.measuring import Kept, Settings, Summary, asker
 
 from torchssvm.core.files import write_text
 
-PARTS = ("solvers", "oracles", "exact", "roofline", "baselines", "growth", "memory")
+PARTS = (
+    *("solvers", "oracles", "exact", "roofline", "baselines", "growth", "memory", "imports"),
+    *("compare", "path", "kernel", "conll", "horses", "pose", "large_outputs", "kills"),
+)
 SCHEMA = 1
 
 
@@ -39,6 +44,8 @@ def run_part(name: str, settings: Settings, out: Path, resume: bool = False) -> 
     try:
         part = importlib.import_module(f"suite.{name}")
         print(part.TITLE, flush=True)
+        if settings.options and not hasattr(part, "OPTIONS"):
+            raise ValueError(f"the part {name} has no options, and --set {', '.join(settings.options)} is for others")
         result["title"] = part.TITLE
         kept = Kept(out / f"{name}.jsonl", resume)
         found = part.collect(asker(name, log=lambda line: print(line, flush=True), kept=kept), settings)
@@ -103,13 +110,26 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print and write; 1 if a part failed."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder (default: %(default)s)")
-    flags.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    flags.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    flags.add_argument("--list", action="store_true", help="say what the parts measure, and do nothing else")
     flags.add_argument("--repeats", type=int, help="of every measurement (default: 5; 1 with --quick)")
     flags.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     flags.add_argument(
         "--resume", action="store_true", help="go on with parts that were cut off: nothing is measured twice"
     )
+    flags.add_argument("--set", nargs="+", default=[], metavar="NAME=JSON", help="options of the parts that are run")
     args = flags.parse_args(arguments)
+    if unknown := set(args.parts) - set(PARTS):
+        flags.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    names = [name for name in PARTS if name in args.parts or not args.parts]
+    if args.list:
+        for name in names:
+            print(f"{name:14} {importlib.import_module(f'suite.{name}').TITLE}")
+        return 0
+    try:
+        options = {name: json.loads(value) for name, _, value in (one.partition("=") for one in args.set)}
+    except json.JSONDecodeError as error:
+        flags.error(f"--set {' '.join(args.set)}: {error}; values are JSON")
     repeats = args.repeats if args.repeats is not None else 1 if args.quick else 5
     if repeats < 1:
         flags.error(f"--repeats must be at least 1, not {repeats}")
@@ -118,19 +138,18 @@ def main(arguments: list[str] | None = None) -> int:
         parts = read(args.out)
     except (ValueError, KeyError) as error:
         flags.error(str(error))
-    for name in PARTS:
-        if name in args.only:
-            parts[name] = run_part(name, Settings(repeats, args.quick), args.out, args.resume)
-            parts = {known: parts[known] for known in PARTS if known in parts}
-            write(args.out, parts)
+    for name in names:
+        parts[name] = run_part(name, Settings(repeats, args.quick, options), args.out, args.resume)
+        parts = {known: parts[known] for known in PARTS if known in parts}
+        write(args.out, parts)
     limits = [
         (limit["verdict"], name, limit["name"])
-        for name in args.only
+        for name in names
         for limit in parts[name].get("summary", {}).get("limits", ())
     ]
     for verdict in ("met", "missed", "not measured"):
         print(f"limits {verdict}: {sum(one == verdict for one, _, _ in limits)}")
-    failed = [name for name in args.only if parts[name]["error"]]
+    failed = [name for name in names if parts[name]["error"]]
     print(f"written: {args.out / 'results.json'}, {args.out / 'table.md'}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Datasets of the papers' tasks, and what builds such datasets.
 
 ``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``LSPETData``, ``WordAlignmentData`` and ``MultilabelData``,
-LightningDataModules, are here too; they are imported when they are first asked for, and need the extra
-``torchssvm[lightning]``.
+LightningDataModules, and ``GapDataModule``, their base, are here too; they are imported when they are first asked for,
+and need the extra ``torchssvm[lightning]``.
 """
 
 from importlib import import_module
@@ -38,22 +38,24 @@ from .text.word_alignment import AlignmentErrors, SentencePair, WordAlignment, a
 from .text.word_chains import WordChains
 
 if TYPE_CHECKING:
-    from .images.horses_lightning import HorseData as HorseData
-    from .images.lspet_lightning import LSPETData as LSPETData
-    from .multilabel.lightning import MultilabelData as MultilabelData
-    from .ocr.lightning import OCRData as OCRData
-    from .text.conll2000_lightning import CoNLL2000Data as CoNLL2000Data
-    from .text.word_alignment_lightning import WordAlignmentData as WordAlignmentData
+    from .data_modules import CoNLL2000Data as CoNLL2000Data
+    from .data_modules import GapDataModule as GapDataModule
+    from .data_modules import HorseData as HorseData
+    from .data_modules import LSPETData as LSPETData
+    from .data_modules import MultilabelData as MultilabelData
+    from .data_modules import OCRData as OCRData
+    from .data_modules import WordAlignmentData as WordAlignmentData
 
 # `import *` must not need Lightning: these are not among the names that it takes.
-_DATA_MODULES = {
-    "CoNLL2000Data": "text.conll2000_lightning",
-    "HorseData": "images.horses_lightning",
-    "LSPETData": "images.lspet_lightning",
-    "MultilabelData": "multilabel.lightning",
-    "OCRData": "ocr.lightning",
-    "WordAlignmentData": "text.word_alignment_lightning",
-}
+_DATA_MODULES = (
+    "CoNLL2000Data",
+    "GapDataModule",
+    "HorseData",
+    "LSPETData",
+    "MultilabelData",
+    "OCRData",
+    "WordAlignmentData",
+)
 
 __all__ = [
     "LSPET",
@@ -109,7 +111,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _DATA_MODULES:
-        return getattr(import_module(f".{_DATA_MODULES[name]}", __name__), name)
+        return getattr(import_module(".data_modules", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

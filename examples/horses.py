@@ -1,57 +1,84 @@
 """Horses and their background: graph cuts on superpixels with the features of Osokin et al. (2016), to a certified gap.
 
-Trains on the first 200 images of the Weizmann horses and tests on the other 68. Lam is chosen by the IoU on the last 40
-training images. Beside it stand the same features without edges, and with --cnn a network on pixels without a graph.
+Trains on the first 200 images of the Weizmann horses and tests on the other 68.
 
 python examples/horses.py
-python examples/horses.py --lam 10 --unary-lam 3 --cnn 60
+python examples/horses.py --edges false --lam 10       # superpixels alone
 """
 
-from __future__ import annotations
+import math
+from pathlib import Path
+from typing import Any
 
-from collections.abc import Sequence
-
+import lightning as L
 import torch
-from common import count, positive
-from horses_common import Result, choose_lam, finish, fit, flags, read, result, without_edges
-from horses_pixels import pixel_result, resized, train_on_pixels
+from jsonargparse import auto_cli
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from torchssvm.datasets import PrecomputedGraphs
+from torchssvm import Graphs, LinearGraph
+from torchssvm.datasets import GapDataModule, HorseSegmentation, PrecomputedGraphs
+from torchssvm.datasets.images.horse_drawing import draw_segmentations
+from torchssvm.lightning import DualityGap, Report, StructuredSVM
 
-LAMS = (100.0, 30.0, 10.0, 3.0)
 
+def main(
+    lam: PositiveFloat = 30.0,  # the best IoU on the last 40 training images, of 100, 30, 10 and 3
+    edges: bool = True,
+    gap: PositiveFloat = 0.003,  # within 0.01 the test IoU still moves by half a point
+    max_passes: PositiveFloat = 500.0,
+    batch_size: PositiveInt = 4,
+    data: str | None = None,
+    num_train: PositiveInt = 200,
+    workers: NonNegativeInt = 0,
+    seed: int = 0,
+    report: Path = Path("runs/horses"),
+) -> Report:
+    """Train graph cuts to a certified gap, and score the foregrounds they find.
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = flags(__doc__, report="runs/horses")
-    parser.add_argument("--hold-out", type=positive, nargs="+", metavar="LAM", default=LAMS, help="where lam is chosen")
-    parser.add_argument("--unary-lam", type=positive, metavar="LAM", help="of the model without edges, if it is known")
-    parser.add_argument("--cnn", type=count, metavar="EPOCHS", help="train a network on pixels besides (60 is good)")
-    args = parser.parse_args(arguments)
-    torch.manual_seed(args.seed)
-    try:
-        images, test_images = read(args)
-    except (FileNotFoundError, ValueError) as error:
-        parser.error(str(error))
-
-    results: dict[str, Result] = {}
-    if args.cnn is not None:  # with all threads
-        classifier, seconds = train_on_pixels(resized(images), args.cnn, args)
-        results["U-Net on pixels"] = pixel_result(classifier, test_images, seconds, args.cnn)
+    Args:
+        lam: Regularisation.
+        edges: Whether neighbouring superpixels know of each other.
+        gap: Stop at this certified gap.
+        max_passes: Or after so many passes.
+        batch_size: Images of a step.
+        data: Folder of the images; by default in TORCHSSVM_DATA.
+        num_train: Images to train on, the first.
+        workers: Processes that make graphs, once.
+        seed: Runs with the same seed are the same.
+        report: Folder of report.json and the picture.
+    """
     torch.set_num_threads(1)  # a step is too short to be shared between cores
-    train, test = PrecomputedGraphs(images), PrecomputedGraphs(test_images)
-    alone, test_alone = PrecomputedGraphs(train, without_edges), PrecomputedGraphs(test, without_edges)
+    L.seed_everything(seed)
+    train, test = (HorseSegmentation(s, data, num_train=num_train, workers=workers) for s in ("train", "test"))
 
-    lams = (args.unary_lam,) if args.unary_lam is not None else args.hold_out
-    lam, held_out = choose_lam(alone, images, lams, args, "without edges")
-    unary = fit(alone, lam, args)
-    results["superpixels alone"] = result(unary, test_alone, test_images, {"held_out_iou": held_out})
+    def alone(x: Graphs) -> Graphs:
+        return Graphs(x.nodes, x.edge_features[:, :0], x.edges[:, :0])
 
-    lams = (args.lam,) if args.lam is not None else args.hold_out
-    lam, held_out = choose_lam(train, images, lams, args, "with edges")
-    cuts = fit(train, lam, args)
-    results["graph cuts"] = result(cuts, test, test_images, {"held_out_iou": held_out})
-    finish(args, "horses, graph cuts", cuts, train, test, test_images, results)
+    graphs = [PrecomputedGraphs(images, None if edges else alone) for images in (train, test)]
+    loaders = GapDataModule.from_datasets(
+        graphs[0], test_dataset=graphs[1], batch_size=batch_size, seed=seed, evaluation_size=16
+    )
+    head = LinearGraph(graphs[0].in_features, graphs[0].edge_features)
+    model = StructuredSVM(head, lam, bounds={"pairwise": (0.0, None)})
+
+    def draw(figure: Any, batch: Any, labelings: Any) -> None:
+        rows = range(min(6, len(batch.index)))
+        draw_segmentations(figure, test, rows, labelings.labels[: len(rows)])
+
+    result = Report(report, "horses, graph cuts" if edges else "horses, superpixels alone", draw)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=math.ceil(max_passes),
+        callbacks=[DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result],
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(model, loaders)
+    labels = [own for batch in loaders.test_dataloader() for own in model.decode(batch.x, batch.lengths).labels]
+    print(f"test images, in pixels: {test.scores(labels)}")
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

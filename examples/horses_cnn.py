@@ -1,116 +1,128 @@
 """Horses with learned features: a small U-Net below the graph cuts.
 
 The U-Net is trained on pixels by cross-entropy, pooled over superpixels, smaller ones than in horses.py, and frozen;
-the graph cuts on top of it are trained to a certified duality gap. With --joint, U-Net and graph cuts are trained
-together after that, on the structured hinge, and the graph cuts anew. The U-Net by itself, and its superpixels
-without edges, stand beside. The loss is the share of the pixels that are wrong. Lam is chosen with a U-Net that has
-not seen the images held out.
+the graph cuts on top of it are trained to a certified duality gap. With --joint ROUNDS, U-Net and graph cuts are first
+trained together, on the structured hinge. The loss is the share of the pixels that are wrong.
 
-python examples/horses_cnn.py
-python examples/horses_cnn.py --lam 100 --joint
+python examples/horses_cnn.py --lam 100
 """
 
-from __future__ import annotations
-
-import argparse
-import time
-from collections.abc import Sequence
+import math
+from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
-from common import ORDERS, count, positive, rules, trainer_flags
-from horses_common import Result, choose_lam, finish, fit, flags, read, result, without_edges
-from horses_pixels import pixel_result, resized, train_on_pixels
-from torch.utils.data import DataLoader, Subset
+from jsonargparse import auto_cli
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
-from torchssvm import GapBatchSampler, LinearGraph
-from torchssvm.datasets import GraphSettings, PixelSegmentation, PrecomputedGraphs, SuperpixelGraphs
-from torchssvm.lightning import Alternate, StructuredSVM
-from torchssvm.models import PixelFeatures, RegionGraphs
+from torchssvm import LinearGraph
+from torchssvm.datasets import (
+    GapDataModule,
+    GraphSettings,
+    HorseSegmentation,
+    PixelSegmentation,
+    PrecomputedGraphs,
+    segmentation_scores,
+)
+from torchssvm.datasets.images.segmentation_augmentation import random_views, resized
+from torchssvm.lightning import Alternate, DualityGap, Report, StructuredSVM
+from torchssvm.models import ForegroundClassifier, PixelFeatures, RegionGraphs
 
-LAMS = (1000.0, 300.0, 100.0, 30.0)
+SIZE = (128, 160)  # of the images that the network sees
 ALTERNATE = Alternate(features=1, head=4)  # epochs of a round of joint training
 
 
-def settings(segments: int) -> GraphSettings:
-    """Superpixels that keep to the edges in the image; of features as few as there can be, since none is used."""
-    return GraphSettings(segments, compactness=10.0, gradient_words=1, colour_words=1, grid=1, stride=8, samples=1000)
+class OnPixels(L.LightningModule):
+    """Cross-entropy of the pixels and the Dice loss of the images, on random views of them."""
+
+    def __init__(self, features: PixelFeatures) -> None:
+        super().__init__()
+        self.classifier = ForegroundClassifier(features)
+
+    def training_step(self, batch, batch_idx):
+        """The loss of some images."""
+        image, mask = random_views(*batch)
+        logits = self.classifier(image)
+        found = logits.sigmoid()
+        dice = 1 - (2 * (found * mask).sum((1, 2)) + 1) / (found.sum((1, 2)) + mask.sum((1, 2)) + 1)
+        return functional.binary_cross_entropy_with_logits(logits, mask) + 0.5 * dice.mean()
+
+    def configure_optimizers(self):
+        """AdamW, with one rise and fall of the learning rate."""
+        optimizer = torch.optim.AdamW(self.parameters(), weight_decay=0.05)
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=int(steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def precomputed(images: SuperpixelGraphs, pixels: PixelFeatures) -> tuple[PrecomputedGraphs, PrecomputedGraphs]:
-    """Graphs with features of the network, and the same without edges."""
-    graphs = PrecomputedGraphs(PixelSegmentation(images), RegionGraphs(pixels))
-    return graphs, PrecomputedGraphs(graphs, without_edges)
+def main(
+    lam: PositiveFloat = 100.0,
+    gap: PositiveFloat = 0.003,
+    max_passes: PositiveFloat = 500.0,
+    batch_size: PositiveInt = 4,
+    epochs: PositiveInt = 60,
+    joint: NonNegativeInt = 0,
+    segments: PositiveInt = 1000,
+    data: str | None = None,
+    num_train: PositiveInt = 200,
+    workers: NonNegativeInt = 0,
+    seed: int = 0,
+    report: Path = Path("runs/horses_cnn"),
+) -> Report:
+    """Train a U-Net, and graph cuts on top of it to a certified gap.
 
+    Args:
+        lam: Regularisation.
+        gap: Stop at this certified gap.
+        max_passes: Or after so many passes.
+        batch_size: Images of a step.
+        epochs: Of the U-Net on pixels.
+        joint: Rounds of joint training before the U-Net is frozen.
+        segments: Superpixels to aim at.
+        data: Folder of the images; by default in TORCHSSVM_DATA.
+        num_train: Images to train on, the first.
+        workers: Processes that make superpixels, once.
+        seed: Of everything.
+        report: Folder of report.json and the picture.
+    """
+    L.seed_everything(seed)
+    # Superpixels that keep to the edges in the image; of features as few as there can be, since none is used.
+    small = GraphSettings(segments, compactness=10.0, gradient_words=1, colour_words=1, grid=1, stride=8, samples=1000)
+    options: dict[str, Any] = {"num_train": num_train, "settings": small, "balanced": False, "workers": workers}
+    train, test = (HorseSegmentation(split, data, **options) for split in ("train", "test"))
+    loading = {"batch_size": batch_size, "seed": seed, "evaluation_size": 16}
+    quiet: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
 
-def train_together(pixels: PixelFeatures, images: SuperpixelGraphs, lam: float, args: argparse.Namespace) -> float:
-    """Train the features on the structured hinge, in turn with a head of their own; gives CPU seconds."""
-    for part in pixels.modules():  # a batch of a few images says little of means and variances: keep those known
-        if isinstance(part, torch.nn.BatchNorm2d):
-            part.eval()
-    graphs, examples = RegionGraphs(pixels), PixelSegmentation(images)
-    direction, oracle, storage = rules(args)
-    together = StructuredSVM(
-        LinearGraph(graphs.in_features, graphs.edge_features),
-        lam=lam,
-        features=graphs,
-        features_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=args.features_lr, weight_decay=0.05),
-        joint=ALTERNATE,
-        bounds={"pairwise": (0.0, None)},
-        direction=direction,
-        oracle=oracle,
-        storage=storage,
-    )
-    order = ORDERS[args.order]()
-    sampler = GapBatchSampler(num_examples=len(examples), batch_size=args.batch_size, order=order, seed=args.seed)
-    loader = DataLoader(examples, batch_sampler=sampler, collate_fn=examples.collate)
-    start = time.process_time()
-    epochs = args.rounds * (ALTERNATE.features + ALTERNATE.head)
-    L.Trainer(max_epochs=epochs, **trainer_flags(args)).fit(together, loader)
-    return time.process_time() - start
+    pixels = PixelFeatures(size=SIZE)
+    images = DataLoader(TensorDataset(*resized(train, SIZE)), 8, shuffle=True, drop_last=len(train) >= 8)
+    L.Trainer(max_epochs=epochs, **quiet).fit(module := OnPixels(pixels), images)
+    module.eval()
+    masks = [(module.classifier(test.image(i).unsqueeze(0))[0] > 0).detach() for i in range(len(test))]
 
+    regions, bounds = RegionGraphs(pixels), {"pairwise": (0.0, None)}
+    if joint:
+        adam = lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.05)  # noqa: E731
+        head = LinearGraph(regions.in_features, regions.edge_features)
+        together = StructuredSVM(head, lam, regions, features_optimizer=adam, joint=ALTERNATE, bounds=bounds)
+        pairs = GapDataModule.from_datasets(PixelSegmentation(train), **loading)
+        L.Trainer(max_epochs=joint * (ALTERNATE.features + ALTERNATE.head), **quiet).fit(together, pairs)
+        regions.eval()
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = flags(__doc__, report="runs/horses_cnn")
-    parser.add_argument("--hold-out", type=positive, nargs="+", metavar="LAM", default=LAMS, help="where lam is chosen")
-    parser.add_argument("--segments", type=count, default=1000, help="superpixels to aim at (default: %(default)s)")
-    parser.add_argument("--epochs", type=count, default=60, help="of the U-Net on pixels (default: %(default)s)")
-    parser.add_argument("--joint", action="store_true", help="train U-Net and graph cuts together, too")
-    parser.add_argument("--rounds", type=count, default=4, help="of joint training (default: %(default)s)")
-    parser.add_argument("--features-lr", type=positive, default=1e-4, help="of joint training (default: %(default)g)")
-    args = parser.parse_args(arguments)
-    L.seed_everything(args.seed)
-    try:
-        images, test_images = read(args, settings(args.segments), balanced=False)
-    except (FileNotFoundError, ValueError) as error:
-        parser.error(str(error))
-    small = resized(images)
-
-    lam = alone_lam = args.lam
-    held_out: dict[str, dict[str, float]] = {"alone": {}, "cuts": {}}
-    if lam is None:
-        others, _ = train_on_pixels(Subset(small, range(len(images) - args.held_out)), args.epochs, args)
-        graphs, alone = precomputed(images, others.features)
-        alone_lam, held_out["alone"] = choose_lam(alone, images, args.hold_out, args, "without edges")
-        lam, held_out["cuts"] = choose_lam(graphs, images, args.hold_out, args, "with edges")
-
-    results: dict[str, Result] = {}
-    classifier, seconds = train_on_pixels(small, args.epochs, args)
-    results["U-Net on pixels"] = pixel_result(classifier, test_images, seconds, args.epochs)
-    pixels = classifier.features
-    (train, alone), (test, test_alone) = precomputed(images, pixels), precomputed(test_images, pixels)
-    unary, cuts = fit(alone, alone_lam, args), fit(train, lam, args)
-    more = {name: {"held_out_iou": found} for name, found in held_out.items()}
-    results["superpixels alone"] = result(unary, test_alone, test_images, more["alone"], seconds)
-    results["graph cuts"] = result(cuts, test, test_images, more["cuts"], seconds)
-    if args.joint:
-        seconds += train_together(pixels, images, lam, args)
-        (train, _), (test, _) = precomputed(images, pixels), precomputed(test_images, pixels)
-        cuts = fit(train, lam, args)
-        results["graph cuts, joint"] = result(cuts, test, test_images, {"rounds": args.rounds}, seconds)
-    task = "horses, graph cuts on a U-Net" + (" (trained jointly)" if args.joint else "")
-    finish(args, task, cuts, train, test, test_images, results)
+    torch.set_num_threads(1)  # a step is too short to be shared between cores
+    graphs, tests = (PrecomputedGraphs(PixelSegmentation(images), regions) for images in (train, test))
+    loaders = GapDataModule.from_datasets(graphs, test_dataset=tests, **loading)
+    model = StructuredSVM(LinearGraph(graphs.in_features, graphs.edge_features), lam, bounds=bounds)
+    result = Report(report, "horses, graph cuts on a U-Net" + (" (trained jointly)" if joint else ""))
+    callbacks = [DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result]
+    L.Trainer(max_epochs=math.ceil(max_passes), callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)
+    labels = [own for batch in loaders.test_dataloader() for own in model.decode(batch.x, batch.lengths).labels]
+    print(f"test images, in pixels: {test.scores(labels)}")
+    print(f"U-Net on pixels alone:  {segmentation_scores(masks, [test.mask(i) for i in range(len(test))])}")
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

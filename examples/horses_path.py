@@ -1,111 +1,88 @@
 """The regularisation path of graph cuts on horses: weights for every lam, and the test IoU along them.
 
-Follows Algorithm 7 of Osokin et al. (2016) with weights of edges that are at least 0: at every lam down to --lam-min
+Follows Algorithm 7 of Osokin et al. (2016) with weights of edges that are at least 0: at every lam down to --lam_min
 the gap is at most --epsilon, proved by an exact pass at each breakpoint. Writes path.pt, which RegularizationPath.load
-reads, report.json, and path.png: gap, norm of the weights and test IoU against lam.
+reads, and path.png: gap, norm of the weights and test IoU against lam.
 
-python examples/horses_path.py --epsilon 0.1 --lam-min 1
+python examples/horses_path.py --epsilon 0.1 --lam_min 1
 """
 
-from __future__ import annotations
-
-import json
-import sys
-import time
-from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import torch
-from common import ORDERS, positive, rules
-from horses_common import flags, labelings, read
+from jsonargparse import auto_cli
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from torchssvm import BCFW, BlockGap, DualState, LinearGraph, Recipe, RunOptions
-from torchssvm.core.files import write_text
-from torchssvm.datasets import PrecomputedGraphs
-from torchssvm.path import Certified, PathRun, plot
-from torchssvm.solvers.report import versions
+from torchssvm import BCFW, DualState, LinearGraph, RegularizationPath, regularization_path
+from torchssvm.core.batch import in_order
+from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
+from torchssvm.path import PathRun, plot
 
 SCORED = 25  # lams whose weights are tested
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = flags(__doc__, report="runs/horses_path", one_lam=False)
-    parser.add_argument("--epsilon", type=positive, default=0.1, help="the gap of every lam (default: %(default)s)")
-    parser.add_argument("--lam-min", type=positive, default=1.0, help="the smallest lam (default: %(default)s)")
-    parser.add_argument("--kappa", type=positive, default=0.9, help="share of epsilon to train to (%(default)s)")
-    args = parser.parse_args(arguments)
-    if args.kappa >= 1.0:
-        parser.error(f"--kappa {args.kappa:g} must be less than 1")
+def main(
+    epsilon: PositiveFloat = 0.1,
+    lam_min: PositiveFloat = 1.0,
+    max_passes: PositiveFloat = 500.0,
+    batch_size: PositiveInt = 4,
+    data: str | None = None,
+    num_train: PositiveInt = 200,
+    workers: NonNegativeInt = 0,
+    seed: int = 0,
+    report: Path = Path("runs/horses_path"),
+) -> RegularizationPath:
+    """Follow the path, and score the weights of some lams along it.
+
+    Args:
+        epsilon: The gap of every lam.
+        lam_min: The smallest lam.
+        max_passes: Stop after so many passes.
+        batch_size: Images of a step.
+        data: Folder of the images; by default in TORCHSSVM_DATA.
+        num_train: Images to train on, the first.
+        workers: Processes that make graphs, once.
+        seed: Runs with the same seed are the same.
+        report: Folder of the path and its picture.
+    """
     torch.set_num_threads(1)  # a step is too short to be shared between cores
-    try:
-        images, test_images = read(args)
-    except (FileNotFoundError, ValueError) as error:
-        parser.error(str(error))
+    images, test_images = (HorseSegmentation(s, data, num_train=num_train, workers=workers) for s in ("train", "test"))
     train, test = PrecomputedGraphs(images), PrecomputedGraphs(test_images)
-    head = LinearGraph(train.in_features, train.edge_features).to(args.device)
-    direction, oracle, storage = rules(args)
-    run = PathRun(
+    head = LinearGraph(train.in_features, train.edge_features)
+
+    def bounded(dual: DualState) -> BCFW:
+        return BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)
+
+    def show(run: PathRun) -> None:
+        point = run.path.points[-1]
+        print(f"lam {point.lam:.5g}: gap {point.gap:.4f}, {point.passes:.0f} passes, {point.seconds:.0f} s", flush=True)
+
+    path = regularization_path(
         head,
         train,
-        epsilon=args.epsilon,
-        lam_min=args.lam_min,
-        rule=Certified(args.kappa),
-        max_passes=args.max_passes,
-        recipe=Recipe(
-            make_dual=lambda lam: DualState.for_head(head, len(train), lam, storage=storage),
-            make_loss=lambda dual: BlockGap(dual, direction, oracle=oracle),
-            make_optimizer=lambda dual: BCFW(
-                [{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual
-            ),
-        ),
-        options=RunOptions(batch_size=args.batch_size, order=ORDERS[args.order](), seed=args.seed),
+        epsilon=epsilon,
+        lam_min=lam_min,
+        make_optimizer=bounded,
+        batch_size=batch_size,
+        max_passes=max_passes,
+        seed=seed,
+        on_breakpoint=show,
     )
-    rows: list[dict[str, Any]] = []
-    start = time.process_time()
-    while run.advance():
-        point = run.path.points[-1]
-        rows.append(
-            {
-                "lam": point.lam,
-                "gap": point.gap,
-                "passes": point.passes,
-                "oracle_calls": run.dual.oracle_calls,
-                "seconds": point.seconds,
-                "cpu_seconds": time.process_time() - start,
-                "edge_weights_above_0": int((head.pairwise > 0).sum()),
-            }
-        )
-        print(f"\rlam {point.lam:.5g}, {len(rows)} breakpoints, {point.passes:.0f} passes ", end="", file=sys.stderr)
-    path = run.path
-    path.save(args.report / "path.pt")
+    report.mkdir(parents=True, exist_ok=True)
+    path.save(report / "path.pt")
 
     def iou() -> float:
-        return test_images.scores(labelings(head, test)).iou
+        batches = in_order(test, batch_size=16)
+        labels = [own for b in batches for own in head.structure.argmax(head(b.x)).labeling.labels]
+        return test_images.scores(labels).iou
 
-    top, ratio = rows[0]["lam"], max(path.lowest, args.lam_min) / rows[0]["lam"]
+    top, ratio = path.points[0].lam, max(path.lowest, lam_min) / path.points[0].lam
     scores = path.scores(head, iou, [top * ratio ** (k / (SCORED - 1)) for k in range(SCORED)])
-    reach = "complete" if path.complete else f"down to lam {path.lowest:.4g}"
-    last, best = rows[-1], max(scores, key=scores.__getitem__)
-    print(
-        f"\nhorses, n = {len(train)}: {len(rows)} breakpoints from lam {rows[0]['lam']:.4g} {reach}, "
-        f"each lam within a gap of {path.epsilon:g}\n"
-        f"{last['oracle_calls']} oracle calls, {last['passes']:.1f} passes, {last['seconds']:.1f} seconds, "
-        f"{last['cpu_seconds']:.1f} CPU seconds\n"
-        f"best test IoU {scores[best]:.4f} at lam {best:.4g}, of {SCORED} lams\n"
-        f"written to {args.report}"
-    )
-    names = ("epsilon", "kappa", "lam_min", "direction", "cache", "order", "batch_size", "seed", "num_train", "device")
-    report = {name: getattr(args, name) for name in names} | {
-        "n": len(train),
-        "complete": path.complete,
-        "lowest": path.lowest,
-        "breakpoints": rows,
-        "test_iou": [{"lam": lam, "iou": score} for lam, score in scores.items()],
-        "versions": versions(),
-    }
-    write_text(args.report / "report.json", json.dumps(report, indent=2) + "\n")
-    plot(path, scores=scores, score_name="test IoU").savefig(args.report / "path.png", dpi=90)
+    best = max(scores, key=scores.__getitem__)
+    print(f"{len(path.points)} breakpoints; best test IoU {scores[best]:.4f} at lam {best:.4g}, of {SCORED} lams")
+    plot(path, scores=scores, score_name="test IoU").savefig(report / "path.png", dpi=90)
+    return path
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

@@ -4,132 +4,83 @@ python examples/large_chain.py --labels 1000
 python examples/large_chain.py --data words --labels 3000
 
 ``synthetic`` chains come from a hidden Markov model, so that the error of the best weights is known; ``words`` are the
-sentences of CoNLL-2000 with letters dropped, changed and swapped, and a labeling says which words they were. Prints a
-certificate, and the error on test chains beside that of the same model without transitions, trained on tokens alone.
-Compiles before the clock starts.
+sentences of CoNLL-2000 with letters dropped, changed and swapped, and a labeling says which words they were.
 """
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Literal
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
-
+import lightning as L
 import torch
-from common import count, positive
-from factorwise import Run, factorwise_flags, finish, penalty_of, train
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import GDMM, RunReport, SparseLinearChain, evaluate, in_order
-from torchssvm.datasets import LargeChains, SparseChains, WordChains
-
-DECODING = 1e10  # additions that decoding the test chains may take: K^2 for each token
-CHAINS = {"synthetic": 1000, "words": 1500}
+from torchssvm import Penalty, SparseLinearChain
+from torchssvm.datasets import GapDataModule, LargeChains, WordChains
+from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
 
 
-class Data(NamedTuple):
-    """Training and test chains, and the error of the best weights, if they are known."""
+def main(
+    data: Literal["synthetic", "words"] = "synthetic",
+    labels: PositiveInt = 1000,
+    chains: PositiveInt = 1000,
+    test_chains: PositiveInt = 100,
+    lam: PositiveFloat = 0.01,
+    rho: PositiveFloat | None = None,
+    gap: PositiveFloat = 0.002,
+    violation: PositiveFloat = 0.01,
+    max_passes: PositiveInt = 200,
+    seed: int = 0,
+    report: Path = Path("runs/large_chain"),
+) -> Report:
+    """Train a chain of many states to a certified gap.
 
-    train: SparseChains
-    test: SparseChains
-    least_error: float | None
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags' values."""
-    flags = factorwise_flags(__doc__, report="runs/large_chain")
-    flags.add_argument("--data", choices=sorted(CHAINS), default="synthetic", help="(default: %(default)s)")
-    flags.add_argument("--labels", type=count, default=1000, metavar="K", help="states (default: %(default)s)")
-    flags.add_argument("--chains", type=count, metavar="N", help="training chains (default: 1000; words: 1500)")
-    flags.add_argument(
-        "--test-chains",
-        type=count,
-        metavar="N",
-        help="as many as that (default: 500, less where K is large: their decoding looks at all pairs)",
-    )
-    flags.add_argument("--lam", type=positive, default=0.01, help="regularisation (default: %(default)s)")
-    flags.add_argument("--rho", type=positive, help="penalty, in mean costs of a wrong label (default: 2)")
-    args = flags.parse_args(arguments)
-    args.chains = args.chains or CHAINS[args.data]
-    return args
-
-
-def load(args: argparse.Namespace) -> Data:
-    """What the flags ask for."""
-    tests = args.test_chains or max(min(500, int(DECODING / (15.0 * args.labels**2))), 10)
-    if args.data == "synthetic":
-        test = LargeChains("test", num_states=args.labels, num_chains=tests)
-        return Data(LargeChains(num_states=args.labels, num_chains=args.chains), test, test.truth_error)
-    chains = WordChains("train", num_states=args.labels, num_chains=args.chains)
-    return Data(chains, WordChains("test", vocabulary=chains.vocabulary, num_chains=tests), None)
-
-
-def apart(chains: SparseChains) -> SparseChains:
-    """Every token as a chain of its own."""
-    return SparseChains(
-        torch.arange(len(chains.states) + 1),
-        chains.rows,
-        chains.columns,
-        chains.states,
-        chains.in_features,
-        chains.num_states,
-        chains.values,
-    )
-
-
-def fit(chains: SparseChains, args: argparse.Namespace) -> tuple[SparseLinearChain, Run]:
-    """Train by GDMM."""
-    head = SparseLinearChain(chains.in_features, chains.num_states, boundary=False)
-    penalty = penalty_of(args.rho, len(chains) / len(chains.states))  # a wrong state costs 1 / length
-    optim = GDMM(head, in_order(chains), num_examples=len(chains), lam=args.lam, penalty=penalty, seed=args.seed)
-    return head, train(optim, args)
-
-
-def main() -> None:
-    args = parse()
+    Args:
+        data: Which chains.
+        labels: States.
+        chains: To train on.
+        test_chains: To test on; decoding them looks at all pairs of states.
+        lam: Regularisation.
+        rho: Penalty of GDMM, in mean costs of a wrong state; by default GDMM's own.
+        gap: Stop at this certified gap.
+        violation: And this mean violation.
+        max_passes: Or after so many passes.
+        seed: Runs with the same seed are the same.
+        report: Folder of report.json and the picture.
+    """
     torch.set_num_threads(1)
-    data = load(args)
-    compiling = argparse.Namespace(**{**vars(args), "max_passes": 2})
-    fit(LargeChains(num_states=args.labels, num_chains=3), compiling)
-    head, run = fit(data.train, args)
-    single, single_run = fit(apart(data.train), args)
-    on_test = evaluate(head, head.structure, in_order(data.test, batch_size=32))
-    alone = evaluate(single, single.structure, in_order(apart(data.test)))
-    states = data.test.states
-    usual = int(torch.bincount(data.train.states).argmax())
-    report = RunReport.from_history(
-        f"{args.data} chains of {args.labels} states",
-        run.history,
-        num_weights=sum(p.numel() for p in head.parameters()),
-        stopped_because=run.stopped_because,
-        test=on_test,
-        seed=args.seed,
-        extra={
-            **{name: getattr(args, name) for name in ("data", "labels", "chains", "rho")},
-            "tokens": len(data.train.states),
-            "test_chains": len(data.test),
-            **run.figures(),
-            "test_token_error_alone": alone.token_error,
-            "alone_gap": single_run.certificate.gap,
-            "alone_cpu_seconds": single_run.cpu_seconds,
-            "test_token_error_of_the_most_frequent_state": float((states != usual).double().mean()),
-            "test_token_error_of_the_truth": data.least_error,
-        },
+    L.seed_everything(seed)
+    if data == "synthetic":
+        train = LargeChains(num_states=labels, num_chains=chains)
+        test = LargeChains("test", num_states=labels, num_chains=test_chains)
+    else:
+        train = WordChains("train", num_states=labels, num_chains=chains)
+        test = WordChains("test", vocabulary=train.vocabulary, num_chains=test_chains)
+    head = SparseLinearChain(train.in_features, train.num_states, boundary=False)
+    mean_cost = len(train) / len(train.states)  # a wrong state costs 1 / length
+    model = FactorwiseSVM(head, lam, penalty=None if rho is None else Penalty(rho * mean_cost), seed=seed)
+    result = Report(report, f"{data} chains of {labels} states")
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=max_passes,
+        callbacks=[DualityGap(gap, every_n_epochs=10, violation=violation), result],
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
     )
-    listed = ("pass_cpu_seconds", "violations", "visited_per_query")
-    shown = {name: value for name, value in report.extra.items() if name not in listed}
-    print(f"\n{replace(report, extra=shown)}\n\n{run.certificate}\n")
+    trainer.fit(model, GapDataModule.from_datasets(train, test_dataset=test, seed=seed, by_gap=False))
+
+    usual = int(torch.bincount(train.states).argmax())
     errors = {
-        "chain (GDMM)": on_test.token_error,
-        "every token alone (GDMM)": alone.token_error,
-        "most frequent state": report.extra["test_token_error_of_the_most_frequent_state"],
-        "the weights it was drawn by": data.least_error,
+        "chain": result.report.extra["test_token_error"],
+        "most frequent state": float((test.states != usual).double().mean()),
+        "the weights it was drawn by": test.truth_error if data == "synthetic" else None,
     }
-    print(f"{'':28}  wrong states of {len(states)} test tokens")
+    print(f"\n{'':28}  wrong states of {len(test.states)} test tokens")
     for name, error in errors.items():
         print(f"{name:28}  " + ("not known" if error is None else f"{100 * error:.2f} %"))
-    finish(args, report, run)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

@@ -1,40 +1,65 @@
 """Handwritten words under a Lightning Trainer: a linear chain on pixels, trained to a certified duality gap.
 
 python examples/ocr.py --size small --lam 0.01 --gap 0.01
+
+Directions, caches, orders and all options of the Trainer: torchssvm fit --config examples/ocr.yaml
 """
 
-import contextlib
 import math
-import time
+from pathlib import Path
+from typing import Literal
 
 import lightning as L
 import torch
-from common import ORDERS, add_rules, finish, parse, parser, rules, trainer_flags
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm.datasets import OCRData
-from torchssvm.lightning import DualityGap, StructuredSVM
+from torchssvm.datasets.ocr.drawing import draw_words
+from torchssvm.lightning import DualityGap, Report, StructuredSVM
 from torchssvm.models import ocr_chain
 
 
-def main() -> None:
-    args = parse(add_rules(parser(__doc__, report="runs/ocr")))
+def main(
+    size: Literal["small", "large"] = "small",
+    lam: PositiveFloat | None = None,
+    gap: PositiveFloat = 0.1,
+    max_passes: PositiveFloat = 5000.0,
+    batch_size: PositiveInt = 32,
+    seed: int = 0,
+    accelerator: str = "cpu",
+    report: Path = Path("runs/ocr"),
+) -> Report:
+    """Train a chain on handwritten words to a certified gap.
+
+    Args:
+        size: Training words: 626 or 6251.
+        lam: Regularisation; by default 1/n.
+        gap: Stop at this certified gap.
+        max_passes: Or after so many passes.
+        batch_size: Words of a step.
+        seed: Runs with the same seed are the same.
+        accelerator: cpu or cuda.
+        report: Folder of report.json and the picture.
+    """
     torch.set_num_threads(1)  # a step is too short to be shared between cores
-    L.seed_everything(args.seed)
-
-    data = OCRData(args.size, batch_size=args.batch_size, seed=args.seed, order=ORDERS[args.order]())
-    direction, oracle, storage = rules(args)
-    model = StructuredSVM(ocr_chain(), lam=args.lam, direction=direction, oracle=oracle, storage=storage)
-    gap = DualityGap(tolerance=args.gap, every_n_epochs=10, max_passes=args.max_passes)
-    trainer = L.Trainer(max_epochs=math.ceil(args.max_passes), callbacks=[gap], **trainer_flags(args))
-    start = time.perf_counter()
-    with contextlib.suppress(SystemExit):  # what Lightning makes of Ctrl-C
-        trainer.fit(model, data)
-
-    task = "OCR, chain on pixels"
-    finish(
-        args, task, model.head, model.dual, gap.history, gap.stopped_because, start, train=data.train, test=data.test
+    L.seed_everything(seed)
+    data = OCRData(size, batch_size=batch_size, seed=seed)
+    model = StructuredSVM(ocr_chain(), lam=lam or 1.0 / len(data.train))
+    trainer = L.Trainer(
+        accelerator=accelerator,
+        max_epochs=math.ceil(max_passes),
+        callbacks=[
+            DualityGap(gap, every_n_epochs=10, max_passes=max_passes),
+            result := Report(report, "OCR, chain on pixels", draw_words),
+        ],
+        limit_val_batches=0,  # the test words wait until the end
+        logger=False,
+        enable_checkpointing=False,
     )
+    trainer.fit(model, data)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

@@ -1,27 +1,26 @@
 """Handwritten words with learned features: a CNN below the chain.
 
 The CNN is pretrained letter by letter with cross-entropy, and frozen; the chain on top of it is trained to a certified
-duality gap. With --joint, CNN and chain are first trained together for a while, on the structured hinge.
+duality gap. With --joint ROUNDS, CNN and chain are first trained together for a while, on the structured hinge.
 
 python examples/ocr_cnn.py --size large --lam 0.001 --gap 0.05
 """
 
-import contextlib
 import math
-import time
+from pathlib import Path
+from typing import Any, Literal
 
 import lightning as L
 import torch
-from common import count, finish, parse, parser, trainer_flags
+from jsonargparse import auto_cli
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from torchssvm import GapBatchSampler
-from torchssvm.datasets import OCR, PaddedDataset, PrecomputedFeatures
-from torchssvm.lightning import Alternate, DualityGap, StructuredSVM
+from torchssvm.datasets import OCR, GapDataModule, PrecomputedFeatures
+from torchssvm.lightning import Alternate, DualityGap, Report, StructuredSVM
 from torchssvm.models import LetterClassifier, LetterFeatures, ocr_chain
 
-PRETRAINING_EPOCHS = {"small": 20, "large": 5}
 ALTERNATE = Alternate(features=1, head=4)  # epochs of a round of joint training
 
 
@@ -35,9 +34,7 @@ class Pretraining(L.LightningModule):
     def training_step(self, batch, batch_idx):
         """The loss of some letters."""
         letters, labels = batch
-        loss = nn.functional.cross_entropy(self.classifier(letters.unsqueeze(1)).squeeze(1), labels)
-        self.log("cross_entropy", loss, prog_bar=True)
-        return loss
+        return nn.functional.cross_entropy(self.classifier(letters.unsqueeze(1)).squeeze(1), labels)
 
     def configure_optimizers(self):
         """AdamW, with one rise and fall of the learning rate."""
@@ -47,55 +44,56 @@ class Pretraining(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def letters_of(words: OCR) -> DataLoader:
-    """The letters of all words, one by one, in random order."""
-    real = words.y >= 0
-    return DataLoader(TensorDataset(words.x[real], words.y[real]), batch_size=128, shuffle=True)
+def main(
+    size: Literal["small", "large"] = "small",
+    lam: PositiveFloat | None = None,
+    gap: PositiveFloat = 0.1,
+    max_passes: PositiveFloat = 5000.0,
+    batch_size: PositiveInt = 32,
+    pretraining: PositiveInt = 20,
+    joint: NonNegativeInt = 0,
+    seed: int = 0,
+    accelerator: str = "cpu",
+    report: Path = Path("runs/ocr_cnn"),
+) -> Report:
+    """Train a CNN, and a chain on top of it to a certified gap.
 
+    Args:
+        size: Training words: 626 or 6251.
+        lam: Regularisation; by default 1/n.
+        gap: Stop at this certified gap.
+        max_passes: Or after so many passes.
+        batch_size: Words of a step.
+        pretraining: Epochs of the CNN.
+        joint: Rounds of joint training before the CNN is frozen.
+        seed: Of everything.
+        accelerator: cpu or cuda.
+        report: Folder of report.json and the picture.
+    """
+    L.seed_everything(seed)
+    train, test = OCR("train", size), OCR("test", size)
+    lam = lam or 1.0 / len(train)
+    options: dict[str, Any] = {"accelerator": accelerator, "logger": False, "enable_checkpointing": False}
+    cnn, real = LetterFeatures(), train.y >= 0
+    letters = DataLoader(TensorDataset(train.x[real], train.y[real]), batch_size=128, shuffle=True)
+    L.Trainer(max_epochs=pretraining, **options).fit(Pretraining(cnn), letters)
+    options["limit_val_batches"] = 0
+    if joint:
+        adam = lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.01)  # noqa: E731
+        together = StructuredSVM(ocr_chain(cnn.width), lam, cnn, features_optimizer=adam, joint=ALTERNATE)
+        data = GapDataModule.from_datasets(train, test_dataset=test, batch_size=batch_size, seed=seed)
+        L.Trainer(max_epochs=joint * (ALTERNATE.features + ALTERNATE.head), **options).fit(together, data)
 
-def by_gap(dataset: PaddedDataset, batch_size: int, seed: int) -> DataLoader:
-    """Batches drawn in proportion to the gaps; the sampler learns of the dual when the fit begins."""
-    sampler = GapBatchSampler(num_examples=len(dataset), batch_size=batch_size, seed=seed)
-    return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate)
-
-
-def main() -> None:
-    flags = parser(__doc__, report="runs/ocr_cnn")
-    flags.add_argument("--joint", action="store_true", help="train CNN and chain together before the CNN is frozen")
-    flags.add_argument("--pretraining", type=count, metavar="EPOCHS", help="default: 20, or 5 with --size large")
-    flags.add_argument("--rounds", type=count, default=4, help="of joint training (default: %(default)s)")
-    args = parse(flags)
-    L.seed_everything(args.seed)
-    train, test = OCR("train", args.size), OCR("test", args.size)
-
-    cnn = LetterFeatures()
-    epochs = args.pretraining or PRETRAINING_EPOCHS[args.size]
-    L.Trainer(max_epochs=epochs, **trainer_flags(args)).fit(Pretraining(cnn), letters_of(train))
-
-    if args.joint:
-        together = StructuredSVM(
-            ocr_chain(cnn.width),
-            lam=args.lam,
-            features=cnn,
-            features_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.01),
-            joint=ALTERNATE,
-        )
-        epochs = args.rounds * (ALTERNATE.features + ALTERNATE.head)
-        L.Trainer(max_epochs=epochs, **trainer_flags(args)).fit(together, by_gap(train, args.batch_size, args.seed))
-
-    cnn.to(args.device)
-    train, test = PrecomputedFeatures(train, cnn), PrecomputedFeatures(test, cnn)
+    frozen = [PrecomputedFeatures(words, cnn) for words in (train, test)]
+    data = GapDataModule.from_datasets(frozen[0], test_dataset=frozen[1], batch_size=batch_size, seed=seed)
     torch.set_num_threads(1)  # a step is too short to be shared between cores
-    model = StructuredSVM(ocr_chain(cnn.width), lam=args.lam)
-    gap = DualityGap(tolerance=args.gap, every_n_epochs=10, max_passes=args.max_passes)
-    trainer = L.Trainer(max_epochs=math.ceil(args.max_passes), callbacks=[gap], **trainer_flags(args))
-    start = time.perf_counter()
-    with contextlib.suppress(SystemExit):  # what Lightning makes of Ctrl-C
-        trainer.fit(model, by_gap(train, args.batch_size, args.seed))
-
-    task = "OCR, chain on a CNN" + (" (trained jointly)" if args.joint else "")
-    finish(args, task, model.head, model.dual, gap.history, gap.stopped_because, start, train=train, test=test)
+    result = Report(report, "OCR, chain on a CNN" + (" (trained jointly)" if joint else ""))
+    callbacks = [DualityGap(gap, every_n_epochs=10, max_passes=max_passes), result]
+    L.Trainer(max_epochs=math.ceil(max_passes), callbacks=callbacks, **options).fit(
+        StructuredSVM(ocr_chain(cnn.width), lam), data
+    )
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

@@ -2,78 +2,95 @@
 
 python examples/ocr_loop.py --size small --lam 0.01 --gap 0.01
 
-It saves after every exact pass; --resume goes on from there, to the same bits.
+It saves after every exact pass; --resume true goes on from there, to the same bits.
 """
 
 import dataclasses
-import itertools
 import time
+from pathlib import Path
+from typing import Literal
 
 import torch
-from common import ORDERS, add_rules, finish, in_order, parse, parser, rules, show_progress
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch.utils.data import DataLoader
 
 from torchssvm import BCFW, BlockGap, Certificate, DualState, GapBatchSampler, certify, load_checkpoint, save_checkpoint
-from torchssvm.core.batch import to_device
+from torchssvm.core.batch import in_order
 from torchssvm.datasets import OCR
+from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.models import ocr_chain
-from torchssvm.solvers.report import Entry
+from torchssvm.solvers.report import RunReport, evaluate
 
 EPOCHS = 10  # between exact passes
 
 
-def main() -> None:
-    flags = add_rules(parser(__doc__, report="runs/ocr_loop"))
-    flags.add_argument("--resume", action="store_true", help="go on from the checkpoint in the report's folder")
-    args = parse(flags)
-    torch.set_num_threads(1)  # a step is too short to be shared between cores
-    torch.manual_seed(args.seed)
+def main(
+    size: Literal["small", "large"] = "small",
+    lam: PositiveFloat | None = None,
+    gap: PositiveFloat = 0.1,
+    max_passes: PositiveFloat = 5000.0,
+    batch_size: PositiveInt = 32,
+    seed: int = 0,
+    resume: bool = False,
+    report: Path = Path("runs/ocr_loop"),
+) -> RunReport:
+    """Train a chain on handwritten words to a certified gap.
 
-    train, test = OCR("train", args.size), OCR("test", args.size)
-    head = ocr_chain().to(args.device)
-    direction, oracle, storage = rules(args)
-    dual = DualState.for_head(head, num_examples=len(train), lam=args.lam, storage=storage)
-    loss = BlockGap(dual, direction, oracle=oracle)
+    Args:
+        size: Training words: 626 or 6251.
+        lam: Regularisation; by default 1/n.
+        gap: Stop at this certified gap.
+        max_passes: Or after so many passes.
+        batch_size: Words of a step.
+        seed: Runs with the same seed are the same.
+        resume: Go on from the checkpoint in the report's folder.
+        report: Folder of report.json, the picture and the checkpoint.
+    """
+    torch.set_num_threads(1)  # a step is too short to be shared between cores
+    torch.manual_seed(seed)
+    train, test = OCR("train", size), OCR("test", size)
+    head = ocr_chain()
+    dual = DualState.for_head(head, num_examples=len(train), lam=lam or 1.0 / len(train))
+    loss = BlockGap(dual)
     optimizer = BCFW(head.parameters(), dual)
-    sampler = GapBatchSampler(dual, batch_size=args.batch_size, order=ORDERS[args.order](), seed=args.seed)
+    sampler = GapBatchSampler(dual, batch_size=batch_size, seed=seed)
     loader = DataLoader(train, batch_sampler=sampler, collate_fn=train.collate)
 
-    history: list[Entry] = []
-    checkpoint = args.report / "run.pt"
-    if args.resume:
-        saved = load_checkpoint(checkpoint, optimizer=optimizer, sampler=sampler)["history"]
-        history = [Entry(Certificate(**certificate), seconds) for certificate, seconds in saved]
-    stopped_because = ""
-    start = time.perf_counter() - (history[-1].seconds if history else 0.0)
-    try:
-        for epoch in itertools.count(sampler.epoch):
+    report.mkdir(parents=True, exist_ok=True)
+    history: list[tuple[Certificate, float]] = []
+    if resume:
+        saved = load_checkpoint(report / "run.pt", optimizer=optimizer, sampler=sampler)["history"]
+        history = [(Certificate(**certificate), seconds) for certificate, seconds in saved]
+    start = time.perf_counter() - (history[-1][1] if history else 0.0)
+    while not history or (history[-1][0].gap > gap and dual.passes < max_passes):
+        for _ in range(EPOCHS):
             for batch in loader:
-                batch = to_device(batch, args.device)
                 optimizer.zero_grad()
                 loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
                 optimizer.step()
-            show_progress(dual, history[-1].certificate.gap if history else 1.0, args)
-            if (epoch + 1) % EPOCHS and dual.passes < args.max_passes:
-                continue
-            certificate = certify(head, dual, in_order(train))
-            history.append(Entry(certificate, time.perf_counter() - start))
-            kept = [(dataclasses.asdict(entry.certificate), entry.seconds) for entry in history]
-            save_checkpoint(checkpoint, optimizer=optimizer, sampler=sampler, history=kept)
-            show_progress(dual, certificate.gap, args)
-            if certificate.gap <= args.gap:
-                stopped_because = f"certified gap {certificate.gap:.6g} <= {args.gap:g}"
+            if dual.passes >= max_passes:
                 break
-            if dual.passes >= args.max_passes:
-                stopped_because = (
-                    f"{args.max_passes:g} passes reached, certified gap {certificate.gap:.6g} > {args.gap:g}"
-                )
-                break
-    except KeyboardInterrupt:
-        stopped_because = "interrupted: KeyboardInterrupt"
+        history.append((certify(head, dual, in_order(train)), time.perf_counter() - start))
+        kept = [(dataclasses.asdict(certificate), seconds) for certificate, seconds in history]
+        save_checkpoint(report / "run.pt", optimizer=optimizer, sampler=sampler, history=kept)
+        print(history[-1][0])
 
-    task = "OCR, chain on pixels"
-    finish(args, task, head, dual, history, stopped_because, start, train=train, test=test)
+    found = RunReport.from_history(
+        "OCR, chain on pixels",
+        history,
+        num_weights=sum(p.numel() for p in head.parameters()),
+        stopped_because=f"certified gap {history[-1][0].gap:.6g} after {dual.passes:.0f} passes",
+        train=evaluate(head, dual.structure, in_order(train)),
+        test=evaluate(head, dual.structure, in_order(test)),
+        seed=seed,
+    )
+    words = test.__getitems__(range(0, len(test), len(test) // 6))
+    labelings = dual.structure.argmax(head(words.x, words.lengths)).labeling
+    found.write(report, lambda figure: draw_words(figure, words, labelings))
+    print(f"{found}\nwritten to {report}")
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

@@ -1,198 +1,155 @@
-"""Outputs too many to decode: passes of GDMM over chains and label sets, and what max oracles take on the same data."""
+"""Outputs too many to decode often: what GDMM takes for chains of thousands of states and for sets of labels.
+
+Synthetic chains with the same number of tokens for every K; each measurement is a process of its own, on one thread.
+Compilation and reading are outside the clocks. A pass of BCFW, and of its max oracle alone, loss-augmented Viterbi, is
+that of its first steps on a sample of the chains, scaled to all tokens.
+"""
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+from .figures import grid
+from .large_outputs_measures import MEASURES as MEASURES
+from .large_outputs_measures import RULES, mean_pass
+from .measuring import Ask, Limit, Settings, Summary, Table, chosen
 
-from torchssvm import (
-    BCFW,
-    GDMM,
-    AwayStep,
-    BlockGap,
-    BlockGreedy,
-    BoxQP,
-    BruteForce,
-    CommonStep,
-    DualState,
-    FullyCorrective,
-    Labelings,
-    RunOptions,
-    SortedOracle,
-    SparseLinearChain,
-    SparseLinearMultilabel,
-    in_order,
-)
-from torchssvm.datasets import LargeChains, Multilabel
-from torchssvm.solvers import Steps
-
-from .measuring import Clock
-from .memory import MIB, resident, set_back
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import multilabel as example
-
-RULES = {"FullyCorrective": FullyCorrective, "AwayStep": AwayStep, "BlockGreedy": BlockGreedy}
-ORACLES = {"sorted": SortedOracle, "brute force": BruteForce}
+TITLE = "Outputs too many to decode: GDMM on chains and sets of labels"
+LAM = 0.01
 
 
-def make(states: int, chains: int, lam: float, rule: str, oracle: str) -> tuple[GDMM, LargeChains]:
-    """GDMM on synthetic chains, before its first pass."""
-    data = LargeChains(num_states=states, num_chains=chains)
-    head = SparseLinearChain(data.in_features, states, boundary=False)
-    rules = {"rule": RULES[rule](), "oracle": ORACLES[oracle]()}
-    return GDMM(head, in_order(data), num_examples=chains, lam=lam, **rules), data
+OPTIONS: dict[str, Any] = {
+    "states": [100, 1000, 3000],  # K
+    "chains": 1000,
+    "passes": 50,  # of GDMM
+    "brute": 6e9,  # configurations that brute force may look at, which says how many chains it gets
+    "decoded": 3e9,  # additions of the max oracle on the sample that BCFW visits
+    "bcfw": [[1, 0], [8, 5], [8, 0], [24, 0]],  # chains of a step of BCFW, and sweeps of its box QP
+    "rules": [1000, 100, 20],  # K, n and passes of the comparison of rules
+    "label_sets": [40, 3],  # passes over bibtex, of GDMM and of BCFW; null is not measured
+}
+QUICK = {
+    **{"states": [8, 20], "chains": 20, "passes": 3, "brute": 1e6, "decoded": 1e5, "bcfw": [[8, 5], [4, 0]]},
+    **{"rules": [8, 10, 3], "label_sets": None},
+}
+BRUTE_PASSES = 5
+LAM_SETS, RHO_SETS = 0.01, 0.1
 
 
-def gdmm(
-    states: int,
-    chains: int,
-    passes: int,
-    lam: float,
-    rule: str = "FullyCorrective",
-    oracle: str = "sorted",
-) -> dict[str, Any]:
-    """Passes of GDMM over chains.
+def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
+    """Everything, one process after another."""
+    options = chosen(settings, OPTIONS, QUICK)
+    found: dict[str, Any] = {"options": options, "chains": {}, "bcfw": {}, "oracles": {}, "rules": {}}
+    common = {"lam": LAM}
+    for states in options["states"]:
+        sample = max(int(options["decoded"] / (15 * states**2)), 5)
+        same, name = {"states": states, "chains": options["chains"], **common}, str(states)
+        found["chains"][name] = ask("gdmm", passes=options["passes"], **same)
+        found["bcfw"][name] = [
+            ask("bcfw", sample=sample, batch=batch, sweeps=sweeps, **same) for batch, sweeps in options["bcfw"]
+        ]
+        few = min(max(int(options["brute"] / (15 * states**2 * BRUTE_PASSES)), 3), options["chains"])
+        found["oracles"][name] = {
+            oracle: ask("gdmm", states=states, chains=few, passes=BRUTE_PASSES, oracle=oracle, **common)
+            for oracle in ("sorted", "brute force")
+        }
+    states, chains, passes = options["rules"]
+    for rule in RULES:
+        found["rules"][rule] = ask("gdmm", states=states, chains=chains, passes=passes, rule=rule, **common)
+    if options["label_sets"] is not None:
+        ours, bcfw = options["label_sets"]
+        found["label_sets"] = {
+            "GDMM": ask("label_sets", lam=LAM_SETS, passes=ours, rho=RHO_SETS),
+            "BCFW": ask("label_sets_bcfw", lam=LAM_SETS, passes=bcfw),
+            "BCFW, every label alone": ask("label_sets_bcfw", lam=LAM_SETS, passes=ours, interactions=False),
+        }
+    return found
 
-    The high-water mark of memory is that of the passes, data and weights included, above what Python, torch and the
-    kernels take.
-    """
-    for _ in range(2):
-        make(states, 3, lam, rule, oracle)[0].step()  # compiles
-    base = set_back()
-    optim, data = make(states, chains, lam, rule, oracle)
-    seconds, visited = [], []
-    for _ in range(passes):
-        clock = Clock()
-        report = optim.step()
-        seconds.append(clock.stop()["cpu_seconds"])
-        visited.append(report.visited / max(report.queries, 1))
-    peak = resident("VmHWM")
-    tokens = len(data.states)
-    clock = Clock()
-    certificate = optim.certify()
-    return {
-        "tokens": tokens,
-        "pass_cpu_seconds": seconds,
-        "visited": visited,
-        "certificate_cpu_seconds": clock.stop()["cpu_seconds"],
-        "gap": certificate.gap,
-        "primal": certificate.primal,
-        "violation": certificate.violation,
-        "peak_mib": peak / MIB,
-        "above_base_mib": (peak - base) / MIB,
-        "dual_bytes_per_token": active_bytes(optim) / tokens,
-        "block_bytes_per_token": 4.0 * (states + states**2 * chains / tokens),  # mean parts of BCFW, float32
+
+def ratio(found: dict[str, Any], states: str) -> float:
+    """Seconds of the fastest pass of BCFW over those of GDMM's."""
+    return min(one["pass_cpu_seconds"] for one in found["bcfw"][states]) / mean_pass(found["chains"][states])
+
+
+def summarise(found: dict[str, Any]) -> Summary:
+    """What was found, for people."""
+    options = found["options"]
+    head = [
+        *("K", "entries visited a query", "of K² entries", "GDMM, CPU s a pass", "last pass"),
+        *(
+            "fastest BCFW over it",
+            f"gap after {options['passes']} passes",
+            "violation",
+            "peak, MiB",
+            "above the start, MiB",
+        ),
+        *("active dual, bytes a token", "mean parts would be, bytes a token"),
+    ]
+    rows = [
+        [
+            *(states, one["visited"][-1], f"{100 * one['visited'][-1] / int(states) ** 2:.3f} %", mean_pass(one)),
+            *(one["pass_cpu_seconds"][-1], ratio(found, states), one["gap"], one["violation"]),
+            *(one["peak_mib"], one["above_base_mib"], one["dual_bytes_per_token"], one["block_bytes_per_token"]),
+        ]
+        for states, one in found["chains"].items()
+    ]
+    tokens = next(iter(found["chains"].values()))["tokens"]
+    made = [Table(f"Synthetic chains, about {tokens:,} tokens, lam = {LAM:g}", head, rows)]
+    rows = [
+        [
+            *(states, one["batch"], one["sweeps"], one["chains"], one["pass_cpu_seconds"]),
+            *(one["oracle_pass_cpu_seconds"], one["pass_cpu_seconds"] / mean_pass(found["chains"][states])),
+            one["kept_bytes_per_token"],
+        ]
+        for states, several in found["bcfw"].items()
+        for one in several
+    ]
+    head = [
+        *("K", "chains of a step", "sweeps of the box QP", "chains visited", "BCFW, CPU s a pass"),
+        *("its Viterbi, CPU s a pass", "over GDMM", "labelings, bytes a token"),
+    ]
+    made.append(Table("The first steps of BCFW on the same chains", head, rows))
+    rows = [
+        [
+            *(states, one["sorted"]["tokens"], one["sorted"]["visited"][-1], one["brute force"]["visited"][-1]),
+            *(1e6 * mean_pass(one[oracle]) / one[oracle]["tokens"] for oracle in ("sorted", "brute force")),
+        ]
+        for states, one in found["oracles"].items()
+    ]
+    head = ["K", "tokens", "visited, sorted", "visited, brute force", "CPU us a token, sorted", "brute force"]
+    made.append(Table(f"Factorwise oracles: a pass, the mean of passes 2 to {BRUTE_PASSES}", head, rows))
+    states, chains, passes = options["rules"]
+    rows = [
+        [rule, sum(one["pass_cpu_seconds"][1:]), one["primal"], one["gap"], one["violation"]]
+        for rule, one in found["rules"].items()
+    ]
+    head = ["rule", "CPU s, without the first pass", "primal", "gap", "violation"]
+    made.append(Table(f"Rules: K = {states}, {chains} chains, {passes} passes", head, rows))
+    if "label_sets" in found:
+        rows = [
+            [side, len(one["points"]), one["points"][-1][0], one["points"][-1][1]]
+            + [one["reached"][at][when] for at in ("0.983", "0.984") for when in ("first", "for_good")]
+            for side, one in found["label_sets"].items()
+        ]
+        head = ["", "passes", "CPU s", "test accuracy", "0.983 first", "for good", "0.984 first", "for good"]
+        nothing = found["label_sets"]["GDMM"]["nothing"]
+        title = (
+            f"bibtex, lam = {LAM_SETS:g}: CPU seconds to a test accuracy ({nothing:.4f} is that of no labels at all)"
+        )
+        made.append(Table(title, head, rows))
+    largest = max(found["chains"], key=int)
+    name = f"K = {largest}, the fastest pass of BCFW over one of GDMM"
+    return Summary(made, [Limit(name, ratio(found, largest), 50.0, at_least=True)])
+
+
+def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Entries visited and seconds, pass by pass."""
+    passes = {name: list(range(1, len(one["visited"]) + 1)) for name, one in found["chains"].items()}
+    charts = {
+        "entries visited a query": {f"K = {k}": (passes[k], one["visited"]) for k, one in found["chains"].items()},
+        "CPU seconds of a pass": {
+            f"K = {k}": (passes[k][1:], one["pass_cpu_seconds"][1:]) for k, one in found["chains"].items()
+        },
     }
-
-
-def active_bytes(optim: GDMM) -> float:
-    """What entries that are active take: keys of 8 bytes and one number (two for messages) of 8."""
-    variables, factors, sides = optim.problem.duals
-    return 16.0 * float(variables.size.sum() + factors.size.sum()) + 24.0 * float(sides.size.sum())
-
-
-def bcfw(states: int, chains: int, lam: float, sample: int, batch: int, sweeps: int) -> dict[str, Any]:
-    """CPU seconds of BCFW's first steps on some of the chains, and of its max oracle alone; scaled to all tokens.
-
-    Blocks are kept as labelings, which are the smallest. Each step also reads and writes all weights, K^2 of which are
-    those of label pairs.
-
-    Args:
-        states: K.
-        chains: How many there are.
-        lam: Regularisation.
-        sample: Chains that are visited; rounded up to whole batches, and a batch before them that compiles.
-        batch: Chains of a step.
-        sweeps: As of :class:`torchssvm.BlockGap`; 0 is one step for the batch.
-    """
-    data = LargeChains(num_states=states, num_chains=chains)
-    head = SparseLinearChain(data.in_features, states, boundary=False)
-    dual = DualState.for_head(head, chains, lam, storage=Labelings())
-    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual, block_steps=BoxQP(sweeps) if sweeps else CommonStep())
-    batch = min(batch, chains // 2)
-    steps = min(-(-sample // batch), chains // batch - 1)
-    oracle, whole, tokens = 0.0, 0.0, 0
-    for number, index in enumerate(torch.arange(batch * (steps + 1)).split(batch)):
-        its = data.__getitems__(index)
-        clock = Clock()
-        optim.zero_grad()
-        loss(head(its.x, its.lengths), its.y, its.index).backward()
-        optim.step()
-        step = clock.stop()["cpu_seconds"]
-        with torch.no_grad():
-            potentials = head(its.x, its.lengths)
-            target = head.structure.check_target(its.y, potentials)
-            clock = Clock()
-            head.structure.augmented_argmax(potentials, target)
-        if number:
-            oracle += clock.stop()["cpu_seconds"]
-            whole += step
-            tokens += int(its.lengths.sum())
-    scale = len(data.states) / tokens
-    return {
-        "chains": batch * steps,
-        "batch": batch,
-        "sweeps": sweeps,
-        "oracle_pass_cpu_seconds": oracle * scale,
-        "pass_cpu_seconds": whole * scale,
-        "kept_bytes_per_token": dual.storage.nbytes() / len(data.states),
-    }
-
-
-def label_sets(lam: float, passes: int, rho: float, root: str | None = None) -> dict[str, Any]:
-    """GDMM on bibtex: test accuracy after every pass, and when it reached what [Y16]'s logs are compared by."""
-    data, test = (Multilabel("bibtex", split, unit_rows=True, root=root) for split in ("train", "test"))
-    flags = {"rho": rho, "seed": 0, "gap": 1e-9, "violation": 1e-9, "check_every": passes}
-    args = argparse.Namespace(**flags, max_passes=passes)
-    few = argparse.Namespace(**flags, max_passes=2)
-    example.with_interactions(example.part(data, torch.arange(10)), lam, few)  # compiles
-    points: list[tuple[float, float]] = []
-    done = example.with_interactions(
-        data, lam, args, lambda head, seconds: points.append((seconds, example.scores_of(head, test).accuracy))
-    )
-    last = done.certificate
-    return {
-        "points": points,
-        "reached": {f"{at:g}": example.reached(points, at) for at in example.THRESHOLDS["bibtex"]},
-        "nothing": 1.0 - float(test.labels.dense().mean()),
-        "gap": last.gap,
-        "relaxed_gap": last.relaxed_gap,
-        "exact": last.exact,
-        "violation": last.violation,
-        **example.figures_of(example.scores_of(done.head, test)),
-    }
-
-
-def label_sets_bcfw(lam: float, passes: int, root: str | None = None) -> dict[str, Any]:
-    """BCFW on the same problem with this library's decoder: CPU seconds and test accuracy after every pass."""
-    data, test = (Multilabel("bibtex", split, unit_rows=True, root=root) for split in ("train", "test"))
-    few = example.part(data, torch.arange(min(64, len(data))))
-    points: list[tuple[float, float]] = []
-    for examples, rounds in ((few, 1), (data, passes)):  # the first compiles
-        head = SparseLinearMultilabel(data.num_features, data.num_labels)
-        loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
-        with Steps(head, loss, examples, RunOptions(batch_size=64)) as steps:
-            clock, seen, points = Clock(), 0, []
-            for visited in steps:
-                seen += visited
-                if seen >= len(examples) * (len(points) + 1):
-                    seconds = clock.stop()["cpu_seconds"]
-                    points.append((seconds, example.scores_of(head, test).accuracy))
-                    if len(points) == rounds:
-                        break
-                    clock.go()
-    return {"points": points, "reached": {f"{at:g}": example.reached(points, at) for at in (0.983, 0.984)}}
-
-
-def mean_pass(found: dict[str, Any]) -> float:
-    """CPU seconds of a pass, the mean of all after the first."""
-    return statistics.mean(found["pass_cpu_seconds"][1:])
-
-
-MEASURES = {"gdmm": gdmm, "label_sets": label_sets, "bcfw": bcfw, "label_sets_bcfw": label_sets_bcfw}
+    return [grid(folder / "large_outputs.png", charts, ["pass of GDMM"] * 2, "", log="y")]

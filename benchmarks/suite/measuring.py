@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,10 +18,22 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class Settings(NamedTuple):
-    """What the command line says: repeats of every measurement, and whether small sizes will do."""
+    """What the command line says: repeats of every measurement, whether small sizes will do, and options of a part."""
 
     repeats: int = 5
     quick: bool = False
+    options: Mapping[str, Any] = {}
+
+
+def chosen(settings: Settings, defaults: Mapping[str, Any], quick: Mapping[str, Any]) -> dict[str, Any]:
+    """A part's options: its defaults, those for small sizes if asked for, and what the command line sets.
+
+    Raises:
+        ValueError: An option is set that the part does not have.
+    """
+    if unknown := settings.options.keys() - defaults.keys():
+        raise ValueError(f"no option is called {', '.join(sorted(unknown))}; there are {', '.join(defaults)}")
+    return {**defaults, **(quick if settings.quick else {}), **settings.options}
 
 
 class Limit(NamedTuple):

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..progress import progress
 from .graph_cache import MANIFEST, PLACE_COLUMNS, PLACES, GraphCache, StaleCache, is_changed, key_of, layout, write_json
 from .graph_cache_words import drop_words, make_words, read_words, words_are_of
 from .growing import GrowingArray, rows_in
@@ -91,6 +90,8 @@ def _build(
     show: bool,
 ) -> None:
     scikit_image()  # before hours of work on vocabularies, not after
+    from tqdm import tqdm
+
     files = {**layout(settings), PLACES: ("<i8", (PLACE_COLUMNS,), -1)}
     done, skipped = _resumed(folder, pairs, key, files)
     empty = bool(key["empty_masks"])
@@ -113,9 +114,8 @@ def _build(
         try:
             work = partial(_graph, settings=settings, vocabulary=vocabulary, empty_masks=empty)
             results = mapping(work, pairs[len(done) :])
-            for number, made in enumerate(
-                progress(results, len(pairs) - len(done), "superpixel graphs", show), len(done)
-            ):
+            bar = tqdm(results, "superpixel graphs", len(pairs) - len(done), disable=not show)
+            for number, made in enumerate(bar, len(done)):
                 if made.reason:
                     if not skip:
                         raise ValueError(f"{made.reason} (on_bad='skip' goes on without such images)")

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..progress import progress
 from .graph_cache import is_changed, listed
 from .region_features import GraphSettings, check_size
 from .segmentation_files import Pair, read_pair, stamps
@@ -57,12 +56,16 @@ def make_words(
     show: bool,
 ) -> Vocabulary:
     """The vocabularies of the training images, or of 500 of them, evenly spread, if there are more."""
+    from tqdm import tqdm
+
     train = [number for number, pair in enumerate(pairs) if pair.train]
     numbers = train[:: math.ceil(len(train) / _IMAGES)]
     work = partial(
         _sample, settings=settings, count=math.ceil(settings.samples / len(numbers)), empty_masks=empty_masks
     )
-    samples = list(progress(mapping(work, [(n, pairs[n]) for n in numbers]), len(numbers), "visual words", show))
+    samples = list(
+        tqdm(mapping(work, [(n, pairs[n]) for n in numbers]), "visual words", len(numbers), disable=not show)
+    )
     if bad := [sample.reason for sample in samples if sample.reason]:
         if not skip:
             raise ValueError(f"{bad[0]} (on_bad='skip' goes on without such images)")

@@ -80,6 +80,7 @@ def neighbourhoods(edges: np.ndarray, count: int) -> list[np.ndarray]:
 
 def scikit_image() -> Any:
     """``skimage.segmentation``; without it an ImportError that says what to install."""
-    with needs(NEEDS, "skimage"):
+    with needs(NEEDS, "skimage", "tqdm"):
+        import tqdm  # noqa: F401, the progress bar of whoever makes many
         from skimage import segmentation
     return segmentation

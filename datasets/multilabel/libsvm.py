@@ -1,19 +1,21 @@
 """Multilabel data in the format of LIBSVM: ``1,5,7 12:0.5 90:1``, labels and then features, an example a line.
 
 https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel.html has such files; those of the extreme
-classification repository begin with a line of three numbers: examples, features, labels.
+classification repository begin with a line of three numbers: examples, features, labels. scikit-learn parses them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from io import BytesIO
+
+import numpy as np
 
 from torchssvm.core.arguments import check_whole
+from torchssvm.core.extras import needs
 
 from ..text.columns import UNPACKED_LIMIT, read_text
-from .arff import number
 from .mulan import LabelledRows
 from .sparse_rows import SparseRows
 
@@ -29,7 +31,8 @@ def read_libsvm(
 ) -> LabelledRows:
     """Read a file; features and labels are named by their numbers in it.
 
-    A line without labels begins with its first feature, or a blank. What follows a ``#`` is a comment.
+    A line without labels begins with its first feature, or a blank; the features of a line rise. What follows a ``#``
+    is a comment.
 
     Args:
         path: The file, plain or gzipped.
@@ -40,109 +43,99 @@ def read_libsvm(
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
-        OSError: It cannot be opened.
+        ImportError: scikit-learn is not installed.
+        OSError: The file cannot be opened.
         ValueError: It is malformed; the message begins with its name and, where there is one, the line. Or a number is
             missing, or is not 0 or 1.
     """
     for name, value in (("first_feature", first_feature), ("first_label", first_label)):
         if isinstance(value, bool) or value not in (0, 1):
             raise ValueError(f"{name}={value!r} must be 0 or 1, the number of the first one in the file")
-    lines = read_text(path, limit).split("\n")
-    while lines and not lines[-1].strip():
-        lines.pop()
-    header = _header(lines)
-    if header is not None:
-        num_features = _agreed(num_features, header[1], "num_features", str(path))
-        num_labels = _agreed(num_labels, header[2], "num_labels", str(path))
-    features = _Lists("feature", "first_feature", _positive(num_features, "num_features"), first_feature)
-    labels = _Lists("label", "first_label", _positive(num_labels, "num_labels"), first_label)
-    for place, line in enumerate(lines[header is not None :], start=1 + (header is not None)):
-        text, where = line.partition("#")[0], f"{path}, line {place}"
-        if text.strip():
-            _take(text, where, features, labels)
-        elif "#" not in line:
-            raise ValueError(f"{where}: an empty line, and more after it; an example has a label or a feature")
-    if not features.counts:
-        raise ValueError(f"{path} has no example")
-    if header is not None and len(features.counts) != header[0]:
-        raise ValueError(f"{path}, line 1: {header[0]} examples, but {len(features.counts)} follow; is it cut off?")
-    return LabelledRows(features.rows(), labels.rows(), features.names, labels.names, str(path))
-
-
-@dataclass
-class _Lists:
-    """The features, or the labels, of the examples that have been read."""
-
-    what: str
-    argument: str
-    total: int
-    first: int
-    counts: list[int] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(str(place + self.first) for place in range(self.total))
-
-    def rows(self) -> SparseRows:
-        return SparseRows.of(self.counts, self.indices, self.values, self.total)
-
-    def add(self, entries: Iterable[tuple[str, float]], where: str) -> None:
-        """Those of one example."""
-        seen: set[int] = set()
-        before = len(self.indices)
-        for digits, value in entries:
-            if not (digits.isascii() and digits.isdigit()):
-                raise ValueError(f"{where}: {digits!r} must be the number of a {self.what}; lines are 1,5 12:0.5 90:1")
-            place = int(digits) - self.first
-            if not 0 <= place < self.total:
-                last = self.total - 1 + self.first
-                raise ValueError(
-                    f"{where}: {self.what} {digits} is out of range, must be {self.first} to {last}: there are "
-                    f"{self.total}, and {self.argument}={self.first}"
-                )
-            if place in seen:
-                raise ValueError(f"{where}: {self.what} {digits} comes twice; leave one out")
-            seen.add(place)
-            self.indices.append(place)
-            self.values.append(value)
-        self.counts.append(len(self.indices) - before)
-
-
-def _take(text: str, where: str, features: _Lists, labels: _Lists) -> None:
-    tokens = text.split()
-    has_labels = ":" not in tokens[0]
-    labels.add(((digits, 1.0) for digits in tokens[0].split(",")) if has_labels else (), where)
-    features.add((_entry(token, where) for token in tokens[has_labels:]), where)
-
-
-def _entry(token: str, where: str) -> tuple[str, float]:
-    digits, colon, spelt = token.partition(":")
-    value = number(spelt)
-    if not colon:
-        raise ValueError(f"{where}: {token!r} must be feature:value; labels are separated by commas, without blanks")
-    if value is None:
-        raise ValueError(f"{where}: the value of {token!r} must be a finite float32 number")
-    return digits, value
-
-
-def _header(lines: list[str]) -> tuple[int, int, int] | None:
-    """Examples, features and labels, where the first line is three numbers."""
-    tokens = lines[0].split() if lines else []
-    if len(tokens) != 3 or not all(token.isascii() and token.isdigit() for token in tokens):
-        return None
-    examples, features, labels = map(int, tokens)
-    return examples, features, labels
-
-
-def _agreed(given: int | None, found: int, name: str, source: str) -> int:
-    if given not in (None, found):
-        raise ValueError(f"{source}, line 1: {found}, but {name}={given}; leave the argument out")
-    return found
-
-
-def _positive(given: int | None, name: str) -> int:
-    if given is None:
+    lines = read_text(path, limit).rstrip().split("\n")
+    header = lines[0].split()
+    told = len(header) == 3 and all(token.isascii() and token.isdigit() for token in header)
+    if told:
+        num_features = _agreed(num_features, int(header[1]), "num_features", path)
+        num_labels = _agreed(num_labels, int(header[2]), "num_labels", path)
+    if num_features is None or num_labels is None:
+        name = "num_labels" if num_labels is None and num_features is not None else "num_features"
         raise ValueError(f"{name} is needed: the first line of the file does not say (examples, features, labels)")
-    return check_whole(given, name)
+    check_whole(num_features, "num_features")
+    check_whole(num_labels, "num_labels")
+    numbers = []  # of the lines that are examples
+    for number, line in enumerate(lines[told:], start=1 + told):
+        if line.partition("#")[0].strip():
+            numbers.append(number)
+        elif "#" not in line and len(lines) > 1:
+            raise ValueError(
+                f"{path}, line {number}: an empty line, and more after it; an example has a label or a feature"
+            )
+    if not numbers:
+        raise ValueError(f"{path} has no example")
+    if told and len(numbers) != int(header[0]):
+        raise ValueError(f"{path}, line 1: {header[0]} examples, but {len(numbers)} follow; is it cut off?")
+    try:
+        matrix, labels = _load(lines[told:])
+    except ValueError:
+        for number in numbers:  # scikit-learn does not say which line it is
+            try:
+                _load([lines[number - 1]])
+            except ValueError as error:
+                raise ValueError(
+                    f"{path}, line {number}: {error}; lines are 1,5 12:0.5 90:1, labels and then features, rising"
+                ) from error
+        raise
+    if not (finite := np.isfinite(matrix.data)).all():
+        row = np.searchsorted(matrix.indptr, np.argmin(finite), side="right") - 1
+        raise ValueError(f"{path}, line {numbers[row]}: a value must be a finite float32 number")
+    features = [row.tolist() for row in np.split(matrix.indices, matrix.indptr[1:-1])]
+    places = [
+        _places(features, numbers, "feature", first_feature, num_features, path),
+        _places(labels, numbers, "label", first_label, num_labels, path),
+    ]
+    counts = [[len(row) for row in rows] for rows in (features, labels)]
+    return LabelledRows(
+        SparseRows.of(counts[0], places[0], matrix.data, num_features),
+        SparseRows.of(counts[1], places[1], np.ones(len(places[1])), num_labels),
+        tuple(str(place + first_feature) for place in range(num_features)),
+        tuple(str(place + first_label) for place in range(num_labels)),
+        str(path),
+    )
+
+
+def _load(lines: list[str]) -> tuple:
+    """The features, a CSR matrix whose columns are the numbers in the file, and the labels of each example."""
+    with needs("LIBSVM files need scikit-learn: pip install 'torchssvm[data]'", "sklearn"):
+        from sklearn.datasets import load_svmlight_file
+    text = "\n".join(lines)
+    if "qid:" in text:
+        raise ValueError("a query id, qid:, is for ranking")
+    return load_svmlight_file(BytesIO(text.encode()), dtype=np.float32, multilabel=True, zero_based=True)
+
+
+def _places(
+    rows: Sequence[Sequence[float]],
+    lines: list[int],
+    what: str,
+    first: int,
+    total: int,
+    path: str | os.PathLike[str],
+) -> np.ndarray:
+    """Places counted from 0, of all rows, one after another."""
+    for row, line in zip(rows, lines, strict=True):
+        if len(set(row)) < len(row):
+            twice = next(number for number in row if list(row).count(number) > 1)
+            raise ValueError(f"{path}, line {line}: {what} {twice:g} comes twice; leave one out")
+        for number in row:
+            if not (first <= number < first + total and number == int(number)):
+                raise ValueError(
+                    f"{path}, line {line}: {what} {number:g} is out of range, must be {first} to {first + total - 1}: "
+                    f"there are {total}, and first_{what}={first}"
+                )
+    return np.array([number for row in rows for number in row], np.int64) - first
+
+
+def _agreed(given: int | None, found: int, name: str, path: str | os.PathLike[str]) -> int:
+    if given not in (None, found):
+        raise ValueError(f"{path}, line 1: {found}, but {name}={given}; leave the argument out")
+    return found

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +14,16 @@ from torch.utils.data import Dataset
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch
+from torchssvm.core.extras import needs
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import is_projective
 
 from ..padded import PADDING, Example, collating, padded, place_of
 from .arc_features import arc_columns
-from .columns import UNPACKED_LIMIT, nul_byte, read_content
+from .columns import UNPACKED_LIMIT, read_text
 
-_COLUMNS = 10
 _ABSENT = "_"
+_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 
 class Sentence(NamedTuple):
@@ -55,8 +55,8 @@ class Sentence(NamedTuple):
         )
 
 
-class _Token(NamedTuple):
-    word: str
+class _Word(NamedTuple):
+    form: str
     tag: str
     head: int
     line: int
@@ -66,91 +66,96 @@ def read_conllu(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) ->
     """Read a treebank: UTF-8, plain or gzip, ten columns separated by tabs, an empty line after every sentence.
 
     Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are passed over: the basic dependencies hold between
-    the words.
+    the words. The package conllu parses the lines; it checks neither columns nor trees, so that is done here.
 
     Args:
         path: The file.
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
+        ImportError: conllu is not installed.
         ValueError: The file is none, or a sentence has no tree; the message begins with the file and the line.
     """
-    path = Path(path)
-    sentences = []
-    tokens: list[_Token] = []
+    with needs("CoNLL-U files need conllu: pip install 'torchssvm[data]'", "conllu"):
+        import conllu.exceptions
+    sentences: list[Sentence] = []
+    words: list[_Word] = []
     begun = 0  # the line where a sentence begins that has not ended
-    lines = read_content(path, limit).split(b"\n")
-    for number, raw in enumerate([*lines, b""], start=1):
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            _refuse(path, number, f"this is not UTF-8: {error.reason} at byte {error.start + 1} of the line")
-        if "\0" in line:
-            raise ValueError(nul_byte(f"{path}, line {number}"))
+    for number, line in enumerate([*read_text(path, limit).split("\n"), ""], start=1):
+        where = f"{path}, line {number}"
+        line = line.removesuffix("\r")
         if line:
             begun = begun or number
-            if not line.startswith("#"):
-                tokens += _read_token(line, len(tokens) + 1, path, number)
+            if line.startswith("#"):
+                continue
+            if not line.strip():
+                raise ValueError(f"{where}: the line is blank but for spaces; sentences end with an empty line")
+            if line.count("\t") != len(_COLUMNS) - 1:
+                count = line.count("\t") + 1
+                raise ValueError(f"{where}: {count} columns, and CoNLL-U has {len(_COLUMNS)}, separated by single tabs")
+            try:
+                (token,) = conllu.parse_token_and_metadata(line, fields=(*_COLUMNS, "surplus"))
+            except (conllu.exceptions.ParseException, ValueError) as error:  # ValueError: a number too long for Python
+                raise ValueError(f"{where}: {error}") from error
+            if len(token) != len(_COLUMNS):  # conllu ends columns at two blanks, too
+                raise ValueError(f"{where}: a column is empty, or has two blanks in a row, which CoNLL-U forbids")
+            if _is_word(token, len(words) + 1, where):
+                tag = token["upos"] if token["upos"] != _ABSENT else token["xpos"] or _ABSENT
+                words.append(_Word(token["form"], tag, token["head"], number))
         elif begun:
-            if not tokens:
-                _refuse(path, begun, "the sentence that begins here has no words")
-            _check_tree(tokens, path)
-            words, tags, heads, places = zip(*tokens, strict=True)
-            sentences.append(Sentence(words, tags, heads, places[0]))
-            tokens, begun = [], 0
+            if not words:
+                raise ValueError(f"{path}, line {begun}: the sentence that begins here has no words")
+            _check_tree(words, path)
+            forms, tags, heads, lines = zip(*words, strict=True)
+            sentences.append(Sentence(forms, tags, heads, lines[0]))
+            words, begun = [], 0
     if not sentences:
-        _refuse(path, 1, "the file has no sentences")
+        raise ValueError(f"{path}, line 1: the file has no sentences")
     return sentences
 
 
-def _read_token(line: str, expected: int, path: Path, number: int) -> Iterator[_Token]:
-    """The token of a line, or nothing for what is passed over."""
-    fields = line.split("\t")
-    if not line.strip():
-        _refuse(path, number, "the line is blank but for spaces; sentences end with an empty line")
-    if len(fields) != _COLUMNS:
-        _refuse(path, number, f"{len(fields)} columns, and CoNLL-U has {_COLUMNS}, separated by single tabs")
-    name, word, tag, other, head = fields[0], fields[1], fields[3], fields[4], fields[6]
-    if span := re.fullmatch(r"([0-9]{1,9})([-.])([0-9]{1,9})", name):
-        first, kind, last = int(span[1]), span[2], int(span[3])
-        if (kind == "-" and not expected == first <= last) or (kind == "." and first != expected - 1):
-            _refuse(path, number, f"ID is {name!r}, which does not belong before word {expected}")
-        return
-    if name != str(expected):
-        _refuse(path, number, f"ID is {name!r}, and the next word of the sentence is {expected}")
-    if not (word and tag):
-        _refuse(path, number, f"{'UPOS' if word else 'FORM'} is empty; write {_ABSENT!r} for what is not there")
-    if not re.fullmatch(r"[0-9]{1,9}", head):
-        _refuse(path, number, f"HEAD is {head!r}, and must be a whole number: the ID of a word, or 0")
-    yield _Token(word, tag if tag != _ABSENT else other, int(head), number)
+def _is_word(token: Mapping[str, Any], expected: int, where: str) -> bool:
+    """Whether it is the next word; not a multiword token or an empty node."""
+    name, head = token["id"], token["head"]
+    if isinstance(name, tuple):
+        spelt, first, after = "".join(map(str, name)), name[0], name[1] == "."
+        if (first != expected - 1) if after else (first < expected):
+            raise ValueError(f"{where}: ID is {spelt!r}, which does not belong before word {expected}")
+        return False
+    if name != expected:
+        raise ValueError(f"{where}: ID is '{name}', and the next word of the sentence is {expected}")
+    for column in ("form", "upos"):
+        if not token[column]:
+            raise ValueError(f"{where}: {column.upper()} is empty; write {_ABSENT!r} for what is not there")
+    if head is None or head < 0:
+        raise ValueError(f"{where}: HEAD is {head}, must be the ID of a word, or 0")
+    return True
 
 
-def _check_tree(tokens: Sequence[_Token], path: Path) -> None:
+def _check_tree(words: Sequence[_Word], path: str | os.PathLike[str]) -> None:
     """Refuse heads that are not those of a tree with one root."""
-    length = len(tokens)
-    for token in tokens:
-        if token.head > length:
-            _refuse(path, token.line, f"HEAD is {token.head}, and the sentence has {length} words")
-    roots = [token.line for token in tokens if token.head == 0]
+    for word in words:
+        if word.head > len(words):
+            raise ValueError(f"{path}, line {word.line}: HEAD is {word.head}, and the sentence has {len(words)} words")
+    roots = [word.line for word in words if word.head == 0]
     if len(roots) != 1:
-        where = f", in lines {', '.join(map(str, roots))}" if roots else ""
-        _refuse(
-            path, tokens[0].line, f"the sentence that begins here has {len(roots)} words with HEAD 0{where}; it needs 1"
+        lines = f", in lines {', '.join(map(str, roots))}" if roots else ""
+        raise ValueError(
+            f"{path}, line {words[0].line}: the sentence that begins here has {len(roots)} words with HEAD 0{lines}; "
+            "it needs 1"
         )
     reached = {0}
-    for start in range(1, length + 1):
-        path_up = []
+    for start, word in enumerate(words, start=1):
+        path_up: list[int] = []
         at = start
         while at not in reached:
             if at in path_up:
-                _refuse(path, tokens[start - 1].line, f"the heads of word {start} lead in a circle, back to word {at}")
+                raise ValueError(
+                    f"{path}, line {word.line}: the heads of word {start} lead in a circle, back to word {at}"
+                )
             path_up.append(at)
-            at = tokens[at - 1].head
+            at = words[at - 1].head
         reached.update(path_up)
-
-
-def _refuse(path: Path, line: int, what: str) -> NoReturn:
-    raise ValueError(f"{path}, line {line}: {what}")
 
 
 class CoNLLU(Dataset[Example]):

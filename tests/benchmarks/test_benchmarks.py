@@ -3,11 +3,13 @@
 import importlib
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from benchmark_parts import measured, part_of
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
@@ -372,8 +374,8 @@ def parts(monkeypatch):
 
 def test_results_and_table(parts, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
-    assert program.main(["--out", str(out), "--only", "two"]) == 0
-    assert program.main(["--out", str(out), "--only", "one", "--quick"]) == 0
+    assert program.main(["--out", str(out), "two"]) == 0
+    assert program.main(["--out", str(out), "one", "--quick"]) == 0
     content = json.loads((out / "results.json").read_text())
     assert content["schema"] == 1
     assert list(content["parts"]) == ["one", "two"]
@@ -385,17 +387,74 @@ def test_results_and_table(parts, tmp_path, capsys):
         assert part["error"] is None
         assert part["machine"]["cores"] >= 1
         assert part["found"] == {"sum": 4}
-    assert two["settings"] == {"repeats": 5, "quick": False}
+    assert two["settings"] == {"repeats": 5, "quick": False, "options": {}}
     assert two["summary"]["limits"] == [
         {"name": "sum", "value": 4.0, "limit": 5.0, "unit": "", "at_least": False, "verdict": "met"}
     ]
-    assert one["settings"] == {"repeats": 1, "quick": True}
+    assert one["settings"] == {"repeats": 1, "quick": True, "options": {}}
     assert one["summary"]["limits"] == []  # small sizes are not judged
     table = (out / "table.md").read_text()
     assert table.count("## Two and two") == 2
     assert "- sum: 4, limit at most 5: met" in table
     assert "![](sum.png)" in table
     assert "limits met: 1" in capsys.readouterr().out
+
+
+def test_parts_are_listed(parts, capsys):
+    assert program.main(["--list"]) == 0
+    assert capsys.readouterr().out.split("\n") == ["one            Two and two", "two            Two and two", ""]
+
+
+def test_ways_to_train_prove_the_same_optimum(tmp_path):
+    """Compiled loop and baselines on OCR-small, whose optimum at lam = 0.01 lies between 0.16502 and 0.16504."""
+    pytest.importorskip("qpsolvers")
+    solvers = ["gap FW", "multi-plane pairwise", "one-slack", "exponentiated gradient", "subgradient"]
+    options = {"solvers": solvers, "lam": [0.01], "seeds": 1, "gap": 0.6, "max_seconds": 2.0}
+    part, found = measured("compare", options)
+    for name, (one,) in found["runs"]["0.01"].items():
+        last = one["checks"][-1]
+        assert last["primal"] >= 0.165, name
+        assert last["dual"] <= 0.1651, name
+        assert last["gap"] == pytest.approx(last["primal"] - last["dual"], abs=1e-6)
+        assert 0.0 < one["test_error"] < 1.0
+    passes, errors = part.summarise(found).tables
+    assert len(passes.rows) == len(errors.rows) == len(solvers)
+    assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
+
+
+def test_the_path_and_a_grid(tmp_path):
+    options = {"ways": ["path", "warm-cache"], "epsilon": 0.6, "powers": 1, "verify": 3, "max_passes": 100.0}
+    part, found = measured("path", options)
+    path, warm = (found["runs"][way] for way in options["ways"])
+    assert path["lowest"] <= 0.5
+    assert len(path["verified"]) == 3
+    for row in path["verified"]:
+        assert row["recomputed_gap"] <= min(row["gap_by_the_path"], 0.6) + 1e-5
+    assert [row["lam"] for row in warm["rows"]] == [2.0, 1.0, 0.5]
+    assert all(row["gap"] <= 0.6 for row in warm["rows"])
+    (table,) = part.summarise(found).tables
+    assert [row[-1] for row in table.rows] == [0, 0]
+    assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
+
+
+def test_kernels_beside_the_linear_head():
+    part, found = measured("kernel", {"gap": 0.9, "max_passes": 3.0, "linear_lams": [0.3]})
+    assert len(found["runs"]) == 5
+    assert all(one["gap"] < 1.0 and 0.0 < one["letter_error"] < 1.0 for one in found["runs"].values())
+    assert len(part.summarise(found).tables[0].rows) == 5
+
+
+def test_imports_and_kills(monkeypatch):
+    part, found = measured("imports", {})
+    assert {module: len(several) for module, several in found["runs"].items()} == {"torch": 1, "torchssvm": 1}
+    assert part.summarise(found).limits[0].value > 0.5
+    part = part_of("kills")
+    line = "torch loop: 2 kills in 3 runs, 4 saves, 1 lost, 0 differing, 5 s"
+    done = subprocess.CompletedProcess([], 1, stdout=f"{line}\n  where\n")
+    monkeypatch.setattr(part.subprocess, "run", lambda *_, **__: done)
+    part, found = measured("kills", {"kills": 2})
+    assert found["modes"] == [["torch loop", 2, 3, 4, 1, 0, 5]]
+    assert [limit.verdict for limit in part.summarise(found).limits] == ["missed", "met"]
 
 
 def test_a_part_that_fails_does_not_stop_the_others(parts, tmp_path, monkeypatch, capsys):
@@ -415,7 +474,8 @@ def test_a_part_that_fails_does_not_stop_the_others(parts, tmp_path, monkeypatch
 def test_bad_flags_and_foreign_results_are_refused(parts, tmp_path, capsys):
     for flags, message in (
         (["--repeats", "0"], "--repeats must be at least 1, not 0"),
-        (["--only", "three"], "invalid choice: 'three'"),
+        (["three"], "no part is called three; there are one, two"),
+        (["one", "--set", "seeds=many"], "values are JSON"),
     ):
         with pytest.raises(SystemExit):
             program.main([*flags, "--out", str(tmp_path)])

@@ -430,7 +430,7 @@ def test_collate_functions(dataset):
 
 
 @pytest.mark.parametrize(
-    "statement", ["from torchssvm.datasets import OCRData", "import torchssvm.datasets.ocr.lightning"]
+    "statement", ["from torchssvm.datasets import OCRData", "import torchssvm.datasets.data_modules"]
 )
 def test_without_lightning_the_extra_is_named(statement):
     out = in_a_fresh_interpreter(

@@ -1,12 +1,17 @@
 """The examples and the benchmark of horses, on a few small images."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from benchmark_parts import measured
 
 from torchssvm import RegularizationPath
+from torchssvm.datasets import HorseSegmentation
+from torchssvm.datasets.images.segmentation_augmentation import random_views, resized
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,8 +20,8 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("maxflow")
 imsave = pytest.importorskip("skimage.io").imsave
 
-SMALL = ("--num-train", "8")
-FEW = (*SMALL, "--held-out", "3", "--max-passes", "40", "--batch-size", "2")
+SMALL = ("--num_train", "8")
+FEW = (*SMALL, "--max_passes", "40", "--batch_size", "2")
 
 
 @pytest.fixture(scope="module")
@@ -46,114 +51,81 @@ def run_here(run_script, monkeypatch, images):
 def report_of(folder, out):
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
-    assert report["initial_gap"] == pytest.approx(1.0, abs=1e-6)
     assert report["n"] == 8
     assert report["stopped_because"] in out
-    for name, found in report["test_images"].items():
-        for score in ("iou", "mean_iou", "accuracy", "balanced_accuracy"):
-            assert 0.0 <= found[score] <= 1.0
-        assert f"\n{name:38}  {found['iou']:8.4f}" in out
-    for picture in ("convergence.png", "foregrounds.png"):
-        assert (folder / picture).stat().st_size > 10_000
+    assert (folder / "convergence.png").stat().st_size > 10_000
     return report
 
 
-def test_graph_cuts_beside_superpixels_alone_and_a_network(run_here, tmp_path):
-    flags = ("--hold-out", "3", "100", "--cnn", "1", "--gap", "0.1", "--report", str(tmp_path))
-    out = run_here("examples", "horses.py", *FEW, *flags)
+@pytest.mark.parametrize("edges", ["true", "false"])
+def test_graph_cuts_and_superpixels_alone(run_here, tmp_path, edges):
+    out = run_here("examples", "horses.py", *FEW, "--edges", edges, "--gap", "0.1", "--report", str(tmp_path))
     report = report_of(tmp_path, out)
-    found = report["test_images"]
-    assert found.keys() == {"U-Net on pixels", "superpixels alone", "graph cuts"}
-    assert report["gap"] <= 0.1 * report["initial_gap"]
-    assert report["num_weights"] == 2069
-    for name in ("superpixels alone", "graph cuts"):
-        held_out = found[name]["held_out_iou"]
-        assert held_out.keys() == {"3", "100"}
-        assert found[name]["lam"] == float(max(held_out, key=held_out.__getitem__))
-        assert found[name]["share_of_initial_gap"] <= 0.1
-        assert found[name]["iou"] > 0.5
-    assert report["lam"] == found["graph cuts"]["lam"]
-
-
-def test_lam_may_be_known(run_here, tmp_path):
-    flags = ("--lam", "10", "--unary-lam", "3", "--gap", "0.2", "--direction", "pairwise", "--cache")
-    out = run_here("examples", "horses.py", *FEW, *flags, "--report", str(tmp_path))
-    report = report_of(tmp_path, out)
-    assert (report["lam"], report["direction"], report["cache"]) == (10.0, "pairwise", True)
-    assert report["test_images"]["superpixels alone"]["lam"] == 3.0
-    assert report["test_images"]["superpixels alone"]["held_out_iou"] == {}
-    assert "held-out images" not in out
+    assert report["gap"] <= 0.1
+    assert report["num_weights"] == 2069  # those of the edges stay 0 where there are none
+    assert float(re.search(r"pixels: SegmentationScores\(iou=([0-9.]+)", out)[1]) > 0.5
 
 
 def test_a_network_below_the_graph_cuts(run_here, tmp_path):
-    flags = ("--hold-out", "10", "3", "--epochs", "2", "--joint", "--rounds", "1", "--gap", "0.1", "--segments", "40")
+    flags = ("--lam", "10", "--epochs", "2", "--joint", "1", "--gap", "0.1", "--segments", "40")
     out = run_here("examples", "horses_cnn.py", *FEW, *flags, "--report", str(tmp_path))
     report = report_of(tmp_path, out)
-    found = report["test_images"]
-    assert list(found) == ["U-Net on pixels", "superpixels alone", "graph cuts", "graph cuts, joint"]
     assert report["num_weights"] == 33 + 7
-    assert report["gap"] <= 0.1 * report["initial_gap"]
-    for name in ("superpixels alone", "graph cuts"):
-        held_out = found[name]["held_out_iou"]
-        assert found[name]["lam"] == float(max(held_out, key=held_out.__getitem__))
-    seconds = [one["cpu_seconds"] for one in found.values()]
-    assert seconds[0] < min(seconds[1:])
-    assert seconds[3] > seconds[0]
+    assert report["gap"] <= 0.1
+    assert "jointly" in report["task"]
+    assert out.count("SegmentationScores(iou=") == 2
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (("--held-out", "8"), "--held-out 8 must be less than --num-train 8"),
-        (("--hold-out", "0"), "--hold-out: must be positive"),
-        (("--num-train", "50"), "num_train=50"),
-        (("--gap", "0.1"), "unrecognized arguments: --gap 0.1"),
-    ],
-)
-def test_bad_flags_are_refused(run_here, capsys, flags, message):
-    taken = slice(2, 3) if "--gap" in flags else slice(3) if "--num-train" in flags else slice(2)
-    for script in ("horses.py", "horses_cnn.py", "horses_path.py")[taken]:
-        with pytest.raises(SystemExit) as stop:
-            run_here("examples", script, *SMALL, *flags)
-        assert stop.value.code == 2
-        assert message in capsys.readouterr().err
+def test_random_views_move_masks_along():
+    torch.manual_seed(0)
+    mask = torch.zeros(4, 40, 56)
+    mask[:, 10:30, 15:35] = 1.0
+    image = mask.unsqueeze(1).expand(-1, 3, -1, -1)
+    seen, moved = random_views(image, mask)
+    assert (seen.shape, moved.shape) == (image.shape, mask.shape)
+    assert not torch.equal(moved, mask)
+    for own, its in zip(seen.mean(1), moved, strict=True):  # the foreground stays brighter, wherever it went
+        assert own[its > 0.9].mean() > own[its < 0.1].mean() + 0.2
+
+
+def test_images_of_one_size(run_here, images):
+    data = HorseSegmentation("train", num_train=8, progress=False)
+    image, mask = resized(data, (20, 24))
+    assert (image.shape, mask.shape) == ((8, 3, 20, 24), (8, 20, 24))
+    assert mask.mean().item() == pytest.approx(sum(float(data.mask(i).float().mean()) for i in range(8)) / 8, abs=0.01)
+
+
+def test_too_many_training_images_are_refused(run_here):
+    for script in ("horses.py", "horses_path.py"):
+        with pytest.raises(ValueError, match="num_train=50"):
+            run_here("examples", script, "--num_train", "50")
 
 
 def test_the_benchmark(run_here, tmp_path):
-    flags = (*SMALL, "--seeds", "2", "--gap", "0.05", "--solvers", "uniform FW", "gap pairwise + cache")
-    out = run_here("benchmarks", "horses.py", "--out", str(tmp_path), *flags)
-    files = sorted(tmp_path.glob("*.json"))
-    assert [file.stem for file in files] == [
-        f"10 {name} {seed}" for name in ("gap pairwise + cache", "uniform FW") for seed in (0, 1)
-    ]
-    for file in files:
-        checks = json.loads(file.read_text(encoding="utf-8"))["checks"]
-        assert checks[0]["share"] == 1.0
-        assert checks[-1]["share"] <= 0.05
-        assert all(check["passes"] == pytest.approx(check["oracle_calls"] / 8) for check in checks)
-        if "cache" in file.stem:
-            assert checks[-1]["visits"] > checks[-1]["passes"] - len(checks)
-    text = (tmp_path / "table 10.md").read_text(encoding="utf-8")
-    assert text.strip() in out
-    assert len(text.splitlines()) == 4
-    assert (tmp_path / "horses 10.png").stat().st_size > 5_000
-    before = {file: file.stat().st_mtime_ns for file in files}
-    run_here("benchmarks", "horses.py", "--out", str(tmp_path), *flags)
-    assert {file: file.stat().st_mtime_ns for file in files} == before
+    options = {"num_train": 8, "seeds": 2, "gap": 0.05, "solvers": ["uniform FW", "gap pairwise + cache"]}
+    part, found = measured("horses", options)
+    assert {name: len(several) for name, several in found["runs"].items()} == dict.fromkeys(options["solvers"], 2)
+    for name, several in found["runs"].items():
+        for one in several:
+            checks = one["checks"]
+            assert checks[0]["gap"] == pytest.approx(1.0, abs=1e-6)
+            assert checks[-1]["gap"] <= 0.05
+            assert all(check["passes"] == pytest.approx(check["oracle_calls"] / 8) for check in checks)
+            if "cache" in name:
+                assert checks[-1]["visits"] > checks[-1]["passes"] - len(checks)
+    (table,) = part.summarise(found).tables
+    assert [row[0] for row in table.rows] == options["solvers"]
+    assert all(" s" in row[1] for row in table.rows)
+    assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
 
 
 def test_the_path(run_here, tmp_path):
-    flags = (*SMALL, "--epsilon", "0.3", "--lam-min", "30", "--max-passes", "300")
+    flags = (*SMALL, "--epsilon", "0.3", "--lam_min", "30", "--max_passes", "300")
     out = run_here("examples", "horses_path.py", *flags, "--report", str(tmp_path))
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    rows = report["breakpoints"]
-    assert len(rows) > 3
-    assert all(row["gap"] <= 0.3 for row in rows)
-    assert all(row["passes"] == pytest.approx(row["oracle_calls"] / 8) for row in rows)
-    assert report["lowest"] <= 30
-    assert f"{len(rows)} breakpoints" in out
-    assert f"{max(row['iou'] for row in report['test_iou']):.4f}" in out
     path = RegularizationPath.load(tmp_path / "path.pt")
-    assert path.breakpoints.tolist() == [row["lam"] for row in rows]
+    assert len(path.points) > 3
+    assert all(point.gap <= 0.3 for point in path.points)
+    assert path.lowest <= 30
+    assert f"{len(path.points)} breakpoints" in out
     assert bool((path.weights(40.0)["pairwise"] >= 0).all())
     assert (tmp_path / "path.png").stat().st_size > 10_000

@@ -168,9 +168,6 @@ def test_importing_the_package_imports_nothing_optional_or_slow(module, tmp_path
     assert out.strip() == "[]"
 
 
-<<<<<<< HEAD
-def test_every_folder_is_a_package():
-=======
 def test_torch_struct_is_optional(tmp_path):
     out = python(
         "import sys\n"
@@ -189,9 +186,7 @@ def test_torch_struct_is_optional(tmp_path):
     assert "pip install 'torchssvm[torch-struct]'" in out
 
 
-def test_every_package_is_listed():
-    listed = pyproject()["tool"]["setuptools"]["packages"]
->>>>>>> w-kernels
+def test_every_folder_is_a_package():
     packages = {name for name, file in sources().items() if file.name == "__init__.py"}
     folders = {name.rpartition(".")[0] for name, file in sources().items() if file.name != "__init__.py"}
     assert folders <= packages  # a folder without __init__.py would be left out

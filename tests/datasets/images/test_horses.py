@@ -36,7 +36,6 @@ from torchssvm.datasets.images.region_features import ETAS, edge_features, node_
 from torchssvm.datasets.images.segmentation_files import find_pairs, read_pair, stamp
 from torchssvm.datasets.images.superpixels import adjacency, foreground_sizes, neighbourhoods, region_sizes, superpixels
 from torchssvm.datasets.images.visual_words import Vocabulary, descriptors, k_means, nearest, words
-from torchssvm.datasets.progress import progress
 
 pytest.importorskip("skimage")
 from skimage.io import imsave
@@ -843,18 +842,6 @@ def test_growing_arrays(tmp_path):
     assert np.load(path, mmap_mode="r").tolist() == [[1, 1], [1, 1], [5, 6]]
     with pytest.raises(ValueError, match="fewer than 9 rows"):
         GrowingArray(path, "<f4", (2,), 9)
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_progress(monkeypatch, capsys, installed):
-    if installed:
-        pytest.importorskip("tqdm")
-    else:
-        monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert list(progress(range(3), 3, "images")) == [0, 1, 2]
-    assert "3" in capsys.readouterr().err
-    assert list(progress(range(3), 3, "images", show=False)) == [0, 1, 2]
-    assert capsys.readouterr().err == ""
 
 
 # -- pictures, Lightning, extras --------------------------------------------------------------------------

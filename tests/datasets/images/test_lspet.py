@@ -192,15 +192,15 @@ def test_the_data_module(made):
     options = {"label": lambda joints: joints.round().long(), "canvas": (48, 48), "root": made, "size": "small"}
     data = LSPETData(**options, hold_out=0.25, batch_size=4)
     data.setup("fit")
-    assert (len(data.train), len(data.held_out), len(data.test)) == (75, 25, 200)
-    assert torch.equal(data.held_out.y[0], data.train.images.places(4)[75].round().long())
+    assert (len(data.train), len(data.val), len(data.test)) == (75, 25, 200)
+    assert torch.equal(data.val.y[0], data.train.images.places(4)[75].round().long())
     loader = data.train_dataloader()
     loader.batch_sampler.bind(DualState.for_head(torch.nn.Linear(1, 1), 75, 1.0, structure=Multiclass(1)))
     assert next(iter(loader)).x.shape == (4, 3, 48, 48)
     assert [len(b.index) for b in data.val_dataloader()] == [16, 9]
     whole = LSPETData(**options)
     assert len(whole.train) == 100
-    assert whole.held_out is whole.test
+    assert whole.val is whole.test
     with pytest.raises(ValueError, match=r"hold_out=1\.5"):
         LSPETData(**options, hold_out=1.5)
     with pytest.raises(ValueError, match="leaves 100 to train on"):

@@ -250,7 +250,7 @@ def test_the_data_module_without_held_out_sentences(train):
     data = CoNLL2000Data(batch_size=300, min_count=20)
     data.prepare_data()
     data.setup("fit")
-    assert (len(data.train), data.test) == (8936, None)
+    assert len(data.train) == 8936
     assert next(iter(data.val_dataloader())).index.tolist() == list(range(300))  # of the test set
     assert len(data.test) == 2012
     assert data.test.vocabulary is data.train.vocabulary
@@ -269,7 +269,7 @@ def test_the_data_module_with_held_out_sentences(train):
     batch = loader.collate_fn(loader.dataset.__getitems__([8041]))
     assert batch.index.tolist() == [8041]
     assert sum(len(batch.y) for batch in data.val_dataloader()) == 894
-    assert data.test is None
+    assert "test" not in data._splits
     assert sum(len(batch.y) for batch in data.test_dataloader()) == 2012
     assert data.test.vocabulary is data.train.vocabulary
     with pytest.raises(ValueError, match=r"hold_out=1.0 must be a share"):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -420,32 +419,17 @@ def test_lightning_is_imported_only_when_asked_for():
 
 
 def test_the_example(root, tmp_path, run_script):
-    pytest.importorskip("matplotlib")
+    for extra in ("matplotlib", "lightning", "jsonargparse"):
+        pytest.importorskip(extra)
     out = run_script(ALIGNMENT, "--data", root, "--gap", "0.05", "--report", tmp_path / "new", "--seed", "3")
     report = json.loads((tmp_path / "new" / "report.json").read_text(encoding="utf-8"))
     assert report["gap"] <= 0.05
     assert report["stopped_because"].startswith("certified gap")
-    assert (report["n"], report["lam"], report["seed"], report["direction"]) == (100, 1.0, 3, "corrective")
+    assert (report["n"], report["lam"], report["seed"]) == (100, 1.0, 3)
     assert report["num_weights"] == WordAlignment("dev", root).in_features
-    assert report["Dice_matching_error_rate"] == 0.0
-    assert report["relative_reduction"] is None
-    for name in ("learned_matching", "Dice_matching", "Dice_threshold"):
-        assert 0.0 <= report[f"{name}_error_rate"] <= 1.0
     for row in ("learned matching", "Dice matching", "Dice threshold"):
         assert f"\n{row} " in out
     assert (tmp_path / "new" / "convergence.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [(("--lam", "0"), "--lam: must be positive"), (("--direction", "up"), "--direction: invalid choice")],
-)
-def test_bad_flags_are_refused(flags, words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ALIGNMENT), *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert words in done.stderr
 
 
 # -- The real sentences -----------------------------------------------------------------------------------------

@@ -1,0 +1,369 @@
+"""The datasets as LightningDataModules: training batches drawn by the gaps, all others in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from torchssvm.core.arguments import check_object, check_seed, check_whole
+from torchssvm.core.extras import needs
+from torchssvm.steps.orders import GapBatchSampler, Order
+
+from .images.horses import HorseSegmentation
+from .images.lspet import LSPET
+from .images.pixel_segmentation import PixelSegmentation
+from .images.pose_targets import PoseTargets
+from .multilabel.dataset import Multilabel, locate
+from .ocr.dataset import OCR
+from .text.chunking import ChunkingDataset
+from .text.conll2000 import SPLITS, CoNLL2000
+from .text.conll2000 import locate as locate_conll2000
+from .text.word_alignment import WordAlignment
+
+with needs("data modules need Lightning: pip install 'torchssvm[lightning]'", "lightning"):
+    import lightning as L
+
+Root = str | os.PathLike[str] | None
+
+
+class GapDataModule(L.LightningDataModule):
+    """Loaders for map-style datasets with a ``collate``; one's own data module overrides :meth:`read` alone.
+
+    ``train``, ``val`` and ``test`` are the datasets, each read when it is first asked for.
+
+    Args:
+        batch_size: Examples of a training step.
+        num_workers: Worker processes of each loader.
+        order: How training examples are drawn; None is in proportion to their gaps. The sampler of the training loader
+            must be bound to a dual, which ``StructuredSVM`` does.
+        seed: Of the draws.
+        evaluation_size: Examples of a batch elsewhere, where nothing is kept, unless ``batch_size`` is larger.
+        by_gap: Whether a ``GapBatchSampler`` draws training examples; without it they are shuffled, which is what
+            ``FactorwiseSVM`` takes.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 16,
+        num_workers: int = 0,
+        order: Order | None = None,
+        seed: int = 0,
+        evaluation_size: int = 256,
+        by_gap: bool = True,
+    ) -> None:
+        super().__init__()
+        self.batch_size = check_whole(batch_size, "batch_size")
+        self.num_workers = check_whole(num_workers, "num_workers", 0)
+        if order is not None:
+            check_object(order, "order", "draw", "Permutation()")
+        self.order = order
+        self.seed = check_seed(seed)
+        self.by_gap = by_gap
+        self._evaluation_size = check_whole(evaluation_size, "evaluation_size")
+        self._splits: dict[str, Any] = {}
+
+    @classmethod
+    def from_datasets(  # type: ignore[override]
+        cls, train_dataset: Any, val_dataset: Any = None, test_dataset: Any = None, **loading: Any
+    ) -> GapDataModule:
+        """Of datasets at hand, map-style with a ``collate``; without ``val_dataset`` the test set is validated on."""
+        made = GapDataModule(**loading)
+        made._splits = {
+            "train": train_dataset,
+            "val": test_dataset if val_dataset is None else val_dataset,
+            "test": test_dataset,
+        }
+        return made
+
+    def read(self, split: Any) -> Any:
+        """The dataset ``"train"``, ``"val"`` or ``"test"``; None for ``"val"``: validate on the test set."""
+        raise NotImplementedError(f"{type(self).__name__} has no dataset {split!r}: override read")
+
+    def _split(self, split: str) -> Any:
+        if split not in self._splits:
+            found = self.read(split)
+            self._splits[split] = self._split("test") if found is None else found
+        return self._splits[split]
+
+    @property
+    def train(self) -> Any:
+        """What is trained on."""
+        return self._split("train")
+
+    @property
+    def val(self) -> Any:
+        """What is validated on."""
+        return self._split("val")
+
+    @property
+    def test(self) -> Any:
+        """What is tested and predicted on."""
+        return self._split("test")
+
+    def setup(self, stage: str | None = None) -> None:
+        """Reads what the stage needs, once."""
+        every = ("train", "val", "test")
+        for split in {None: every, "fit": every[:2], "validate": every[1:2]}.get(stage, every[2:]):
+            self._split(split)
+
+    def shown(self, dataset: Any) -> Any:
+        """The dataset as the loaders have it."""
+        return dataset
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches in the order of ``order``, or shuffled."""
+        if not self.by_gap:
+            random = torch.Generator().manual_seed(self.seed)
+            return self._loader(self.train, batch_size=self.batch_size, shuffle=True, generator=random)
+        sampler = GapBatchSampler(
+            num_examples=len(self.train), batch_size=self.batch_size, order=self.order, seed=self.seed
+        )
+        return self._loader(self.train, batch_sampler=sampler)
+
+    def val_dataloader(self) -> Any:
+        """What is validated on, one example after another."""
+        return self._in_order(self.val)
+
+    def test_dataloader(self) -> Any:
+        """What is tested on, one example after another."""
+        return self._in_order(self.test)
+
+    def predict_dataloader(self) -> Any:
+        """What is tested on."""
+        return self.test_dataloader()
+
+    def _in_order(self, dataset: Any) -> Any:
+        if dataset is None:  # of from_datasets: Lightning passes over a stage without loaders
+            return []
+        return self._loader(dataset, batch_size=max(self.batch_size, self._evaluation_size), shuffle=False)
+
+    def _loader(self, dataset: Any, **options: Any) -> DataLoader:
+        shown = self.shown(dataset)
+        workers: dict[str, Any] = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
+        return DataLoader(shown, collate_fn=shown.collate, **workers, **options)
+
+
+class OCRData(GapDataModule):
+    """Trains on one split of :class:`torchssvm.datasets.OCR`; validates, tests and predicts on the other.
+
+    Args:
+        size: ``"small"`` or ``"large"``, the papers' sizes.
+        batch_size: Words of a training step.
+        fold: Which of the ten folds stands alone.
+        loading: As :class:`GapDataModule` takes it: ``num_workers``, ``order``, ``seed``.
+    """
+
+    def __init__(
+        self, size: Literal["small", "large"] = "small", batch_size: int = 16, fold: int = 0, **loading: Any
+    ) -> None:
+        super().__init__(batch_size, **loading)
+        if size not in ("small", "large"):
+            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
+        self.size = size
+        self.fold = check_whole(fold, "fold", 0, most=9)
+
+    def read(self, split: Any) -> OCR | None:
+        """The words."""
+        return None if split == "val" else OCR(split, self.size, self.fold)
+
+
+class CoNLL2000Data(GapDataModule):
+    """Trains on the training set of :class:`torchssvm.datasets.CoNLL2000`; tests and predicts on the test set.
+
+    Args:
+        batch_size: Sentences of a training step.
+        min_count: How often an attribute must occur in what is trained on.
+        hold_out: Share of the training set, its end, that is validated on and not trained on; with 0 it is the test set
+            that is validated on.
+        root: The folder that has ``conll2000``; None is ``TORCHSSVM_DATA`` and the cache.
+        loading: As :class:`GapDataModule` takes it.
+    """
+
+    def __init__(
+        self, batch_size: int = 64, min_count: int = 3, hold_out: float = 0.0, root: Root = None, **loading: Any
+    ) -> None:
+        super().__init__(batch_size, **loading)
+        self.min_count = min_count
+        self.hold_out = _share(hold_out)
+        self.root = root
+
+    def prepare_data(self) -> None:
+        """Downloads the files, where they are not there."""
+        for split in SPLITS:
+            locate_conll2000(split, self.root)
+
+    def read(self, split: Any) -> ChunkingDataset | None:
+        """The sentences; the columns of all are the attributes of what is trained on."""
+        if split == "test":
+            return CoNLL2000("test", vocabulary=self.train.vocabulary, root=self.root)
+        if not self.hold_out:
+            return CoNLL2000("train", min_count=self.min_count, root=self.root) if split == "train" else None
+        if split == "train":
+            whole = CoNLL2000("train", min_count=self.min_count, root=self.root)
+            train, self._splits["val"] = whole.hold_out(self.hold_out)
+            return train
+        return self.train and self._splits["val"]
+
+
+class WordAlignmentData(GapDataModule):
+    """Trains on the 100 training sentences of :class:`torchssvm.datasets.WordAlignment`, validates on the 37 trial
+    sentences, tests and predicts on the other 347.
+
+    Args:
+        batch_size: Sentence pairs of a training step.
+        root: The folder that ``hansards`` lies in; None is what ``TORCHSSVM_DATA`` names, or the cache.
+        loading: As :class:`GapDataModule` takes it.
+    """
+
+    def __init__(self, batch_size: int = 4, root: Root = None, **loading: Any) -> None:
+        super().__init__(batch_size, evaluation_size=64, **loading)
+        self.root = root
+
+    def read(self, split: Any) -> WordAlignment:
+        """The sentence pairs; all splits share their features."""
+        known = next((one.features for one in self._splits.values()), None)
+        return WordAlignment("dev" if split == "val" else split, self.root, known)
+
+
+class MultilabelData(GapDataModule):
+    """Trains on the training set of a :class:`torchssvm.datasets.Multilabel`; everything else is on the test set.
+
+    Args:
+        dataset: ``"bibtex"``, ``"medical"`` or ``"scene"``.
+        batch_size: Examples of a training step.
+        unit_rows: Whether the features of every example are divided by their Euclidean norm.
+        bias: Whether there is one more feature, always 1.
+        dense: Whether ``x`` is a dense tensor.
+        root: The folder that has ``multilabel``; None is ``TORCHSSVM_DATA`` and the cache.
+        loading: As :class:`GapDataModule` takes it.
+    """
+
+    def __init__(
+        self,
+        dataset: Literal["bibtex", "medical", "scene"] = "bibtex",
+        batch_size: int = 64,
+        unit_rows: bool = True,
+        bias: bool = True,
+        dense: bool = False,
+        root: Root = None,
+        **loading: Any,
+    ) -> None:
+        super().__init__(batch_size, **loading)
+        self.dataset = dataset
+        self.root = root
+        self._options = {"unit_rows": unit_rows, "bias": bias, "dense": dense}
+
+    def prepare_data(self) -> None:
+        """Says which files are missing, if any."""
+        for split in ("train", "test"):
+            locate(self.dataset, split, self.root)
+
+    def read(self, split: Any) -> Multilabel | None:
+        """The examples."""
+        return None if split == "val" else Multilabel(self.dataset, split, root=self.root, **self._options)
+
+
+class HorseData(GapDataModule):
+    """Trains on one split of :class:`torchssvm.datasets.HorseSegmentation`; validates, tests and predicts on the other.
+
+    Args:
+        batch_size: Images of a training step; evaluation takes at least 16 at a time.
+        pixels: Whether batches have the pixels too: :class:`torchssvm.datasets.PixelSegmentation`.
+        num_workers: Worker processes of each loader, and those that make the graphs, once.
+        order: As :class:`GapDataModule` takes it.
+        seed: As :class:`GapDataModule` takes it.
+        images: What :class:`HorseSegmentation` takes but for the split: ``root``, ``num_train``, ``size``,
+            ``settings``, ``cache`` and so on.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 4,
+        pixels: bool = False,
+        num_workers: int = 0,
+        order: Order | None = None,
+        seed: int = 0,
+        **images: Any,
+    ) -> None:
+        super().__init__(batch_size, num_workers, order, seed, evaluation_size=16)
+        self.pixels = pixels
+        self._images = images
+
+    def prepare_data(self) -> None:
+        """Makes the graphs, where they are not there."""
+        self._split("train")
+
+    def read(self, split: Any) -> HorseSegmentation | None:
+        """The images and their graphs."""
+        return None if split == "val" else HorseSegmentation(split, workers=self.num_workers, **self._images)
+
+    def shown(self, dataset: HorseSegmentation) -> HorseSegmentation | PixelSegmentation:
+        """With their pixels, if asked for."""
+        return PixelSegmentation(dataset) if self.pixels else dataset
+
+
+class LSPETData(GapDataModule):
+    """Trains on the training images of :class:`torchssvm.datasets.LSPET`; tests on the other 200.
+
+    The datasets are :class:`torchssvm.datasets.PoseTargets`: batches have labelings as targets.
+
+    Args:
+        label: Joints on the grid ``[n, 14, 2]`` -> labelings ``[n, P, 4]``; see
+            :class:`torchssvm.datasets.PoseTargets`.
+        batch_size: Images of a training step; evaluation takes at least 16 at a time.
+        size: ``"large"`` or ``"small"``, 800 or 100 images to train on.
+        hold_out: Share of them, from their end, that is validated on and not trained on; with 0 it is the test images
+            that are validated on.
+        canvas: (H, W) in pixels.
+        stride: Pixels of a place of the grid, a side.
+        root: The folder that holds ``lspet``; None is ``TORCHSSVM_DATA`` or the cache.
+        keep: Whether images stay in memory once they were read.
+        loading: As :class:`GapDataModule` takes it.
+
+    Raises:
+        ValueError: ``hold_out`` leaves no image on one of the sides, or is out of range.
+    """
+
+    def __init__(
+        self,
+        label: Callable[[Tensor], Tensor],
+        batch_size: int = 8,
+        size: Literal["small", "large"] = "large",
+        hold_out: float = 0.0,
+        canvas: tuple[int, int] = (192, 192),
+        stride: int = 4,
+        root: Root = None,
+        keep: bool = False,
+        **loading: Any,
+    ) -> None:
+        super().__init__(batch_size, evaluation_size=16, **loading)
+        self.label = label
+        self.size = size
+        self.hold_out = _share(hold_out)
+        self.stride = stride
+        self._options: dict[str, Any] = {"canvas": canvas, "root": root, "keep": keep}
+
+    def read(self, split: Any) -> PoseTargets | None:
+        """The images and the labelings."""
+        if split == "test":
+            return PoseTargets(LSPET("test", **self._options), self.label, self.stride)
+        if split == "val":
+            return self.train and self._splits["val"] if self.hold_out else None
+        images = LSPET("train", self.size, **self._options)
+        first = len(images) - round(self.hold_out * len(images))
+        if first < 1 or (self.hold_out and first == len(images)):
+            raise ValueError(f"hold_out={self.hold_out} of {len(images)} images leaves {first} to train on")
+        if self.hold_out:
+            self._splits["val"] = PoseTargets(images, self.label, self.stride, range(first, len(images)))
+        return PoseTargets(images, self.label, self.stride, range(first))
+
+
+def _share(hold_out: float) -> float:
+    if not 0.0 <= hold_out < 1.0:
+        raise ValueError(f"hold_out={hold_out} must be a share of the training set, at least 0 and below 1")
+    return hold_out

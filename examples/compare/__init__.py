@@ -1,1 +1,0 @@
-"""What the comparing examples share: tasks, solvers, the clock, the file of results, pictures."""

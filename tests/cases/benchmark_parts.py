@@ -1,0 +1,38 @@
+"""Parts of ``benchmarks/run.py`` with their measures in this process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def part_of(name: str) -> ModuleType:
+    """The module of a part."""
+    sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
+    try:
+        return importlib.import_module(f"suite.{name}")
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+def measured(name: str, options: dict[str, Any], quick: bool = False, repeats: int = 1) -> tuple[ModuleType, Any]:
+    """The part, and what it found; JSON goes between, as it does between processes."""
+    part, measuring = part_of(name), part_of("measuring")
+
+    def ask(measure: str, *, threads: int | None = 1, **its: Any) -> Any:
+        return json.loads(json.dumps(part.MEASURES[measure](**json.loads(json.dumps(its)))))
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return part, json.loads(json.dumps(part.collect(ask, measuring.Settings(repeats, quick, options))))
+    finally:
+        torch.set_num_threads(before)
