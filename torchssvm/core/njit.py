@@ -1,16 +1,10 @@
-"""How loops that allocate nothing are compiled; without Numba they run as they are written, slowly.
-
-Import it where a kernel is first needed: Numba takes a while to be imported.
-"""
+"""How loops that allocate nothing are compiled. Import it only where Numba is installed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-try:
-    import numba
-except ImportError:
-    numba = None  # type: ignore[assignment]
+import numba
 
 from torchssvm.core.jit import SUMS
 
@@ -18,8 +12,8 @@ from torchssvm.core.jit import SUMS
 # all time. Nothing here makes arrays or keeps them, so that the runtime that counts is left out.
 _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
 
-njit: Any = numba.njit(**_OPTIONS) if numba else lambda kernel: kernel
+njit: Any = numba.njit(**_OPTIONS)
 """In the written order of operations."""
 
-njit_fastmath: Any = numba.njit(fastmath=set(SUMS), **_OPTIONS) if numba else njit
+njit_fastmath: Any = numba.njit(fastmath=set(SUMS), **_OPTIONS)
 """Sums of products may be contracted and reordered."""

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.jit import numba_available
 from torchssvm.core.lists import Lists
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import rows_of
@@ -33,16 +32,9 @@ class Sequential(BlockSteps):
     ``MeanParts()``, ``FrankWolfe()`` and ``MaxOracle()``; a batch that holds an example twice is solved by ``BoxQP()``.
     In training, the loss is then the sum of the gaps as the visits found them. The line search should be exact
     (``ExactSearch()``, the default): the steps have been taken already.
-
-    Raises:
-        ImportError: Numba is not installed.
     """
 
     needs_gradients = visits = True
-
-    def __init__(self) -> None:
-        if not numba_available():
-            raise ImportError("Sequential() needs Numba: pip install torchssvm[numba]")
 
     def check(self, direction: Any, oracle: Any, storage: Storage) -> None:
         """Raise ValueError unless the rules are the simple ones."""
