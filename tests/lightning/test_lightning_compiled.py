@@ -13,6 +13,7 @@ from lightning_words import Features, chain, everything, loader, some_words, tra
 
 from torchssvm import (  # noqa: E402
     BCFW,
+    BlockGap,
     CompiledBCFW,
     DualState,
     Labelings,
@@ -27,6 +28,7 @@ from torchssvm import (  # noqa: E402
 from torchssvm.core.batch import Batch  # noqa: E402
 from torchssvm.datasets.padded import PaddedDataset  # noqa: E402
 from torchssvm.lightning import DualityGap, StructuredSVM, compiled_steps  # noqa: E402
+from torchssvm.solvers.compiled.proposal import ProposedVisits  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +175,21 @@ def test_an_optimizer_returns_what_its_closure_does_and_wants_a_proposal():
         optimizer.step(lambda: None)
     with pytest.raises(RuntimeError, match="no proposal"):
         optimizer.step()
+
+
+def test_proposals_of_a_loop_and_of_a_loss_are_not_mixed(words):
+    head = LinearChain(words.x.shape[2], int(words.y.max()) + 1)
+    dual = DualState.for_head(head, len(words), 0.1)
+    batch = words.collate([words[i] for i in range(len(words))])
+    loop, optimizer = CompiledBCFW(head, dual, [batch]), BCFW(head.parameters(), dual)
+    few = torch.arange(3)
+    dual.mailbox.put(ProposedVisits(loop, few))
+    optimizer.step()
+    assert (dual.visits, dual.steps, dual.mailbox.waiting) == (1, 3, [])
+    assert 0.0 < optimizer.param_groups[0]["lr"] <= 1.0 / dual.lam
+    before = [p.detach().clone() for p in head.parameters()]
+    dual.mailbox.put(ProposedVisits(loop, few))
+    BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+    with pytest.raises(RuntimeError, match="two kinds"):
+        optimizer.step()
+    assert all(torch.equal(p, held) for p, held in zip(head.parameters(), before, strict=True))

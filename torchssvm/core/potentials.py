@@ -56,6 +56,11 @@ class Potentials:
             waits for it.
         max_length: Optional. The largest length; given together with ``min_length``.
 
+    Attributes:
+        batch_size: Number of examples, B.
+        dtype: Floating dtype of the potentials.
+        device: Device of the potentials.
+
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
@@ -63,7 +68,10 @@ class Potentials:
 
     __slots__ = (
         "adjoint",
+        "batch_size",
         "called_with",
+        "device",
+        "dtype",
         "gram_product",
         "lengths",
         "max_length",
@@ -100,6 +108,7 @@ class Potentials:
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
         if len(sizes) != 1 or None in sizes:
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
+        self._note()
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
             raise TypeError(
                 f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
@@ -126,20 +135,10 @@ class Potentials:
         elif self.ragged:
             raise ValueError(f"ragged={self.ragged} needs lengths, and lengths is None")
 
-    @property
-    def batch_size(self) -> int:
-        """Number of examples, B."""
-        return next(iter(self.tensors.values())).shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating dtype of the potentials."""
-        return next(iter(self.tensors.values())).dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the potentials."""
-        return next(iter(self.tensors.values())).device
+    def _note(self) -> None:
+        """Attributes that every step asks for, from the first tensor."""
+        first = next(iter(self.tensors.values()))
+        self.batch_size, self.dtype, self.device = first.shape[0], first.dtype, first.device
 
     @property
     def requires_grad(self) -> bool:
@@ -166,6 +165,7 @@ class Potentials:
         other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
         other.min_length, other.max_length = self.min_length, self.max_length
         other.adjoint = other.gram_product = other.weights = other.called_with = None
+        other._note()
         for name in self.carried:
             setattr(other, name, getattr(self, name))
         return other

@@ -59,10 +59,11 @@ class ActiveSets:
 
     def victims(self, index: Tensor) -> Tensor:
         """The slot that a new labeling takes: a free one, or the least recent without mass, or the least mass."""
-        idle = self.used[index].to(torch.float64) - 2.0 * (self.clock + 1)  # negative: before all that have mass
-        keys = torch.where(self.mass[index] > 0.0, self.mass[index], idle)
-        count = self.count[index]
-        return torch.where(count < self.capacity, count, keys.argmin(1))
+        from torchssvm.dual.numba import victims
+
+        slots = torch.empty_like(index, device="cpu")
+        victims(*(t[index].cpu().numpy() for t in (self.count, self.mass, self.used)), slots.numpy())
+        return slots.to(index.device)
 
     def write(self, index: Tensor, slots: Tensor, labeling: Labeling, loss: Tensor) -> None:
         """Put one labeling of each example ``index`` into its slot, without mass."""

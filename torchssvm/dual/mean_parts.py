@@ -48,7 +48,7 @@ class MeanParts(Storage):
             raise ValueError(f"the dual holds blocks for {sorted(self.buffers)}, and the potentials are {potentials}")
         psi = {}
         for name, buffer in self.buffers.items():
-            shape = potentials[name].shape
+            shape = potentials.tensors[name].shape
             longest, trailing = (shape[1], shape[2:]) if name in potentials.ragged else (1, shape[1:])
             held = buffer.values.shape[1:]
             if held != trailing and (potentials.lengths is None or len(held) != len(trailing)):
@@ -193,7 +193,7 @@ class _Fresh(StoredParts):
 
 def _row_view(potentials: Potentials, name: str) -> Tensor:
     """The tensor as ``[B, rows, *trailing]``: one row where axis 1 is not ragged."""
-    tensor = potentials[name]
+    tensor = potentials.tensors[name]
     return tensor if name in potentials.ragged else tensor.unsqueeze(1)
 
 

@@ -16,7 +16,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, with_seal
 from torchssvm.dual.state import DualState, check_dual
-from torchssvm.solvers.certificate import Certificate, check_pass, crosses, exact_pass, features_moved
+from torchssvm.solvers.certificate import Certificate, check_pass, crosses, exact_pass, features_moved, issue
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -225,19 +225,8 @@ class Average(Stateful):
             )
         value = min(value, primal)  # beyond it is rounding
         dual.oracle_calls += dual.num_examples
-        return Certificate(
-            primal=primal,
-            dual=value,
-            gap=primal - value,
-            exact=found.exact and not (dual.relaxed or found.relaxed),
-            drift=(rounding / length) ** 0.5 if length > 0.0 else rounding**0.5,
-            oracle_calls=dual.oracle_calls,
-            passes=dual.passes,
-            seconds=time.perf_counter() - start,
-            num_examples=dual.num_examples,
-            lam=dual.lam,
-            relaxed=dual.relaxed or found.relaxed,
-        )
+        drift = (rounding / length) ** 0.5 if length > 0.0 else rounding**0.5
+        return issue(dual, found, primal, value, drift, start)
 
     def _remember(self) -> None:
         """Where the dual stands."""

@@ -186,11 +186,12 @@ class BCFW(Stateful, Optimizer):
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
         squared = None if seen is None else seen.squared_norm
-        line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
+        lam = dual.lam
+        line = Line(value, gradients, lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
         gamma = float(self.line_search(line))
         if not 0.0 <= gamma <= largest:
             raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
-        rate = gamma / dual.lam
+        rate = gamma / lam
         dual.move_weights(gradients, -rate, None if seen is None else (seen.inner, seen.squared_norm))
         self.show_rate(rate)
         return gamma

@@ -178,6 +178,7 @@ class BlockGap(nn.Module):
         terms = step.change * atoms.scores / n
         step.slopes, step.slope_terms = terms.sum(1), tuple(terms.unbind(1))
         step.loss_changes = (step.change * atoms.losses).sum(1) / n
+        step.values = step.slopes + step.loss_changes
 
     def _find(self, step: Proposal, kept: tuple[Tensor, ...], target: Any) -> OracleResult:
         """The outputs to move to: from the cache where the oracle rule says so, from the max oracle elsewhere."""
@@ -240,6 +241,7 @@ def _towards(step: Proposal, found: OracleResult, losses: Tensor, n: int) -> Non
     towards, held = found.score / n, step.stored.inner(step.potentials)
     step.found, step.slopes, step.slope_terms = found, towards + held, (towards, held)
     step.loss_changes = found.loss / n - losses
+    step.values = step.slopes + step.loss_changes
 
 
 def _atoms(

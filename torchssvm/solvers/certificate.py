@@ -154,18 +154,24 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         if features_moved(dual, weights):
             dual.restarts += 1  # the next step starts elsewhere
             dual.storage.forget_features()
+    return issue(dual, found, primal, value, drift, start)
+
+
+def issue(dual: DualState, found: ExactPass, primal: float, value: float, drift: float, start: float) -> Certificate:
+    """The certificate of an exact pass that began at ``start`` and whose calls have been counted."""
+    relaxed = dual.relaxed or found.relaxed
     return Certificate(
         primal=primal,
         dual=value,
         gap=primal - value,
-        exact=found.exact and not dual.relaxed,
+        exact=found.exact and not relaxed,
         drift=drift,
         oracle_calls=dual.oracle_calls,
         passes=dual.passes,
         seconds=time.perf_counter() - start,
         num_examples=dual.num_examples,
         lam=dual.lam,
-        relaxed=dual.relaxed,
+        relaxed=relaxed,
     )
 
 

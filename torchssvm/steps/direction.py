@@ -74,9 +74,9 @@ class Atoms:
         """
         size, atoms = self.mass.shape
         curved = rule in (HYBRID, CORRECTIVE)
-        gram = self.curvature() * self.num_examples if curved else self.mass.new_zeros(size, 0, 0)
-        hinges = torch.where(self.valid, self.hinges, -torch.inf)
-        arrays = [t.detach().cpu().contiguous().numpy() for t in (self.corner, self.mass, hinges, gram)]
+        gram = self.curvature() if curved else self.mass.new_zeros(size, 0, 0)
+        rates = torch.where(self.valid, self.hinges / self.num_examples, -torch.inf)
+        arrays = [t.detach().cpu().contiguous().numpy() for t in (self.corner, self.mass, rates, gram)]
         change = np.zeros((size, atoms))
         choose_each(rule, *arrays, steps, tolerance, change, np.zeros(atoms))
         return torch.from_numpy(change).to(self.mass.device)

@@ -36,6 +36,8 @@ class Proposal:
         slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``: their weighted sum must equal ``<w, gradient>``.
         slope_terms: ``[B]`` float64 each, the terms that each slope was summed from: their rounding is in it.
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
+        values: ``[B]`` float64, ``slopes + loss_changes``: derivative of the dual along each direction, at the weights of
+            the forward pass.
         parts: The direction as ``Stored.combine`` gave it.
         gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
         gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
@@ -58,16 +60,12 @@ class Proposal:
     slopes: Tensor = field(init=False)
     slope_terms: tuple[Tensor, ...] = field(init=False)
     loss_changes: Tensor = field(init=False)
+    values: Tensor = field(init=False)
     parts: Parts = field(init=False)
     gammas: Tensor = field(init=False)
     gradients: list[Tensor] | None = field(init=False, default=None)
     reference: list[Tensor] | None = field(init=False, default=None)
     squared_norm: float | None = field(init=False, default=None)
-
-    @property
-    def values(self) -> Tensor:
-        """``[B]`` float64: derivative of the dual along each direction, at the weights of the forward pass."""
-        return self.slopes + self.loss_changes
 
     def take(self, optimizer: Any, together: list[Any]) -> None:
         """Move weights and blocks, after every check of the gradient: ``BCFW.take_batches``."""

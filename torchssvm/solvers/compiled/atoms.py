@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
+from torchssvm.dual.numba import victim
 from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, score, triangle
 from torchssvm.steps.numba import CORRECTIVE, HYBRID
 
@@ -197,16 +198,8 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
             add_labeling(examples, i, length, scratch.corner, -mass, psi, pairs)
         blocks.rest_mass[i] = 1.0
         return
-    slot = count
+    slot = victim(count, blocks.mass[i], blocks.used[i])
     if count == capacity:
-        slot = 0
-        for c in range(1, capacity):
-            held, least = blocks.mass[i, c], blocks.mass[i, slot]
-            if held == 0.0:
-                if least > 0.0 or blocks.used[i, c] < blocks.used[i, slot]:
-                    slot = c
-            elif least > 0.0 and held < least:
-                slot = c
         held = blocks.mass[i, slot]
         if held > 0.0:
             if mass == 0.0:

@@ -58,12 +58,12 @@ class Chain(Structure):
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Viterbi; ties go to the smallest state, decided from the last position to the first."""
-        labels, value = viterbi(potentials["emission"], potentials["transition"], potentials.lengths)
+        labels, value = viterbi(potentials.tensors["emission"], potentials.tensors["transition"], potentials.lengths)
         return Decoding(labels, value)
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
         """Viterbi with the Hamming loss added to the emissions."""
-        emission, transition, labels = potentials["emission"], potentials["transition"], _labels(target)
+        emission, transition, labels = potentials.tensors["emission"], potentials.tensors["transition"], _labels(target)
         if fits_numba(emission, labels) and labels.shape == emission.shape[:2]:
             augmented = torch.empty_like(emission)
             costs = _NONE if self._uniform(target) else self.costs(target)[0]
@@ -80,7 +80,9 @@ class Chain(Structure):
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product (forward-backward)."""
         lengths = potentials.lengths
-        emission, transition, log_partition = sum_product(potentials["emission"], potentials["transition"], lengths)
+        emission, transition, log_partition = sum_product(
+            potentials.tensors["emission"], potentials.tensors["transition"], lengths
+        )
         return Marginals({"emission": emission, "transition": transition}, log_partition)
 
     def parts(self, labeling: Tensor | WeightedLabels) -> dict[str, Tensor]:
@@ -140,7 +142,11 @@ class Chain(Structure):
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
     ) -> OracleResult:
         """Looked up in the potentials: a labeling of length T costs 4 T - 2 reads, and a glance at all for NaN."""
-        emission, transition, found = potentials["emission"], potentials["transition"], _labels(labeling)
+        emission, transition, found = (
+            potentials.tensors["emission"],
+            potentials.tensors["transition"],
+            _labels(labeling),
+        )
         labels = _labels(target)
         one = four_axes(transition[:1] if transition.stride(0) == 0 else transition)
         if fits_numba(emission, one, found, labels) and found.shape == labels.shape == emission.shape[:2]:
@@ -154,7 +160,7 @@ class Chain(Structure):
     def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
         """Looked up in the potentials, ``[B, C]`` float64: a labeling of length T costs 2 T - 1 reads."""
         everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
-        scores = chain_scores(everything, potentials["emission"], potentials["transition"])
+        scores = chain_scores(everything, potentials.tensors["emission"], potentials.tensors["transition"])
         return scores[:, :-1] - scores[:, -1:]
 
     def mean_difference(
@@ -163,7 +169,9 @@ class Chain(Structure):
         """The mass of each state and pair, less all of it at the target's."""
         everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        emission, transition = chain_parts(everything, mass, potentials["emission"], potentials["transition"])
+        emission, transition = chain_parts(
+            everything, mass, potentials.tensors["emission"], potentials.tensors["transition"]
+        )
         return {"emission": emission, "transition": transition}
 
     def resize(self, labelings: Tensor, target: Tensor | WeightedLabels) -> Tensor:
@@ -222,7 +230,7 @@ class Chain(Structure):
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N sequences."""
-        batch, longest, states = potentials["emission"].shape
+        batch, longest, states = potentials.tensors["emission"].shape
         real = check_lengths(potentials.lengths, batch, longest, potentials.device)
         for states_of in itertools.product(range(states), repeat=longest):
             yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
@@ -248,9 +256,9 @@ class Chain(Structure):
 
 
 def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
-    if potentials.tensors.keys() != {"emission", "transition"} or potentials["emission"].ndim != 3:
+    if potentials.tensors.keys() != {"emission", "transition"} or potentials.tensors["emission"].ndim != 3:
         raise ValueError(f"a chain takes potentials emission [B, N, K] and transition, got {potentials}")
-    return potentials["emission"], potentials["transition"]
+    return potentials.tensors["emission"], potentials.tensors["transition"]
 
 
 def _labels(labeling: Tensor | WeightedLabels) -> Tensor:
