@@ -148,6 +148,11 @@ class Open:
     entries: Schema
 
 
+def groups_like(groups: list[dict[str, Any]], **entries: Declaration) -> list[Open]:
+    """The declaration of an optimizer's ``"param_groups"``: as many parameters as ``groups`` have, and ``entries``."""
+    return [Open({"params": [int] * len(group["params"]), **entries}) for group in groups]
+
+
 def version(number: int) -> Same:
     """The declaration of a state's ``"format"``, the first of its entries."""
     return Same(number, "the checkpoint has format {there}, this version reads format {here}")
