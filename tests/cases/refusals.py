@@ -81,8 +81,8 @@ def classes_with_state() -> list[type]:
 
 
 def _says_its_state(kind: type) -> bool:
-    return "state_dict" in vars(kind) and (
-        issubclass(kind, DualState) or (kind is not Box and ".dual." not in kind.__module__)
+    return issubclass(kind, DualState) or (
+        "state_dict" in vars(kind) and kind is not Box and ".dual." not in kind.__module__
     )
 
 

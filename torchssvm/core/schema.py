@@ -77,7 +77,7 @@ class Entry:
         real = kind is float or (isinstance(kind, torch.dtype) and kind.is_floating_point)
         text = name if self.infinite or not real else f"finite {name}"
         if tensor:
-            text += f" [{', '.join('...' if size in (..., None) else str(size) for size in self.shape)}]"
+            text += f" [{', '.join({None: 'any', ...: '...'}.get(size, str(size)) for size in self.shape)}]"
         else:
             text = f"{'an' if text[0] in 'aeiou' else 'a'} {text}"
         text += f", above {self.above}" if self.above is not None else ""
@@ -148,6 +148,11 @@ class Open:
     entries: Schema
 
 
+def groups_like(groups: list[dict[str, Any]], **entries: Declaration) -> list[Open]:
+    """The declaration of an optimizer's ``"param_groups"``: as many parameters as ``groups`` have, and ``entries``."""
+    return [Open({"params": [int] * len(group["params"]), **entries}) for group in groups]
+
+
 def version(number: int, advice: str = "") -> Same:
     """The declaration of a state's ``"format"``, the first of its entries; ``advice`` is added to the error."""
     return Same(number, f"the checkpoint has format {{there}}, this version reads format {{here}}{advice}")
@@ -196,7 +201,7 @@ def _check(value: Any, declaration: Declaration, where: str, sizes: dict[str, in
         case dict():
             _check_entries(value, declaration, where, sizes)
             if unknown := value.keys() - declaration.keys():
-                raise damaged(f"{where} has the unknown entries {sorted(map(repr, unknown))}")
+                raise damaged(f"{where} has the unknown entries {sorted(map(str, unknown))}")
         case _:
             declaration(value, where)
 

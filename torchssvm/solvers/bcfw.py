@@ -15,7 +15,7 @@ from torchssvm.core.caller import warn
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, inner_product
-from torchssvm.core.schema import Declaration, Each, Entry, Open, Stateful, damaged
+from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
 from torchssvm.dual.state import DualState, check_dual
 from torchssvm.solvers.gradient_check import Seen, check_gradient
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
@@ -267,7 +267,7 @@ class BCFW(Stateful, Optimizer):
         return {**super().state_dict(), "dual": self.dual.state_dict()}
 
     def _schema(self) -> Declaration:
-        groups = Each(list, Open({"lr": Entry(float, low=0.0)}))
+        groups = groups_like(self.param_groups, lr=Entry(float, low=0.0))
         return Open({"dual": self.dual.check_state, "state": dict, "param_groups": groups})
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:

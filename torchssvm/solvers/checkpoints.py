@@ -105,7 +105,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
     objects = {name: value for name, value in objects.items() if value is not None and _is_object(name, value, True)}
     random = RandomState(content["random"]) if random_state and content["random"] is not None else None
     names = sorted(objects, key=lambda name: _turn(objects[name]))
-    checked = {name for name in names if _turn(objects[name]) == _CHECKED}
+    checked = [name for name in names if _turn(objects[name]) == _CHECKED]
     for name in checked:
         try:
             objects[name].check_state(states[name])

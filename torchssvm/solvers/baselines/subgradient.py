@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_parameters, check_positive
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Declaration, Each, Entry, Open, Same, Stateful, damaged
+from torchssvm.core.schema import Declaration, Entry, Open, Same, Stateful, damaged, groups_like
 
 
 class Subgradient(Stateful, Optimizer):
@@ -106,12 +106,12 @@ class Subgradient(Stateful, Optimizer):
 
     def _schema(self) -> Declaration:
         problem = {name: Same(self.param_groups[0][name]) for name in ("lam", "max_loss")}
-        groups = Each(list, Open({**problem, "steps": Entry(int, low=0), "lr": Entry(float, low=0.0)}))
+        groups = groups_like(self.param_groups, **problem, steps=Entry(int, low=0), lr=Entry(float, low=0.0))
         return Open({"state": dict, "param_groups": groups})
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         if len({group["steps"] for group in state["param_groups"]}) != 1:
-            raise damaged(f"{where}['param_groups'] is empty, or its groups have taken different steps")
+            raise damaged(f"{where}['param_groups'] have taken different steps")
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on with the step sizes of a checkpoint, to the bit; the weights are in that of the head."""

@@ -17,7 +17,7 @@ from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Declaration, Each, Open, Stateful, with_seal
+from torchssvm.core.schema import Declaration, Open, Stateful, groups_like, with_seal
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
@@ -351,7 +351,7 @@ class GDMM(Stateful, Optimizer):
         }
 
     def _schema(self) -> Declaration:
-        groups = Each(list, Open({"params": list}))
+        groups = groups_like(self.param_groups)
         return Open({"gdmm": partial(check_own, problem=self.problem), "state": dict, "param_groups": groups})
 
     @torch.no_grad()
