@@ -54,7 +54,7 @@ class WithoutAdjoint(nn.Module):
 
     def forward(self, *args: Tensor) -> Potentials:
         found = self.head(*args)
-        float(next(iter(found.tensors.values())).sum())
+        float(next(iter(found.tensors.values())).detach().sum())
         return Potentials(found.tensors, found.lengths, ragged=found.ragged)
 
 

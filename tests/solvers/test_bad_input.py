@@ -441,7 +441,9 @@ def test_frozen_parameters():
     head = LinearChain(2, 2)
     head.bias.requires_grad_(False)
     head.start_transitions.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"parameters \['bias', 'first'\] of the head do not require a gradient"):
+    with pytest.raises(
+        ValueError, match=r"parameters \['bias', 'start_transitions'\] of the head do not require a gradient"
+    ):
         DualState.for_head(head, 3, 0.1)
 
 

@@ -160,7 +160,7 @@ def test_features_get_a_gradient_too():
     training.loss(training.head(x), problem.y[:1], index).backward()
     potentials = training.head(x)
     (proposal,) = training.dual.mailbox.waiting
-    expected = proposal.parts["potentials"] @ training.head.weight.T / problem.n
+    expected = proposal.parts["potentials"] @ training.head.weight / problem.n
     torch.testing.assert_close(x.grad, expected.detach())
     assert potentials.requires_grad
 

@@ -205,7 +205,7 @@ def listed(trees):
             node, bias = np.zeros((2, 2)), np.zeros(2)
             edge = np.zeros((1 if shared else 4, 2, 2))
             for v, state in enumerate(states):
-                node[state] += trees.x[i, v].numpy()
+                node[:, state] += trees.x[i, v].numpy()
                 bias[state] += 1
                 if PARENT[v] >= 0:
                     edge[0 if shared else v, states[PARENT[v]], state] += 1
