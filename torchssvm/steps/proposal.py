@@ -36,8 +36,8 @@ class Proposal:
         slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``: their weighted sum must equal ``<w, gradient>``.
         slope_terms: ``[B]`` float64 each, the terms that each slope was summed from: their rounding is in it.
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
-        values: ``[B]`` float64, ``slopes + loss_changes``: derivatives of the dual along the directions, at the
-            weights of the forward pass.
+        values: ``[B]`` float64, ``slopes + loss_changes``: derivative of the dual along each direction, at the weights
+            of the forward pass.
         parts: The direction as ``Stored.combine`` gave it.
         gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
         gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
