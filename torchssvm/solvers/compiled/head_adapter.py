@@ -220,11 +220,8 @@ class MulticlassAdapter(HeadAdapter):
 
 
 def _fill_up(tensor: Tensor, width: int) -> Tensor:
-    if tensor.shape[-1] == width and tensor.is_contiguous():
-        return tensor
-    wide = tensor.new_zeros(*tensor.shape[:-1], width)
-    wide[..., : tensor.shape[-1]] = tensor
-    return wide
+    missing = width - tensor.shape[-1]
+    return torch.nn.functional.pad(tensor, (0, missing)).contiguous() if missing else tensor.contiguous()
 
 
 def find_adapter(head: nn.Module) -> HeadAdapter:
