@@ -1,8 +1,7 @@
 """The distributions of torch-struct that can decode, as structures for max-margin training.
 
 torch-struct, the extra ``torchssvm[torch-struct]``, is not imported here; the user passes one of its classes. Its
-decoders have habits that this adapter evens out, so that an answer depends on an example's own potentials and on nothing
-else:
+decoders have habits that this adapter evens out, so that an answer depends on the potentials of an example alone:
 
 * Impossible parts score -1e5 or -1e9 there, and potentials of that size get past them (the answer is then
   empty, or no output). Each example is decoded times a power of two that keeps the score of every output well
