@@ -1,8 +1,7 @@
 """The distributions of torch-struct that can decode, as structures for max-margin training.
 
 torch-struct, the extra ``torchssvm[torch-struct]``, is not imported here; the user passes one of its classes. Its
-decoders have habits that this adapter evens out, so that an answer depends on an example's own potentials
-only:
+decoders have habits that this adapter evens out, so that an answer depends on the potentials of an example alone:
 
 * Impossible parts score -1e5 or -1e9 there, and potentials of that size get past them (the answer is then
   empty, or no output). Each example is decoded times a power of two that keeps the score of every output well
@@ -33,8 +32,6 @@ from torchssvm.core.arguments import check_flags, check_number, check_tensor
 from torchssvm.core.extras import needs
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Marginals, Structure
-
-__all__ = ["TorchStruct"]
 
 LossPotentials = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Maps a target ``[B, *event]`` to ``(delta, constant)``, ``[B, *event]`` and ``[B]``."""

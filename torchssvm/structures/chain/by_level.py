@@ -7,36 +7,39 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.launch import once
+
 
 class ByLevel(NamedTuple):
     """The best sequences of a batch of chains, by their level.
 
     Attributes:
         scores: ``[B, M + 1]``, the best score of a sequence of each level; ``-inf`` where no sequence has that level.
-        final: ``[B, M + 1, K]``, the same by the state of the last position.
-        pointers: For positions 1 to N - 1: the best state before, by the level before, as far as it can be by then.
+        prefixes: At each position the same of the sequences so far, by their last state: ``[B, levels by then, K]``.
+        transition: As given.
         levels: ``[B, N, K]``, as given.
         real: ``[B, N]`` bool, which positions are not padding.
     """
 
     scores: Tensor
-    final: Tensor
-    pointers: list[Tensor]
+    prefixes: list[Tensor]
+    transition: Tensor
     levels: Tensor
     real: Tensor
 
     def labels(self, level: Tensor) -> Tensor:
         """The best sequence of the given level (``[B]`` int64) of every chain: ``[B, N]`` int64, -1 in the padding."""
         rows = torch.arange(len(level), device=level.device)
-        state = self.final[rows, level].argmax(1)
+        state = self.prefixes[-1][rows, level].argmax(1)
         labels = level.new_full(self.real.shape, -1)
         for t in range(self.real.shape[1] - 1, -1, -1):
             inside = self.real[:, t]
             labels[:, t] = torch.where(inside, state, -1)
             if t > 0:
-                pointers = self.pointers[t - 1]
-                before = (level - self.levels[rows, t, state]).clamp(0, pointers.shape[1] - 1)
-                previous = pointers[rows, before, state].to(torch.int64)
+                prefix, pair = self.prefixes[t - 1], self.transition
+                before = (level - self.levels[rows, t, state]).clamp(0, prefix.shape[1] - 1)
+                incoming = pair[rows, :, state] if pair.ndim == 3 else pair[rows, t - 1, :, state]
+                previous = (prefix[rows, before] + incoming).argmax(1)
                 level = torch.where(inside, before, level)
                 state = torch.where(inside, previous, state)
         return labels
@@ -60,17 +63,18 @@ def viterbi_by_level(emission: Tensor, transition: Tensor, levels: Tensor, real:
     sizes = (levels.amax(2).cumsum(1).amax(0) + 1).tolist()
     ladder = torch.arange(sizes[-1], device=emission.device).view(1, -1, 1)
     best = _climb(emission.new_zeros(batch, 1, states), ladder[:, : sizes[0]] - levels[:, :1]) + emission[:, :1]
-    pointers = []
+    prefixes = [best]
+    pairs = once(transition)
     for t in range(1, longest):
-        pair = transition if transition.ndim == 3 else transition[:, t - 1]
+        pair = pairs if pairs.ndim == 3 else pairs[:, t - 1]
         # [previous, B, level, next]: reducing over the leading axis is the fastest maximum on a CPU
-        into, previous = (best.movedim(2, 0).unsqueeze(3) + pair.movedim(1, 0).unsqueeze(2)).max(0)
-        pointers.append(previous.to(torch.int32))
+        into = (best.movedim(2, 0).contiguous().unsqueeze(3) + pair.movedim(1, 0).unsqueeze(2)).amax(0)
         source = ladder[:, : sizes[t]] - levels[:, t : t + 1]
         moved = _climb(into, source) + emission[:, t : t + 1]
         kept = torch.nn.functional.pad(best, (0, 0, 0, sizes[t] - sizes[t - 1]), value=-torch.inf)
         best = torch.where(real[:, t].view(-1, 1, 1), moved, kept)
-    return ByLevel(best.amax(2), best, pointers, levels, real)
+        prefixes.append(best)
+    return ByLevel(best.amax(2), prefixes, transition, levels, real)
 
 
 def _climb(best: Tensor, source: Tensor) -> Tensor:
