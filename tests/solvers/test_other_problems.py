@@ -442,7 +442,7 @@ def test_a_kernel_model_refuses_the_state_of_other_costs():
         KernelSSVM(KernelChain(RBF(1.0), 2, 2), x, WeightedLabels(y, torch.full((5, 3), cost)), lam=0.1)
         for cost in (1.0, 3.0)
     ]
-    made[0].step([0, 1])
+    made[0].visit([0, 1])
     with pytest.raises(ValueError, match="other targets"):
         made[1].load_state_dict(made[0].state_dict())
 

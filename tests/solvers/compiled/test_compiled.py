@@ -247,7 +247,7 @@ def test_each_loop_takes_over_from_the_other(kind, capacity):
     training.run(visits)
     other.visit(torch.tensor(visits).flatten())
     same_dual(training, other)
-    again.step(visits)
+    again.run(visits)
     training.run(visits)
     same_dual(training, other)
 
