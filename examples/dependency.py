@@ -13,12 +13,21 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import Arborescence, BlockGap, Certificate, DualState, LinearArcs, NonProjective, Projective
-from torchssvm.core.batch import in_order
+from torchssvm import (
+    Arborescence,
+    BlockGap,
+    Certificate,
+    DualState,
+    LinearArcs,
+    NonProjective,
+    Projective,
+    RunOptions,
+    RunReport,
+    in_order,
+    solve,
+)
 from torchssvm.datasets import CoNLLU, attachment
 from torchssvm.datasets.text.arc_drawing import draw_arcs
-from torchssvm.solvers.report import RunReport
-from torchssvm.solvers.training import solve
 
 
 def main(
@@ -64,8 +73,9 @@ def main(
         history.append((certificate, time.perf_counter() - start))
         print(certificate)
 
+    options = RunOptions(batch_size=batch_size, seed=seed)
     limits = {"tolerance": gap, "max_passes": max_passes}
-    last = solve(head, BlockGap(dual), bank, **limits, batch_size=batch_size, seed=seed, on_check=on_check)
+    last = solve(head, BlockGap(dual), bank, **limits, options=options, on_check=on_check)
 
     scores, found = {}, []
     for name, sentences in (("train", bank), ("test", tests)):

@@ -13,8 +13,16 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from torchssvm import BCFW, DualState, LinearGraph, RegularizationPath, regularization_path
-from torchssvm.core.batch import in_order
+from torchssvm import (
+    BCFW,
+    DualState,
+    LinearGraph,
+    Recipe,
+    RegularizationPath,
+    RunOptions,
+    in_order,
+    regularization_path,
+)
 from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
 from torchssvm.path import PathRun, plot
 
@@ -62,10 +70,9 @@ def main(
         train,
         epsilon=epsilon,
         lam_min=lam_min,
-        make_optimizer=bounded,
-        batch_size=batch_size,
         max_passes=max_passes,
-        seed=seed,
+        recipe=Recipe(make_optimizer=bounded),
+        options=RunOptions(batch_size=batch_size, seed=seed),
         on_breakpoint=show,
     )
     report.mkdir(parents=True, exist_ok=True)

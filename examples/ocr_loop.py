@@ -15,12 +15,22 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch.utils.data import DataLoader
 
-from torchssvm import BCFW, BlockGap, Certificate, DualState, GapBatchSampler, certify, load_checkpoint, save_checkpoint
-from torchssvm.core.batch import in_order
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    Certificate,
+    DualState,
+    GapBatchSampler,
+    RunReport,
+    certify,
+    evaluate,
+    in_order,
+    load_checkpoint,
+    save_checkpoint,
+)
 from torchssvm.datasets import OCR
 from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.models import ocr_chain
-from torchssvm.solvers.report import RunReport, evaluate
 
 EPOCHS = 10  # between exact passes
 

@@ -13,12 +13,10 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import RegularizationPath, regularization_path
-from torchssvm.core.batch import in_order
+from torchssvm import RegularizationPath, RunOptions, evaluate, in_order, regularization_path
 from torchssvm.datasets import OCR
 from torchssvm.models import ocr_chain
 from torchssvm.path import PathRun, plot
-from torchssvm.solvers.report import evaluate
 
 SCORED = 20  # lambdas whose weights are tested
 
@@ -55,9 +53,8 @@ def main(
         train,
         epsilon=epsilon,
         lam_min=lam_min,
-        batch_size=batch_size,
         max_passes=max_passes,
-        seed=seed,
+        options=RunOptions(batch_size=batch_size, seed=seed),
         on_breakpoint=show,
     )
     report.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ def multi_plane(loop: CompiledBCFW) -> Iterator[int]:
 
     def gain(oracle: MaxOracle | CacheOracle) -> tuple[int, float]:
         loop.oracle, value, start = oracle, dual.value(), time.process_time()
-        visited = loop.run(n)
+        visited = loop.step(n)
         return visited, (dual.value() - value) / (time.process_time() - start)
 
     while True:
@@ -95,7 +95,7 @@ def blocks(
 
     warm = make()
     for _ in range(2):  # compiles everything
-        warm.run(len(words))
+        warm.step(len(words))
         warm.certify()
     loop = make()
     log = Log(loop.dual, max_seconds)
@@ -110,20 +110,20 @@ def blocks(
 
 def cutting_plane(head: LinearChain, words: OCR, lam: float, seed: int, slack: Callable[[], Any]) -> Iterator[Any]:
     """An iteration after the other."""
-    method, data = CuttingPlane(head, len(words), lam, slack()), ocr_problem(words)
+    batches = ocr_problem(words).batches
+    method = CuttingPlane(head, batches, num_examples=len(words), lam=lam, slack=slack())
     while True:
-        method.step(data.batches)
-        yield method.primal, method.dual, method.oracle_calls
+        certificate = method.step()
+        yield certificate.primal, certificate.dual, certificate.oracle_calls
 
 
 def exponentiated(head: LinearChain, words: OCR, lam: float, seed: int) -> Iterator[Any]:
     """Five epochs and an exact pass, again and again."""
-    method, data = ExponentiatedGradient(head, len(words), lam), ocr_problem(words)
-    method.start(data.batches)
+    method = ExponentiatedGradient(head, ocr_problem(words).batches, num_examples=len(words), lam=lam)
     while True:
         for index in shuffled(len(words), BATCH_SIZE, 5, seed := seed + 1):
-            method.step(words.__getitems__(index))
-        certificate = method.certify(data.batches)
+            method.visit(words.__getitems__(index))
+        certificate = method.certify()
         yield certificate.primal, certificate.dual, certificate.oracle_calls
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm import CompiledBCFW, DualState, WeightedAverage
-from torchssvm.core.batch import in_order
+from torchssvm import CompiledBCFW, DualState, WeightedAverage, in_order
 from torchssvm.datasets import ChunkingDataset, CoNLL2000, chunk_scores
 from torchssvm.models import chunking_chain
 
@@ -77,7 +76,7 @@ def curve(
     clock, done = Clock(), 0
     while True:
         for _ in range(PARTS_OF_A_PASS):
-            loop.run(max(n // PARTS_OF_A_PASS, 1))
+            loop.step(max(n // PARTS_OF_A_PASS, 1))
         done += 1
         certificate = loop.certify() if done % EXACT == 0 else None
         end = certificate is not None and (certificate.gap <= gap or dual.passes >= max_passes)

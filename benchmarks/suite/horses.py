@@ -12,10 +12,19 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from torchssvm import BCFW, BlockGap, Certificate, DualState, Labelings, LinearGraph, certify
-from torchssvm.core.batch import in_order
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    Certificate,
+    DualState,
+    Labelings,
+    LinearGraph,
+    RunOptions,
+    certify,
+    in_order,
+    solve,
+)
 from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
-from torchssvm.solvers.training import solve
 
 from .convergence import RULES, Log, curves, medians
 from .measuring import Ask, Settings, Summary, chosen, in_turn
@@ -48,7 +57,7 @@ class EveryVisits:
         self._last: int | None = None
         self._now = 0
 
-    def due(self, dual: DualState, tolerance: float) -> bool:
+    def due(self, dual: Any, tolerance: float) -> bool:
         """Whether as many blocks were moved since the last exact pass."""
         self._now = dual.moved
         self._last = dual.moved if self._last is None else self._last
@@ -75,11 +84,8 @@ def train(
             BlockGap(dual, rules.direction(), oracle=rules.oracle()),
             graphs,
             tolerance=gap,
-            batch_size=1,
-            order=rules.order(),
-            schedule=EveryVisits(EPOCHS),
-            seed=seed,
             optimizer=optimizer,
+            options=RunOptions(batch_size=1, order=rules.order(), schedule=EveryVisits(EPOCHS), seed=seed),
             on_check=log,
         )
     weights = {"edge_weights_at_0": int((head.pairwise == 0).sum()), "edge_weights": len(head.pairwise)}

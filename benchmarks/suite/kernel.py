@@ -15,13 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm import BlockGap, Certificate, DualState, GapBatchSampler, LinearChain
-from torchssvm.core.batch import in_order
+from torchssvm import BlockGap, Certificate, DualState, EveryPasses, LinearChain, RunOptions, evaluate, in_order, solve
 from torchssvm.datasets import OCR
 from torchssvm.solvers.kernel import RBF, FrankWolfe, KernelChain, KernelSSVM, Pairwise, Polynomial
-from torchssvm.solvers.report import evaluate
-from torchssvm.solvers.schedules import EveryPasses
-from torchssvm.solvers.training import solve
 
 from .measuring import Ask, Settings, Summary, Table, chosen
 
@@ -41,8 +37,9 @@ def linear(lam: float, gap: float, max_passes: float) -> dict[str, Any]:
     """The linear head."""
     train, head = OCR("train", "small"), LinearChain(128, 26)
     loss, limits = BlockGap(DualState.for_head(head, len(train), lam)), {"tolerance": gap, "max_passes": max_passes}
+    options = RunOptions(batch_size=BATCH_SIZE, schedule=EveryPasses(EPOCHS))
     start = time.process_time()
-    certificate = solve(head, loss, train, batch_size=BATCH_SIZE, schedule=EveryPasses(EPOCHS), **limits)
+    certificate = solve(head, loss, train, options=options, **limits)
     return tested(head, certificate, time.process_time() - start)
 
 
@@ -51,9 +48,9 @@ def kernelised(kernel: str, direction: str, lam: float, gap: float, max_passes: 
     train = OCR("train", "small")
     start = time.process_time()
     head = KernelChain(KERNELS[kernel], 128, 26)
-    svm = KernelSSVM(head, train.x, train.y, train.lengths, lam=lam, direction=DIRECTIONS[direction]())
-    sampler = GapBatchSampler(svm.dual, batch_size=BATCH_SIZE)
-    certificate = svm.fit(sampler, tolerance=gap, max_passes=max_passes, epochs=EPOCHS)
+    rules = {"direction": DIRECTIONS[direction](), "batch_size": BATCH_SIZE}
+    svm = KernelSSVM(head, train.x, train.y, train.lengths, lam=lam, **rules)
+    certificate = svm.solve(gap, max_passes=max_passes, schedule=EveryPasses(EPOCHS))
     seconds = time.process_time() - start
     return {**tested(svm.update_head(), certificate, seconds), "support": str(svm.support_counts())}
 

@@ -16,11 +16,14 @@ from torchssvm import (
     AwayStep,
     BlockGap,
     BlockGreedy,
+    BoxQP,
     BruteForce,
+    CommonStep,
     DualState,
     FullyCorrective,
     Labelings,
     Penalty,
+    RunOptions,
     SortedOracle,
     SparseLinearChain,
     SparseLinearMultilabel,
@@ -105,12 +108,13 @@ def bcfw(states: int, chains: int, lam: float, sample: int, batch: int, sweeps: 
         lam: Regularisation.
         sample: Chains that are visited; rounded up to whole batches, and a batch before them that compiles.
         batch: Chains of a step.
-        sweeps: As of :class:`torchssvm.BlockGap`; 0 is one step for the batch.
+        sweeps: Of the box QP; 0 is one step for the batch.
     """
     data = LargeChains(num_states=states, num_chains=chains)
     head = SparseLinearChain(data.in_features, states, boundary=False)
     dual = DualState.for_head(head, chains, lam, storage=Labelings())
-    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual, sweeps=sweeps)
+    block_steps = BoxQP(sweeps) if sweeps else CommonStep()
+    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual, block_steps=block_steps)
     batch = min(batch, chains // 2)
     steps = min(-(-sample // batch), chains // batch - 1)
     oracle, whole, tokens = 0.0, 0.0, 0
@@ -204,7 +208,7 @@ def label_sets_bcfw(lam: float, passes: int, root: str | None = None, interactio
     for examples, rounds in ((few, 1), (data, passes)):  # the first compiles
         head = SparseLinearMultilabel(data.num_features, data.num_labels, pairwise=interactions)
         loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
-        with Steps(head, loss, examples, batch_size=64) as steps:
+        with Steps(head, loss, examples, RunOptions(batch_size=64)) as steps:
             clock, seen, points = Clock(), 0, []
             for visited in steps:
                 seen += visited

@@ -20,11 +20,13 @@ from torchssvm import (
     DualState,
     Labelings,
     LinearChain,
+    Recipe,
+    RunOptions,
     certify,
     grid_search,
+    in_order,
     regularization_path,
 )
-from torchssvm.core.batch import in_order
 from torchssvm.datasets import OCR
 from torchssvm.path import Certified, GridPoint, Heuristic, KeepWeights, PathRun
 
@@ -45,14 +47,14 @@ OPTIONS: dict[str, Any] = {
 QUICK = {"ways": ["path", "warm-cache"], "epsilon": 0.5, "powers": 2, "verify": 3, "max_passes": 30.0}
 
 
-def rules(way: str, head: nn.Module, words: OCR) -> dict[str, Any]:
+def rules(way: str, head: nn.Module, words: OCR) -> Recipe:
     """With the cache: corrective steps over active sets. Without: plain Frank-Wolfe steps."""
     if not way.endswith("-cache"):
-        return {}
-    return {
-        "make_dual": lambda lam: DualState.for_head(head, len(words), lam, storage=Labelings()),
-        "make_loss": lambda dual: BlockGap(dual, Corrective(), oracle=CacheOracle()),
-    }
+        return Recipe()
+    return Recipe(
+        make_dual=lambda lam: DualState.for_head(head, len(words), lam, storage=Labelings()),
+        make_loss=lambda dual: BlockGap(dual, Corrective(), oracle=CacheOracle()),
+    )
 
 
 def follow(
@@ -87,11 +89,10 @@ def follow(
         epsilon=epsilon,
         lam_min=2.0**-powers,
         rule=Heuristic() if way == "heuristic" else Certified(),
-        batch_size=batch_size,
         max_passes=max_passes,
-        seed=seed,
+        recipe=rules(way, head, words),
+        options=RunOptions(batch_size=batch_size, seed=seed),
         on_breakpoint=on_breakpoint,
-        **rules(way, head, words),
     )
     return {"rows": rows, "complete": path.complete, "lowest": path.lowest, "verified": verified}
 
@@ -113,11 +114,10 @@ def search(way: str, epsilon: float, powers: int, batch_size: int, max_passes: f
         [2.0**power for power in range(powers, -powers - 1, -1)],
         tolerance=epsilon,
         warm_start=None if way == "cold" else KeepWeights(),
-        batch_size=batch_size,
         max_passes=max_passes,
-        seed=seed,
+        recipe=rules(way, head, words),
+        options=RunOptions(batch_size=batch_size, seed=seed),
         on_point=on_point,
-        **rules(way, head, words),
     )
     return {"rows": rows}
 

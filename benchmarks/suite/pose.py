@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 
-from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, Weights
+from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, RunOptions, Weights, WhenEstimated, solve
 from torchssvm.datasets import LSPET, PoseTargets, PrecomputedFeatures
 from torchssvm.lightning import StructuredSVM
 from torchssvm.models import PoseNetwork, body_bounds, body_nodes, body_pose
 from torchssvm.models.pose_network import STRIDE
-from torchssvm.solvers.schedules import WhenEstimated
-from torchssvm.solvers.training import solve
 
 from .convergence import RULES, Log, curves, medians
 from .measuring import Ask, Settings, Summary, Table, chosen
@@ -86,17 +84,16 @@ def train(
     groups = [
         {"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in body_bounds(strength).items()
     ]
+    schedule, seed = WhenEstimated(passes=3.0), images["seed"]
+    options = RunOptions(batch_size=batch_size, order=rules.order(), schedule=schedule, seed=seed)
     with contextlib.suppress(TimeoutError):
         solve(
             model,
             BlockGap(dual, rules.direction(), oracle=rules.oracle()),
             data,
             tolerance=gap,
-            batch_size=batch_size,
-            order=rules.order(),
-            schedule=WhenEstimated(passes=3.0),
-            seed=images["seed"],
             optimizer=BCFW(groups, dual),
+            options=options,
             on_check=log,
         )
     return {"checks": log.checks}
