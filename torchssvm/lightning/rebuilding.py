@@ -3,64 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchssvm import structures
-from torchssvm import structures as heads
 from torchssvm.core.structure import Structure
 
 Recipe = dict[str, Any]
 """``{"class": name, "arguments": {...}}``; arguments are numbers, strings, tensors, lists of these, or recipes."""
 
-_Arguments = Callable[[Any], dict[str, Any]]
-
-
-def _has(head: nn.Module, parameter: str) -> bool:
-    return getattr(head, parameter) is not None
-
-
-# Of every class that may be made again, the arguments that are not attributes of the same name.
-_CLASSES: dict[type, _Arguments] = {
-    heads.LinearArcs: lambda h: {"in_features": len(h.weight)},
-    heads.LinearChain: lambda h: {
-        "num_states": h.structure.num_states,
-        "bias": _has(h, "bias"),
-        "boundary": _has(h, "start_transitions"),
-    },
-    heads.LinearEdges: lambda h: {"in_features": len(h.weight)},
-    heads.LinearGraph: lambda h: {"node_features": len(h.unary), "edge_features": len(h.pairwise)},
-    heads.LinearMulticlass: lambda h: {"num_classes": h.structure.num_classes, "bias": _has(h, "bias")},
-    heads.LinearMultilabel: lambda h: {
-        "num_labels": h.structure.num_labels,
-        "bias": _has(h, "bias"),
-        "pairwise": _has(h, "pairwise"),
-    },
-    heads.LinearPose: lambda h: {},
-    heads.LinearTree: lambda h: {
-        "num_states": h.structure.num_states,
-        "parent": h.structure.parent,
-        "shared": h.structure.shared,
-        "bias": _has(h, "bias"),
-    },
-    structures.Multiclass: lambda s: {"cost": None if torch.equal(s.cost, 1.0 - torch.eye(s.num_classes)) else s.cost},
-    structures.Pose: lambda s: {"grid": (s.height, s.width)},
-}
-_CLASSES[heads.SparseLinearChain] = _CLASSES[heads.LinearChain]
-_CLASSES[heads.SparseLinearMultilabel] = _CLASSES[heads.LinearMultilabel]
-for _simple in (
-    *(structures.Arborescence, structures.Chain, structures.GraphCut, structures.Matching, structures.Multilabel),
-    *(structures.SlackRescaling, structures.Tree),
-    *(structures.NonProjective, structures.Projective, structures.MinCut, structures.RoofDual),
-    *(structures.BranchAndBound, structures.MessagePassing),
-    *(structures.EveryClass, structures.EveryLossLevel, structures.BruteForceSearch, structures.LossScaleSearch),
-):
-    _CLASSES[_simple] = lambda thing: {}
-
-_NAMES = {cls.__name__: cls for cls in _CLASSES}
+_CLASSES: dict[str, type] = {name: value for name, value in vars(structures).items() if isinstance(value, type)}
+"""The classes that may be made again: those that ``torchssvm.structures`` exports, and none that a user defines."""
 
 
 def describe(thing: Any) -> Recipe | None:
@@ -83,33 +38,33 @@ def describe(thing: Any) -> Recipe | None:
 def rebuild(recipe: Any) -> Any:
     """What a recipe describes; a head has zeros for its weights.
 
-    Nothing is imported, and no class is made that is not in the list of this module.
+    Nothing is imported, and no class is made that is not that ``torchssvm.structures`` exports.
 
     Args:
         recipe: What :func:`describe` gave.
 
     Raises:
-        ValueError: The recipe is damaged, or names a class that is not in the list.
+        ValueError: The recipe is damaged, or names a class that is not in ``torchssvm.structures``.
         TypeError: The class does not take these arguments.
     """
     if not isinstance(recipe, dict) or not isinstance(recipe.get("arguments"), dict):
         raise ValueError(f"{recipe!r} is no recipe of a head or a structure")
     name = recipe.get("class")
-    if not isinstance(name, str) or name not in _NAMES:
-        raise ValueError(f"the checkpoint names the class {name!r}, and it may be one of {list(_NAMES)}")
-    made = _NAMES[name](**{k: rebuild(v) if isinstance(v, dict) else v for k, v in recipe["arguments"].items()})
+    if not isinstance(name, str) or name not in _CLASSES:
+        raise ValueError(f"the checkpoint names the class {name!r}, and it may be one of {list(_CLASSES)}")
+    made = _CLASSES[name](**{k: rebuild(v) if isinstance(v, dict) else v for k, v in recipe["arguments"].items()})
     dtype = recipe.get("dtype")
     return made.to(dtype) if isinstance(made, nn.Module) and isinstance(dtype, torch.dtype) else made
 
 
 class _Unknown(Exception):
-    """Of no class in the list."""
+    """Of no class in ``torchssvm.structures``."""
 
 
 def _describe(thing: Any) -> Recipe:
-    if (special := _CLASSES.get(type(thing))) is None:
+    if _CLASSES.get(type(thing).__name__) is not type(thing):
         raise _Unknown
-    arguments = special(thing)
+    arguments = thing.constructor_arguments() if hasattr(thing, "constructor_arguments") else {}
     for name in inspect.signature(type(thing)).parameters:
         if name not in arguments:
             arguments[name] = getattr(thing, name)

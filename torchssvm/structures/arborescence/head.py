@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +37,10 @@ class LinearArcs(nn.Module):
         in_features = check_whole(in_features, "in_features")
         self.structure = check_structure(structure, "Arborescence()") or Arborescence()
         self.weight = nn.Parameter(torch.zeros(in_features))
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        return {"in_features": len(self.weight)}
 
     def forward(self, x: SparseFeatures | Tensor, lengths: Tensor | None = None) -> Potentials:
         """Columns ``[B, N, N+1, P]`` -> potentials ``[B, N, N+1]``; runs in the weights' dtype, autocast off.

@@ -68,6 +68,14 @@ class LinearChain(nn.Module):
         self.start_transitions = nn.Parameter(torch.zeros(num_states)) if boundary else None
         self.end_transitions = nn.Parameter(torch.zeros(num_states)) if boundary else None
 
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        return {
+            "num_states": self.structure.num_states,
+            "bias": self.bias is not None,
+            "boundary": self.start_transitions is not None,
+        }
+
     @staticmethod
     def by_feature(weight: Any) -> Any:
         """``emission`` with a row for each feature, ``[F, K]``, and back: a view of a tensor or an array."""

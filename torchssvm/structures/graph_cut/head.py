@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,10 @@ class LinearGraph(nn.Module):
         self.structure = check_structure(structure, "GraphCut()") or GraphCut()
         self.unary = nn.Parameter(torch.zeros(node_features))
         self.pairwise = nn.Parameter(torch.zeros(edge_features))
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        return {"node_features": len(self.unary), "edge_features": len(self.pairwise)}
 
     def forward(self, x: Graphs, lengths: Tensor | None = None) -> GraphPotentials:
         """Features -> potentials ``node`` ``[B, N]`` and ``edge`` ``[B, E]``; in the weights' dtype, autocast off.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,10 @@ class LinearEdges(nn.Module):
         in_features = check_whole(in_features, "in_features")
         self.structure = check_structure(structure, "Matching()") or Matching()
         self.weight = nn.Parameter(torch.zeros(in_features))
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        return {"in_features": len(self.weight)}
 
     def forward(self, x: Tensor | Edges, lengths: Tensor | None = None) -> EdgePotentials:
         """Features ``[B, S, T, F]`` -> potentials ``[B, S, T]``; runs in the weights' dtype, autocast off.

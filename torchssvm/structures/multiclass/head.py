@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +41,10 @@ class LinearMulticlass(nn.Module):
         self.in_features = in_features
         self.weight = nn.Parameter(torch.zeros(num_classes, in_features))
         self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        return {"num_classes": self.structure.num_classes, "bias": self.bias is not None}
 
     def forward(self, x: Tensor, lengths: None = None) -> Potentials:
         """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,10 @@ class Multiclass(Structure):
             raise ValueError("cost must be finite and non-negative, with zeros on its diagonal")
         self.num_classes = num_classes
         self.cost = cost.to(torch.float64)
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a structure again."""
+        return {"cost": None if torch.equal(self.cost, 1.0 - torch.eye(self.num_classes)) else self.cost}
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The class with the highest potential; ties go to the smallest class."""

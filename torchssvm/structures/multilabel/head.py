@@ -59,6 +59,14 @@ class LinearMultilabel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_labels)) if bias else None
         self.pairwise = nn.Parameter(torch.zeros(self.structure.num_pairs)) if pairwise else None
 
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        return {
+            "num_labels": self.structure.num_labels,
+            "bias": self.bias is not None,
+            "pairwise": self.pairwise is not None,
+        }
+
     @staticmethod
     def by_feature(weight: Any) -> Any:
         """``unary`` with a row for each feature, ``[F, K]``, and back: a view of a tensor or an array."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,6 +96,10 @@ class Pose(Structure):
             self.size: tuple[int, int] | float = (int(size[0]), int(size[1]))
         else:
             self.size = check_number(size, "size", above=0.0, advice=", or a pair of nodes")
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a structure again."""
+        return {"grid": (self.height, self.width)}
 
     @property
     def num_edges(self) -> int:

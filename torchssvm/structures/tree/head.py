@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,15 @@ class LinearTree(nn.Module):
         pairs = (num_states, num_states) if shared else (own.num_nodes, num_states, num_states)
         self.edge = nn.Parameter(torch.zeros(pairs))
         self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        return {
+            "num_states": self.structure.num_states,
+            "parent": self.structure.parent,
+            "shared": self.structure.shared,
+            "bias": self.bias is not None,
+        }
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
         """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
