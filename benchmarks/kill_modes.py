@@ -334,7 +334,7 @@ def train_path(options: Options, folder: Path, report: Report, saves: bool) -> d
             save_checkpoint(path, run=run, points=points)
             report("saved", points)
     state = run.state_dict()
-    del state["path"]["columns"]["seconds"], state["path"]["checksum"]
+    del state["path"]["columns"]["seconds"], state["path"]["seal"]
     return state
 
 
