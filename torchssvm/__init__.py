@@ -13,10 +13,10 @@ What is used by its name in this package, by purpose:
   ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``,
   ``NonProjective``, ``PoseMaps``, ``Projective``, ``RoofDual``, ``Segmentation``, ``SlackOracle``, ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
-* Rules of a step: directions ``FrankWolfe``, ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``,
-  ``CacheOracle``; line searches ``ExactSearch``, ``ShortStep``, ``PredefinedStep``; orders ``Proportional``,
-  ``LargestGap``, ``Uniform``, ``Permutation``, drawn by ``GapBatchSampler``; schedules of exact passes ``EveryPasses``,
-  ``WhenEstimated``.
+* Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
+  ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
+  ``ExactSearch``, ``ShortStep``, ``PredefinedStep``; orders ``Proportional``, ``LargestGap``, ``Uniform``,
+  ``Permutation``, drawn by ``GapBatchSampler``; schedules of exact passes ``EveryPasses``, ``WhenEstimated``.
 * Other trainers, with the verbs of ``Trainer``: ``CompiledBCFW``; ``GDMM`` with ``AwayStep``, ``BlockGreedy``,
   ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
   ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with

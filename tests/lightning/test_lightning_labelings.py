@@ -253,7 +253,7 @@ def test_every_direction_goes_on_when_features_have_moved(direction, capacity):
         found = certify(training.head, training.dual, problem.everything(2))
         assert found.drift < 1e-10
         assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-10)
-        assert found.dual <= truth.optimum() + 1e-7 <= found.primal + 2e-7
+        assert found.dual <= truth.optimum() + 2e-7 <= found.primal + 4e-7
         if direction.needs_curvature:
             sets = training.dual.storage.sets
             own, at = (sets.known & (sets.mass > 0)).nonzero()[0].tolist()

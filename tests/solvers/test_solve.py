@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from items import Items, with_objects
+from items import Items
 from problems import PROBLEMS, Problem, chain, multiclass, reference
 
 from torchssvm import (
@@ -59,7 +59,7 @@ def test_nothing_is_left_behind():
     solve(problem.head, loss, Items(problem), tolerance=0.05, options=RunOptions(batch_size=2))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in problem.head.parameters())
-    assert not list(loss.dual._observers)
+    assert not list(loss.dual.mailbox._observers)
     assert not loss.dual.mailbox.waiting
 
 
@@ -248,10 +248,11 @@ def test_bad_input():
         ({"tolerance": math.nan}, "tolerance=nan must be at least 0"),
         ({"tolerance": 0.0}, "tolerance=0 is never reached"),
         ({"tolerance": 0.1, "max_passes": 0}, "max_passes=0 must be positive"),
-        ({"tolerance": 0.1, "batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            solve(problem.head, loss, Items(problem), **with_objects(**wrong))
+            solve(problem.head, loss, Items(problem), **wrong)
+    with pytest.raises(ValueError, match="batch_size=0 must be a whole number, at least 1"):
+        RunOptions(batch_size=0)
     with pytest.raises(ValueError, match="has 5 examples, and the dual was made for 6"):
         solve(problem.head, loss, Items(multiclass(13, n=5)), tolerance=0.1)
     with pytest.raises(ValueError, match="has no method `collate`"):

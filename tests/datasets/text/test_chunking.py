@@ -44,7 +44,7 @@ def random_dataset(seed: int, known: int = 1) -> ChunkingDataset:
 
 
 def assert_same(a: Batch, b: Batch) -> None:
-    for left, right in zip((a.x.columns, *a[1:]), (b.x.columns, *b[1:]), strict=True):
+    for left, right in zip((a.x.columns, *list(a)[1:]), (b.x.columns, *list(b)[1:]), strict=True):
         assert left.dtype == right.dtype == torch.int64
         assert torch.equal(left, right)
     assert a.x.values is b.x.values is None

@@ -231,7 +231,7 @@ def test_damaged_and_foreign_states_are_refused():
         ("step_sizes", good["step_sizes"] * 0.0, "step_sizes"),
         ("step_sizes", good["step_sizes"] * math.nan, "step_sizes"),
         ("visited", good["visited"].float(), "visited"),
-        ("taken", -1, "taken is -1"),
+        ("taken", -1, "should be an int, at least 0, it is -1"),
         ("taken", True, "should be a number of 64 bits"),
     ]
     for name, value, words in bad:

@@ -155,7 +155,7 @@ def test_a_frustrated_triangle_is_loose_and_searched_by_the_decoder(decoder):
     task.head.structure.decoder = decoder
     task.x, task.y = torch.zeros_like(task.x), torch.tensor([[1, 0, 0], [0, 0, 0]])
     gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam)
-    weights = [torch.zeros(1, 3).double(), torch.ones(3).double(), torch.full((3,), -5.0).double()]
+    weights = [torch.zeros(3, 1).double(), torch.ones(3).double(), torch.full((3,), -5.0).double()]
     found = gdmm.problem.hinges(weights)
     # 3/2 of the score, and half of the costs; the best sets hold one label
     assert found.relaxed == pytest.approx([1.5 + 0.5 - 1.0, 1.5 + 0.5], abs=1e-9)

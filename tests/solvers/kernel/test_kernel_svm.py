@@ -203,7 +203,7 @@ class TestInvariants:
             if problem.lengths is None
             else torch.arange(problem.x.shape[1]) < problem.lengths.unsqueeze(1)
         )
-        emission = explicit.x[real].T @ svm._blocks.table() / (svm.dual.lam * problem.n)
+        emission = svm._blocks.table().T @ explicit.x[real] / (svm.dual.lam * problem.n)
         weights = torch.cat([emission.flatten(), flat(svm.head.linear.parameters())]).detach()
         assert certificate.primal == pytest.approx(listed.primal(weights), abs=1e-8)
         assert certificate.dual == pytest.approx(
