@@ -2,8 +2,8 @@
 
 On CUDA, ``scatter_add_`` and ``index_add_`` use atomic operations in arbitrary order, so the last digits of sums vary
 and a resumed run would not give the same bits. ``index_put_(accumulate=True)`` sorts the places there and adds in the
-order of the terms. On a CPU, ``scatter_add_`` and ``index_add_`` keep that order and are faster. The order does not matter if
-no two terms share a place, or if all that do are equal.
+order of the terms. On a CPU, ``scatter_add_`` and ``index_add_`` keep that order and are faster. The order does not
+matter if no two terms share a place, or if all that do are equal.
 """
 
 from __future__ import annotations
