@@ -291,8 +291,7 @@ def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:
 def _of_graphs(potentials: Potentials) -> GraphPotentials:
     if not isinstance(potentials, GraphPotentials):
         raise ValueError(
-            "graph cuts take GraphPotentials, which carry the edges of each example (LinearGraph returns them); "
-            f"got {potentials}"
+            f"graph cuts take potentials with edges, GraphPotentials, such as LinearGraph returns; got {potentials}"
         )
     return potentials
 
