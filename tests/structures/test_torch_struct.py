@@ -124,7 +124,7 @@ def test_marginals_are_means_over_all_outputs(case, seed, junk, dtype):
 
 
 def test_marginals_of_potentials_that_reach_the_sentinels_are_refused():
-    with pytest.raises(ValueError, match=r"potentials reach 2e\+04, too much for marginals"):
+    with pytest.raises(ValueError, match=r"potentials reach 2e\+04, too large for marginals"):
         TorchStruct(torch_struct.LinearChainCRF).marginals(Potentials(torch.full((1, 3, 2, 2), 2e4)))
 
 

@@ -1,1 +1,1 @@
-"""What every room speaks: structures, potentials and their algebra, batches, checks, files, Numba and threads."""
+"""Shared foundations: structures, potentials and their algebra, batches, checks, files, Numba and threads."""

@@ -1,4 +1,4 @@
-"""What a data loader hands to a training loop."""
+"""Batches of examples, and functions on their tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 class Batch:
     """One batch of examples; unpacks as ``x, y, index, lengths = batch``.
 
-    Every tensor in it is moved by :meth:`to` and :meth:`pin_memory`, which a ``DataLoader`` and Lightning call. It is
-    not frozen, since Lightning casts a copy in place under ``precision="64-true"``; :meth:`replace` makes another one.
+    :meth:`to` and :meth:`pin_memory`, which ``DataLoader`` and Lightning call, apply to all its tensors. It is not
+    frozen because Lightning casts a copy in place under ``precision="64-true"``; :meth:`replace` makes a new batch.
 
     Attributes:
-        x: Input of the features or of the head; any nested structure of tensors, usually ``[B, N, F]``.
+        x: Input of the feature extractor or the head; any nested structure of tensors, usually ``[B, N, F]``.
         y: Targets, ``[B, ...]`` int64; positions beyond an example's length hold ``-1``.
-        index: ``[B]`` int64, the place of every example in its dataset: it names the example's dual block.
-        lengths: ``[B]`` int64, or None where every example has the same shape.
+        index: ``[B]`` int64, each example's place in the dataset, which is the number of its dual block.
+        lengths: ``[B]`` int64, or None if all examples have the same shape.
     """
 
     x: Any
@@ -46,11 +46,11 @@ class Batch:
 
 
 Collate = Callable[[list[Any]], Batch]
-"""Makes a batch of a list of examples."""
+"""Makes a batch from a list of examples."""
 
 
 def tree_map(function: Any, tree: Any) -> Any:
-    """Apply ``function`` to every tensor of batches and nested tuples, lists and dicts, keeping their types."""
+    """Apply ``function`` to each tensor in nested batches, tuples, lists and dicts, keeping their types."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, Batch):
@@ -78,10 +78,9 @@ def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """Move every tensor of ``batch`` to ``device``; meta tensors have no numbers to move, and are refused later.
+    """Move all tensors of ``batch`` to ``device``, except meta tensors, which are refused later.
 
-    The host goes on while pinned memory is copied to an accelerator. It waits for copies to itself, which it could read
-    before they have arrived.
+    Copies to an accelerator are asynchronous. Copies to the host are not: it could read them before they arrive.
     """
     on_host = torch.device(device).type == "cpu"
 
@@ -92,12 +91,12 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
 
 
 def apply_head(head: Any, batch: Batch) -> Any:
-    """``head(x)``, or ``head(x, lengths)`` for batches whose examples differ in length."""
+    """``head(x)``, or ``head(x, lengths)`` if the batch has lengths."""
     return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
 
 
 def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequence[int]], Batch]:
-    """What makes a batch of indices, as a ``DataLoader`` without workers does, without touching the global generator.
+    """A function from indices to a batch, like a ``DataLoader`` without workers; it leaves the global generator alone.
 
     Raises:
         ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
@@ -105,7 +104,8 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequen
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
     if collate is None:
         raise ValueError(
-            f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: pass what makes a Batch of items"
+            f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: pass a function "
+            "that makes a Batch from items"
         )
     if hasattr(dataset, "__getitems__"):
         return lambda index: collate(dataset.__getitems__(list(index)))
@@ -113,12 +113,12 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequen
 
 
 def in_order(dataset: Any, *, batch_size: int = 256, collate_fn: Collate | None = None) -> Iterable[Batch]:
-    """The batches of an exact pass: every example once, in order; they can be read any number of times.
+    """The batches of one pass over the data: each example once, in order. They can be iterated any number of times.
 
     Args:
-        dataset: Map-style; an item's index is its place.
-        batch_size: Examples of a batch.
-        collate_fn: Makes a ``Batch`` of a list of items; None is ``dataset.collate``.
+        dataset: A map-style dataset.
+        batch_size: Examples in a batch.
+        collate_fn: Makes a ``Batch`` from a list of items; None means ``dataset.collate``.
 
     Raises:
         ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
@@ -141,14 +141,14 @@ class _InOrder:
 
 
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
-    """What batches can be read from.
+    """``batches``, if batches can be read from it.
 
     Args:
-        batches: As the user gave them.
+        batches: The user's argument.
         reread: Whether they will be read more than once.
 
     Raises:
-        TypeError: It is a single batch, or nothing that can be iterated over, or can be read only once.
+        TypeError: It is a single batch or not iterable; or, with ``reread``, an iterator.
     """
     if isinstance(batches, Batch) or not isinstance(batches, Iterable):
         raise TypeError(f"batches is a {type(batches).__name__}: give a list of torchssvm.Batch, or a DataLoader")
@@ -161,11 +161,11 @@ def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
 
 
 def first_occurrences(index: Tensor, numbers: Sequence[int] | None = None) -> Tensor:
-    """Rows that hold a number for the first time, in order: ``[R]`` int64.
+    """Rows with the first occurrence of each number, in ascending order: ``[R]`` int64.
 
     Args:
         index: ``[B]`` int64.
-        numbers: The same numbers, if they have been read already.
+        numbers: The same numbers as a list, if already read.
     """
     size = index.shape[0]
     if len(set(index.tolist() if numbers is None else numbers)) == size:

@@ -1,4 +1,4 @@
-"""Warnings that name the line of the program that called the library, and not a line of the library."""
+"""Warnings that point to the user's line that called the library."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import sys
 import warnings
 
 _BETWEEN = ("torchssvm", "torch", "lightning", "lightning_fabric", "pytorch_lightning", "jsonargparse", "contextlib")
-"""The modules, with all that is in them, that may stand between the caller and the line that warns."""
+"""Packages whose frames may lie between the user's line and the line that warns."""
 
 
 def warn(message: str) -> None:
-    """Warn, at the innermost line that is neither the library's nor of torch or Lightning.
+    """Warn at the innermost line that belongs to none of the packages ``_BETWEEN``.
 
-    ``warnings.warn`` counts frames, and how many there are depends on the way that led here: a plain loop, a solver, a
-    callback. (``skip_file_prefixes`` would do the same from Python 3.12 on.)
+    ``warnings.warn`` takes a number of frames, which here depends on the caller: a plain loop, a solver or a callback.
+    (From Python 3.12 on, ``skip_file_prefixes`` would do the same.)
 
     Args:
-        message: What to say.
+        message: The text of the warning.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):

@@ -1,4 +1,4 @@
-"""What is wrong with a head and a structure of one's own: ``torchssvm.check``."""
+"""``torchssvm.check``: finds errors in a user's head and structure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DECOMPOSES = "loss equals <parts, delta> + constant"
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check: ``problem`` is None if it passed, and ``skipped`` says why it could not be made."""
+    """The result of one check: ``problem`` is None if it passed; ``skipped`` says why it was not made."""
 
     name: str
     problem: str | None = None
@@ -33,17 +33,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What ``torchssvm.check`` found; prints as a table."""
+    """The findings of :func:`torchssvm.check`; prints as a table."""
 
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no check found a problem."""
         return all(finding.problem is None for finding in self.findings)
 
     def raise_if_wrong(self) -> None:
-        """Raise ValueError with the whole table if something is wrong."""
+        """Raise ValueError with the whole table if a check found a problem."""
         if not self.ok:
             raise ValueError(f"the head or the structure is not valid:\n{self}")
 
@@ -66,23 +66,27 @@ def check(
     *,
     bounds: Mapping[str, tuple[Bound | None, Bound | None]] | None = None,
 ) -> CheckReport:
-    """Examine a head and a structure on one batch: what training relies on, and cannot see for itself.
+    """Check on one batch what training requires of a head and a structure.
 
-    Checked are: the head's linearity; its per-example adjoint and gram_product, if it gives them, against autograd; the
-    target's parts and zero loss; ``loss`` against ``loss_potentials``; ``relative_scores`` and ``mean_difference``, if
-    the structure has its own, against those made of the parts; the max oracle, plain and loss-augmented, against all
-    outputs (where ``structure.enumerate`` offers them and they are few) and otherwise against many other outputs; and
-    that padding never changes an answer. Nothing is changed.
+    Checked are: the head's linearity; its per-example adjoint and gram_product, if it has them, against autograd; the
+    parts; the loss, and that it is zero at the target; ``loss`` against ``loss_potentials``; ``relative_scores`` and
+    ``mean_difference``, if the structure overrides them, against those computed from the parts; the max oracle, plain
+    and loss-augmented, against all outputs (if ``structure.enumerate`` lists them and they are few), else against
+    sampled outputs; and that padding changes no result. The head's weights are restored.
 
     Args:
         head: An ``nn.Module`` linear in its weights.
         structure: The structure.
-        batch: A few examples, as the data loader gives them.
-        bounds: ``(lower, upper)`` by the name of a parameter, None for no bound, such as ``{"pairwise": (0.0, None)}``:
-            where the oracle can decode within bounds only. No other weights are tried then.
+        batch: A few examples from the data loader.
+        bounds: ``(lower, upper)`` by parameter name, None for no bound, such as ``{"pairwise": (0.0, None)}``. Give
+            them if the oracle needs them: only weights within the bounds are tried.
 
     Returns:
         A report; print it, or use ``report.ok`` and ``report.raise_if_wrong()``.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``bounds`` has an unknown parameter name.
     """
     if not isinstance(head, nn.Module) or not isinstance(structure, Structure) or not isinstance(batch, Batch):
         raise TypeError(
@@ -108,7 +112,7 @@ def check(
     held = [p.detach().clone() for p in weights]
     generator = torch.Generator().manual_seed(0)
     try:
-        with torch.no_grad():  # random weights: at zero all outputs tie, and nothing could be told apart
+        with torch.no_grad():  # random weights: with zero weights all outputs tie
             for p, value in zip(weights, _random_weights(weights, box, generator), strict=True):
                 p.copy_(value)
         try:
@@ -147,7 +151,7 @@ def _random_weights(weights: list[nn.Parameter], box: Box, generator: torch.Gene
 def _random_potentials(
     head: nn.Module, args: tuple[Any, ...], potentials: Potentials, box: Box, generator: torch.Generator
 ) -> Iterator[Potentials]:
-    """Any potentials; where weights are bounded, those of other weights within the bounds."""
+    """Random potentials; if weights are bounded, the head's potentials for random weights within the bounds."""
     for _ in range(_RANDOM_ROUNDS):
         if box:
             names = [name for name, _ in head.named_parameters()]
@@ -164,7 +168,7 @@ def _random_potentials(
 
 
 def _samples(structure: Structure, others: Iterable[Potentials], target: Any) -> list[Any]:
-    """Outputs to compare with: the target, and what the oracle finds under other potentials."""
+    """Outputs to compare with: the target, and the oracle's outputs for other potentials."""
     samples = [target]
     for potentials in others:
         try:
@@ -177,7 +181,7 @@ def _samples(structure: Structure, others: Iterable[Potentials], target: Any) ->
 def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
     name = "adjoint equals autograd"
     if potentials.adjoint is None:
-        return Finding(name, skipped="the head gives none: torch.func makes it, where it can")
+        return Finding(name, skipped="the head has none: torch.func computes it if it can")
     corner = find_corner(structure, potentials, target)
     ours = per_example_adjoint(potentials, corner.parts, weights)
     for row in range(potentials.batch_size):
@@ -194,7 +198,7 @@ def _adjoint(potentials: Potentials, structure: Structure, target: Any, weights:
 
 def _gram_product(potentials: Potentials, structure: Structure, target: Any, weights: list[nn.Parameter]) -> Any:
     if potentials.gram_product is None:
-        return Finding("gram_product equals autograd", skipped="the head gives none: torch.func makes it, where it can")
+        return Finding("gram_product equals autograd", skipped="the head has none: torch.func computes it if it can")
     parts = find_corner(structure, potentials, target).parts
     ours = gram_product(potentials, parts, weights)
     truth = gram_product(Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged), parts, weights)
@@ -202,7 +206,7 @@ def _gram_product(potentials: Potentials, structure: Structure, target: Any, wei
 
 
 def _difference(ours: Parts, truth: Parts, potentials: Potentials) -> str | None:
-    """Where two sets of parts differ, padding aside."""
+    """The first difference between two sets of parts outside the padding, or None."""
     for name, tensor in ours.items():
         wrong = (tensor - truth[name]).abs()
         if potentials.lengths is not None and name in potentials.ragged:
@@ -240,7 +244,7 @@ def _relative_scores(structure: Structure, potentials: Potentials, target: Any, 
     ours = structure.relative_scores(held, target, potentials)
     truth = Structure.relative_scores(structure, held, target, potentials)
     if ours.shape != truth.shape or ours.dtype != torch.float64:
-        return f"it returned {ours.dtype} {list(ours.shape)}, and should float64 {list(truth.shape)}"
+        return f"it returned {ours.dtype} {list(ours.shape)}, it should return float64 {list(truth.shape)}"
     wrong = ~((ours - truth).abs() <= 1e-4 * (1 + truth.abs()))
     if bool(wrong.any()):
         row, column = (int(place) for place in wrong.nonzero()[0])
@@ -293,8 +297,8 @@ def _loss_potentials(structure: Structure, potentials: Potentials, target: Any, 
 
 
 def _oracle(structure: Structure, potentials: Potentials, target: Any, samples: list[Any]) -> str | None:
-    """The oracle's output against all others, or against samples; with a target, loss-augmented."""
-    for factor in (1.0, 0.1, 0.0):  # where scores are large the loss is hardly seen, and where they are small it rules
+    """Compare the oracle's output with all others or with samples; loss-augmented if there is a target."""
+    for factor in (1.0, 0.1, 0.0):  # large scores hide the loss, small ones let it dominate
         scaled = potentials.replace({name: factor * t.detach() for name, t in potentials.tensors.items()})
         if problem := _compare(structure, scaled, target, samples):
             return problem
@@ -310,7 +314,7 @@ def _compare(structure: Structure, potentials: Potentials, target: Any, samples:
     def value(labeling: Any) -> Tensor:
         if own is None:
             return score(labeling)
-        # Training maximises what `difference` says, and a structure may define it in its own way (slack rescaling).
+        # Training maximises by `difference`, which a structure may redefine (slack rescaling).
         gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
         return own + gain + structure.loss(labeling, target)
 
@@ -337,8 +341,8 @@ def _compare(structure: Structure, potentials: Potentials, target: Any, samples:
                 row = int((best > most + slack).nonzero()[0])
                 return (
                     f"row {row}: its output has {float(best[row]):.6g}, and no output that enumerate() lists has more "
-                    f"than {float(most[row]):.6g}: it is no output. An oracle of a relaxation says Decoding(..., "
-                    "relaxed=True)"
+                    f"than {float(most[row]):.6g}: it is no output. The oracle of a relaxation must return "
+                    "Decoding(..., relaxed=True)"
                 )
     for labeling in others:
         better = value(labeling) > ceiling + slack
@@ -352,7 +356,7 @@ def _compare(structure: Structure, potentials: Potentials, target: Any, samples:
 
 
 def _padding(structure: Structure, potentials: Potentials, target: Any, generator: torch.Generator) -> Any:
-    """Decode with noise in the padding, several times over."""
+    """Decode several times with noise in the padding."""
     name = "padding changes no answer"
     if potentials.lengths is None:
         return Finding(name, skipped="the batch has no lengths")

@@ -1,4 +1,4 @@
-"""What to install where an optional package is missing."""
+"""Errors that say how to install a missing optional package."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def needs(message: str, *packages: str) -> Iterator[None]:
-    """Say so where one of these packages cannot be imported in this block; what they miss themselves is another matter.
+    """Replace the error of a missing package by ``message``; other import errors pass through.
 
     Args:
-        message: What needs them, and which extra brings them.
-        packages: Their names in ``import``.
+        message: Names the feature that needs the packages, and the extra that installs them.
+        packages: The packages' import names.
 
     Raises:
-        ImportError: With the message.
+        ImportError: One of ``packages`` is missing.
     """
     try:
         yield

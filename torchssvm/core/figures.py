@@ -1,4 +1,4 @@
-"""Figures of matplotlib, which is an extra."""
+"""Figures of matplotlib, an optional package."""
 
 from __future__ import annotations
 

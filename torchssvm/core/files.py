@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str], *, keep_previous: bool = False) -> Iterator[BinaryIO]:
-    """A file to write in binary, which takes the place of ``path`` when the ``with`` block is done.
+    """A binary file that replaces ``path`` at the end of the ``with`` block.
 
-    It is written beside ``path``, flushed to the disk and then renamed: a process that is killed at any moment leaves
-    the file that was there before or the new one. An error in the block leaves the file that was there before. What
-    killed processes have left beside ``path`` is removed. A symbolic link stays one; permission bits are kept.
+    It is written beside ``path``, flushed to the disk and renamed: a process killed at any moment leaves either the old
+    file or the new one. An error in the block leaves the old file. Leftovers of killed processes are removed. Symbolic
+    links and permission bits are kept.
 
     Args:
-        path: The file; its folder is made if there is none.
-        keep_previous: Whether the file that was there before stays as :func:`previous`, which is replaced after
-            ``path`` has been.
+        path: The file; its folder is created if it is missing.
+        keep_previous: Whether to keep the old file under the name :func:`previous`, which is replaced last.
 
     Raises:
-        IsADirectoryError: ``path`` or the name of the file before is a folder.
-        FileNotFoundError: What was being written has been removed: another process writes to the same ``path``.
-        OSError: The disk is full, or the folder cannot be written to.
+        IsADirectoryError: ``path`` or the name for the old file is a folder.
+        FileNotFoundError: The partial file has been removed: another process writes to the same ``path``.
+        OSError: The disk is full, or the folder is not writable.
     """
     path = Path(os.path.realpath(path))
     before = previous(path)
@@ -54,42 +53,40 @@ def whole_file(path: str | os.PathLike[str], *, keep_previous: bool = False) -> 
             os.replace(partial, path)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{partial} is gone: does another process write to {path} as well?") from error
-        if kept:  # only now: until here the file before this one may have been the only whole one
+        if kept:  # only now: until here `before` may have been the only complete file
             os.replace(second, before)
     finally:
-        # A rename between two names of one file does nothing, and leaves both.
+        # A rename between two names of the same file does nothing and leaves both.
         for leftover in (partial, second):
             leftover.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` in UTF-8, whole or not at all; see :func:`whole_file`."""
+    """Write ``text`` in UTF-8, completely or not at all; see :func:`whole_file`."""
     with whole_file(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def previous(path: Path) -> Path:
-    """Where the file before ``path`` is kept."""
+    """The path under which the old file is kept."""
     return path.with_name(path.name + ".previous")
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a file that ``torch.save`` has written; None if its checksums are right.
-
-    ``torch.load`` does not look at them.
+    """What is wrong with a file from ``torch.save``; None if its checksums, which ``torch.load`` ignores, are right.
 
     Raises:
-        PermissionError: It cannot be opened.
+        PermissionError: The file cannot be opened.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             wrong = archive.testzip()
     except PermissionError:
         raise
-    except Exception as error:  # whatever the reader meets in a damaged file
+    except Exception as error:  # a damaged file can raise anything
         return f"{path} is damaged, or no checkpoint: {error}"
-    return None if wrong is None else f"{path} is damaged: the checksum of {wrong} is another"
+    return None if wrong is None else f"{path} is damaged: the checksum of {wrong} is wrong"
 
 
 def _beside(path: Path) -> Path:
@@ -97,7 +94,7 @@ def _beside(path: Path) -> Path:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what killed processes have left of their writes to ``path``."""
+    """Remove partial files that killed processes left beside ``path``."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")
     for found in path.parent.iterdir():
         if name.fullmatch(found.name):
@@ -105,7 +102,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _name_again(path: Path, second: Path) -> None:
-    """Give the file a second name; a copy, where the file system has no hard links."""
+    """Give the file a second name, or copy it if the file system has no hard links."""
     try:
         os.link(path, second)
     except OSError:
@@ -115,14 +112,14 @@ def _name_again(path: Path, second: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring renames to the disk, where the system lets a folder be opened."""
+    """Flush renames to the disk, if the system can open folders."""
     try:
         opened = os.open(folder, os.O_RDONLY)
     except OSError:
         return
     try:
         os.fsync(opened)
-    except OSError:  # not every file system can
+    except OSError:  # not supported by every file system
         pass
     finally:
         os.close(opened)

@@ -17,11 +17,11 @@ from torchssvm.core.precision import full_precision, is_lowered, lowered_advice
 
 
 def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> str | None:
-    """What is wrong with ``head(*args, **kwargs)`` as a linear function of the head's weights; None if nothing is.
+    """Say why ``head(*args, **kwargs)`` is not linear in the head's weights; None if it is linear.
 
     Compares ``head(2 u - 3 v)`` with ``2 head(u) - 3 head(v)`` for random weights u, v, and ``head(0)`` with 0. Neither
-    the weights nor the global random state change. The head runs as it would run now: where the process rounds the
-    factors of matrix products, that alone may be what is wrong, and is then said.
+    the weights nor the global random state change. The head runs with the current precision settings; if rounding of
+    matrix products is the only cause, the message says so.
     """
     device = _device_of(head)
     error = _examine(head, args, kwargs)
@@ -41,9 +41,9 @@ def _device_of(head: nn.Module) -> torch.device | None:
 
 
 def generators_of(devices: Iterable[torch.device]) -> tuple[str, list[int]]:
-    """The kind and the numbers of the devices, beside the CPU, whose random generators a head on ``devices`` may use.
+    """The type and indices of the accelerators among ``devices``, for ``fork_rng``.
 
-    ``fork_rng`` would else take every device of the machine, and start those that nobody uses.
+    By default ``fork_rng`` takes all devices of the machine and initialises the unused ones.
     """
     found = {(device.type, device.index or 0) for device in devices if device.type in ("cuda", "xpu")}
     kind = min((kind for kind, _ in found), default="cuda")
@@ -51,7 +51,7 @@ def generators_of(devices: Iterable[torch.device]) -> tuple[str, list[int]]:
 
 
 def _convolution_advice(head: nn.Module, device: torch.device) -> str:
-    """Convolutions on CUDA devices are rounded to TF32 unless that is switched off."""
+    """Advice if the head has convolutions that CUDA rounds to TF32, which is torch's default; else an empty string."""
     convolves = any(isinstance(part, _ConvNd) for part in head.modules())
     if device.type != "cuda" or not convolves or not torch.backends.cudnn.allow_tf32:
         return ""
@@ -82,15 +82,15 @@ def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
         for name, tensor in at_zero.items():
             if bool((tensor.nan_to_num(0.0) != 0).any()):
                 return (
-                    f"the potentials {name!r} of {type(head).__name__} are not zero when all its weights are: a "
-                    "constant is added that is not trained. Move it into the features, or make it a parameter"
+                    f"the potentials {name!r} of {type(head).__name__} are not zero when all its weights are: the "
+                    "head adds a constant that is not trained. Move it into the features, or make it a parameter"
                 )
         at_u, at_v = evaluate(u), evaluate(v)
         both = evaluate({name: 2 * u[name] - 3 * v[name] for name in u})
         for name, tensor in both.items():
             expected = 2 * at_u[name] - 3 * at_v[name]
             if not bool(torch.isfinite(expected).all()):
-                continue  # features that are not finite get their own error, with the rows
+                continue  # features that are not finite raise another error, which names the rows
             size = at_u[name].abs().sum() + at_v[name].abs().sum()
             if float((tensor - expected).abs().sum()) > 1e3 * torch.finfo(tensor.dtype).eps * float(size):
                 return (
@@ -102,15 +102,15 @@ def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
 
 
 class _CheckOnce:
-    """A forward hook that examines a head at its first call, before any step can be taken.
+    """A forward hook that checks a head's linearity at its first call, before any step is taken.
 
-    Once more where matrix products have been set to a lower precision since. Every call is remembered at the potentials
-    that it made, for per-example gradients. What ``torch.compile`` and ``torch.export`` make of a head is left alone.
+    It checks again if matrix products have a lower precision later. It records each call with its potentials, for
+    per-example gradients. It does nothing under ``torch.compile`` and ``torch.export``.
     """
 
     def __init__(self) -> None:
         self.done = False
-        self.lowered = False  # whether it has been seen in a lower precision of matrix products
+        self.lowered = False  # whether it has been checked with a lower precision of matrix products
 
     def __call__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -122,7 +122,7 @@ class _CheckOnce:
         if self.done and not lowered:
             return
         if not all(bool(torch.isfinite(tensor).all()) for tensor in as_potentials(output).tensors.values()):
-            return  # such features tell nothing, and get an error of their own
+            return  # features that are not finite raise another error
         before = self.done, self.lowered
         self.done, self.lowered = True, lowered or self.lowered  # the check calls the head too
         if error := linearity_error(head, args, kwargs):
@@ -131,14 +131,14 @@ class _CheckOnce:
 
 
 def is_check(hook: object) -> bool:
-    """Whether a forward hook is the one of :func:`check_at_first_call`."""
+    """Whether a forward hook was registered by :func:`check_at_first_call`."""
     return isinstance(hook, _CheckOnce)
 
 
 def check_at_first_call(head: nn.Module) -> None:
-    """Examine ``head`` at its first call with gradients enabled, and raise ValueError if it is not linear.
+    """Check ``head`` at its first call with gradients enabled, and raise ValueError if it is not linear.
 
-    A hook stays with the head, without any tensors: a copy or a pickle of the head has one of its own.
+    The check is a forward hook without tensors; copies and pickles of the head get their own.
     """
     if not any(isinstance(hook, _CheckOnce) for hook in head._forward_hooks.values()):
         head.register_forward_hook(_CheckOnce(), with_kwargs=True)

@@ -1,4 +1,4 @@
-"""The features of tokens as lists of those that are not zero."""
+"""Sparse features of tokens, flattened to one list for a batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchssvm.core.sparse_features import SparseFeatures
 
 
 class Lists(NamedTuple):
-    """Features, token after token; columns rise within each token, and come once.
+    """Features, token after token; the columns of each token are ascending and unique.
 
     Attributes:
-        counts: ``[tokens]`` int64, how many each has.
+        counts: ``[tokens]`` int64, the number of features of each token.
         columns: ``[M]`` int32.
         values: ``[M]`` of the weights' dtype.
     """
@@ -27,7 +27,7 @@ class Lists(NamedTuple):
 
 
 def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) -> None:
-    """Raise ValueError, with its place, for the first feature that is not finite; ``index`` names the examples."""
+    """Raise ValueError, naming example and place, for the first non-finite feature; ``index`` names the examples."""
     columns, numbers = (x.columns, x.values) if isinstance(x, SparseFeatures) else (None, x)
     if numbers is None:
         return
@@ -46,17 +46,17 @@ def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) 
 
 
 def lists_of(x: Tensor) -> Lists:
-    """Those of dense features ``[tokens, F]``."""
+    """The lists of dense features ``[tokens, F]``."""
     rows, columns = x.nonzero(as_tuple=True)
     return Lists(torch.bincount(rows, minlength=len(x)), columns.to(torch.int32), x[rows, columns])
 
 
 @torch.no_grad()
 def lists_within(x: Any, inside: Tensor, num_features: int, dtype: torch.dtype) -> Lists:
-    """Those of :class:`torchssvm.SparseFeatures` at the positions ``inside`` ``[B, N]``; a column's values add up.
+    """The lists of :class:`torchssvm.SparseFeatures` at the positions ``inside`` ``[B, N]``; repeated columns add up.
 
     Raises:
-        TypeError: ``x`` is something else.
+        TypeError: ``x`` is not ``SparseFeatures``.
         ValueError: A column is out of range.
     """
     lists = as_lists(x, num_features, dtype)
@@ -74,13 +74,13 @@ def lists_within(x: Any, inside: Tensor, num_features: int, dtype: torch.dtype) 
 
 
 class TokenLists(NamedTuple):
-    """The features of a batch's tokens, one after another.
+    """The features of a batch's tokens, one token after another.
 
     Attributes:
         columns: ``[M]`` int64.
-        values: ``[M]`` of the weights' dtype; None where all are 1.
-        token: ``[M]`` int64, whose they are, 0 to B N - 1; not falling.
-        starts: ``[B N]`` int64, where each token's begin.
+        values: ``[M]`` of the weights' dtype; None means all 1.
+        token: ``[M]`` int64, ascending: the token of each feature, 0 to B N - 1.
+        starts: ``[B N]`` int64, the first feature of each token.
         shape: B and N.
     """
 
@@ -108,7 +108,7 @@ class TokenLists(NamedTuple):
         return per_example_rows(token // longest, columns, values, (batch, num_features, rows.shape[1]))
 
     def token_products(self, dtype: torch.dtype) -> Tensor:
-        """``x_t . x_u`` of each example's tokens, ``[B, N, N]``, by way of the columns that the example has."""
+        """``x_t . x_u`` of each example's tokens, ``[B, N, N]``, over the columns that occur in the example."""
         batch, longest = self.shape
         values = torch.ones(len(self.token), dtype=dtype, device=self.token.device)
         if self.values is not None:
@@ -119,18 +119,18 @@ class TokenLists(NamedTuple):
         for b in range(batch):
             own, place = columns[b].unique(return_inverse=True)
             x = values.new_zeros(longest, len(own))
-            # A column may come twice in a list: a CUDA device sorts these places, and adds in one order.
+            # A column may occur twice in a list; CUDA sorts the places and adds in a fixed order.
             x.index_put_((tokens[b] - b * longest, place), held[b], accumulate=True)
             torch.mm(x, x.t(), out=products[b])
         return products
 
 
 def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
-    """Check a batch of features, and leave out what pads its lists.
+    """Check a batch of features and drop the padding of the lists.
 
     Raises:
-        TypeError: It is not :class:`SparseFeatures` of whole numbers and floats.
-        ValueError: A shape or a column does not fit.
+        TypeError: ``x`` is not :class:`SparseFeatures`.
+        ValueError: A shape, a dtype or a column does not fit.
     """
     if not isinstance(x, SparseFeatures):
         raise TypeError(f"x must be torchssvm.SparseFeatures(columns, values), not a {type(x).__name__}")
@@ -151,7 +151,7 @@ def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
         raise ValueError(
             f"x.columns holds {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, and "
-            "-1 fills up lists"
+            "-1 is padding"
         )
     counts = real.sum(2).flatten()
     ends = counts.cumsum(0)

@@ -1,4 +1,4 @@
-"""How much memory there is, and an early error when something would not fit."""
+"""Available memory, and an early error if a dual would not fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can still be had on ``device``; on the CPU, the physical memory not in use."""
+    """Free bytes on ``device``; on the CPU, the available physical memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -20,12 +20,12 @@ def available_memory(device: torch.device) -> int:
         pass
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # no such call on this system: no limit is known
+    except (AttributeError, ValueError, OSError):  # the system cannot tell: no limit
         return 2**63
 
 
 def check_memory(needed: int, device: torch.device, limit: int | None, what: str, advice: str) -> None:
-    """Raise MemoryError if ``needed`` bytes exceed ``limit`` (None: what is available on ``device``)."""
+    """Raise MemoryError if ``needed`` bytes exceed ``limit`` (None means the available memory of ``device``)."""
     allowed = available_memory(device) if limit is None else limit
     if needed > allowed:
         raise MemoryError(

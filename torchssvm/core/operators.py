@@ -1,4 +1,4 @@
-"""The ``torchssvm`` namespace of torch operators: oracles that ``torch.compile`` and ``torch.export`` see through."""
+"""The ``torchssvm`` namespace of torch operators: oracles that ``torch.compile`` and ``torch.export`` can trace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-# `torch.library.custom_op` does the same with fewer words, at 9 microseconds a call instead of 2 (measured on one CPU
-# core): a single short chain is decoded in less.
+# `torch.library.custom_op` needs less code, but 9 microseconds for each call instead of 2 (measured on one CPU core);
+# decoding a short chain takes less than that.
 _library = torch.library.Library("torchssvm", "DEF")
 
 
@@ -20,11 +20,11 @@ def define(
     cuda: Callable[..., Any],
     default: Callable[..., Any],
 ) -> Any:
-    """Define an operator that has no gradient: its results are cut from the graph, whatever its arguments are.
+    """Define an operator without gradient: its results are detached for any arguments.
 
     Args:
         schema: Name and arguments, as ``torch.library.Library.define`` takes them.
-        fake: Makes empty results from arguments without data.
+        fake: Makes empty results, for tracing.
         cpu: For CPU tensors.
         cuda: For CUDA tensors.
         default: For any other device.
@@ -37,8 +37,8 @@ def define(
     _library.impl(name, default, "CompositeExplicitAutograd")
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")
-    # Decoding is piecewise constant, and losses treat its result as a constant. Falling through costs nothing; without
-    # it torch would attach a node to the results that fails in backward.
+    # Decoding is piecewise constant, and losses treat its result as a constant. The fallthrough is free; without it
+    # torch would attach a node to the results that fails in backward.
     _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"torchssvm::{name}", fake, lib=_library)
     return getattr(torch.ops.torchssvm, name).default

@@ -1,9 +1,9 @@
-"""Sums into places that several terms share, in the same order at every call on every device.
+"""Scatter-add in a fixed order on every device.
 
-``scatter_add_`` and ``index_add_`` add by atomic operations on a CUDA device, in the order in which its threads happen
-to come: terms that differ then leave other last digits each time, and a resumed run would not go on as the first one.
-``index_put_(accumulate=True)`` sorts the places there instead, and adds in the order of the terms. On a CPU the former
-have that order, and are quicker. Where no two terms share a place, or all that do are equal, any of them will do.
+On CUDA, ``scatter_add_`` and ``index_add_`` use atomic operations in arbitrary order, so the last digits of sums vary
+and a resumed run would not give the same bits. ``index_put_(accumulate=True)`` sorts the places there and adds in the
+order of the terms. On a CPU, ``scatter_add_`` and ``index_add_`` keep that order and are faster. The order does not
+matter if no two terms share a place, or if all that do are equal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def adds_in_order(tensor: Tensor) -> bool:
-    """Whether ``scatter_add_``, ``index_add_`` and ``put_`` add in the order of the terms, where ``tensor`` is."""
+    """Whether ``scatter_add_``, ``index_add_`` and ``put_`` add in the order of the terms on ``tensor``'s device."""
     return tensor.is_cpu
 
 
@@ -22,10 +22,10 @@ def add_at(target: Tensor, places: Tensor, values: Tensor, *, any_order: bool = 
 
     Args:
         target: ``[..., M]`` or ``[..., M, K]``; contiguous.
-        places: ``[..., P]`` int64, with as many leading axes, at least one.
+        places: ``[..., P]`` int64, with the same leading axes, at least one.
         values: ``[..., P]`` or ``[..., P, K]``.
-        any_order: Whether sums are the same in any order, so that the quickest will do: terms that share a place are
-            equal, or small whole numbers.
+        any_order: Whether the order does not matter, because terms that share a place are equal or small integers; the
+            fastest method is used then.
     """
     if any_order or adds_in_order(target):
         axis = places.ndim - 1

@@ -1,4 +1,4 @@
-"""A fixed direction in parts space: what it gives tells one linear map from another, without decoding."""
+"""A fixed direction in parts space, which tells linear maps apart without decoding."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Structure
 
 TOLERANCE = 1e-4
-"""Relative: features of a network that ran in other batches differ by rounding."""
+"""Relative tolerance: the features of a network differ by rounding between batches."""
 
 
 def check_depends(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> None:
-    """Whether the potentials are linear in these very parameters, by Euler's identity for one direction.
+    """Check that the potentials are linear in these parameters, by Euler's identity for one direction.
 
-    ``<r, theta> = <w, Phi^T r>`` holds for the head of the dual, and not for a head with weights of its own. Numbers
-    that are not finite tell nothing, and get an error of their own.
+    ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Numbers that are not
+    finite are skipped; they raise another error.
 
     Raises:
-        ValueError: They are not.
+        ValueError: The identity does not hold, or the potentials carry no gradient to the parameters.
     """
     if not potentials.requires_grad:
         raise ValueError(
@@ -44,21 +44,21 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
     if math.isfinite(size) and not abs(found - expected) <= 1e4 * torch.finfo(potentials.dtype).eps * size:
         raise ValueError(
             "head gave potentials that are not those of the dual's parameters alone: it has other weights, or adds "
-            "something to them. Pass the head that the dual was made for, or a copy of it"
+            "other terms. Pass the head that the dual was made for, or a copy of it"
         )
 
 
 @torch.no_grad()
 def fingerprints(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """One number for the features of every example, as the head's linear map sees them.
+    """One number for each example that identifies its features, computed through the head's linear map.
 
     Args:
         potentials: The batch.
-        structure: Says where potentials matter.
-        parameters: The head's.
+        structure: Its ``places`` say which potentials count.
+        parameters: The head's parameters.
 
     Returns:
-        ``[B]`` float64 each: the numbers, and the sum of the absolute values that each was summed from.
+        ``[B]`` float64 each: the numbers, and the sums of the absolute values of their terms.
     """
     with torch.enable_grad():
         gradients = per_example_adjoint(potentials, probe(potentials, structure), parameters)
@@ -72,7 +72,7 @@ def fingerprints(potentials: Potentials, structure: Structure, parameters: Seque
 
 
 def probe(potentials: Potentials, structure: Structure) -> Parts:
-    """The direction: by place, whatever an example is padded to, and zero in the padding."""
+    """The direction: it depends only on the place, not on the padded size, and is zero in the padding."""
     parts, places = {}, structure.places(potentials)
     for name, tensor in potentials.tensors.items():
         values = _pattern(tuple(tensor.shape[1:]), tensor.dtype, tensor.device).expand_as(tensor)
@@ -86,7 +86,7 @@ def probe(potentials: Potentials, structure: Structure) -> Parts:
 
 @lru_cache(maxsize=64)
 def _pattern(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers from -1 to 1, without a period, ``[1, *shape]``."""
+    """Non-periodic numbers from -1 to 1, ``[1, *shape]``."""
     angle = torch.ones((1,) * (len(shape) + 1), dtype=torch.float64, device=device)
     for axis, size in enumerate(shape, 1):
         along = torch.arange(size, dtype=torch.float64, device=device) * (axis + 0.3) ** 0.5

@@ -1,4 +1,4 @@
-"""What a training problem must be, before anything is stored."""
+"""Checks of a training problem, before anything is stored."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torchssvm.core.structure import Structure
 def check_problem(
     num_examples: int, lam: float, structure: Structure, parameters: Iterable[nn.Parameter]
 ) -> list[nn.Parameter]:
-    """The parameters, if all four are what :class:`torchssvm.DualState` takes.
+    """Check the arguments of :class:`torchssvm.DualState`; returns the parameters as a list.
 
     Raises:
-        ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
-        TypeError: One of both is no number, a parameter is not float32 or float64, or ``structure`` is not a Structure.
+        ValueError: ``num_examples`` or ``lam`` is not positive, they are out of range, or there is no parameter.
+        TypeError: ``num_examples`` or ``lam`` is not a number; a parameter is not float32 or float64, or the dtypes
+            differ; or ``structure`` is not a Structure.
     """
     check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
     check_lam(lam)
@@ -44,17 +45,17 @@ def check_problem(
 
 
 def check_lam(lam: Any) -> float:
-    """The regularisation, as :func:`check_positive` gives it."""
+    """``lam`` as a positive float."""
     return check_positive(lam, "lam")
 
 
 def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
-    """Whether the numbers that steps are made of can be held: ``lam n``, ``1/(lam n)`` and ``1/(lam n^2)``.
+    """Check that ``lam``, ``lam n``, ``lam n^2`` and their inverses, which steps need, are in the range of ``dtype``.
 
     Args:
         lam: Regularisation; positive.
         num_examples: n.
-        dtype: The weights'.
+        dtype: Dtype of the weights.
 
     Raises:
         ValueError: One of them overflows or underflows.
@@ -63,18 +64,19 @@ def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
     scales = (lam, lam * n, lam * n * n)
     if not all(limits.tiny <= scale <= limits.max and 1.0 / scale <= limits.max for scale in scales):
         raise ValueError(
-            f"lam={lam:g} with num_examples={n} is out of range: 1/(lam n) or lam n cannot be held in {dtype}. Usual "
-            "values are 1e-6 to 1e3" + (", and float64 weights reach further" if dtype != torch.float64 else "")
+            f"lam={lam:g} with num_examples={n} is out of range: 1/(lam n) or lam n overflows or underflows in "
+            f"{dtype}. Usual values are 1e-6 to 1e3"
+            + (", and float64 weights have a larger range" if dtype != torch.float64 else "")
         )
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:
-    """``structure``, or else the head's own.
+    """``structure``, or the head's own if it is None.
 
     Raises:
         ValueError: There is none.
     """
     structure = structure if structure is not None else getattr(head, "structure", None)
     if structure is None:
-        raise ValueError(f"structure=None, and {type(head).__name__} has no attribute `structure`: pass one of them")
+        raise ValueError(f"structure=None, and {type(head).__name__} has no attribute `structure`: pass a structure")
     return structure

@@ -1,4 +1,4 @@
-"""torch's random state, as a checkpoint keeps it."""
+"""torch's random state in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _BYTES = Entry(torch.uint8, (None,))
 
 
 def check_random_state(value: Any, where: str) -> None:
-    """Raise ValueError, naming ``where``, if the value is no state of a generator on the CPU."""
+    """Raise ValueError, naming ``where``, if the value is not the state of a CPU generator."""
     _BYTES.check(value, where, {})
     try:
         torch.Generator().set_state(value.cpu())
     except (TypeError, RuntimeError) as error:
-        raise damaged(f"{where} is no random state: {error}") from error
+        raise damaged(f"{where} is not a random state: {error}") from error
 
 
 class RandomState:
-    """torch's random state on the CPU and on every CUDA device, as it is now, or as ``state_dict`` gave it.
+    """torch's random state on the CPU and all CUDA devices: the current one, or one from ``state_dict``.
 
     Raises:
         ValueError: The state is damaged.
@@ -38,12 +38,12 @@ class RandomState:
             self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:
-        """Set it again; the state of CUDA devices that are not here is left out."""
+        """Set torch's random state to this one; states of missing CUDA devices are skipped."""
         torch.set_rng_state(self.cpu.cpu())
         if torch.cuda.is_available():
             for device, state in zip(range(torch.cuda.device_count()), self.cuda, strict=False):
                 torch.cuda.set_rng_state(state.cpu(), device)
 
     def state_dict(self) -> dict[str, Any]:
-        """As tensors."""
+        """The state as tensors."""
         return {"cpu": self.cpu, "cuda": self.cuda}

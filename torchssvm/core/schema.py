@@ -1,23 +1,23 @@
-"""The states of checkpoints: every state declares its entries once, and one function checks a state against that.
+"""Checkpoint states: each state declares its entries once, and one function checks a state against its declaration.
 
-A declaration is a dict of what each entry must be. Nothing changes before all of a state has been checked.
+A state is checked as a whole before anything changes.
 
 =================================  ====================================================================================
-Declaration                        What the state holds there
+Declaration                        Allowed value
 =================================  ====================================================================================
 ``Entry(torch.float64, (n, 3))``   A dense tensor of that dtype and shape, without NaN, within its range.
-``Entry(float)``, ``Entry(int)``   A number within its range; ints have 64 bits, and are no truth values.
-``bool``, ``str``, ``dict``        Some value of that type.
-``Same(value)``                    That very value, which says whose state it is.
-``Maybe(declaration)``             What is declared, or None.
-``Each(list, declaration)``        A list, or a dict, of any length, and each of its values as declared.
+``Entry(float)``, ``Entry(int)``   A number within its range; ints have 64 bits and are not bools.
+``bool``, ``str``, ``dict``        Any value of that type.
+``Same(value)``                    This value, which identifies the problem.
+``Maybe(declaration)``             The declared value, or None.
+``Each(list, declaration)``        A list (or dict) of any length whose values are as declared.
 ``[declaration, ...]``             A list of that length.
 ``{name: declaration}``            A dict with these entries and no others.
-``Open({name: declaration})``      A dict with these entries and maybe others: the states of torch's optimizers.
-a function ``(value, where)``      Something that the function does not refuse: the state of another object.
+``Open({name: declaration})``      A dict with these entries and possibly others, as torch's optimizers have.
+a function ``(value, where)``      Any value that the function accepts; used for the state of another object.
 =================================  ====================================================================================
 
-What a checkpoint holds is declared in ``_schema()`` of each :class:`Stateful`:
+``_schema()`` of each :class:`Stateful` holds its declaration:
 
 =======================================  ==============================================================================
 State                                    Declared in
@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 Declaration = Any
-"""See the table above."""
+"""One of the declarations in the table above."""
 Schema = dict[str, Declaration]
 
 
@@ -55,13 +55,13 @@ class Entry:
     """A tensor or a number.
 
     Attributes:
-        kind: The dtype of a tensor, ``Tensor`` for one of any dtype and any numbers; or a type.
-        shape: Sizes of the axes. A name stands for the same size wherever the declaration has it, None for any; ``...``
-            at the end for further axes.
-        low: The least number.
-        high: The largest one.
-        above: A number that all are above.
-        infinite: Whether numbers may be infinite; they are never NaN.
+        kind: The dtype of a tensor, ``Tensor`` for any dtype and any numbers, or a Python type.
+        shape: Sizes of the axes. A name stands for the same size throughout the declaration, None for any size; ``...``
+            at the end for any further axes.
+        low: The smallest allowed number.
+        high: The largest allowed number.
+        above: An exclusive lower bound.
+        infinite: Whether infinite numbers are allowed; NaN never is.
     """
 
     kind: Any
@@ -85,7 +85,7 @@ class Entry:
         return text + (f", at most {self.high}" if self.high < math.inf else "")
 
     def check(self, value: Any, where: str, sizes: dict[str, int]) -> None:
-        """Raise ValueError, naming ``where``, if the value is something else; adds names of sizes to ``sizes``."""
+        """Raise ValueError, naming ``where``, if the value does not fit; adds named sizes to ``sizes``."""
         kind: type = Tensor if isinstance(self.kind, torch.dtype) else self.kind
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise damaged(f"{where} should be {self}, it is {_shown(value)}")
@@ -119,7 +119,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Same:
-    """A value that says whose the state is; ``text`` is the message if it is another one there."""
+    """A value that identifies the problem; ``text`` is the message if the state has another one."""
 
     value: Any
     text: str = "the checkpoint is of another problem: {where} is {there} there and {here} here"
@@ -127,7 +127,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Maybe:
-    """What is declared, or ``nothing``."""
+    """The declared value, or ``nothing``."""
 
     declaration: Declaration
     nothing: Any = None
@@ -135,7 +135,7 @@ class Maybe:
 
 @dataclass(frozen=True)
 class Each:
-    """A list or a dict of any length, and what each of its values must be."""
+    """A list or dict of any length, and the declaration of its values."""
 
     kind: type
     declaration: Declaration
@@ -143,18 +143,18 @@ class Each:
 
 @dataclass(frozen=True)
 class Open:
-    """A dict with these entries, and maybe others, as torch's optimizers have."""
+    """A dict with these entries and possibly others, as torch's optimizers have."""
 
     entries: Schema
 
 
 def groups_like(groups: list[dict[str, Any]], **entries: Declaration) -> list[Open]:
-    """The declaration of an optimizer's ``"param_groups"``: as many parameters as ``groups`` have, and ``entries``."""
+    """The declaration of an optimizer's ``"param_groups"``: as many parameters as in ``groups``, and ``entries``."""
     return [Open({"params": [int] * len(group["params"]), **entries}) for group in groups]
 
 
 def version(number: int, advice: str = "") -> Same:
-    """The declaration of a state's ``"format"``, the first of its entries; ``advice`` is added to the error."""
+    """The declaration of a state's ``"format"``, its first entry; ``advice`` is appended to the error."""
     return Same(number, f"the checkpoint has format {{there}}, this version reads format {{here}}{advice}")
 
 
@@ -162,12 +162,12 @@ def check(state: Any, declaration: Declaration, where: str) -> None:
     """Compare a state with its declaration.
 
     Args:
-        state: What was saved.
-        declaration: What it must be.
-        where: What messages call it.
+        state: The saved state.
+        declaration: Its declaration.
+        where: Its name in error messages.
 
     Raises:
-        ValueError: An entry is missing, or is something else than declared; the message names it.
+        ValueError: An entry is missing or not as declared; the message names it.
     """
     _check(state, declaration, where, {})
 
@@ -215,7 +215,7 @@ def _check_entries(value: Any, entries: Schema, where: str, sizes: dict[str, int
 
 
 def damaged(text: str, *, or_other: bool = False) -> ValueError:
-    """The error of a state that nothing can have saved; ``or_other``: unless for another problem."""
+    """The error for a damaged state; ``or_other``: it may also belong to another problem."""
     return ValueError(f"the checkpoint is damaged{', or of another problem' if or_other else ''}: {text}")
 
 
@@ -226,32 +226,32 @@ def _shown(value: Any) -> str:
 
 
 class Stateful(ABC):
-    """Something that a checkpoint holds. It loads a state as a whole, after all of it has been checked, or not at all.
+    """An object with a state in checkpoints. It checks a state as a whole, then loads all of it or nothing.
 
-    A state that declares a ``"seal"`` is one of :func:`with_seal`.
+    If the state declares a ``"seal"``, :func:`with_seal` made it.
     """
 
     state_name: str
-    """What messages call the state."""
+    """The state's name in error messages."""
 
     @abstractmethod
     def _schema(self) -> Declaration:
         """The declaration of the state."""
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        """Raise ValueError if entries that are as declared contradict each other, or what is here."""
+        """Raise ValueError if entries contradict each other or this object."""
         return
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over, to the bit, a state that :meth:`check_state` has let pass."""
+        """Set this object, bit for bit, to a state that :meth:`check_state` has accepted."""
 
     def check_state(self, state: dict[str, Any], where: str | None = None) -> None:
-        """Raise ValueError if ``state`` is of another problem or damaged; changes nothing.
+        """Raise ValueError if ``state`` is damaged or of another problem; changes nothing.
 
         Args:
-            state: What ``state_dict()`` gave.
-            where: What messages call it.
+            state: A ``state_dict()``.
+            where: Its name in error messages.
         """
         schema, where = self._schema(), where or self.state_name
         check(state, schema, where)
@@ -260,30 +260,30 @@ class Stateful(ABC):
             check_seal(state, where)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, to the same bits; nothing changes if it does not fit.
+        """Continue from ``state``, bit for bit; nothing changes if it does not fit.
 
         Raises:
-            ValueError: The state is of another problem, or damaged.
+            ValueError: The state is damaged or of another problem.
         """
         self.check_state(state)
         self.restore(state)
 
 
 def seal(state: Any) -> int:
-    """CRC-32 of everything in nested dicts, lists and tensors, whatever the device."""
+    """CRC-32 of nested dicts, lists and tensors, independent of the device."""
     return _add(state, 0)
 
 
 def with_seal(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with a checksum of its entries: one that was edited is refused, unless it is sealed again."""
+    """The state with a checksum of its entries, by which edited states are refused."""
     return {**state, "seal": seal({name: value for name, value in state.items() if name != "seal"})}
 
 
 def check_seal(state: dict[str, Any], where: str) -> None:
-    """Raise ValueError unless the state, which messages call ``where``, holds the numbers that were saved."""
+    """Raise ValueError, naming ``where``, if the state does not hold the numbers that were saved."""
     if state["seal"] != with_seal(state)["seal"]:
         raise damaged(
-            f"in {where} numbers are not those that were saved, and what was edited proves nothing. Load an "
+            f"in {where} numbers are not those that were saved, so the certificate would not hold. Load an "
             "earlier checkpoint"
         )
 

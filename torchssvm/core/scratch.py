@@ -1,4 +1,4 @@
-"""Working memory of compiled kernels: one buffer for each thread and dtype, kept from call to call."""
+"""Working memory of compiled kernels: one buffer for each thread and dtype, reused between calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import torch
 
-_KEPT = 2**24  # bytes; a larger buffer is for one call
+_KEPT = 2**24  # bytes; larger buffers are not kept
 _LINE = 64  # bytes of a cache line
 
 
@@ -20,11 +20,11 @@ _kept = _Buffers()
 
 
 def scratch(count: int, dtype: torch.dtype) -> np.ndarray:
-    """``[at least count]`` numbers of any value, from the start of a cache line; this thread's next call reuses it."""
+    """At least ``count`` uninitialised numbers, aligned to a cache line; this thread's next call reuses the buffer."""
     kept = _kept.by_dtype.get(dtype)
     if kept is not None and len(kept) >= count:
         return kept
-    # Half as much again, so that batches that grow slowly do not allocate each time.
+    # 50% more than asked for, so that slowly growing batches do not allocate each time.
     buffer = torch.empty(count + count // 2 + _LINE // dtype.itemsize, dtype=dtype).numpy()
     buffer = buffer[-buffer.ctypes.data % _LINE // dtype.itemsize :]
     if buffer.nbytes <= _KEPT:

@@ -1,4 +1,4 @@
-"""Features that are mostly zero, as lists of those that are not."""
+"""Sparse features, as lists of columns and values."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from torchssvm.core.ordered_sums import add_at
 
 
 class SparseFeatures(NamedTuple):
-    """The features of a batch, each token's a list of column numbers: what ``SparseLinearChain`` takes for ``x``.
+    """Sparse features of a batch: a list of columns for each token, or for each arc with :class:`LinearArcs`.
 
-    ``LinearArcs`` takes those of arcs, ``[B, N, N+1, P]``.
-
-    A column may come more than once in a list: its values add up.
+    If a column occurs more than once in a list, its values add up.
 
     Attributes:
-        columns: ``[B, N, P]`` int64 (or int32); the features of token t of example b that are not zero, 0 to F - 1; -1
-            where a token has fewer than P, or is padding.
-        values: ``[B, N, P]`` of the weights' dtype, finite, read where ``columns`` is not -1; None where all are 1.
+        columns: ``[B, N, P]`` (arcs: ``[B, N, N+1, P]``) int64 or int32: the non-zero features, 0 to F - 1; -1 is
+            padding.
+        values: Shaped like ``columns``, of the weights' dtype, finite and ignored in the padding; None means all 1.
     """
 
     columns: Tensor
@@ -35,8 +33,8 @@ class SparseFeatures(NamedTuple):
         """
         check_whole(num_features, "num_features")
         if self.columns.numel() and int(self.columns.max()) >= num_features:
-            raise ValueError(f"columns hold {int(self.columns.max())}, and num_features={num_features} must be more")
+            raise ValueError(f"columns hold {int(self.columns.max())}, so num_features={num_features} must be larger")
         columns, real = self.columns.clamp(min=0).long(), self.columns >= 0
         values = real.to(dtype) if self.values is None else torch.where(real, self.values.to(dtype), 0.0)
         x = torch.zeros(*columns.shape[:-1], num_features, dtype=dtype, device=columns.device)
-        return add_at(x, columns, values)  # a column may come twice in a list
+        return add_at(x, columns, values)  # a column may occur twice in a list

@@ -1,4 +1,4 @@
-"""A small pool of threads that share a batch: for kernels that let go of Python's global lock while they run."""
+"""A small thread pool that splits a batch, for kernels that release the GIL."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-# Numba's own parallel loops are not an option: its default layer aborts the process when two Python threads enter it at
-# once, and its pools do not survive a fork.
+# Numba's parallel loops do not work here: the default threading layer aborts the process if two Python threads enter it
+# at once, and its pools do not survive a fork.
 
 Result = TypeVar("Result")
 
@@ -20,25 +20,24 @@ Result = TypeVar("Result")
 def run_in_chunks(
     function: Callable[[int, int, int], Result], sizes: Sequence[int] | np.ndarray, *, grain: float = 0.0
 ) -> list[Result]:
-    """Split a list of items into contiguous ranges of about equal work, one for each thread, and do all of them.
+    """Split items into contiguous ranges of about equal work, one for each thread, and run them.
 
-    The calling thread takes the first range, and any that no other thread has begun when it is done with its own: the
-    call cannot wait for a pool that is busy. What is called must not depend on settings of its thread, such as
-    ``torch.no_grad``. There are as many threads as ``torch.get_num_threads()`` says; a call from inside ``function``
-    is not split again.
+    The calling thread takes the first range, then any range that no other thread has started: a busy pool cannot block
+    the call. ``function`` must not depend on thread-local settings such as ``torch.no_grad``. At most
+    ``torch.get_num_threads()`` threads run; a call from inside ``function`` is not split again.
 
     Args:
-        function: ``function(begin, end, index)`` does items ``begin`` to ``end - 1``; ``index`` is the number of the
-            range, from 0, different for each of this call. It should let go of the global lock for most of its time.
+        function: ``function(begin, end, index)`` processes items ``begin`` to ``end - 1``; ``index`` is the number of
+            the range, from 0. It should release the GIL for most of its time.
         sizes: The work of each item, non-negative, in any unit.
-        grain: As much work as is done while another thread wakes up. The calling thread, which begins at once, gets so
-            much more than the others, and fewer ranges are made where they would have less than that on average.
+        grain: The work done in the time another thread takes to wake up. The calling thread, which starts at once,
+            gets that much more work, and every range has at least that much on average.
 
     Returns:
-        What ``function`` returned for each range, in order; the ranges cover all items. Nothing for no items.
+        The results of ``function`` for all ranges, in order; an empty list if there are no items.
 
     Raises:
-        Exception: What ``function`` raised, of the first range that did; after all ranges are done.
+        Exception: The first range's exception from ``function``, after all ranges are done.
     """
     count = len(sizes)
     if not count:
@@ -70,7 +69,7 @@ def split(sizes: Sequence[int] | np.ndarray, parts: int, grain: float = 0.0) -> 
 
 
 class _Task:
-    """One range: whoever claims it first runs it."""
+    """One range; the thread that claims it first runs it."""
 
     __slots__ = ("begin", "claim", "done", "end", "error", "function", "index", "result")
 
@@ -106,7 +105,7 @@ def _run(tasks: list[_Task]) -> list[Any]:
 
 
 class _Pool:
-    """Threads that wait for tasks; as many as were ever needed at once, started at their first use."""
+    """Threads that wait for tasks, started when they are first needed."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[_Task] = SimpleQueue()
@@ -130,7 +129,7 @@ def _work(queue: SimpleQueue[_Task]) -> None:
 
 
 def _renew() -> None:
-    """Threads do not live on in a forked child: it starts its own."""
+    """Make a new pool in a forked child, which has none of the threads."""
     global _pool
     _pool = _Pool()
 

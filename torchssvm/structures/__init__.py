@@ -1,6 +1,6 @@
-"""What an output is: a folder for each kind, with its structure, its head, its oracle and the oracle's kernels.
+"""One folder for each kind of output, with its structure, head, oracle and kernels.
 
-Each folder names what it exports; here is one line for each.
+Each folder's ``__all__`` lists its public names; they are re-exported here.
 """
 
 # ruff: noqa: F403

@@ -1,4 +1,4 @@
-"""What structures and heads ask of their arguments: a structure that fits a head, lengths, labels, weighted labels."""
+"""Checks of the arguments of structures and heads: structures, lengths, labels; and weighted labels."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Kind = TypeVar("Kind", bound=Structure)
 
 
 def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind | None:
-    """The structure that a head was given, or None if it was given none.
+    """The ``structure`` argument of a head, if it suits the head.
 
     Args:
-        structure: What was given.
-        such: One that would do, for messages.
-        settings: What the head reads of it.
+        structure: A structure, or None.
+        such: A suitable structure, for the error message.
+        settings: Names of the attributes that the head reads.
 
     Raises:
-        TypeError: It is no structure, or one without these settings.
+        TypeError: ``structure`` is neither None nor a :class:`Structure` with these attributes.
     """
     if structure is not None:
         missing = [name for name in settings if not hasattr(structure, name)]
@@ -33,11 +33,11 @@ def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind |
 
 
 class WeightedLabels(NamedTuple):
-    """A target of a chain or a graph whose tokens or nodes weigh differently in the loss.
+    """A target of a chain or graph with a weight for each token or node.
 
     Attributes:
         labels: ``[B, N]`` int64.
-        weights: ``[B, N]``, non-negative; what a wrong label costs at this token or node.
+        weights: ``[B, N]``, non-negative; the cost of a wrong label at each token or node.
     """
 
     labels: Tensor
@@ -48,7 +48,7 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
     """The mask of real positions, ``[B, N]`` bool.
 
     Raises:
-        TypeError: ``lengths`` is no tensor.
+        TypeError: ``lengths`` is not a tensor.
         ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
     """
     if lengths is None:
@@ -66,7 +66,7 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
     check_int64(lengths, "lengths", (batch,), ", one for each example")
-    if (numbers := read_numbers(lengths)) is None:  # the head was called with them before
+    if (numbers := read_numbers(lengths)) is None:  # the head has already been called with them
         return 1, longest
     low, high = min(numbers, default=1), max(numbers, default=1)
     if low < 1 or high > longest:
@@ -75,7 +75,7 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
 
 
 def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -> None:
-    """Raise ValueError if a label (where ``where`` holds) is not in 0 .. num_states - 1."""
+    """Raise ValueError if a label (among those that the mask ``where`` selects) is not in 0 .. num_states - 1."""
     wrong = (target < 0) | (target >= num_states)
     if where is not None:
         wrong &= where

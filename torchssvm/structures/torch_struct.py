@@ -1,20 +1,19 @@
 """The distributions of torch-struct that can decode, as structures for max-margin training.
 
-torch-struct, the extra ``torchssvm[torch-struct]``, is not imported here; the user passes one of its classes. Its
-decoders have habits that this adapter evens out, so that an answer depends on the potentials of an example alone:
+torch-struct, the extra ``torchssvm[torch-struct]``, is not imported here; the user passes one of its classes. This
+adapter works around the following behaviour, so that a labeling depends only on its own example's potentials:
 
-* Impossible parts score -1e5 or -1e9 there, and potentials of that size get past them (the answer is then
-  empty, or no output). Each example is decoded times a power of two that keeps the score of every output well
-  below 1e5, which is exact in floating point and changes no maximiser.
-* Lengths must include the padded one: the batch is cropped to its longest example, the answer padded again.
-* ``SemiMarkovCRF`` forbids long segments beyond the end of the batch's shortest example: it is given no
-  lengths, but potentials whose padding is crossed by a path that costs nothing.
-* ``DependencyCRF`` writes ``multiroot`` on a class that all its instances share: it is set for each decoding,
-  and put back as it was found.
-* Decoding is a gradient: it is taken under ``no_grad`` and ``inference_mode`` too, on a copy.
+* torch-struct scores impossible parts -1e5 or -1e9; potentials of that size make them possible, and the result may be
+  empty or not an output. The potentials of each example are scaled by a power of two that keeps every output's score
+  well below 1e5; this is exact in floating point and changes no maximiser.
+* One of the lengths must be the padded length: the batch is cropped to its longest example, and the result padded.
+* ``SemiMarkovCRF`` forbids long segments beyond the end of the batch's shortest example: it gets no lengths, but
+  potentials with a path of score 0 through the padding.
+* ``DependencyCRF`` sets ``multiroot`` on a class that all its instances share: the old value is restored.
+* Decoding computes a gradient: gradients are enabled for it, also under ``no_grad`` and ``inference_mode``, on a copy.
 
-Ties are broken by ``torch.max``, which takes the first of equal scores and passes the gradient to it alone:
-the answer is one output even where all potentials are equal, and the same with and without padding.
+``torch.max`` breaks ties: it takes the first of equal scores and passes the gradient to that one alone. So the result
+is a single output even if all potentials are equal, and it is the same with and without padding.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ LossPotentials = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Maps a target ``[B, *event]`` to ``(delta, constant)``, ``[B, *event]`` and ``[B]``."""
 
 SCORE_LIMIT = 2.0**14
-"""No output scores more than this in magnitude where torch-struct sees it; its mildest sentinel is -1e5."""
+"""Largest absolute score of an output after scaling; torch-struct's smallest penalty is -1e5."""
 
 FORBIDDEN = -(2.0**16)
-"""Score of a part that must not be chosen: it outweighs the best that all other parts can add."""
+"""Score of a forbidden part: no other parts can make up for it."""
 
 
 class Convention(NamedTuple):
@@ -49,9 +48,9 @@ class Convention(NamedTuple):
     Attributes:
         axes: The axes of ``[B, *event]`` that are padded.
         offset: Size of these axes minus the length, e.g. -1 for an axis of pairs of neighbours.
-        layout: The potentials' shape in words; empty where it is not checked.
-        ndims: The numbers of axes that the potentials may have.
-        square: Whether the last two axes are the states after and before.
+        layout: The potentials' shape in words; empty if it is not checked.
+        ndims: The numbers of axes that potentials may have.
+        square: Whether the last two axes are the next and the previous state.
     """
 
     axes: tuple[int, ...]
@@ -72,7 +71,7 @@ CONVENTIONS = {
 
 UNSUPPORTED = {
     "AlignmentCRF": "it decodes with the package genbmm, which torchssvm does not support",
-    "HMM": "it makes its potentials itself; use LinearChainCRF",
+    "HMM": "it computes its potentials itself; use LinearChainCRF",
     "NonProjectiveDependencyCRF": "torch-struct has no argmax for it; use DependencyCRF",
     "SentCFG": "it takes three tensors of potentials, and a TorchStruct takes one",
 }
@@ -82,39 +81,38 @@ class TorchStruct(Structure):
     """A torch-struct distribution as a structure: ``TorchStruct(torch_struct.LinearChainCRF)``.
 
     Potentials: one float32 or float64 tensor ``[B, *event]`` of finite log-potentials in the distribution's
-    own layout, and ``lengths`` in its own count, tokens. What the potentials hold in the padding is ignored.
-    Labelings and targets are the distribution's own events: indicators of the parts, ``[B, *event]``, zero in
-    the padding. (torch-struct's ``to_event`` and some of its ``to_parts`` do not look at the lengths and
-    write into it.) What a part is, and the range of the lengths:
+    layout, and ``lengths`` in tokens. Potentials in the padding are ignored. Labelings and targets are the
+    distribution's events: indicators of the parts, ``[B, *event]``, zero in the padding. (torch-struct's
+    ``to_event`` and some of its ``to_parts`` ignore the lengths and write into the padding.) Parts and lengths:
 
     * ``LinearChainCRF`` ``[B, N-1, C, C]``: position n, state at n+1, state at n. Lengths 2 to N.
-    * ``SemiMarkovCRF`` ``[B, N-1, K, C, C]``: position n, duration k from 1 to K-1 (index 0 is not used),
+    * ``SemiMarkovCRF`` ``[B, N-1, K, C, C]``: position n, duration k from 1 to K-1 (index 0 is unused),
       state at n+k, state at n. Lengths 2 to N.
     * ``DependencyCRF`` ``[B, N, N]`` or ``[B, N, N, L]``: head, child, label of a projective tree's arc; the
-      root's arcs stand on the diagonal. Lengths 1 to N.
+      root's arcs are on the diagonal. Lengths 1 to N.
     * ``TreeCRF`` ``[B, N, N, NT]``: first token, last token (inclusive), nonterminal of a binary tree's span,
-      the single tokens among them. Lengths 1 to N.
+      single tokens included. Lengths 1 to N.
 
     The loss counts the parts of y that the target lacks, ``L(y) = weight * sum_p y_p [target_p = 0]``, unless
-    ``loss_potentials`` says otherwise.
+    ``loss_potentials`` is given.
 
     Args:
-        distribution: A class of torch-struct, or one like it: called with ``(log_potentials, lengths=...)``,
-            its instances have ``argmax``, an indicator ``[B, *event]``.
-        loss_potentials: Optional, instead of the default loss: maps a target ``[B, *event]`` to ``delta``
-            ``[B, *event]`` and ``constant`` ``[B]``; the loss is ``<y, delta> + constant``, which must be
-            non-negative, and zero at the target. What is zero up to rounding counts as zero.
-        weight: What a part costs that the target lacks; not with ``loss_potentials``.
+        distribution: A class of torch-struct, or a class with the same interface: called with
+            ``(log_potentials, lengths=...)``, with an ``argmax`` that is an indicator ``[B, *event]``.
+        loss_potentials: Replaces the default loss: maps a target ``[B, *event]`` to ``delta`` ``[B, *event]`` and
+            ``constant`` ``[B]``; the loss is ``<y, delta> + constant``, which must be non-negative, and zero at
+            the target. Values that are zero up to rounding count as zero.
+        weight: Cost of a part that the target lacks; not with ``loss_potentials``.
         normalize: Divide the default loss by the number of the target's parts; not with ``loss_potentials``.
-        verify_targets: Let ``check_target`` decode as well, to see that the targets are outputs.
-        padded_axes: For any other class: the axes of ``[B, *event]`` that are padded, e.g. ``(1, 2)``.
-        length_offset: For any other class: the size of these axes minus the length.
+        verify_targets: Whether ``check_target`` decodes to verify that targets are outputs.
+        padded_axes: For other classes: the axes of ``[B, *event]`` that are padded, e.g. ``(1, 2)``.
+        length_offset: For other classes: the size of these axes minus the length.
         **arguments: Passed to ``distribution``, e.g. ``multiroot=False``.
 
     Raises:
-        TypeError: ``distribution`` is not a class that decodes, or does not take ``arguments``.
-        ValueError: torch-struct cannot decode with it, its convention of lengths is not known, or an argument
-            of the loss is wrong.
+        TypeError: ``distribution`` is not a class with ``argmax``, or does not take ``arguments``.
+        ValueError: torch-struct cannot decode with ``distribution``, its padding is unknown, or an argument of
+            the loss is wrong.
     """
 
     padding = 0
@@ -158,7 +156,7 @@ class TorchStruct(Structure):
     def argmax(self, potentials: Potentials) -> Decoding:
         """The highest-scoring event of every example, ``[B, *event]`` in the dtype of the potentials.
 
-        Of several maximisers the same one is always returned.
+        Ties are always broken in the same way.
 
         Raises:
             ValueError: Shape, dtype or lengths do not fit the distribution, or a number is not finite.
@@ -177,8 +175,8 @@ class TorchStruct(Structure):
         """The distribution's own marginals ``[B, *event]`` and log-partition.
 
         Raises:
-            ValueError: As ``argmax``; or the potentials are so large that an output could score as much as the
-                numbers that stand for the impossible in torch-struct.
+            ValueError: As ``argmax``; or the potentials are so large that an output could score as much as
+                torch-struct's penalties of impossible parts.
             TypeError: The distribution has no marginals.
         """
         if not hasattr(self.distribution, "marginals"):
@@ -195,8 +193,8 @@ class TorchStruct(Structure):
                 cropped = _finite(scores[box].masked_fill(~real, 0.0))
                 if bool((self._scale(cropped) < 1.0).any()):
                     raise ValueError(
-                        f"potentials reach {float(cropped.abs().max()):.3g}, too much for marginals of {self}: an "
-                        f"output could score more than {SCORE_LIMIT:g}, and torch-struct takes -1e5 for impossible"
+                        f"potentials reach {float(cropped.abs().max()):.3g}, too large for marginals of {self}: an "
+                        f"output could score more than {SCORE_LIMIT:g}, and torch-struct uses -1e5 for impossible parts"
                     )
                 with self._instance(cropped, extents) as distribution:
                     mean[box] = distribution.marginals.detach().to(scores.dtype) * real
@@ -204,7 +202,7 @@ class TorchStruct(Structure):
         return Marginals({name: mean}, log_partition)
 
     def parts(self, labeling: Tensor) -> Tensor:
-        """The events themselves, ``[B, *event]``; integers and bools become the default floating dtype."""
+        """The events themselves, ``[B, *event]``; integers and bools are cast to the default floating dtype."""
         return labeling if labeling.is_floating_point() else labeling.to(torch.get_default_dtype())
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
@@ -214,12 +212,12 @@ class TorchStruct(Structure):
         loss = costs.sum(1) + constant
         if self.custom_loss is None:
             return loss
-        # Where delta and constant cancel, rounding would give the target a loss of its own.
+        # At the target delta and constant cancel, but rounding could leave a small loss.
         rounding = 100 * torch.finfo(delta.dtype).eps * (costs.abs().sum(1) + constant.abs())
         return loss.masked_fill(loss.abs() <= rounding, 0.0)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """``weight`` where the target has no part (``[B, *event]`` float64) and zeros, or the user's own.
+        """``weight`` where the target has no part (``[B, *event]`` float64) and 0, or the given ``loss_potentials``.
 
         Raises:
             ValueError: The user's function did not return two tensors ``[B, *event]`` and ``[B]``.
@@ -242,12 +240,12 @@ class TorchStruct(Structure):
         return delta, constant
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check a target's shape, numbers and padding, and the lengths; give it the dtype of the potentials.
+        """Check a target's shape, numbers, padding and lengths; cast it to the dtype of the potentials.
 
         Raises:
             TypeError: ``target`` is not a tensor.
-            ValueError: It is not shaped like the potentials; a number is not 0 or 1 (not a count, for a class
-                that is not known); a part lies in the padding; an example has no part; a length is out of
+            ValueError: It is not shaped like the potentials; a number is not 0 or 1 (for other classes: not a
+                count); a part lies in the padding; an example has no part; a length is out of
                 range; or, with ``verify_targets``, a target is not an output.
         """
         check_tensor(target, "target", " (it should hold events, shaped like the potentials)")
@@ -259,7 +257,7 @@ class TorchStruct(Structure):
                 f"{list(scores.shape)}"
             )
         if not target.is_floating_point():
-            target = target.to(torch.int64)  # bool knows no arithmetic
+            target = target.to(torch.int64)  # bool has no arithmetic
         known = bool(self.convention.layout)
         most = 1 if known else torch.finfo(scores.dtype).max
         wrong = ~((target >= 0) & (target <= most) & (target == target.round()))
@@ -282,7 +280,7 @@ class TorchStruct(Structure):
         if self.verify_targets and not bool((valid := self.is_output(target, potentials.lengths)).all()):
             raise ValueError(
                 f"target is not an output of {self} in row {int((~valid).nonzero()[0, 0])} of the batch: "
-                f"no event of the distribution has just these parts"
+                f"no event of the distribution has exactly these parts"
             )
         return target
 
@@ -292,9 +290,9 @@ class TorchStruct(Structure):
         return {next(iter(potentials.tensors)): self._real(scores, self._extents(scores, potentials.lengths))}
 
     def is_output(self, labeling: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Whether each event is an output of the distribution: ``[B]`` bool, for the price of one ``argmax``.
+        """Whether each event is an output of the distribution: ``[B]`` bool, at the cost of one ``argmax``.
 
-        Under potentials of 1 at its parts and -1 elsewhere an output is its own, only maximiser.
+        An output is the only maximiser of the potentials that are 1 at its parts and -1 elsewhere.
 
         Args:
             labeling: ``[B, *event]``, zeros and ones.
@@ -305,7 +303,7 @@ class TorchStruct(Structure):
         return (found == events).flatten(1).all(1)
 
     def _extents(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
-        """How much of the padded axes each example owns, ``[B]``; checks shape, dtype and lengths."""
+        """The size of the padded axes without padding, ``[B]``; checks shape, dtype and lengths."""
         axes, offset, layout, ndims, square = self.convention
         sizes = {scores.shape[axis] for axis in axes if axis < scores.ndim}
         fits = len(sizes) == 1 and max(axes) < scores.ndim
@@ -333,7 +331,7 @@ class TorchStruct(Structure):
         return [slice(size) if axis in self.convention.axes else slice(None) for axis in range(1, ndim)]
 
     def _real(self, scores: Tensor, extents: Tensor) -> Tensor:
-        """Where the parts are not padding: bool, broadcasts to ``scores``."""
+        """Mask of the parts that are not padding; broadcasts to ``scores``."""
         real = torch.ones_like(extents, dtype=torch.bool).view(-1, *[1] * (scores.ndim - 1))
         for axis in self.convention.axes:
             shape = [-1 if other == axis else 1 for other in range(scores.ndim)]
@@ -342,7 +340,7 @@ class TorchStruct(Structure):
         return real
 
     def _decode(self, scores: Tensor, extents: Tensor) -> Tensor:
-        """Events of potentials whose padded axes end with the longest example."""
+        """Decode potentials that are cropped to the longest example."""
         real = self._real(scores, extents)
         scores = scores.masked_fill(~real, 0.0)
         scores = _finite(scores)
@@ -358,7 +356,7 @@ class TorchStruct(Structure):
 
     @contextmanager
     def _instance(self, scores: Tensor, extents: Tensor) -> Iterator[Any]:
-        """The distribution of potentials whose padded axes end with the longest example, zero in the padding."""
+        """The distribution of potentials that are cropped to the longest example and zero in the padding."""
         if self._name == "SemiMarkovCRF":
             lengths, scores = None, _bridge_padding(scores, extents)
         else:
@@ -377,7 +375,7 @@ class TorchStruct(Structure):
 
     @property
     def _name(self) -> str | None:
-        """Which of torch-struct's distributions this is, by the name it has there."""
+        """The name of the distribution in ``CONVENTIONS``, or None."""
         return _known_as(self.distribution, CONVENTIONS)
 
     def __repr__(self) -> str:
@@ -386,7 +384,7 @@ class TorchStruct(Structure):
 
 
 def _finite(scores: Tensor) -> Tensor:
-    """The potentials, or a ValueError that names a row that is not finite."""
+    """``scores``; raises ValueError, naming a row, if they are not finite."""
     if not bool(torch.isfinite(scores).all()):
         row = int((~torch.isfinite(scores)).nonzero()[0, 0])
         raise ValueError(
@@ -397,7 +395,7 @@ def _finite(scores: Tensor) -> Tensor:
 
 
 def _known_as(distribution: type[Any], names: dict[str, Any]) -> str | None:
-    """The first of ``names`` that ``distribution`` is, or is derived from, in torch-struct."""
+    """The first of ``names`` that is a class of torch-struct and ``distribution`` or one of its bases."""
     for base in distribution.__mro__:
         if base.__name__ in names and base.__module__.partition(".")[0] == "torch_struct":
             return base.__name__
@@ -421,7 +419,7 @@ def _convention(distribution: type[Any], axes: Sequence[int] | None, offset: int
 
 
 def _bridge_padding(scores: Tensor, extents: Tensor) -> Tensor:
-    """Semi-Markov potentials in which every path ends a segment where its example ends, then idles.
+    """Semi-Markov potentials in which every path ends a segment where the example ends, and then scores 0.
 
     Args:
         scores: ``[B, N-1, K, C, C]``, zero in the padding.
@@ -460,7 +458,7 @@ _multiroot_lock = threading.RLock()
 
 @contextmanager
 def _multiroot_put_back(name: str | None) -> Iterator[None]:
-    """Let a DependencyCRF set ``multiroot`` on the class that all of them share, and put it back."""
+    """Restore ``multiroot``, which a DependencyCRF sets on a class shared by all instances."""
     if name != "DependencyCRF":
         yield
         return

@@ -99,7 +99,7 @@ class ArborescenceCase(StructureTestCase):
         if length > 1:
             yield heads(*chain[:-2], length, length - 1), f"from token {length - 1} the heads lead in a circle"
             if self.among.single_root:
-                yield heads(0, 0, *chain[2:]), "no output in row 1.*one token has head 0"
+                yield heads(0, 0, *chain[2:]), "not an output in row 1.*one token has head 0"
         yield target[:, :-1], "target must be int64"
         yield target[:2], "target must be int64"
         yield target.double(), "float64"
@@ -167,7 +167,7 @@ def test_arcs_that_cross_are_named():
     potentials = Potentials(torch.zeros(2, 4, 5))
     with pytest.raises(
         ValueError,
-        match=r"no output in row 1 of the batch, heads \[3, 4, 0, 3\]: Projective.*no arcs cross.*NonProjective",
+        match=r"not an output in row 1 of the batch, heads \[3, 4, 0, 3\]: Projective.*no arcs cross.*NonProjective",
     ):
         structure.check_target(target, potentials)
     assert torch.equal(Arborescence().check_target(target, potentials), target)

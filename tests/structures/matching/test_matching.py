@@ -251,7 +251,7 @@ def test_targets_that_are_no_matchings_are_refused():
         ({"precision_cost": -1.0}, "precision_cost=-1"),
         ({"recall_cost": math.nan}, "recall_cost=nan"),
         ({"recall_cost": math.inf}, "recall_cost=inf"),
-        ({"precision_cost": 0.0, "recall_cost": 0.0}, "nothing is ever wrong"),
+        ({"precision_cost": 0.0, "recall_cost": 0.0}, "the loss would always be 0"),
     ],
 )
 def test_costs_must_make_sense(options, words):

@@ -16,24 +16,23 @@ from torchssvm.structures.arborescence.numba import decode_nonprojective
 def max_arborescence(
     scores: Tensor, lengths: Tensor | None = None, single_root: bool = False
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The arborescence with the largest sum of arcs over the tokens 1 to T of every sentence, crossing or not.
+    """The arborescence with the highest score over the tokens 1 to T of each sentence; arcs may cross.
 
     Token 0 is the artificial root. Chu and Liu (1965) and Edmonds (1967): a cycle of best arcs is contracted to one
-    node, and opened again where the best arc enters it. The path of best arcs is kept while it grows, so that the time
-    is O(T^2) as for dense graphs in Gabow et al. (1986). It is the operator ``torch.ops.torchssvm.max_arborescence``:
-    compiled by Numba for the CPU, where tensors of other devices are decoded too. Sums are made in float64. Of several
-    best arborescences the same one is always found, alone or in a batch. It has no gradient.
+    node, and expanded again where the best arc enters it. The path of best arcs grows without restarts, so the time is
+    O(T^2), as for dense graphs in Gabow et al. (1986). This is the operator ``torch.ops.torchssvm.max_arborescence``,
+    compiled by Numba; tensors of other devices are decoded on the CPU. Sums are in float64. Ties are broken in the same
+    way in every batch. It has no gradient.
 
-    With ``single_root`` arcs are compared by (arcs from the root, score) lexicographically, fewer first. Pairs are
-    added, subtracted and compared as numbers are, which is all that the algorithm asks for: its optimum has one arc
-    from the root, as every complete graph allows, and the best score of these, with no large penalty that would eat
-    up digits.
+    With ``single_root``, arcs are compared lexicographically by (arcs from the root, score), fewer first. The algorithm
+    only adds, subtracts and compares, so it works on such pairs. As the graph is complete, its optimum has one arc from
+    the root and the best score among these; no large penalty costs digits.
 
     Args:
-        scores: ``[B, N, N+1]``, floating: ``scores[b, t-1, h]`` is that of the arc from head h to token t. What stands
-            at arcs of a token to itself, in rows from T on and in columns beyond T does not matter.
+        scores: ``[B, N, N+1]``, floating: ``scores[b, t-1, h]`` is that of the arc from head h to token t. Ignored
+            are arcs of a token to itself, rows from T on and columns beyond T.
         lengths: ``[B]`` int64, 1 to N; None means N for all.
-        single_root: Exactly one token may have the root as head; otherwise any number from 1 on.
+        single_root: Whether exactly one token has the root as head; otherwise at least one.
 
     Returns:
         ``heads`` ``[B, N]`` int64, 0 to T, and -1 beyond the length; ``value`` ``[B]``, the score.

@@ -13,20 +13,19 @@ from torchssvm.structures.arborescence.numba import decode
 
 
 def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:
-    """The projective arborescence with the largest sum of arcs over the tokens 1 to T of every sentence.
+    """The projective arborescence with the highest score over the tokens 1 to T of each sentence.
 
-    Token 0 is the artificial root, left of all others, and no two arcs cross, its own included. Eisner's dynamic
+    Token 0 is the artificial root, left of all others; no two arcs cross, including those of the root. Eisner's dynamic
     program over spans (Eisner 1996; McDonald et al. 2005, "Online large-margin training of dependency parsers",
-    section 3.1): time O(T^3), memory O(T^2). Of several best arborescences the same one is found on every device, alone
-    or in a batch: each span takes the first of its best splits. It is the operator ``torch.ops.torchssvm.eisner``: on
-    the CPU compiled by Numba, otherwise in torch operations, one width of spans after another; both give the same bits.
-    It has no gradient.
+    section 3.1) takes time O(T^3) and memory O(T^2). Each span takes the first of its best splits, so ties are broken
+    in the same way on every device and in every batch. This is the operator ``torch.ops.torchssvm.eisner``: compiled by
+    Numba on the CPU, otherwise in torch operations that give the same bits. It has no gradient.
 
     Args:
         scores: ``[B, N, N+1]``, float32 or float64: ``scores[b, t-1, h]`` is that of the arc from head h to token t.
-            What stands at arcs of a token to itself, in rows from T on and in columns beyond T does not matter.
+            Ignored are arcs of a token to itself, rows from T on and columns beyond T.
         lengths: ``[B]`` int64, 1 to N; None means N for all.
-        single_root: Exactly one token may have the root as head; otherwise any number from 1 on.
+        single_root: Whether exactly one token has the root as head; otherwise at least one.
 
     Returns:
         ``heads`` ``[B, N]`` int64, 0 to T, and -1 beyond the length; ``value`` ``[B]``, the score.
@@ -38,7 +37,7 @@ def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = Fa
 
 
 def empty_arborescence(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
-    """What the operators of arborescences return, unwritten: shapes and dtypes for tracing."""
+    """Uninitialised results of the operators of arborescences, for tracing."""
     check_arcs(scores, lengths)
     return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[0])
 
@@ -54,14 +53,14 @@ def _on_cpu(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[
         decode,
         (scores, known, single_root),
         (heads, value),
-        0.5 * known.astype(np.float64) ** 3,  # a span of width w is compared at 3 w splits; T^3 / 2 of these in all
+        0.5 * known.astype(np.float64) ** 3,  # a span of width w has 3 w splits; T^3 / 2 in total
         lambda: (scratch(6 * size * size, value.dtype), scratch(3 * (2 * size + 2), torch.int64)),
     )
     return heads, value
 
 
 def check_arcs(scores: Tensor, lengths: Tensor | None) -> None:
-    """Raise ValueError if scores are not ``[B, N, N+1]`` with N at least 1, or lengths not int64 ``[B]``."""
+    """Raise ValueError if scores are not ``[B, N, N+1]`` with N at least 1, or lengths are not int64 ``[B]``."""
     if scores.ndim != 3 or scores.shape[1] < 1 or scores.shape[2] != scores.shape[1] + 1:
         raise ValueError(f"scores must be [B, N, N+1] with at least one token, got {list(scores.shape)}")
     if lengths is not None and (lengths.shape != scores.shape[:1] or lengths.dtype != torch.int64):
@@ -77,24 +76,24 @@ def check_sizes(scores: Tensor, lengths: Tensor | None) -> None:
 
 @torch.no_grad()
 def eisner_torch(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:
-    """:func:`eisner` in torch operations, for any device."""
+    """:func:`eisner` in torch operations on any device, by ascending width of the spans."""
     check_arcs(scores, lengths)
     check_sizes(scores, lengths)
-    batch, longest, size = scores.shape  # size: the tokens with the root
+    batch, longest, size = scores.shape  # size: tokens and the root
     arcs = torch.zeros(batch, size, size, dtype=scores.dtype, device=scores.device)  # [b, head, token]
     arcs[:, :, 1:] = scores.mT
-    # Best scores of spans: complete ones, whose head is their first (right) or last (left) token, and open ones, whose
-    # outermost arc has not all its token's own children yet. They are kept [b, first, width] or [b, last, width], so
-    # that the halves of all spans of a width are two slices. No arc enters token 0: nothing reads what it would be.
+    # Best scores of spans: complete spans, whose head is their first (right) or last (left) token, and open spans, with
+    # an arc between their ends whose token may still get children. They are kept [b, first, width] or [b, last, width],
+    # so that the halves of all spans of a width are two slices. Arcs into token 0 are never read.
     right_first, right_last, left_first, left_last, open_right, open_left = torch.zeros(
         6, batch, size, size, dtype=scores.dtype, device=scores.device
     ).unbind(0)
-    pointers = []  # by width from 1 on: where open spans, complete right ones and complete left ones are split
+    pointers = []  # by width from 1 on: the splits of open, complete right and complete left spans
     for width in range(1, size):
         firsts = size - width
         halves = right_first[:, :firsts, :width] + left_last[:, width:, :width].flip(2)
         if single_root:
-            halves[:, 0, 1:] = -torch.inf  # nothing left of the root's only child
+            halves[:, 0, 1:] = -torch.inf  # the root's only child takes all tokens to its left
         best, split = halves.max(2)
         open_right[:, :firsts, width] = best + arcs.diagonal(width, 1, 2)
         open_left[:, width:, width] = best + arcs.diagonal(-width, 1, 2)
@@ -110,9 +109,9 @@ def eisner_torch(scores: Tensor, lengths: Tensor | None = None, single_root: boo
 
 
 def _follow(pointers: list[tuple[Tensor, Tensor, Tensor]], lengths: Tensor, size: int) -> Tensor:
-    """The heads, from the widest spans down."""
+    """Read the heads off the splits, from the widest spans down."""
     batch = len(lengths)
-    unread = (size - 1) * size  # where spans that are not used are written to: the place of no span
+    unread = (size - 1) * size  # unused spans are written to this place, which belongs to no span
     complete_right, complete_left, open_right, open_left = torch.zeros(
         4, batch, size * size, dtype=torch.bool, device=lengths.device
     ).unbind(0)  # used spans [b, first * size + last]

@@ -1,4 +1,4 @@
-"""The linear head of arborescences: the score of an arc is the sum of the weights of its sparse features."""
+"""The linear head of arborescences: the score of an arc is linear in its sparse features."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from torchssvm.structures.arguments import check_lengths, check_structure
 class LinearArcs(nn.Module):
     """Scores of arcs, ``score[t, h] = sum_p values[t, h, p] weight[columns[t, h, p]]``; zero weights at the start.
 
-    Features are lists of columns, so that there may be many of them (words and tags of head and token, hashed). The
-    per-example gradients of a step are sparse; that of the batch is dense.
+    Features are lists of columns, so there may be many (such as hashed words and tags of head and token). Per-example
+    gradients are sparse; the gradient of the batch is dense.
 
     Args:
         in_features: F, the number of columns.
-        structure: How outputs are decoded and what they cost; None is ``Arborescence()``: all arborescences, the loss
-            is the share of wrong heads.
+        structure: How outputs are decoded and what they cost; None is ``Arborescence()``: all arborescences, with
+            the share of wrong heads as loss.
 
     Raises:
         ValueError: ``in_features`` is less than 1.
@@ -46,10 +46,10 @@ class LinearArcs(nn.Module):
         """Columns ``[B, N, N+1, P]`` -> potentials ``[B, N, N+1]``; runs in the weights' dtype, autocast off.
 
         Args:
-            x: ``x.columns[b, t-1, h]`` are the features of the arc from head h (0 is the root) to token t, int64 0 to
-                F - 1, and -1 where there are fewer than P; ``x.values``, where it is not None, what they are worth. A
-                bare tensor is taken for the columns. What stands beyond a length, as token or as head, never matters.
-            lengths: ``[B]`` int64, the numbers of tokens, 1 to N; None means N for all.
+            x: ``x.columns[b, t-1, h]`` holds the features of the arc from head h (0 is the root) to token t, int64 0 to
+                F - 1, -1 as padding; ``x.values``, if not None, holds their values. A bare tensor stands for the
+                columns. Entries beyond a length, as token or as head, are ignored.
+            lengths: ``[B]`` int64, 1 to N, the number of tokens of each example; None means N for all.
 
         Raises:
             ValueError: A shape, a dtype, a column or a length does not fit.
@@ -87,7 +87,7 @@ class LinearArcs(nn.Module):
             if values is not None:
                 worth = torch.where(real, values.to(self.weight.dtype), 0.0)
             known = columns.clamp(min=0)
-            # The backward pass of each sums in one order there.
+            # Either way the backward pass sums in a fixed order.
             chosen = self.weight.take(known) if adds_in_order(self.weight) else self.weight[known]
             scores = (chosen * worth).sum(3)
 
@@ -101,7 +101,7 @@ class LinearArcs(nn.Module):
 
         def gram_product(parts: Parts) -> Parts:
             (v,) = parts.values()
-            own, place = known.unique(return_inverse=True)  # of all columns, those that the batch has
+            own, place = known.unique(return_inverse=True)  # the columns that occur in the batch
             amount = (v.unsqueeze(3) * worth.detach()).flatten(1)
             gradient = add_at(v.new_zeros(batch, len(own)), place.flatten(1), amount)
             change = gradient.gather(1, place.flatten(1)).view(known.shape)

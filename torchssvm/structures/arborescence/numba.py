@@ -1,4 +1,4 @@
-"""The loops of Eisner's algorithm and of Chu, Liu and Edmonds', compiled by Numba."""
+"""The loops of Eisner's algorithm and of the algorithm of Chu, Liu and Edmonds, compiled by Numba."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def decode(scores, lengths, single_root, begin, end, charts, stack, heads, value
         scores: ``[B, N, N+1]``.
         lengths: ``[B]``, 1 to N.
         single_root: Whether the root has exactly one child.
-        begin: First of the sentences.
-        end: One more than the last.
+        begin: The first sentence.
+        end: The last sentence plus 1.
         charts: Room for ``6 * (N+1)^2`` numbers: see ``_fill``.
-        stack: Room for ``3 * (2 N + 3)`` whole numbers.
+        stack: Room for ``3 * (2 N + 3)`` integers.
         heads: ``[B, N]``, to be filled.
         value: ``[B]``, to be filled.
     """
@@ -34,11 +34,11 @@ def decode(scores, lengths, single_root, begin, end, charts, stack, heads, value
 
 @njit
 def _fill(scores, length, single_root, charts):
-    """Best scores of all spans, the short ones first.
+    """Compute the best scores of all spans, by ascending width.
 
-    Complete ones have their head on the left (``right``: they reach to the right) or on the right (``left``); open ones
-    have an arc between their ends, whose token has not all its own children yet. What is read by its last token is kept
-    transposed too, or only so: every maximum is then over two rows.
+    A complete span has its head at its left end (``right``: it reaches to the right) or at its right end (``left``). An
+    open span has an arc between its ends, whose token may still get children. Scores that are read by their last token
+    are kept transposed, so that every maximum is over two rows.
     """
     right, right_t, left, left_t = charts[0], charts[1], charts[2], charts[3]
     open_right, open_left_t = charts[4], charts[5]
@@ -64,7 +64,7 @@ def _fill(scores, length, single_root, charts):
 
 @njit
 def _follow(length, single_root, charts, stack, heads):
-    """Find the heads from the widest span down; a span's split is the first whose sum is its best: equal exactly."""
+    """Find the heads from the widest span down; a span's split is the first whose sum equals its score."""
     right, right_t, left, left_t = charts[0], charts[1], charts[2], charts[3]
     open_right, open_left_t = charts[4], charts[5]
     stack[0], stack[1], stack[2] = 0, length, _RIGHT
@@ -89,7 +89,7 @@ def _follow(length, single_root, charts, stack, heads):
             stack[top], stack[top + 1], stack[top + 2] = i, split, _LEFT
             i = split
         top += 3
-        # What is left is the open span from i to j, which is split in turn.
+        # Split the remaining open span from i to j.
         split = i
         if not (single_root and i == 0):
             best = right[i, i] + left_t[j, i + 1]
@@ -104,9 +104,9 @@ def _follow(length, single_root, charts, stack, heads):
 
 @njit
 def decode_nonprojective(scores, lengths, single_root, begin, end, memory, places, heads, value):
-    """As :func:`decode`, where arcs may cross; scores in float64.
+    """As :func:`decode`, but arcs may cross; scores are float64.
 
-    Takes room for ``(N+1)^2`` numbers, and for ``3 (N+1)^2 + 14 (N+1)`` whole numbers.
+    ``memory`` has room for ``(N+1)^2`` numbers, ``places`` for ``3 (N+1)^2 + 14 (N+1)`` integers.
     """
     size = scores.shape[2]
     area = size * size
@@ -126,25 +126,26 @@ def _contract_cycles(scores, length, single_root, best, roots, origin, notes, he
         scores: ``[N, N+1]`` float64.
         length: T.
         single_root: Whether the root has exactly one child.
-        best: ``[N+1, N+1]`` float64, of any content; as all that follow.
-        roots: ``[N+1, N+1]`` int64.
-        origin: ``[2, N+1, N+1]`` int64.
-        notes: ``[7, 2 * (N+1)]`` int64.
-        heads: ``[N]``, its first T are filled.
+        best: ``[N+1, N+1]`` float64, uninitialised.
+        roots: ``[N+1, N+1]`` int64, uninitialised.
+        origin: ``[2, N+1, N+1]`` int64, uninitialised.
+        notes: ``[7, 2 * (N+1)]`` int64, uninitialised.
+        heads: ``[N]``; the first T are filled.
 
     Returns:
         The score.
     """
-    # A slot is a token or a cycle contracted to one: best[h, t] and roots[h, t] are what the best arc from slot h into
-    # slot t adds, once the arcs that it puts out of cycles are taken away; origin[:, h, t] are its true head and token.
+    # A slot is a token or a contracted cycle. best[h, t] and roots[h, t] are the score and the number of root arcs that
+    # the best arc from slot h into slot t adds, less those of the cycle arcs that it replaces; origin[:, h, t] are its
+    # original head and token.
     size = length + 1
     for t in range(1, size):
         for h in range(size):
             best[h, t] = scores[t - 1, h]
             roots[h, t] = 1 if single_root and h == 0 else 0
             origin[0, h, t], origin[1, h, t] = h, t
-    outside, on_path, done, inside = 0, 1, 2, 3  # of a slot; `inside` a cycle whose slot is another
-    state, source, node = notes[0], notes[1], notes[2]  # by slot; source: where its best arc comes from
+    outside, on_path, done, inside = 0, 1, 2, 3  # states of a slot; `inside`: in a cycle that another slot stands for
+    state, source, node = notes[0], notes[1], notes[2]  # by slot; source: the tail of its best arc
     parent, head, token, members = notes[3], notes[4], notes[5], notes[6]  # by node: tokens, then cycles as they form
     for i in range(size):
         state[i], node[i] = outside, i
@@ -169,7 +170,7 @@ def _contract_cycles(scores, length, single_root, best, roots, origin, notes, he
             if state[u] == outside:
                 v = u
                 continue
-            # The path bites its tail: v is on the way to u, and u's best arc led to v. u is to stand for the cycle.
+            # The path closes a cycle: u is already on it. Contract the cycle into slot u.
             count, x = 0, u
             while True:
                 members[count] = x
@@ -210,7 +211,7 @@ def _contract_cycles(scores, length, single_root, best, roots, origin, notes, he
         for i in range(1, size):
             if state[i] == on_path:
                 state[i] = done
-    # The arc into a cycle takes the place of its own arc into the part that it enters; the last cycle is opened first.
+    # Expand the cycles, the last one first: the arc into a cycle replaces the cycle's arc into the node that it enters.
     for cycle in range(nodes - 1, length, -1):
         x = token[cycle]
         while parent[x] != cycle:

@@ -1,4 +1,4 @@
-"""Arborescences: an output gives every token of a sentence its head, as dependency trees do."""
+"""Arborescences: an output assigns a head to each token of a sentence, as dependency trees do."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torchssvm.structures.arguments import check_lengths
 
 
 class Arborescences(Protocol):
-    """Which spanning arborescences are outputs, and how the best of them is found."""
+    """A set of spanning arborescences, and the method that finds the best of them."""
 
     def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """``[B, N, N+1]`` and ``[B]`` -> heads ``[B, N]`` and their score ``[B]``."""
 
     def allow(self, heads: Tensor) -> Tensor:
-        """Which of these arborescences, heads ``[B, N]`` with -1 in the padding, are outputs: ``[B]`` bool."""
+        """Whether each arborescence, heads ``[B, N]`` with -1 in the padding, is an output: ``[B]`` bool."""
 
     @property
     def rule(self) -> str:
-        """What an arborescence must be, for the message of those that are not."""
+        """The condition on outputs, for error messages."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Projective:
     """Arborescences without crossing arcs, the root left of all tokens; decoded by Eisner's algorithm, O(T^3).
 
     Attributes:
-        single_root: Exactly one token has the root as head; otherwise any number from 1 on.
+        single_root: Whether exactly one token has the root as head; otherwise at least one.
     """
 
     single_root: bool = False
@@ -48,7 +48,7 @@ class Projective:
         return eisner(scores, lengths, self.single_root)
 
     def allow(self, heads: Tensor) -> Tensor:
-        """Those without crossing arcs, and with one root only if it is to be single."""
+        """Whether no arcs cross and ``single_root`` holds."""
         return is_projective(heads) & _root_fits(heads, self.single_root)
 
     @property
@@ -63,7 +63,7 @@ class NonProjective:
     """All spanning arborescences; decoded by the algorithm of Chu, Liu and Edmonds, O(T^2), on the CPU.
 
     Attributes:
-        single_root: Exactly one token has the root as head; otherwise any number from 1 on.
+        single_root: Whether exactly one token has the root as head; otherwise at least one.
     """
 
     single_root: bool = False
@@ -73,22 +73,22 @@ class NonProjective:
         return max_arborescence(scores, lengths, self.single_root)
 
     def allow(self, heads: Tensor) -> Tensor:
-        """All, or those with one root if it is to be single."""
+        """Whether ``single_root`` holds."""
         return _root_fits(heads, self.single_root)
 
     @property
     def rule(self) -> str:
-        """One root, if it is to be single."""
-        return "one token has head 0" if self.single_root else "they hang together"
+        """One child of the root, if ``single_root``."""
+        return "one token has head 0" if self.single_root else "they are connected"
 
 
 class Arborescence(Structure):
-    """A head for every token of a sentence, so that all hang together below an artificial root.
+    """A head for each token of a sentence: a tree below an artificial root.
 
     Potentials: one tensor ``[B, N, N+1]``; at ``[b, t-1, h]`` the score of the arc from head h to token t. Tokens are
-    numbered from 1, and head 0 is the root. What the potentials hold at arcs of a token to itself, in rows from an
-    example's length T on and in columns beyond T never matters. Labelings and targets: the heads, ``[B, N]`` int64, 0
-    to T, and -1 beyond the length (whatever stands there in a target is ignored).
+    numbered from 1, and head 0 is the root. Ignored are arcs of a token to itself, rows from an example's length T on,
+    and columns beyond T. Labelings and targets: the heads, ``[B, N]`` int64, 0 to T, and -1 beyond the length (values
+    of a target there are ignored).
 
     The loss is the share of tokens with a wrong head (with ``normalize=False``, their number).
 
@@ -96,7 +96,7 @@ class Arborescence(Structure):
     "Non-projective dependency parsing using spanning tree algorithms".
 
     Args:
-        among: Which arborescences are outputs: ``Projective()`` or ``NonProjective()``, which is what None means.
+        among: The set of outputs: ``Projective()`` or ``NonProjective()``; None means ``NonProjective()``.
         normalize: Divide the loss by the number of tokens.
     """
 
@@ -107,7 +107,7 @@ class Arborescence(Structure):
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
-        """The best arborescence; of several the same one is always found."""
+        """The best arborescence; ties are always broken in the same way."""
         heads, value = self.among.argmax(potentials.single, potentials.lengths)
         return Decoding(heads, value)
 
@@ -119,19 +119,19 @@ class Arborescence(Structure):
         return arcs.scatter_(2, labeling.clamp(min=0).unsqueeze(2), real.to(arcs.dtype))
 
     def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The arcs that appear, less those that disappear."""
+        """Parts of the labeling less parts of the target."""
         mass = torch.ones(len(labeling), 1, device=labeling.device)
         return self._mean_difference(labeling.unsqueeze(1), mass, target, potentials, any_order=True)
 
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Looked up in the potentials, ``[B, C]`` float64."""
+        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
         heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT  # [B, N, C + 1]
         scores = potentials.single.gather(2, heads.clamp(min=0)).to(torch.float64)
         total = scores.masked_fill(heads < 0, 0.0).sum(1)
         return total[:, :-1] - total[:, -1:]
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each arc, less all of it at the target's."""
+        """The mass of each arc, less the total mass at the target's arcs."""
         return self._mean_difference(labelings, mass, target, potentials)
 
     def _mean_difference(
@@ -144,20 +144,20 @@ class Arborescence(Structure):
         return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
-        """Share (or number) of the wrong heads, ``[B]`` float64."""
+        """Share (or number) of wrong heads, ``[B]`` float64."""
         return (self._costs(target) * (labeling != target)).sum(1)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """What each arc costs, ``[B, N, N+1]`` float64, 0 at the target's and in the padding; the constant is zero."""
+        """The cost of each arc, ``[B, N, N+1]`` float64, 0 at the target's and in the padding; the constant is zero."""
         delta = self._costs(target).unsqueeze(2).repeat(1, 1, target.shape[1] + 1)
         return delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0), delta.new_zeros(len(delta))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check shapes, lengths and that the heads are an output; write -1 beyond each length.
+        """Check that shapes and lengths fit and the heads are an output; write -1 beyond each length.
 
         Raises:
-            ValueError: A shape or a length does not fit; a head is not among 0 to T, heads go in a circle; arcs cross
-                or the root has several children where the outputs exclude it.
+            ValueError: A shape or a length does not fit; a head is not in 0 to T; heads form a cycle; ``among`` does
+                not allow the arborescence.
         """
         scores = potentials.single
         if scores.ndim != 3 or scores.shape[1] < 1 or scores.shape[2] != scores.shape[1] + 1:
@@ -177,19 +177,19 @@ class Arborescence(Structure):
         if bool(rootless.any()):
             row, t = rootless.nonzero()[0].tolist()
             raise ValueError(
-                f"target is no arborescence in row {row} of the batch, heads {_shown(heads[row])}: from token {t + 1} "
-                "the heads lead in a circle, and not to the root"
+                f"target is not an arborescence in row {row} of the batch, heads {_shown(heads[row])}: from token "
+                f"{t + 1} the heads lead in a circle and do not reach the root"
             )
         if not bool((allowed := self.among.allow(heads)).all()):
             row = int((~allowed).nonzero()[0])
             raise ValueError(
-                f"target is no output in row {row} of the batch, heads {_shown(heads[row])}: {self.among} asks that "
-                f"{self.among.rule}"
+                f"target is not an output in row {row} of the batch, heads {_shown(heads[row])}: {self.among} requires "
+                f"that {self.among.rule}"
             )
         return heads
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The arcs between different tokens of an example, and from the root."""
+        """The arcs between different tokens of an example and from the root."""
         scores = potentials.single
         batch, longest, _ = scores.shape
         real = check_lengths(potentials.lengths, batch, longest, scores.device)
@@ -218,7 +218,7 @@ class Arborescence(Structure):
         return each()
 
     def _costs(self, target: Tensor) -> Tensor:
-        """What a wrong head costs at every token: ``[B, N]`` float64, zero in the padding."""
+        """The cost of a wrong head at each token: ``[B, N]`` float64, zero in the padding."""
         costs = (target >= 0).to(torch.float64)
         return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 
@@ -227,19 +227,19 @@ class Arborescence(Structure):
 
 
 def has_root(heads: Tensor) -> Tensor:
-    """Whether the heads lead from each token to the root, ``[B, N]`` bool; True in the padding.
+    """Whether the heads lead from each token to the root: ``[B, N]`` bool, True in the padding.
 
     Args:
         heads: ``[B, N]`` int64, 0 to N; -1 in the padding.
     """
-    above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the root is above itself, [B, N+1]
+    above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the root is its own head; [B, N+1]
     for _ in range(heads.shape[1].bit_length()):  # after r rounds: the head 2^r arcs up
         above = above.gather(1, above)
     return above[:, 1:] == 0
 
 
 def is_projective(heads: Tensor) -> Tensor:
-    """Whether no arcs of a sentence cross, those of the root (left of all tokens) included: ``[B]`` bool.
+    """Whether no arcs cross, including those of the root, left of all tokens: ``[B]`` bool.
 
     Args:
         heads: ``[B, N]`` int64, 0 to N; -1 in the padding.
@@ -262,6 +262,6 @@ def _shown(heads: Tensor) -> list[int]:
 
 
 def _all_heads(length: int) -> Tensor:
-    """All arborescences of a number of tokens, ``[M, T]``."""
+    """All arborescences of ``length`` tokens, ``[M, T]``."""
     heads = torch.tensor(list(itertools.product(range(length + 1), repeat=length)))
     return heads[has_root(heads).all(1)]

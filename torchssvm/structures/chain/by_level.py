@@ -1,4 +1,4 @@
-"""Viterbi with a counter: the best state sequence of every chain for each value of an integer cost."""
+"""Viterbi with a counter: the best state sequence of each chain for each value of an integer cost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torchssvm.core.launch import once
 
 
 class ByLevel(NamedTuple):
-    """The best sequences of a batch of chains, by their level.
+    """The best sequences of a batch of chains, by level.
 
     Attributes:
-        scores: ``[B, M + 1]``, the best score of a sequence of each level; ``-inf`` where no sequence has that level.
-        prefixes: At each position the same of the sequences so far, by their last state: ``[B, levels by then, K]``.
-        transition: As given.
-        levels: ``[B, N, K]``, as given.
-        real: ``[B, N]`` bool, which positions are not padding.
+        scores: ``[B, M + 1]``, the best score at each level; ``-inf`` if no sequence has that level.
+        prefixes: For each position, the best scores of prefixes by level and last state: ``[B, levels so far, K]``.
+        transition: The transitions.
+        levels: ``[B, N, K]``, 0 in the padding.
+        real: ``[B, N]`` bool, False in the padding.
     """
 
     scores: Tensor
@@ -28,7 +28,7 @@ class ByLevel(NamedTuple):
     real: Tensor
 
     def labels(self, level: Tensor) -> Tensor:
-        """The best sequence of the given level (``[B]`` int64) of every chain: ``[B, N]`` int64, -1 in the padding."""
+        """The best sequence of each chain at ``level`` (``[B]`` int64): ``[B, N]`` int64, -1 in the padding."""
         rows = torch.arange(len(level), device=level.device)
         state = self.prefixes[-1][rows, level].argmax(1)
         labels = level.new_full(self.real.shape, -1)
@@ -46,20 +46,20 @@ class ByLevel(NamedTuple):
 
 
 def viterbi_by_level(emission: Tensor, transition: Tensor, levels: Tensor, real: Tensor) -> ByLevel:
-    """``max_y sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` over sequences with each ``sum_t levels``.
+    """``max_y sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` for each value of ``sum_t levels[t, y_t]``.
 
     The level reached so far is part of the state: time O(N M K^2) for each chain and memory O(N M K), with M the
-    largest level. Ties go to the smallest state, decided from the last position to the first.
+    largest level. Ties go to the smallest state, chosen from the last position to the first.
 
     Args:
         emission: ``[B, N, K]``, float32 or float64.
         transition: ``[B, K, K]`` (previous, next), or ``[B, N-1, K, K]``.
-        levels: ``[B, N, K]`` int64, non-negative: what each state adds to the level at each position.
-        real: ``[B, N]`` bool; padding comes last and is passed over.
+        levels: ``[B, N, K]`` int64, non-negative: the level that each state adds at each position.
+        real: ``[B, N]`` bool, False in the padding, which comes last.
     """
     batch, longest, states = emission.shape
     levels = levels.masked_fill(~real.unsqueeze(2), 0)
-    # The levels that can be reached by each position: fewer at the beginning of the chains.
+    # The number of reachable levels grows with the position.
     sizes = (levels.amax(2).cumsum(1).amax(0) + 1).tolist()
     ladder = torch.arange(sizes[-1], device=emission.device).view(1, -1, 1)
     best = _climb(emission.new_zeros(batch, 1, states), ladder[:, : sizes[0]] - levels[:, :1]) + emission[:, :1]
@@ -67,7 +67,7 @@ def viterbi_by_level(emission: Tensor, transition: Tensor, levels: Tensor, real:
     pairs = once(transition)
     for t in range(1, longest):
         pair = pairs if pairs.ndim == 3 else pairs[:, t - 1]
-        # [previous, B, level, next]: reducing over the leading axis is the fastest maximum on a CPU
+        # [previous, B, level, next]: a maximum over the leading axis is the fastest on a CPU
         into = (best.movedim(2, 0).contiguous().unsqueeze(3) + pair.movedim(1, 0).unsqueeze(2)).amax(0)
         source = ladder[:, : sizes[t]] - levels[:, t : t + 1]
         moved = _climb(into, source) + emission[:, t : t + 1]
@@ -78,6 +78,6 @@ def viterbi_by_level(emission: Tensor, transition: Tensor, levels: Tensor, real:
 
 
 def _climb(best: Tensor, source: Tensor) -> Tensor:
-    """Scores by level after a position, from those before it: ``best[b, source[b, m, k], k]``, where there are such."""
+    """``best[b, source[b, m, k], k]``, or ``-inf`` if ``source`` is out of range."""
     last = best.shape[1] - 1
     return best.gather(1, source.clamp(0, last)).masked_fill((source < 0) | (source > last), -torch.inf)

@@ -1,4 +1,4 @@
-"""The linear head of chains on features that are mostly zero: no tokens by features, no work in all the weights."""
+"""The linear head of chains with sparse features: no dense features, no pass over all weights."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ from torchssvm.structures.chain.structure import Chain
 
 
 class SparseLinearChain(LinearChain):
-    """:class:`LinearChain` for tokens whose features are lists: ``emission[t] = sum_p values[t, p] W[columns[t, p]]``.
+    """:class:`LinearChain` for sparse features: ``emission[t] = sum_p values[t, p] W[columns[t, p]]``.
 
-    The weights are those of ``LinearChain(in_features, num_states)``, with the same names; only ``emission`` lies the
-    other way round, ``[F, K]`` as in ``nn.EmbeddingBag``. A step reads and writes the rows that its batch names, and no
-    others: the gradient of ``emission`` is a sparse tensor, as that of ``nn.EmbeddingBag(sparse=True)``. With 74,658
-    attributes and 22 tags these are the 1,643,026 weights of the papers' chunking model ([B13] section 6, [G16] table
-    1).
+    The weights have the names and shapes of ``LinearChain(in_features, num_states)``, but ``emission`` is transposed:
+    ``[F, K]`` as in ``nn.EmbeddingBag``. Its gradient is a sparse tensor, as with ``nn.EmbeddingBag(sparse=True)``, so
+    a step touches only the batch's columns. 74,658 attributes and 22 tags give the 1,643,026 weights of the papers'
+    chunking model ([B13] section 6, [G16] table 1).
 
     Args:
         in_features: F, the number of columns.
         num_states: K.
         bias: Whether every state has a bias.
-        boundary: Whether every state has an extra bias at the first and at the last token.
+        boundary: Whether every state has extra biases at the first and at the last token.
         structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``.
-        sparse_gradient: Whether ``emission`` gets a sparse gradient. BCFW takes either, and is quick with a sparse one;
+        sparse_gradient: Whether ``emission`` gets a sparse gradient. BCFW takes both and is faster with a sparse one;
             most other optimizers (``torch.optim.Adam`` with ``StructuredHinge``) need False.
 
     Raises:
-        ValueError: ``structure`` has another number of states, or transitions that depend on the position.
+        ValueError: ``structure`` has a different number of states, or transitions that depend on the position.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class SparseLinearChain(LinearChain):
 
     @staticmethod
     def by_feature(weight: Any) -> Any:
-        """``emission`` with a row for each feature, ``[F, K]``: it is stored so."""
+        """``emission`` unchanged: it is stored as ``[F, K]``, one row for each feature."""
         return weight
 
     def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]
@@ -102,13 +101,13 @@ class SparseLinearChain(LinearChain):
             last,
             span,
             per_example=lambda v: lists.per_example(v, self.in_features),
-            gram=functools.cache(lambda: lists.token_products(self.emission.dtype)),  # asked for several times a batch
+            gram=functools.cache(lambda: lists.token_products(self.emission.dtype)),  # used several times a batch
             x=None if lists.values is not None and lists.values.requires_grad else x,
         )
 
 
 class SparseEmission(torch.autograd.Function):
-    """``x W + bias + [t first] first + [t last] end`` for lists of features; the gradient of W is sparse."""
+    """``x W + bias + [t first] first + [t last] end`` for sparse features; the gradient of W is sparse if asked for."""
 
     @staticmethod
     def forward(
@@ -122,7 +121,7 @@ class SparseEmission(torch.autograd.Function):
         last: Tensor,
         sparse: bool,
     ) -> Tensor:
-        """``[B, N, K]``; ``values`` stand beside ``lists`` for their gradient, ``last`` ``[B]`` is the last token."""
+        """``[B, N, K]``; ``values`` is a separate argument to get a gradient; ``last`` ``[B]`` is the last token."""
         ctx.lists, ctx.sparse, ctx.rows = lists._replace(values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values, last, weight if needs[0] else None)
@@ -133,7 +132,7 @@ class SparseEmission(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        """Gradients of values, weights and biases, where they are needed."""
+        """Gradients of values, weights and biases, as far as they are needed."""
         (v,) = upstream
         values, last, weight = ctx.saved_tensors
         lists, (values_need, weight_needs, *needs) = ctx.lists, ctx.needs_input_grad

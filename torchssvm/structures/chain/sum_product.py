@@ -1,4 +1,4 @@
-"""Sum-product on a batch of chains: log-partition and marginals, in torch operations on any device."""
+"""Sum-product on a batch of chains: log-partition and marginals in torch operations on any device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 @torch.no_grad()
 def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Marginals of ``P(y) = exp(score(y)) / Z`` for every chain, with the score that ``viterbi`` maximises.
+    """Marginals of ``P(y) = exp(score(y)) / Z`` for each chain, with the score that ``viterbi`` maximises.
 
-    A forward pass in the log domain, then a backward pass that multiplies normalised conditionals
-    ``P(y_t | y_{t+1})``. However large the potentials are, what comes out is a distribution over sequences up to the
-    rounding of numbers in [0, 1]: the marginals of neighbours agree, and each sums to 1.
+    A forward pass in the log domain is followed by a backward pass that multiplies normalised conditionals
+    ``P(y_t | y_{t+1})``. For potentials of any size the marginals of neighbours agree and each sums to 1, up to the
+    rounding of numbers in [0, 1].
 
     Args:
         emission: ``[B, N, K]``, float32 or float64.
@@ -20,14 +20,14 @@ def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = N
         lengths: ``[B]`` int64, 1 to N; None means N for all.
 
     Returns:
-        ``states`` ``[B, N, K]``, the probability of every state, zero beyond the length; ``pairs``, that of every pair
-        of neighbours ``[B, N-1, K, K]`` where transitions depend on the position, otherwise their sums over the
-        positions ``[B, K, K]``; and ``log_partition`` ``[B]`` float64, ``log Z``.
+        ``states`` ``[B, N, K]``, the probability of each state, zero beyond the length; ``pairs``, the probabilities of
+        neighbouring states, ``[B, N-1, K, K]`` if transitions depend on the position, otherwise summed over the
+        positions, ``[B, K, K]``; and ``log_partition`` ``[B]`` float64, ``log Z``.
     """
     batch, longest, _ = emission.shape
     if lengths is None:
         return _longest_first(emission, transition, [batch] * longest)
-    # As in Viterbi: with the longest chains first, those that still run at position t are a prefix of the batch.
+    # With the longest chains first, the chains that have a position t are a prefix of the batch.
     lengths, order = lengths.sort(descending=True, stable=True)
     running = (lengths > torch.arange(longest, device=lengths.device).unsqueeze(1)).sum(1).tolist()
     sorted_transition = transition if transition.ndim == 2 else transition[order]
@@ -38,10 +38,10 @@ def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = N
 
 
 def _longest_first(emission: Tensor, transition: Tensor, running: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum-product on chains in order of falling length; ``running[t]`` of them have a position t."""
+    """Sum-product on chains in descending order of length; the first ``running[t]`` have a position t."""
     batch, longest, states = emission.shape
     prefix, shifts = _centred(emission[:, 0])
-    prefixes = [prefix]  # at t: [running, K], log of the mass of all prefixes that end in each state, less the shifts
+    prefixes = [prefix]  # at t: [running, K], log of the total mass of prefixes that end in each state, less the shifts
     for t in range(1, longest):
         size = running[t]
         if not size:
@@ -71,7 +71,7 @@ def _longest_first(emission: Tensor, transition: Tensor, running: list[int]) -> 
 
 
 def _centred(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores ``[R, K]`` less their maximum, and the maximum, ``[R]`` float64: long chains lose no digits."""
+    """Scores ``[R, K]`` less their maximum, and the maximum ``[R]`` float64, so that long chains lose no digits."""
     highest = scores.amax(1, keepdim=True)
     return scores - highest, highest.squeeze(1).to(torch.float64)
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from torchssvm.core.jit import on_device
 
-_IN_REGISTERS = 128  # up to so many states, the transitions of a chain stay in registers
-_TILE = 64  # states of a tile, of previous and of next ones, where they do not
+_IN_REGISTERS = 128  # up to this many states, the transitions of a chain stay in registers
+_TILE = 64  # states of a tile otherwise, for previous and for next states
 
 
 def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As :func:`torchssvm.structures.chain.oracle`, for tensors of one dtype, float32 or float64; K up to 32767."""
+    """As :func:`torchssvm.structures.chain.oracle.viterbi`, for tensors of one float dtype; K up to 32767."""
     batch, longest, states = emission.shape
     labels = emission.new_empty(batch, longest, dtype=torch.int64)
     value = emission.new_empty(batch)
@@ -51,9 +51,9 @@ def _decode(
     emission, pairs, lengths, pointers, labels, value, longest, states, by_chain, by_position,
     width: tl.constexpr, moves: tl.constexpr,
 ):  # fmt: skip
-    """The transitions ``[width, width]`` in registers; ``moves`` where each position has its own."""
+    """Viterbi with the transitions ``[width, width]`` in registers; ``moves`` if each position has its own."""
     b = tl.program_id(0).to(tl.int64)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # never outside of the memory
+    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # keep memory accesses in bounds
     state = tl.arange(0, width)
     inside = state < states
     square = state[:, None] * states + state[None, :]
@@ -61,7 +61,7 @@ def _decode(
     emission += b * longest * states
     pointers += b * longest * states
     pairs += b * by_chain
-    # The score of padding is -inf, and it comes after all states: it never wins, and loses ties.
+    # Padding scores -inf and comes after all states, so it never wins, not even ties.
     prefix = tl.load(emission + state, inside, -float("inf"))
     if not moves:
         matrix = tl.load(pairs + square, both, 0.0)
@@ -69,7 +69,7 @@ def _decode(
         if moves:
             matrix = tl.load(pairs + (t - 1) * by_position + square, both, 0.0)
         best, before = tl.max(prefix[:, None] + matrix, 0, return_indices=True, return_indices_tie_break_left=True)
-        # a NaN among the scores may leave any index: none is followed out of the states
+        # a NaN score may give any index: keep it within the states
         tl.store(pointers + t * states + state, tl.minimum(before, states - 1).to(tl.int16), inside)
         prefix = tl.where(inside, best + tl.load(emission + t * states + state, inside), -float("inf"))
     best, last = tl.max(prefix, 0, return_indices=True, return_indices_tie_break_left=True)
@@ -82,9 +82,9 @@ def _decode_by_tiles(
     emission, pairs, lengths, pointers, labels, value, prefix, longest, states, by_chain, by_position,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of the transitions; ``prefix`` ``[B, 2, K]`` holds the scores at this position and at the one before."""
+    """Viterbi in tiles of the transitions; ``prefix`` ``[B, 2, K]`` holds the scores at two successive positions."""
     b = tl.program_id(0).to(tl.int64)
-    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # never outside of the memory
+    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # keep memory accesses in bounds
     emission += b * longest * states
     pointers += b * longest * states
     pairs += b * by_chain
@@ -108,11 +108,11 @@ def _decode_by_tiles(
                 place = row.to(tl.int64)[:, None] * states + column[None, :]
                 found = score[:, None] + tl.load(matrix + place, known[:, None] & inside[None, :], 0.0)
                 highest, index = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
-                better = highest > best  # at a tie, the tile before keeps it
+                better = highest > best  # ties go to the earlier tile
                 best, before = tl.where(better, highest, best), tl.where(better, top + index, before)
             tl.store(pointers + t * states + column, tl.minimum(before, states - 1).to(tl.int16), inside)
             tl.store(new + column, best + tl.load(emission + t * states + column, inside), inside)
-        tl.debug_barrier()  # what one thread wrote, others read
+        tl.debug_barrier()  # threads read what other threads wrote
     ending = prefix + (length - 1) % 2 * states
     best = tl.load(ending)
     last = 0
@@ -129,7 +129,7 @@ def _decode_by_tiles(
 
 @triton.jit
 def _follow(pointers, labels, state, length, longest, states):
-    """Write the states backwards from the last position, and -1 beyond the length."""
+    """Write the states from the last position backwards, and -1 beyond the length."""
     tl.debug_barrier()
     for t in range(length, longest):
         tl.store(labels + t, -1)

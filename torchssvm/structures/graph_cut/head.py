@@ -1,4 +1,4 @@
-"""The linear head of labeled graphs: nodes and edges are scored from their own features."""
+"""The linear head of labeled graphs: scores of nodes and edges are linear in their features."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
 
 
 class Graphs(NamedTuple):
-    """The graphs of a batch with their features: what ``LinearGraph`` takes for ``x``.
+    """The graphs of a batch and their features, the input of :class:`LinearGraph`.
 
     Attributes:
         nodes: ``[B, N, F]``, features of the nodes.
-        edge_features: ``[B, E, G]``, features of the edges; at least 0 where edges are to be attractive.
-        edges: ``[B, E, 2]`` int64, the two ends of every edge, 0 to the example's number of nodes - 1; -1 and -1 where
-            an example has fewer than E edges.
+        edge_features: ``[B, E, G]``, features of the edges; at least 0 if all edges must be attractive.
+        edges: ``[B, E, 2]`` int64, the two ends of each edge, 0 to the example's number of nodes - 1; (-1, -1) is
+            padding.
 
-    What stands in ``nodes`` and ``edge_features`` beyond an example's own never matters, as long as it is finite.
+    Features of the padding must be finite and are otherwise ignored.
     """
 
     nodes: Tensor
@@ -34,13 +34,13 @@ class Graphs(NamedTuple):
 class LinearGraph(nn.Module):
     """Potentials of graphs, ``node[p] = x[p] . unary``, ``edge[pq] = z[pq] . pairwise``; zero weights at the start.
 
-    The model of [Osokin et al. 2016, appendix I.3]: an edge whose ends differ costs ``edge[pq]``. With features of the
-    edges that are at least 0 and ``pairwise`` bounded at 0, all edges are attractive, and decoding is exact::
+    The model of [Osokin et al. 2016, appendix I.3]: an edge costs ``edge[pq]`` if its ends have different labels. With
+    non-negative edge features and ``pairwise`` bounded below by 0, all edges are attractive and decoding is exact::
 
         BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)
         StructuredSVM(head, lam=..., bounds={"pairwise": (0.0, None)})
 
-    There is no bias: give nodes and edges a constant feature where they need one.
+    There is no bias: add constant features to nodes and edges if you need them.
 
     Args:
         node_features: F, numbers per node.
@@ -67,15 +67,15 @@ class LinearGraph(nn.Module):
         """Features -> potentials ``node`` ``[B, N]`` and ``edge`` ``[B, E]``; in the weights' dtype, autocast off.
 
         Args:
-            x: Graphs and features, in this order in any tuple.
-            lengths: ``[B]`` int64, 1 to N, nodes of every example; None means N for all.
+            x: :class:`Graphs`, or any tuple of its fields in the same order.
+            lengths: ``[B]`` int64, 1 to N, the number of nodes of each example; None means N for all.
 
         Raises:
-            TypeError: ``x`` is no such tuple.
+            TypeError: ``x`` is not a tuple of three.
             ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
         """
         if not isinstance(x, tuple) or len(x) != 3:
-            raise TypeError(f"x is a {type(x).__name__}, and must be Graphs(nodes, edge_features, edges)")
+            raise TypeError(f"x must be Graphs(nodes, edge_features, edges), got a {type(x).__name__}")
         nodes, links, edges = x
         for name, features, weight in (("nodes", nodes, self.unary), ("edge_features", links, self.pairwise)):
             check_tensor(features, f"x.{name}")

@@ -1,4 +1,4 @@
-"""Binary labels for the nodes of graphs, each example with a graph of its own; decoded by minimum cuts."""
+"""Binary labels for the nodes of graphs, one graph for each example; decoded by minimum cuts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class GraphPotentials(Potentials):
     """Scores of the nodes and edges of graphs, one graph for each example.
 
     Args:
-        node: ``[B, N]``; half of what label 1 of a node scores more than label 0.
-        edge: ``[B, E]``; what an edge costs whose ends have different labels. At least 0 is attractive.
-        edges: ``[B, E, 2]`` int64, the two different ends of every edge, 0 to the example's number of nodes - 1; both
-            are -1 where an example has fewer than E edges. Two nodes may be joined more than once.
-        lengths: ``[B]`` int64, 1 to N, nodes of every example; None is N for all.
+        node: ``[B, N]``; half the difference between a node's scores of label 1 and label 0.
+        edge: ``[B, E]``; the cost of an edge whose ends have different labels. At least 0 is attractive.
+        edges: ``[B, E, 2]`` int64, the two different ends of each edge, 0 to the example's number of nodes - 1; (-1,
+            -1) is padding. Two nodes may be joined more than once.
+        lengths: ``[B]`` int64, 1 to N, the number of nodes of each example; None means N for all.
         options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
 
     Raises:
@@ -58,11 +58,11 @@ class GraphPotentials(Potentials):
 
 
 class Segmentation(NamedTuple):
-    """A labeling of graphs: the labels of the nodes, and the edges that they cut.
+    """A labeling of graphs: the labels of the nodes and the edges that they cut.
 
     Attributes:
         labels: ``[B, N]`` int64, 0 or 1; -1 beyond an example's nodes.
-        cut: ``[B, E]`` int64, 1 where the ends of an edge have different labels, else 0; -1 where there is no edge.
+        cut: ``[B, E]`` int64, 1 if the ends of the edge have different labels, else 0; -1 in the padding.
     """
 
     labels: Tensor
@@ -70,12 +70,12 @@ class Segmentation(NamedTuple):
 
 
 class GraphTarget(NamedTuple):
-    """A target as :meth:`GraphCut.check_target` returns it.
+    """The target that :meth:`GraphCut.check_target` returns.
 
     Attributes:
         labels: As in :class:`Segmentation`.
         cut: As in :class:`Segmentation`.
-        costs: ``[B, N]`` float64, what a wrong label costs at each node; 0 beyond an example's nodes.
+        costs: ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes.
     """
 
     labels: Tensor
@@ -84,18 +84,18 @@ class GraphTarget(NamedTuple):
 
 
 class CutOracle(Protocol):
-    """How the labels with the highest score are found."""
+    """A method that finds the labels with the highest score."""
 
     def solve(self, potentials: GraphPotentials) -> tuple[Tensor, Tensor | None]:
-        """Labels ``[B, N]`` bool, and an upper bound ``[B]`` float64 of all scores, or None if these are the best."""
+        """Labels ``[B, N]`` bool, and an upper bound of all scores ``[B]`` float64, or None if they are optimal."""
 
 
 @dataclass(frozen=True)
 class MinCut:
     """Exact, for graphs whose edges are all attractive; see :func:`torchssvm.structures.graph_cut.oracle.min_cut`.
 
-    An edge with a negative potential is an error. Bound the weights of non-negative edge features at 0, in a parameter
-    group of their own: ``BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)``.
+    Edges with negative potentials raise an error. To exclude them, use non-negative edge features and bound their
+    weights: ``BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)``.
     """
 
     def solve(self, potentials: GraphPotentials) -> tuple[Tensor, None]:
@@ -111,19 +111,19 @@ class MinCut:
                 f"{error}. With non-negative features of the edges, bound their weights at 0: "
                 'BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual), or '
                 'bounds={"pairwise": (0.0, None)} in StructuredSVM. Or decode with GraphCut(RoofDual()), which takes '
-                "edges of any sign, and is no longer exact"
+                "edges of any sign and is approximate"
             ) from error
 
 
 @dataclass(frozen=True)
 class RoofDual:
-    """Any edges, approximately, with an upper bound; see :func:`torchssvm.structures.graph_cut.oracle.roof_dual`.
+    """Approximate with an upper bound, for any edges; see :func:`torchssvm.structures.graph_cut.oracle.roof_dual`.
 
-    Exact, by a minimum cut, for batches whose edges are all attractive.
+    Batches whose edges are all attractive are decoded exactly, by a minimum cut.
     """
 
     def solve(self, potentials: GraphPotentials) -> tuple[Tensor, Tensor | None]:
-        """A minimum cut of the doubled graph."""
+        """The roof dual, or a minimum cut if all edges are attractive."""
         args = potentials["node"], potentials["edge"], potentials.edges, potentials.lengths
         if bool(((potentials["edge"] < 0) & (potentials.edges[..., 0] >= 0)).any()):
             return roof_dual(*args)
@@ -131,26 +131,25 @@ class RoofDual:
 
 
 class GraphCut(Structure):
-    """A label 0 or 1 for every node of a graph; edges whose ends differ cost something. Each example has its own graph.
+    """A label 0 or 1 for each node of a graph; edges between different labels cost something. Examples have own graphs.
 
-    Potentials: :class:`GraphPotentials`, ``node`` ``[B, N]`` and ``edge`` ``[B, E]``, which carry the graphs. The score
-    is that of [Osokin et al. 2016, appendix I.3], where positive weights of edges are attractive::
+    Potentials: :class:`GraphPotentials`, ``node`` ``[B, N]`` and ``edge`` ``[B, E]``, which carry the graphs. The
+    score is that of [Osokin et al. 2016, appendix I.3]::
 
         score(y) = sum_p node_p ([y_p = 1] - [y_p = 0]) - sum_{pq} edge_pq [y_p != y_q]
 
-    Labelings: :class:`Segmentation`, ``(labels, cut)``. Targets: the labels ``[B, N]`` int64 (whatever stands beyond an
-    example's nodes is ignored), or :class:`~torchssvm.WeightedLabels`, which also say how much every node counts, such
+    Labelings: :class:`Segmentation`, ``(labels, cut)``. Targets: the labels ``[B, N]`` int64 (values beyond an
+    example's nodes are ignored), or :class:`~torchssvm.WeightedLabels`, which also give each node a weight, such
     as the area of a superpixel.
 
-    The loss is the Hamming loss, the weights of the nodes with a wrong label. That of [Osokin et al. 2016, appendix
-    I.3], which takes both classes for equally important, comes from weights that are balanced already, or from
-    ``balanced=True``.
+    The loss is the Hamming loss: the sum of the weights of the nodes with a wrong label. ``balanced=True`` is the loss
+    of [Osokin et al. 2016, appendix I.3], in which both classes are equally important.
 
     Args:
-        oracle: ``MinCut()``, exact, where all edges are attractive; that is what None means. ``RoofDual()`` takes edges
-            of any sign, and is approximate.
-        balanced: Scale the weights of each class of an example's target so that all its classes weigh the same, and
-            the sum stays as it is.
+        oracle: ``MinCut()`` is exact and needs attractive edges; ``RoofDual()`` takes edges of any sign and is
+            approximate. None means ``MinCut()``.
+        balanced: Scale the weights so that all classes of an example's target have the same total weight; their sum
+            does not change.
         normalize: Divide the loss by the sum of the weights of the example's nodes.
     """
 
@@ -162,7 +161,7 @@ class GraphCut(Structure):
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
-        """What the oracle finds; of several best labelings ``MinCut()`` takes the one with the fewest labels 1."""
+        """The oracle's labeling; of several best ones ``MinCut()`` returns the one with the fewest labels 1."""
         potentials = _of_graphs(potentials)
         found, bound = self.oracle.solve(potentials)
         labels = found.to(torch.int64).masked_fill_(~_real(potentials), -1)
@@ -173,7 +172,7 @@ class GraphCut(Structure):
         return Decoding(labeling, value, bound, exact=bound is None)
 
     def augmented_argmax(self, potentials: Potentials, target: GraphTarget) -> Decoding:
-        """What the oracle finds with the loss added to the nodes; the target, where an approximation is worse."""
+        """The oracle's labeling with the loss added to the nodes; the target if an approximate labeling is worse."""
         found = as_decoding(super().augmented_argmax(potentials, target))
         if found.exact:
             return found
@@ -190,7 +189,7 @@ class GraphCut(Structure):
         return _parts(labeling.labels, labeling.cut, torch.get_default_dtype())
 
     def relative_scores(self, labelings: Segmentation, target: GraphTarget, potentials: Potentials) -> Tensor:
-        """Two matrix products in float64, ``[B, C]``."""
+        """By two matrix products in float64, ``[B, C]``."""
         parts = _parts(*_together(labelings, target), torch.float64)
         tensors = potentials.tensors.items()
         total = sum((parts[name] @ tensor.to(torch.float64).unsqueeze(2)).squeeze(2) for name, tensor in tensors)
@@ -200,13 +199,13 @@ class GraphCut(Structure):
     def mean_difference(
         self, labelings: Segmentation, mass: Tensor, target: GraphTarget, potentials: Potentials
     ) -> Parts:
-        """Two matrix products."""
+        """By two matrix products."""
         parts = _parts(*_together(labelings, target), potentials.dtype)
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(potentials.dtype).unsqueeze(1)
         return {name: (mass @ part).squeeze(1) for name, part in parts.items()}
 
     def resize(self, labelings: Segmentation, target: GraphTarget) -> Segmentation:
-        """Stored labelings ``[B, C, ...]`` with the nodes and edges of this batch."""
+        """Stored labelings ``[B, C, ...]``, cropped or padded to the nodes and edges of this batch."""
         pairs = zip(labelings, target[:2], strict=True)
         return Segmentation(*(fit(held, like.shape[1:], self.padding) for held, like in pairs))
 
@@ -215,12 +214,12 @@ class GraphCut(Structure):
         return (target.costs * (labeling.labels != target.labels)).sum(1)
 
     def loss_potentials(self, target: GraphTarget) -> tuple[dict[str, Tensor], Tensor]:
-        """Half of each node's cost, against the target's label; the constant is half of all costs."""
+        """Half of each node's cost, negative for the target's label; the constant is half the total cost."""
         half = target.costs / 2
         return {"node": torch.where(target.labels == 1, -half, half)}, half.sum(1)
 
     def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> GraphTarget:
-        """Check shapes and numbers, find the edges that the target cuts, and what a wrong label costs at each node."""
+        """Check shapes and numbers; add the edges that the target cuts and the cost of a wrong label at each node."""
         potentials = _of_graphs(potentials)
         labels, weights = target if isinstance(target, WeightedLabels) else (target, None)
         shape = potentials["node"].shape
@@ -265,7 +264,7 @@ class GraphCut(Structure):
         return each()
 
     def _costs(self, labels: Tensor, weights: Tensor) -> Tensor:
-        # Running sums: their last bits, and so the digest of the target, do not depend on how far it is padded.
+        # Running sums: padding does not change their bits, and so not the digest of the target.
         total = weights.cumsum(1)[:, -1:]
         if self.balanced:
             of_class = torch.cat([(weights * (labels == label)).cumsum(1)[:, -1:] for label in (0, 1)], 1)
@@ -279,7 +278,7 @@ class GraphCut(Structure):
 
 
 def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:
-    """Which edges join nodes of different labels: ``[B, E]`` int64, -1 where there is no edge.
+    """Whether each edge joins nodes with different labels: ``[B, E]`` int64, -1 in the padding.
 
     Args:
         labels: ``[B, N]`` int64.
@@ -292,8 +291,7 @@ def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:
 def _of_graphs(potentials: Potentials) -> GraphPotentials:
     if not isinstance(potentials, GraphPotentials):
         raise ValueError(
-            "graph cuts take potentials that carry every example's edges, GraphPotentials, as LinearGraph gives them; "
-            f"got {potentials}"
+            f"graph cuts take potentials with edges, GraphPotentials, such as LinearGraph returns; got {potentials}"
         )
     return potentials
 

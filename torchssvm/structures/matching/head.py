@@ -1,4 +1,4 @@
-"""The linear head of bipartite matchings: every edge is scored from its own features."""
+"""The linear head of bipartite matchings: each edge's score is linear in that edge's features."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Edges(NamedTuple):
     """Features of the edges of bipartite graphs whose right sides differ in size.
 
     Attributes:
-        features: ``[B, S, T, F]``; what stands beyond an example's nodes never matters, as long as it is finite.
-        widths: ``[B]`` int64, 1 to T, right nodes of every example.
+        features: ``[B, S, T, F]``; values beyond an example's nodes must be finite and are otherwise ignored.
+        widths: ``[B]`` int64, 1 to T, the number of right nodes of each example.
     """
 
     features: Tensor
@@ -29,7 +29,7 @@ class Edges(NamedTuple):
 class LinearEdges(nn.Module):
     """Scores of edges, ``x[s, t] . weight``, with all weights zero at the start.
 
-    There is no bias: give the edges a constant feature where they need one.
+    There is no bias: add a constant feature if you need one.
 
     Args:
         in_features: F, numbers per edge.
@@ -37,7 +37,7 @@ class LinearEdges(nn.Module):
 
     Raises:
         ValueError: ``in_features`` is less than 1.
-        TypeError: ``in_features`` is no number, or ``structure`` is none of matchings.
+        TypeError: ``in_features`` is not a number, or ``structure`` is not a :class:`Matching`.
     """
 
     def __init__(self, in_features: int, *, structure: Matching | None = None) -> None:
@@ -54,8 +54,8 @@ class LinearEdges(nn.Module):
         """Features ``[B, S, T, F]`` -> potentials ``[B, S, T]``; runs in the weights' dtype, autocast off.
 
         Args:
-            x: Features of all edges; or :class:`Edges`, where the examples have different numbers of right nodes.
-            lengths: ``[B]`` int64, 1 to S, left nodes of every example; None means S for all.
+            x: Features of all edges, or :class:`Edges` if the number of right nodes differs between examples.
+            lengths: ``[B]`` int64, 1 to S, the number of left nodes of each example; None means S for all.
 
         Raises:
             ValueError: A shape or a size does not fit.

@@ -1,4 +1,4 @@
-"""The best matching of a bipartite graph: SciPy's assignment solver, one example after another."""
+"""The best matching of a bipartite graph, by SciPy's assignment solver, one example at a time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torchssvm.core.extras import needs
 
 
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
-    """The sets of edges with the highest sum, no two of which share a node.
+    """The matching with the highest total score in each bipartite graph.
 
-    A node may stay without an edge, so an edge with a score of 0 or less is never used: negative scores are raised to
-    0, an assignment of the whole smaller side is found exactly [1]_, and its edges of score 0 are left out. Among
-    several best matchings SciPy's choice is taken, which depends on the example's own scores alone.
+    Nodes may stay unmatched, so edges with a score of 0 or less are never used: negative scores are raised to 0, an
+    assignment of the smaller side is found exactly [1]_, and its edges of score 0 are dropped. SciPy breaks ties; its
+    choice depends only on the example's own scores.
 
     Args:
-        scores: ``[B, S, T]``; NaN counts as 0. They are compared in float64.
-        rows: ``[B]`` int64, how many of the S rows belong to each example; None for all.
-        columns: ``[B]`` int64, the same for the T columns.
+        scores: ``[B, S, T]``; compared in float64. NaN counts as 0.
+        rows: ``[B]`` int64, the number of rows of each example; None means S for all.
+        columns: ``[B]`` int64, the number of columns of each example; None means T for all.
 
     Returns:
         ``[B, S, T]`` bool on the device of ``scores``.
@@ -35,7 +35,7 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
     """
     solve = _solver()
     batch, most_rows, most_columns = scores.shape
-    # Infinite scores are an error that the caller reports; here they only must not stop the others.
+    # The caller reports infinite scores as an error; here they must not stop the other examples.
     gains = np.nan_to_num(scores.detach().to("cpu", torch.float64).numpy().clip(min=0.0), posinf=1e300)
     heights = [most_rows] * batch if rows is None else rows.tolist()
     widths = [most_columns] * batch if columns is None else columns.tolist()

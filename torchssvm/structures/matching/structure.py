@@ -1,4 +1,4 @@
-"""Bipartite matchings: an output is a set of edges between two sides, and no two edges share a node."""
+"""Bipartite matchings: an output is a set of edges between two sides, in which no two edges share a node."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torchssvm.structures.arguments import check_lengths
 from torchssvm.structures.matching.oracle import best_matching
 
 POSSIBLE = 2
-"""In a target: an edge that is not part of it, and costs nothing all the same."""
+"""Marks an edge of a target that is not in the matching but costs nothing to predict."""
 
 
 class EdgePotentials(Potentials):
-    """Scores of the edges between S left and T right nodes, where both numbers differ from example to example.
+    """Scores of the edges between up to S left and up to T right nodes; both numbers may differ between examples.
 
     Args:
-        tensors: ``[B, S, T]``; what stands beyond an example's own nodes never counts.
-        lengths: ``[B]`` int64, 1 to S, left nodes of every example; None is S for all.
-        widths: ``[B]`` int64, 1 to T, right nodes of every example; None is T for all.
+        tensors: ``[B, S, T]``; values beyond an example's nodes are ignored.
+        lengths: ``[B]`` int64, 1 to S, the number of left nodes of each example; None means S for all.
+        widths: ``[B]`` int64, 1 to T, the number of right nodes of each example; None means T for all.
         options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
 
     Raises:
@@ -61,25 +61,25 @@ class EdgePotentials(Potentials):
 
 
 class Matching(Structure):
-    """Sets of edges between S left and T right nodes; every node has one edge at most, and may have none.
+    """Matchings between S left and T right nodes: each node has at most one edge.
 
-    Potentials: the score of every edge, ``[B, S, T]``. Where the examples differ in their numbers of nodes, these are
-    :class:`EdgePotentials`, which carry both numbers of every example.
+    Potentials: the score of every edge, ``[B, S, T]``. If the number of right nodes differs between examples, use
+    :class:`EdgePotentials`, which carry the numbers of left and right nodes.
 
     Labelings and targets: ``[B, S, T]`` int64, 1 for the edges of the matching, 0 for the others, -1 beyond the nodes
-    of an example (whatever stands there in a target is ignored). A target may say ``POSSIBLE`` (2) of edges outside of
-    it: to predict one costs nothing, as the alignment error rate does with the possible links of word alignments.
+    of an example (values of a target there are ignored). A target may mark other edges as ``POSSIBLE`` (2): predicting
+    them costs nothing, like the possible links of word alignments in the alignment error rate.
 
     The loss is the asymmetric Hamming loss of [Lacoste-Julien et al. 2013, appendix F] and [Taskar et al. 2006],
 
-        ``precision_cost |wrong edges| + recall_cost |edges of the target that are missed|``.
+        ``precision_cost |wrong edges| + recall_cost |missed edges of the target|``.
 
     The max oracle is exact: the linear program of bipartite matchings has integral solutions. It runs on the CPU.
 
     Args:
-        precision_cost: What an edge costs that is neither in the target nor possible; at least 0.
-        recall_cost: What a missed edge of the target costs; at least 0.
-        normalize: Divide the loss by the example's number of left nodes, as that of chains by their length.
+        precision_cost: Cost of a predicted edge that is neither in the target nor possible; at least 0.
+        recall_cost: Cost of a missed edge of the target; at least 0.
+        normalize: Divide the loss by the example's number of left nodes.
 
     Raises:
         ValueError: A cost is negative or not finite, or both are zero.
@@ -90,11 +90,11 @@ class Matching(Structure):
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
         self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
         if self.precision_cost == self.recall_cost == 0.0:
-            raise ValueError("precision_cost and recall_cost are both 0: then nothing is ever wrong")
+            raise ValueError("precision_cost and recall_cost are both 0: the loss would always be 0")
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
-        """The best matching; an edge with a score of 0 or less is never used. Other ties: see ``best_matching``."""
+        """The best matching; edges with a score of 0 or less are never used. ``best_matching`` describes other ties."""
         scores, widths = potentials.single, getattr(potentials, "widths", None)
         chosen = best_matching(scores, potentials.lengths, widths)
         value = scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
@@ -112,7 +112,7 @@ class Matching(Structure):
         return total[:, :-1] - total[:, -1:]
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each edge, less all of it at the target's."""
+        """The mass of each edge, less the total mass at the target's edges."""
         ((name, tensor),) = potentials.tensors.items()
         everything = torch.cat([labelings, target.unsqueeze(1)], 1) == 1
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(tensor.dtype).unsqueeze(1)
@@ -126,14 +126,14 @@ class Matching(Structure):
         return (self.precision_cost * wrong + self.recall_cost * missed) * self._share(target)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The cost of a wrong edge, minus the cost of missing one at the target's edges; the constant is all missed."""
+        """``precision_cost`` at wrong edges, ``-recall_cost`` at the target's; the constant is that of missing all."""
         share = self._share(target)
         delta = self.precision_cost * (target == 0) - self.recall_cost * (target == 1)
         constant = self.recall_cost * (target == 1).sum((1, 2)) * share
         return delta.to(torch.float64) * share.view(-1, 1, 1), constant
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check shape, numbers and that it is a matching; write -1 beyond the nodes of each example."""
+        """Check that ``target`` is a matching of the right shape; write -1 beyond the nodes of each example."""
         if len(potentials.tensors) != 1 or potentials.single.ndim != 3:
             raise ValueError(f"a matching takes potentials [B, S, T], got {potentials}")
         shape = potentials.single.shape
@@ -143,8 +143,8 @@ class Matching(Structure):
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0, 0])
             raise ValueError(
-                f"target has {int(target[wrong][0])} in row {row} of the batch; 1 is an edge, 0 none, {POSSIBLE} one "
-                "that is possible; -1 marks padding: did the head get both numbers of nodes?"
+                f"target has {int(target[wrong][0])} in row {row} of the batch; allowed are 1 (edge), 0 (no edge) and "
+                f"{POSSIBLE} (possible edge); -1 marks padding: did the head get both numbers of nodes?"
             )
         target = target.masked_fill(~real, -1)
         for axis, side in ((2, "left"), (1, "right")):
@@ -152,8 +152,8 @@ class Matching(Structure):
             if bool(twice.any()):
                 row, node = twice.nonzero()[0].tolist()
                 raise ValueError(
-                    f"target is no matching: {side} node {node} has several edges in row {row} of the batch; keep one "
-                    f"and mark the others as possible ({POSSIBLE})"
+                    f"target is not a matching: {side} node {node} has several edges in row {row} of the batch; keep "
+                    f"one and mark the others as possible ({POSSIBLE})"
                 )
         return target
 
@@ -174,7 +174,7 @@ class Matching(Structure):
         """The labeling ``[..., S, T]`` in which left node s is matched with ``partners[..., s]``.
 
         Args:
-            partners: ``[..., S]`` int64, 0 to T - 1; -1 for a node without an edge.
+            partners: ``[..., S]`` int64, 0 to T - 1; -1 for an unmatched node.
             num_right: T.
 
         Raises:
@@ -189,12 +189,12 @@ class Matching(Structure):
 
     @staticmethod
     def partners(labeling: Tensor) -> Tensor:
-        """The right node of every left node of a labeling ``[..., S, T]``: ``[..., S]`` int64, -1 if there is none."""
+        """The partner of each left node in a labeling ``[..., S, T]``: ``[..., S]`` int64, -1 for an unmatched node."""
         found, place = (labeling == 1).to(torch.int8).max(-1)
         return place.masked_fill(found == 0, -1)
 
     def _share(self, target: Tensor) -> Tensor:
-        """What one unit of cost counts in every example, ``[B]`` float64."""
+        """The factor that normalises each example's loss, ``[B]`` float64."""
         left = (target >= 0).any(2).sum(1).to(torch.float64).clamp(min=1.0)
         return 1.0 / left if self.normalize else torch.ones_like(left)
 

@@ -24,8 +24,8 @@ class LinearMulticlass(nn.Module):
         structure: How outputs are decoded and what they cost; None is ``Multiclass(num_classes)``, zero-one loss.
 
     Raises:
-        ValueError: A size is out of range, or ``structure`` has another number of classes.
-        TypeError: A size is no number, or ``structure`` is none of multiclass problems.
+        ValueError: A size is out of range, or ``structure`` has a different number of classes.
+        TypeError: A size is not a number, or ``structure`` is not a multiclass structure.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LinearMulticlass(nn.Module):
         """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off.
 
         Raises:
-            ValueError: ``x`` has another shape, or the batch has lengths.
+            ValueError: ``x`` has the wrong shape, or the batch has lengths.
         """
         if lengths is not None:
             raise ValueError("lengths must be None: a class has no length. Make the Batch without lengths")

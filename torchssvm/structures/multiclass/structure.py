@@ -23,7 +23,7 @@ class Multiclass(Structure):
         cost: ``[K, K]``, ``cost[target, label]``, non-negative with a zero diagonal; None is the zero-one loss.
 
     Raises:
-        ValueError: ``num_classes`` is less than 1, or ``cost`` is not such a matrix.
+        ValueError: ``num_classes`` is less than 1; ``cost`` has another shape, a negative entry or a non-zero diagonal.
     """
 
     def __init__(self, num_classes: int, cost: Tensor | None = None) -> None:
@@ -57,12 +57,12 @@ class Multiclass(Structure):
         return torch.nn.functional.one_hot(labeling, self.num_classes).to(torch.get_default_dtype())
 
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Looked up in the potentials, ``[B, C]`` float64."""
+        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
         scores = potentials.single.to(torch.float64)
         return scores.gather(1, labelings) - scores.gather(1, target.unsqueeze(1))
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each class, less all of it at the target."""
+        """The mass of each class, less the total mass at the target."""
         ((name, tensor),) = potentials.tensors.items()
         mass = mass.to(tensor.dtype)
         parts = add_at(tensor.new_zeros(tensor.shape), labelings, mass)

@@ -1,18 +1,18 @@
-"""Branch and bound for what messages leave undecided: a depth-first search over labels that are fixed one by one."""
+"""Branch and bound for examples that message passing leaves open: a depth-first search that fixes label by label."""
 
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
 from torchssvm.structures.multilabel.message_passing import TINY, decode_beliefs, dual_value, restrict, sweep
 
-_SWEEPS = 2  # of each subproblem, which begins with the messages that the one before it left
+_SWEEPS = 2  # for each subproblem, which starts from the messages of the previous one
 
 
 @njit
 def branch(memory, best, bound, effort):
-    """Close the gap between ``best`` and ``bound`` until ``effort`` updates of pairs are spent; returns both.
+    """Close the gap between ``best`` and ``bound`` with at most about ``effort`` pair updates; returns both.
 
-    Any messages give a bound for any subproblem, so nothing but the fixed labels is undone on the way back.
+    Any messages bound any subproblem, so backtracking only has to undo the fixed labels.
     """
     tiny = TINY * memory.scale[0]
     fixed, trail, mark = memory.fixed, memory.trail, memory.mark
@@ -27,7 +27,7 @@ def branch(memory, best, bound, effort):
             mark[depth], memory.tried[depth], memory.above[depth] = length, 0, above
             fixed[a] = 1 if memory.belief[a] > 0.0 else 0
         else:
-            # Up to a label whose other side may hold something better.
+            # Backtrack to a label whose other value may be better.
             while depth > 0 and (memory.tried[depth - 1] == 1 or memory.above[depth - 1] - best <= tiny):
                 depth -= 1
             if depth == 0:
@@ -41,7 +41,7 @@ def branch(memory, best, bound, effort):
             length = mark[depth]
         trail[length] = a
         depth, length = depth + 1, length + 1
-    # What is open lies below a label whose other side was not tried, or is the side that comes next.
+    # Open subproblems: the untried values of the labels on the trail, and the current one.
     left = best
     for d in range(depth):
         if memory.tried[d] == 0 or d == depth - 1:
@@ -51,7 +51,7 @@ def branch(memory, best, bound, effort):
 
 @njit
 def _examine(memory, best, length):
-    """Bound the labels that agree with what is fixed, and fix those whose other side cannot be better than ``best``."""
+    """Bound the current subproblem; fix the labels whose other value cannot be better than ``best``."""
     tiny, spent = TINY * memory.scale[0], 0
     while True:
         active, base = restrict(memory)
@@ -78,7 +78,7 @@ def _examine(memory, best, length):
 
 @njit
 def _choose(memory):
-    """The label that is least sure, for the weight that it has in pairs."""
+    """The least certain label: the largest sum of its pairs' ``|w|`` less twice its ``|b|``."""
     gain = memory.gain
     for a in range(memory.sizes[0]):
         gain[a] = 0.0

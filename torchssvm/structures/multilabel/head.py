@@ -1,4 +1,4 @@
-"""The linear head of multilabel problems: labels are scored from the features, pairs of labels by a number each."""
+"""The linear head of multilabel problems: label scores are linear in the features, each pair has one weight."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LinearMultilabel(nn.Module):
     """Potentials ``unary = U x + b`` and ``pairwise = v``, the same for all examples; zero weights at the start.
 
     The model of [Yen et al. 2016, section 5] for multilabel data: ``unary`` ``[K, F]`` as in ``nn.Linear``,
-    ``bias`` ``[K]`` and ``pairwise`` ``[P]``, a number for each of the P = K (K - 1) / 2 pairs of labels. Where all
-    pairs are to attract, decoding is exact::
+    ``bias`` ``[K]`` and ``pairwise`` ``[P]``, one weight for each of the P = K (K - 1) / 2 pairs of labels. If pair
+    weights are bounded below by 0, decoding is exact::
 
         BCFW([{"params": [head.unary, head.bias]}, {"params": [head.pairwise], "lower": 0.0}], dual)
 
@@ -34,7 +34,7 @@ class LinearMultilabel(nn.Module):
         structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.
 
     Raises:
-        ValueError: ``in_features`` is less than 1, or ``structure`` has other labels or pairs.
+        ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class LinearMultilabel(nn.Module):
 
     @staticmethod
     def by_feature(weight: Any) -> Any:
-        """``unary`` with a row for each feature, ``[F, K]``, and back: a view of a tensor or an array."""
+        """``unary`` transposed to ``[F, K]``, one row for each feature, or back: a view of a tensor or an array."""
         return weight.T
 
     def extra_repr(self) -> str:
-        """What it was made with."""
+        """The constructor's arguments."""
         features, labels = self.in_features, self.structure.num_labels
         bias, pairwise = self.bias is not None, self.pairwise is not None
         return f"in_features={features}, num_labels={labels}, bias={bias}, pairwise={pairwise}"
 
     def interactions(self) -> Tensor:
-        """What every two labels score together: ``[K, K]``, symmetric, its diagonal 0; differentiable.
+        """The pair weights as a symmetric matrix ``[K, K]`` with zero diagonal; differentiable.
 
         Raises:
             ValueError: The head has no pairs.
@@ -93,7 +93,7 @@ class LinearMultilabel(nn.Module):
 
         Raises:
             TypeError: ``x`` is not a tensor.
-            ValueError: ``x`` has another shape, or the batch has lengths.
+            ValueError: ``x`` has the wrong shape, or the batch has lengths.
         """
         check_no_lengths(lengths)
         if isinstance(x, SparseFeatures):
@@ -133,7 +133,7 @@ class LinearMultilabel(nn.Module):
 
         def gram_product(parts: Parts) -> Parts:
             change = {"unary": parts["unary"] * (squared() + (0.0 if self.bias is None else 1.0))}
-            # A weight of a pair is the potential of that pair: along its own gradient it changes by just that.
+            # A pair's potential is its weight, so its Gram matrix is the identity.
             return change if self.pairwise is None else {**change, "pairwise": parts["pairwise"]}
 
         weights = None if trained else own_weights(self)

@@ -1,9 +1,9 @@
-"""Messages between labels that are scored in pairs: an upper bound of all label sets, and one that comes near.
+"""Message passing between labels with pairwise scores: an upper bound of all scores, and a good label set.
 
-The linear program over the local polytope has a dual with one number c_ij for every pair, between 0 and its weight w_ij
-(see :func:`sweep`). MPLP [1]_ minimises it one pair after another; what is below is the same update in these
-numbers. It takes the c_ij for which both labels are equally sure, among all that are as good, and that is coordinate
-descent on ``|b(c)|^2``: so it does not stop short of the optimum, as coordinate descent on the bound alone would.
+The linear program over the local polytope has a dual with one variable c_ij for each pair, between 0 and its weight
+w_ij (see :func:`sweep`). MPLP [1]_ minimises it pair by pair; the update below is the same in terms of c. Among all
+minimisers c_ij it takes the one that balances both beliefs, which is coordinate descent on ``|b(c)|^2``. Coordinate
+descent on the bound alone could stop before the optimum; this does not.
 
 References:
     .. [1] A. Globerson and T. Jaakkola. Fixing max-product: convergent message passing algorithms for MAP
@@ -18,34 +18,34 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 
-TINY = 1e-12  # of the sum of all scores: gaps up to this are rounding
+TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
 
 
 class Workspace(NamedTuple):
     """Working memory to decode one example of up to K labels, with P = K (K - 1) / 2 pairs: see :func:`workspace`.
 
-    What is left to decide is a problem of U labels, numbered from 0, and of their E pairs with a weight that is not 0.
+    The undecided labels form a problem of U labels, numbered from 0, and their E pairs with non-zero weight.
 
     Attributes:
         sizes: ``[2]``, U and E.
         scale: ``[1]``, the sum of the absolute values of all scores.
-        free: ``[K]``, the U labels.
-        place: ``[K]``, the number of a label among them, or -1; before that, the labels that are on.
-        unary: ``[K]``, their own scores, with those of the pairs with labels that are on.
-        belief: ``[K]``, b.
+        free: ``[K]``, the U undecided labels.
+        place: ``[K]``, the number of each label among the undecided ones, or -1; first used for the labels that are on.
+        unary: ``[K]``, scores of the undecided labels, including their pairs with labels that are on.
+        belief: ``[K]``, the beliefs b.
         fixed: ``[K]``, 0 or 1 where branching has decided, else -1.
-        labels: ``[K]``, some labels.
+        labels: ``[K]``, the current labels.
         gain: ``[K]``, what flipping a label gains.
-        best: ``[K]``, the best labels that were seen.
+        best: ``[K]``, the best labels so far.
         first: ``[P]``, one end of each of the E pairs.
-        second: ``[P]``, its other end.
-        weight: ``[P]``.
-        split: ``[P]``, c: what the first end is given of the weight, between 0 and the weight.
-        active: ``[P]``, the pairs of which no end is fixed.
+        second: ``[P]``, the other end.
+        weight: ``[P]``, w.
+        split: ``[P]``, c: the share of the weight that the first end gets, between 0 and the weight.
+        active: ``[P]``, the pairs with no fixed end.
         trail: ``[K]``, labels in the order in which they were fixed.
-        mark: ``[K]``, how long the trail was at every depth.
-        tried: ``[K]``, whether the second side of a depth is being searched.
-        above: ``[K]``, the bound at every depth.
+        mark: ``[K]``, the length of the trail at each depth.
+        tried: ``[K]``, whether the second value is being searched at each depth.
+        above: ``[K]``, the bound at each depth.
     """
 
     sizes: np.ndarray
@@ -70,7 +70,7 @@ class Workspace(NamedTuple):
 
 
 def workspace(num_labels: int) -> Workspace:
-    """Memory of any content for K labels; a thread needs its own."""
+    """Uninitialised memory for K labels; each thread needs its own."""
     pairs = num_labels * (num_labels - 1) // 2
     sizes = {"sizes": 2, "scale": 1, "first": pairs, "second": pairs, "weight": pairs, "split": pairs, "active": pairs}
     numbers = {"scale", "unary", "belief", "gain", "weight", "split", "above"}
@@ -84,15 +84,15 @@ def workspace(num_labels: int) -> Workspace:
 
 @njit
 def reduce(unary, weights, labels, memory):
-    """Make the problem of the labels that are undecided, when the others are what they are.
+    """Build the problem of the undecided labels, with the decided labels held fixed.
 
-    Pairs are ordered by ``(i + j) mod K``: those that share the remainder have no label in common.
+    Pairs are ordered by ``(i + j) mod K``: pairs with the same remainder have no label in common.
 
     Args:
         unary: ``[K]``.
         weights: ``[K, K]``.
-        labels: ``[K]``, 0, 1, or -1 where a label is undecided.
-        memory: Its ``free`` holds the undecided labels in ascending order, and ``sizes[0]`` their number.
+        labels: ``[K]``, 0, 1, or -1 for an undecided label.
+        memory: ``free`` holds the undecided labels in ascending order, ``sizes[0]`` their number.
     """
     size, count, edges, total = len(unary), memory.sizes[0], 0, 0.0
     place = memory.place
@@ -123,7 +123,7 @@ def reduce(unary, weights, labels, memory):
 
 @njit
 def pass_messages(memory, sweeps):
-    """Send all messages up to ``sweeps`` times; returns the score of ``memory.best`` and the lowest bound."""
+    """Run up to ``sweeps`` sweeps; returns the score of ``memory.best`` and the lowest bound."""
     for a in range(memory.sizes[0]):
         memory.fixed[a] = -1
     active, base = restrict(memory)
@@ -145,7 +145,7 @@ def pass_messages(memory, sweeps):
 
 @njit
 def restrict(memory):
-    """Beliefs of the labels that are not fixed; returns how many pairs are active, and the score of what is fixed."""
+    """Set the beliefs of the free labels; returns the number of active pairs and the score of the fixed labels."""
     fixed, belief = memory.fixed, memory.belief
     count, base = 0, 0.0
     for a in range(memory.sizes[0]):
@@ -170,10 +170,10 @@ def restrict(memory):
 
 @njit
 def sweep(memory, active):
-    """One update of every active pair; returns how much all of them moved.
+    """Update each active pair once; returns the sum of all absolute changes.
 
-    A pair that attracts, w > 0, splits its weight: c is for the first label and w - c for the second, and b_i = b_j is
-    the aim. One that repels, w < 0, takes -c from the bound and adds c to both, and b_i = -b_j is the aim.
+    An attractive pair (w > 0) splits its weight into c for the first label and w - c for the second, so that b_i = b_j.
+    A repulsive pair (w < 0) adds c to both beliefs and -c to the bound, so that b_i = -b_j.
     """
     belief, moved = memory.belief, 0.0
     for place in range(active):
@@ -191,7 +191,7 @@ def sweep(memory, active):
 
 @njit
 def dual_value(memory, active, base):
-    """The upper bound: ``sum_i max(0, b_i) - sum_{w_ij < 0} c_ij``, and what is fixed."""
+    """The upper bound: ``sum_i max(0, b_i) - sum_{w_ij < 0} c_ij``, plus the score of the fixed labels."""
     total = base
     for a in range(memory.sizes[0]):
         if memory.fixed[a] < 0:
@@ -205,7 +205,7 @@ def dual_value(memory, active, base):
 
 @njit
 def decode_beliefs(memory, best):
-    """Labels with a belief above 0 are on, and flips improve them; the new best score, whose labels are kept."""
+    """Decode positive beliefs as on, improve by flips, and keep the best; returns the best score."""
     labels = memory.labels
     for a in range(memory.sizes[0]):
         labels[a] = memory.fixed[a] if memory.fixed[a] >= 0 else (1 if memory.belief[a] > 0.0 else 0)
@@ -219,7 +219,7 @@ def decode_beliefs(memory, best):
 
 @njit
 def climb(memory):
-    """Flip single labels and pairs with a weight as long as the score gains; returns the score."""
+    """Flip single labels or pairs while the score rises; returns the score."""
     labels, gain = memory.labels, memory.gain
     tiny = TINY * memory.scale[0]
     value = 0.0
@@ -265,7 +265,7 @@ def _flip(memory, a):
         i, j, w = memory.first[e], memory.second[e], memory.weight[e]
         if i == a or j == a:
             other = i + j - a
-            # The weight counts where both are on: flipping a changes what flipping the other gains.
+            # The weight counts if both are on, so flipping a changes the gain of flipping the other.
             gain[other] += w if labels[a] == labels[other] else -w
     gain[a] = -gain[a]
     labels[a] = 1 - labels[a]

@@ -1,4 +1,4 @@
-"""The loops of the best label sets, compiled by Numba."""
+"""The loops that find the best label sets, compiled by Numba."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchssvm.structures.multilabel.message_passing import TINY, pass_messages,
 
 @njit
 def row_sums(weights, positive, negative):
-    """Sums of the positive and of the negative entries of every row of ``weights`` ``[K, K]``, for :func:`screen`."""
+    """Sums of the positive and of the negative entries of each row of ``weights`` ``[K, K]``, for :func:`screen`."""
     for k in range(len(weights)):
         above, below = 0.0, 0.0
         for w in weights[k]:
@@ -25,18 +25,18 @@ def decode(unary, weights, sweeps, effort, begin, end, sums, memory, labels, val
     """Decode the examples ``begin`` to ``end - 1``.
 
     Args:
-        unary: ``[B, K]`` float64, what a label scores, its loss included.
-        weights: ``[B or 1, K, K]`` float64, symmetric with a zero diagonal: what two labels score together.
-        sweeps: How often all messages of an example are sent, at most; at least 1.
-        effort: How many updates of pairs of labels branching may take, where messages leave a gap; 0 for none.
-        begin: First of the examples.
-        end: One more than the last.
+        unary: ``[B, K]`` float64, the score of each label, its loss included.
+        weights: ``[B or 1, K, K]`` float64, symmetric with a zero diagonal: the scores of pairs.
+        sweeps: The most sweeps over all pairs of an example; at least 1.
+        effort: The most pair updates of branch and bound for an example with a gap; 0 for no branching.
+        begin: The first example.
+        end: The last example plus 1.
         sums: Room for 2 K numbers.
-        memory: A ``workspace(K)``, which no other thread uses.
+        memory: A ``workspace(K)`` of this thread.
         labels: ``[B, K]`` int64, to be filled with 0 and 1.
         value: ``[B]`` float64, to be filled: the score of the labels.
-        bound: ``[B]`` float64, to be filled: no labels score more, up to rounding. Equal to the value if these are the
-            best.
+        bound: ``[B]`` float64, to be filled: an upper bound of all scores, up to rounding; equal to the value if the
+            labels are optimal.
     """
     size = unary.shape[1]
     positive, negative = sums[:size], sums[size : 2 * size]
@@ -49,7 +49,7 @@ def decode(unary, weights, sweeps, effort, begin, end, sums, memory, labels, val
 
 @njit
 def decode_row(unary, weights, positive, negative, sweeps, effort, memory, labels):
-    """One example, as :func:`decode`: fills ``labels`` ``[K]`` and returns the value and the bound."""
+    """Decode one example as :func:`decode` does: fill ``labels`` ``[K]``, return value and bound."""
     count = screen(unary, weights, positive, negative, memory, labels)
     if count == 0:
         value = score(unary, weights, labels, memory)
@@ -65,27 +65,27 @@ def decode_row(unary, weights, positive, negative, sweeps, effort, memory, label
     for a in range(count):
         labels[memory.free[a]] = memory.best[a]
     value = score(unary, weights, labels, memory)
-    # The messages' own sums are of the undecided labels alone; a gap within their rounding is none.
+    # best and bound cover only the undecided labels, so only their gap is used; a gap within rounding is 0.
     return value, value if gap <= TINY * memory.scale[0] else value + gap
 
 
 @njit
 def screen(unary, weights, positive, negative, memory, labels):
-    """Decide labels that are the same in all best sets, and in all maximisers of the linear program.
+    """Decide labels that are the same in all best sets and in all maximisers of the linear program.
 
-    A label is off if it loses even together with all others that could help it, and on if it gains even with all that
-    could hurt it; decided labels narrow this down for the others.
+    A label is off if it lowers the score even with all labels that attract it on, and on if it raises the score even
+    with all labels that repel it on. Decided labels tighten the test for the others.
 
     Args:
         unary: ``[K]``.
         weights: ``[K, K]``.
         positive: ``[K]``.
         negative: ``[K]``.
-        memory: ``free`` and ``sizes[0]`` are set to the labels that are undecided, in ascending order.
-        labels: ``[K]``, to be filled with 0, 1 or -1 where a label is undecided.
+        memory: ``free`` and ``sizes[0]`` are set to the undecided labels, in ascending order, and their number.
+        labels: ``[K]``, to be filled with 0, 1, or -1 for an undecided label.
 
     Returns:
-        How many labels are undecided.
+        The number of undecided labels.
     """
     free, on = memory.free, memory.place
     count, chosen = 0, 0
@@ -131,7 +131,7 @@ def screen(unary, weights, positive, negative, memory, labels):
 
 @njit
 def score(unary, weights, labels, memory):
-    """What a set of labels scores, by lists of what is on; not finite where a score of its own is not."""
+    """The score of a set of labels; not finite if an entry of ``unary`` is not."""
     on, count, total = memory.place, 0, 0.0
     for k in range(len(unary)):
         if labels[k] == 1:
@@ -149,7 +149,7 @@ def score(unary, weights, labels, memory):
 def add_pairs(labelings, mass, total):
     """``total[b, p] += mass[b, c]`` where both labels of pair p are on in ``labelings[b, c]``.
 
-    Few are on: what takes time is to look at each label once.
+    Few labels are on, so the time goes into the scan for them.
     """
     size = labelings.shape[2]
     for b in range(labelings.shape[0]):

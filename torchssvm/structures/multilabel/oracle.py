@@ -1,4 +1,4 @@
-"""The best label sets of a batch, where labels have scores of their own and in pairs.
+"""The best label sets of a batch, with scores for single labels and for pairs.
 
 A set y of K labels scores ``sum_i u_i y_i + sum_{i<j} w_ij y_i y_j``, a quadratic pseudo-Boolean function.
 """
@@ -17,7 +17,7 @@ from torchssvm.structures.multilabel.message_passing import Workspace, workspace
 from torchssvm.structures.multilabel.numba import decode
 from torchssvm.structures.multilabel.reference import best_label_sets_torch
 
-_EACH = 8_000.0  # pairs of states that are compared while an example is decoded
+_EACH = 8_000.0  # cost of decoding an example, in comparisons of pairs of states
 
 _local = threading.local()
 
@@ -27,27 +27,25 @@ def best_label_sets(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Label sets with a high score, and an upper bound of all scores.
 
-    Labels that are the same in all best sets are found first, by comparing a score with all that could outweigh it.
-    For the others, messages between all pairs of labels lower the dual of the linear program over the local polytope:
-    MPLP [1]_, whose fixed points are optimal where variables are binary. Labels are decoded from the messages after
-    some of the sweeps, and improved by flipping one or two. Where the bound and the best score do not meet, branch and
-    bound may go on with the same messages.
+    First, labels whose scores outweigh all their pairs are decided. For the others, messages between all pairs minimise
+    the dual of the linear program over the local polytope (MPLP [1]_, whose fixed points are optimal for binary
+    variables). Labels are decoded after some of the sweeps and improved by flipping one or two. If a gap remains
+    between the bound and the best score, branch and bound may continue from the same messages.
 
-    With weights that are all 0 or more this is a minimum cut, and messages alone find it. Tensors of
-    the CPU and of CUDA are decoded on the CPU, compiled by Numba; those of other devices in torch operations, with the
-    same messages.
+    If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. CPU and CUDA tensors
+    are decoded on the CPU by Numba; other devices use torch operations with the same messages.
 
     Args:
         unary: ``[B, K]``, float32 or float64; computed in float64.
         pairwise: ``[B, P]``, P = K (K - 1) / 2, the pairs i < j in the order of ``torch.triu_indices(K, K, 1)``; or
-            ``[P]`` for all. One vector that is expanded to B rows is as quick as ``[P]``.
-        sweeps: How often all messages of an example are sent, at most; at least 1.
-        effort: How many updates of pairs branch and bound may take for an example: about 10 milliseconds for a million.
-            0 leaves the bound of the linear program.
+            ``[P]`` for all. One vector expanded to B rows is as fast as ``[P]``.
+        sweeps: The most sweeps over all pairs of an example; at least 1.
+        effort: The most pair updates of branch and bound for an example; a million take about 10 ms. 0 keeps the bound
+            of the linear program.
 
     Returns:
-        Labels ``[B, K]`` int64, 0 and 1; their scores ``[B]`` float64; bounds ``[B]`` float64, equal to the score where
-        the labels are the best. NaN where scores are not finite.
+        Labels ``[B, K]`` int64, 0 and 1; their scores ``[B]`` float64; bounds ``[B]`` float64, equal to the score if
+        the labels are optimal. Scores that are not finite give NaN.
 
     Raises:
         ValueError: Shapes do not fit, or ``sweeps`` is less than 1, or ``effort`` less than 0.
@@ -90,7 +88,7 @@ def _memory(num_labels: int) -> Workspace:
 
 
 def shared(pairwise: Tensor) -> Tensor:
-    """``[P]`` if ``pairwise`` is one vector for all examples; else itself, ``[B, P]``."""
+    """``[P]`` if ``pairwise`` is one vector for all examples, else ``pairwise`` unchanged, ``[B, P]``."""
     if pairwise.ndim == 2 and (pairwise.stride(0) == 0 or len(pairwise) == 1):
         return pairwise[0]
     return pairwise

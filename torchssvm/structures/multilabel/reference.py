@@ -1,6 +1,6 @@
-"""The best label sets in torch operations, for any device: the same messages in the same order as the compiled loops.
+"""The best label sets in torch operations on any device, with the messages of the compiled loops in the same order.
 
-Of the pairs ``i < j``, those that share ``(i + j) mod K`` have no label in common, and are updated together.
+Pairs ``i < j`` with the same ``(i + j) mod K`` have no label in common and are updated together.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from torchssvm.core.ordered_sums import add_at
 
-_TINY = 1e-12  # of the sum of all scores: gaps up to this are rounding
-_NUMBERS = 1 << 24  # of messages at a time
-_SWEEPS = 10  # of every subproblem of branch and bound
+_TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
+_NUMBERS = 1 << 24  # most messages at a time
+_SWEEPS = 10  # for each subproblem of branch and bound
 _OPEN = 256  # subproblems that are examined together
 
 
@@ -67,7 +67,7 @@ def _score(unary: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
 
 
 def _screen(unary: Tensor, weights: Tensor) -> Tensor:
-    """Labels ``[B, K]`` that all best sets agree upon; -1 where they may not."""
+    """Labels ``[B, K]`` that all best sets share; -1 if undecided."""
     fixed = torch.full(unary.shape, -1, dtype=torch.int64, device=unary.device)
     helping, hurting = weights.clamp(min=0.0), weights.clamp(max=0.0)
     while True:
@@ -81,7 +81,7 @@ def _screen(unary: Tensor, weights: Tensor) -> Tensor:
 
 
 class _Sent(NamedTuple):
-    """What messages found: labels ``[B, K]``, value and bound ``[B]``, and the beliefs and bound they ended with."""
+    """Results of message passing: labels ``[B, K]``, value and bound ``[B]``, final beliefs and bound, pair updates."""
 
     labels: Tensor
     value: Tensor
@@ -92,7 +92,7 @@ class _Sent(NamedTuple):
 
 
 def _send(unary: Tensor, weights: Tensor, fixed: Tensor, sweeps: int) -> _Sent:
-    """Messages between the labels that are -1 in ``fixed``, up to ``sweeps`` times."""
+    """Up to ``sweeps`` sweeps of messages between the labels that are -1 in ``fixed``."""
     size = unary.shape[1]
     i, j = torch.triu_indices(size, size, 1, device=unary.device)
     free = fixed < 0
@@ -145,7 +145,7 @@ def _send(unary: Tensor, weights: Tensor, fixed: Tensor, sweeps: int) -> _Sent:
 
 
 def _climb(unary: Tensor, weights: Tensor, labels: Tensor, free: Tensor, tiny: Tensor) -> Tensor:
-    """Flip one free label or two, in every example those that gain most, as long as there are any."""
+    """Flip the one or two free labels that gain most, in each example, while the score rises."""
     size = labels.shape[1]
     for _ in range(2 * size):
         change = 1.0 - 2.0 * labels
@@ -189,7 +189,7 @@ def _branch(
         tiny = _TINY * (unary.abs().sum() + weights.abs().sum())
         keep = (found.bound > found.value) & (found.bound - best > tiny)
         some, belief, last = some[keep], found.belief[keep], found.last[keep]
-        sure = (some < 0) & (last.unsqueeze(1) - belief.abs() - best <= tiny)  # the other side cannot be better
+        sure = (some < 0) & (last.unsqueeze(1) - belief.abs() - best <= tiny)  # the other value cannot be better
         some = torch.where(sure, (belief > 0.0).to(some.dtype), some)
         free = some < 0
         strength = (_times(free, weights.abs()) - 2.0 * belief.abs()).masked_fill(~free, -torch.inf)

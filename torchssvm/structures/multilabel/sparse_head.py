@@ -1,4 +1,4 @@
-"""The linear head of multilabel problems on features that are mostly zero."""
+"""The linear head of multilabel problems with sparse features."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from torchssvm.structures.multilabel.structure import Multilabel
 
 
 class SparseLinearMultilabel(LinearMultilabel):
-    """:class:`LinearMultilabel` for features that are lists: ``unary = sum_p values[p] U[columns[p]] + b``.
+    """:class:`LinearMultilabel` for sparse features: ``unary = sum_p values[p] U[columns[p]] + b``.
 
-    The weights are those of ``LinearMultilabel(in_features, num_labels)``, with the same names; only ``unary`` lies the
-    other way round, ``[F, K]`` as in ``nn.EmbeddingBag``. A step reads and writes the rows that its batch names, and no
-    others: its gradient is a sparse tensor.
+    The weights have the names and shapes of ``LinearMultilabel(in_features, num_labels)``, but ``unary`` is transposed:
+    ``[F, K]`` as in ``nn.EmbeddingBag``. Its gradient is a sparse tensor, so a step touches only the batch's columns.
 
     Args:
         in_features: F, the number of columns.
@@ -30,10 +29,10 @@ class SparseLinearMultilabel(LinearMultilabel):
         bias: Whether every label has a bias.
         pairwise: Whether pairs of labels are scored.
         structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.
-        sparse_gradient: Whether ``unary`` gets a sparse gradient; most optimizers other than BCFW need False.
+        sparse_gradient: Whether ``unary`` gets a sparse gradient; most optimizers except BCFW need False.
 
     Raises:
-        ValueError: ``in_features`` is less than 1, or ``structure`` has other labels or pairs.
+        ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
     """
 
     def __init__(
@@ -52,15 +51,14 @@ class SparseLinearMultilabel(LinearMultilabel):
 
     @staticmethod
     def by_feature(weight: Any) -> Any:
-        """``unary`` with a row for each feature, ``[F, K]``: it is stored so."""
+        """``unary`` unchanged: it is stored as ``[F, K]``, one row for each feature."""
         return weight
 
     def forward(self, x: SparseFeatures, lengths: None = None) -> Potentials:  # type: ignore[override]
         """Features -> ``unary`` ``[B, K]`` and ``pairwise`` ``[B, P]``; in the weights' dtype, autocast off.
 
         Args:
-            x: The features of all examples, ``columns`` and ``values`` ``[B, L]``, with -1 in ``columns`` where an
-                example has fewer than L.
+            x: The features of all examples, ``columns`` and ``values`` ``[B, L]``; -1 in ``columns`` is padding.
             lengths: None.
 
         Raises:
@@ -71,7 +69,7 @@ class SparseLinearMultilabel(LinearMultilabel):
         if isinstance(x, SparseFeatures) and isinstance(x.columns, Tensor):
             if x.columns.ndim != 2:
                 raise ValueError(f"x.columns must be [B, L], lists of columns, got {list(x.columns.shape)}")
-            # To lists of tokens, a set of labels is a chain of one.
+            # The lists are by token: an example has one token here.
             values = x.values.unsqueeze(1) if isinstance(x.values, Tensor) else x.values
             x = SparseFeatures(x.columns.unsqueeze(1), values)
         lists = as_lists(x, self.in_features, self.unary.dtype)

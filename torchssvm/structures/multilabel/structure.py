@@ -1,4 +1,4 @@
-"""Multilabel classification: an output is a set of labels, scored one by one and in pairs."""
+"""Multilabel classification: an output is a set of labels, with scores for labels and for pairs of labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_LISTED = 12
 
 
 class LabelSetOracle(Protocol):
-    """How the label sets with the highest score are found."""
+    """A method that finds the label sets with the highest score."""
 
     def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Labels ``[B, K]`` int64, scores and bounds ``[B]`` float64, from ``[B, K]`` and ``[P]`` or ``[B, P]``."""
@@ -29,13 +29,13 @@ class LabelSetOracle(Protocol):
 
 @dataclass(frozen=True)
 class MessagePassing:
-    """Messages alone: the bound is that of the linear program over the local polytope, when they have settled.
+    """Message passing alone; the bound converges to that of the linear program over the local polytope.
 
-    Exact where the weights of pairs are all at least 0, and often elsewhere; see
+    Exact if all pair weights are at least 0, and often otherwise; see
     :func:`torchssvm.structures.multilabel.oracle.best_label_sets`.
 
     Args:
-        sweeps: How often all messages of an example are sent, at most.
+        sweeps: The most sweeps over all pairs of an example.
 
     Raises:
         ValueError: ``sweeps`` is less than 1.
@@ -53,11 +53,11 @@ class MessagePassing:
 
 @dataclass(frozen=True)
 class BranchAndBound:
-    """Messages, and branch and bound for what they leave open; exact unless an example takes more than ``effort``.
+    """Message passing, then branch and bound for the remaining gap; exact unless an example needs more than ``effort``.
 
     Args:
-        sweeps: How often all messages of an example are sent, at most, before branching.
-        effort: How many updates of pairs branching may take for an example; 200,000 take about 3 milliseconds.
+        sweeps: The most sweeps over all pairs of an example before branching.
+        effort: The most pair updates of branch and bound for an example; 200,000 take about 3 ms.
 
     Raises:
         ValueError: ``sweeps`` or ``effort`` is less than 1.
@@ -76,26 +76,26 @@ class BranchAndBound:
 
 
 class Multilabel(Structure):
-    """Any of K labels may be on, and pairs that are on together score something, as [Yen et al. 2016] have it.
+    """A subset of K labels, with scores for labels and for pairs of labels, as in [Yen et al. 2016].
 
     Potentials: ``unary`` ``[B, K]``, the score of a label that is on (off scores 0), and ``pairwise`` ``[B, P]``, the
-    score of two that are both on, P = K (K - 1) / 2, the pairs i < j in the order of ``torch.triu_indices(K, K, 1)``.
-    The heads share it among all examples, one vector that is expanded to B rows; decoding is much quicker then.
+    score of two labels that are both on: P = K (K - 1) / 2 pairs i < j in the order of ``torch.triu_indices(K, K, 1)``.
+    Decoding is much faster if all examples share one vector expanded to B rows, as the heads return it.
     Labelings and targets: ``[B, K]`` int64, 1 where a label is on, else 0.
 
     The loss is the Hamming loss, ``sum_k weight_k [y_k != target_k]``, divided by the sum of all weights if
-    ``normalize``: without weights, the share of wrong labels.
+    ``normalize`` (without weights: the share of wrong labels).
 
     Args:
         num_labels: K.
-        pairwise: Whether there are pairs; without them the only potentials are ``unary``.
+        pairwise: Whether pairs are scored; otherwise the only potentials are ``unary``.
         normalize: Divide the loss by the sum of the weights.
-        weights: ``[K]``, non-negative and not all 0, what a wrong label costs; None is 1 for all.
-        decoder: ``BranchAndBound()``, which is what None means, or ``MessagePassing()``, whose bound is that of the
-            linear program. Both give a bound for the examples that they do not decode exactly.
+        weights: ``[K]``, non-negative and not all 0, the cost of each wrong label; None means 1 for all.
+        decoder: ``BranchAndBound()`` or ``MessagePassing()``; None means ``BranchAndBound()``. Both return a bound for
+            examples that they do not decode exactly.
 
     Raises:
-        ValueError: ``num_labels`` is less than 1, or ``weights`` is not such a vector.
+        ValueError: ``num_labels`` is less than 1, or ``weights`` has another shape, a negative entry or only zeros.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class Multilabel(Structure):
 
     @property
     def costs(self) -> Tensor:
-        """What each wrong label costs, ``[K]`` float64."""
+        """The cost of each wrong label, ``[K]`` float64."""
         return self._costs
 
     def argmax(self, potentials: Potentials) -> Decoding:
-        """What the decoder finds."""
+        """The decoder's labels."""
         return self._decode(potentials, potentials["unary"].detach().to(torch.float64))
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
-        """What the decoder finds with the loss added to ``unary``; the target, where an approximation is worse."""
+        """The decoder's labels with the loss added to ``unary``; the target if approximate labels are worse."""
         delta, constant = self.loss_potentials(target)
         unary = potentials["unary"].detach().to(torch.float64)
         found = self._decode(potentials, unary + delta["unary"])
@@ -167,9 +167,9 @@ class Multilabel(Structure):
         return self._sum(torch.stack([labeling, target], 1), mass.expand(len(labeling), -1))
 
     def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
-        """By the labels that are on, without parts."""
+        """By matrix products with the labelings, without parts."""
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
-        # What is off was not read, and must be finite all the same.
+        # Scores of labels that are off do not enter the score, but must be finite too.
         for tensor in (
             (potentials["unary"], shared(potentials["pairwise"])) if self.pairwise else (potentials["unary"],)
         ):
@@ -182,7 +182,7 @@ class Multilabel(Structure):
         return scores[:, :-1] - scores[:, -1:]
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each label and of each pair, less all of it at the target's."""
+        """The mass of each label and pair, less the total mass at the target's."""
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(potentials.dtype)
         return self._sum(torch.cat([labelings, target.unsqueeze(1)], 1), mass)
 
@@ -191,7 +191,7 @@ class Multilabel(Structure):
         return ((labeling != target) * self._costs.to(target.device)).sum(1)
 
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The cost of a label, against the target's; the constant is that of all labels of the target."""
+        """The cost of each label, negative if the target has it; the constant is the cost of the target's labels."""
         costs = self._costs.to(target.device)
         return {"unary": torch.where(target == 1, -costs, costs)}, (costs * target).sum(1)
 

@@ -1,4 +1,4 @@
-"""The generalised distance transform: a spring between every two places of an image, one torch operator."""
+"""The generalised distance transform of an image under quadratic costs: one torch operator."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from torchssvm.core.scratch import scratch
 from torchssvm.structures.pose.distance_transform_numba import transform
 
 DENSE = 128
-"""Lines of more places are transformed by their envelope: where it is faster than all pairs in vector registers."""
+"""Lines of more places use the envelope, which is faster there than all pairs in vector registers."""
 
-_AT_ONCE = 2**24  # numbers in the tables of the torch operations
+_AT_ONCE = 2**24  # most numbers in a table of the torch operations
 
 
 def distance_transform(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]:
-    """The best place to stretch a spring to, seen from every place p of an image.
+    """The best place q, and its score less the cost of a spring, for each place p of an image.
 
         ``value[p] = max_q scores[q] - (a dx^2 + b dx + c dy^2 + d dy),    dx = p_x - q_x,  dy = p_y - q_y``
 
     (Felzenszwalb and Huttenlocher 2005, "Pictorial structures for object recognition"; 2012, "Distance transforms of
-    sampled functions".) It is exact: the cost is a sum over both axes, so that rows are transformed first and columns
-    of their results then. Of several best places the first row has it, and in it the first column. It is the operator
-    ``torch.ops.torchssvm.distance_transform``: on the CPU compiled by Numba, in O(n) for lines of many places, by
-    their envelope; otherwise in torch operations, O(n^2) a line. All of them give the same numbers; the envelope up to
-    rounding. No gradient.
+    sampled functions".) It is exact: the cost is a sum over both axes, so rows are transformed first, then columns.
+    Ties go to the first row, then the first column. This is the operator ``torch.ops.torchssvm.distance_transform``:
+    compiled by Numba on the CPU, with O(n) envelopes for long lines; otherwise in torch operations, O(n^2) for each
+    line. All give the same numbers, the envelope up to rounding. It has no gradient.
 
     Args:
-        scores: ``[B, H, W]``, float32 or float64; -inf where no place is. NaN and +inf mean nothing.
+        scores: ``[B, H, W]``, float32 or float64; -inf excludes a place. Results for NaN and +inf are undefined.
         springs: ``[4]`` for all images or ``[B, 4]``: a, b, c and d in units of scores per place (squared); a and c
-            are at least 0. They are computed with in float64.
+            are at least 0. Costs are computed in float64.
 
     Returns:
         ``value`` ``[B, H, W]``, and ``place`` ``[B, H, W]`` int64, the best q as ``q_y * W + q_x``.
@@ -82,13 +81,13 @@ def _check(scores: Tensor, springs: Tensor) -> None:
         row = springs.reshape(-1, 4)[int(wrong.reshape(-1, 4).any(1).nonzero()[0])].tolist()
         raise ValueError(
             f"springs must be finite, and the quadratic ones, a and c, at least 0: got (a, b, c, d) = {row}; bound "
-            "those weights by lower=0.0 in their parameter group"
+            "their weights by lower=0.0 in a parameter group"
         )
 
 
 @torch.no_grad()
 def distance_transform_torch(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`distance_transform` in torch operations, for any device: all pairs of places of a line."""
+    """:func:`distance_transform` in torch operations on any device, over all pairs of places of a line."""
     _check(scores, springs)
     batch, height, width = scores.shape
     springs = springs.to(torch.float64).expand(batch, 4)
@@ -99,7 +98,7 @@ def distance_transform_torch(scores: Tensor, springs: Tensor) -> tuple[Tensor, T
 
 
 def _costs(spring: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """``[B, 1, p, q]``, what it costs to go from place q of a line to place p."""
+    """The cost from place q of a line to place p, ``[B, 1, p, q]``."""
     place = torch.arange(size, device=spring.device, dtype=torch.float64)
     d = place.unsqueeze(1) - place
     curvature, slope = spring[:, :1, None], spring[:, 1:, None]
@@ -111,7 +110,7 @@ def best_along_last(scores: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         scores: ``[*batch, n]``.
-        costs: ``[*batch, n, n]``, or what broadcasts to it.
+        costs: ``[*batch, n, n]``, or broadcastable to it.
     """
     shape, size = scores.shape, scores.shape[-1]
     costs = costs.expand(*shape, size).flatten(0, -3)

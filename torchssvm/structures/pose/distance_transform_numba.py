@@ -1,4 +1,4 @@
-"""The loops of the distance transform on a CPU, compiled by Numba."""
+"""The loops of the distance transform, compiled by Numba."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torchssvm.core.jit import njit
 
 @njit
 def transform(scores, springs, dense, begin, end, memory, places, value, place):
-    """Transform the images ``begin`` to ``end - 1``, their rows first and then their columns.
+    """Transform the images ``begin`` to ``end - 1``, first their rows, then their columns.
 
     Args:
         scores: ``[B, H, W]``.
         springs: ``[B or 1, 4]`` float64: a, b, c, d.
-        dense: Lines of more places than this are transformed by their lower envelope.
-        begin: First of the images.
-        end: One more than the last.
+        dense: Lines of more places than this use the envelope.
+        begin: The first image.
+        end: The last image plus 1.
         memory: Room for ``H * W + 2 * (H + W)`` numbers.
-        places: Room for ``H * W + 2 * max(H, W)`` whole numbers.
+        places: Room for ``H * W + 2 * max(H, W)`` integers.
         value: ``[B, H, W]``, to be filled.
         place: ``[B, H, W]`` int64, to be filled with ``y * W + x``.
     """
@@ -60,7 +60,7 @@ def fill_table(table, curvature, slope):
 
 @njit
 def _row(scores, table, out, found):
-    """All pairs of places of one line, in vector registers along the places that the line is wanted at."""
+    """All pairs of places of one line, vectorised over the target place p."""
     size = scores.shape[0]
     first, score = table[size - 1 :], scores[0]
     for p in range(size):
@@ -97,11 +97,11 @@ def _by_envelope(scores, curvature, slope, table, out, found, owner, start):
     """One line in O(n): the upper envelope of the parabolas ``scores[q] - a (p - q)^2 - b (p - q)``.
 
     Parabola j lies strictly above an earlier one, i, at the places right of ``s = (h_i - h_j) / (2 a (j - i))`` with
-    ``h_q = scores[q] - a q^2 + b q``; so equal ones leave a place to the first.
+    ``h_q = scores[q] - a q^2 + b q``; so ties go to the first.
     """
     size = scores.shape[0]
     top = -1
-    if curvature == 0.0:  # straight lines of one slope: the highest is highest everywhere
+    if curvature == 0.0:  # parallel straight lines: the highest one is highest everywhere
         for j in range(size):
             if top < 0 or scores[j] + slope * j > scores[owner[0]] + slope * owner[0]:
                 top, owner[0], start[0] = 0, j, 0

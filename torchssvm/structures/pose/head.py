@@ -1,4 +1,4 @@
-"""The linear head of poses: weights for the maps of a network, and springs."""
+"""The linear head of poses: weights of a network's maps, and springs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torchssvm.structures.pose.structure import Pose
 
 
 class PoseMaps(NamedTuple):
-    """What a network says of an image, on the grid of a :class:`~torchssvm.Pose`.
+    """A network's score maps of an image, on the grid of a :class:`~torchssvm.Pose`.
 
     Attributes:
-        unary: ``[B, P, H, W]``, how well every node fits every place.
-        types: ``[B, E, 2, T, H, W]``, how well every type of every arc fits the place of the arc's first node.
+        unary: ``[B, P, H, W]``, the score of each node at each place.
+        types: ``[B, E, 2, T, H, W]``, the score of each type of each arc at the place of the arc's first node.
     """
 
     unary: Tensor
@@ -29,10 +29,10 @@ class PoseMaps(NamedTuple):
 class LinearPose(nn.Module):
     """Potentials of a pose ([G16] appendix I.4), with all weights zero at the start.
 
-        ``unary[p] = unary_p map_p,   types[arc, t] = types_arc map_(arc, t),   deformation = itself``
+        ``unary[p] = unary_p map_p,   types[arc, t] = types_arc map_(arc, t),   deformation = deformation``
 
-    Its weights are ``unary`` ``[P]``, ``types`` ``[E, 2]`` and ``deformation`` ``[E, 2, T, 4]``, for x, x^2, y and y^2
-    of every arc and type: 26 + 50 + 50 * 13 * 4 = 2676 for 26 nodes and 13 types. There is no bias.
+    The weights are ``unary`` ``[P]``, ``types`` ``[E, 2]`` and ``deformation`` ``[E, 2, T, 4]``, for x, x^2, y and y^2
+    of each arc and type: 26 + 50 + 50 * 13 * 4 = 2676 for 26 nodes and 13 types. There is no bias.
 
     Args:
         structure: The tree, its mean displacements and its grid.
@@ -50,11 +50,11 @@ class LinearPose(nn.Module):
 
     @property
     def bounds(self) -> dict[str, tuple[Bound | None, Bound | None]]:
-        """Quadratic deformations cost at least 0, by the parameter's name, as ``StructuredSVM`` takes bounds."""
+        """Bounds for ``StructuredSVM``: quadratic deformation weights are at least 0."""
         return {"deformation": (torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0]), None)}
 
     def groups(self) -> list[dict[str, Any]]:
-        """The same :attr:`bounds` as parameter groups, in the order of ``parameters()``, as ``BCFW`` takes them."""
+        """The same :attr:`bounds` as parameter groups for ``BCFW``, in the order of ``parameters()``."""
         lower, _ = self.bounds["deformation"]
         return [{"params": [self.unary, self.types]}, {"params": [self.deformation], "lower": lower}]
 
@@ -62,10 +62,10 @@ class LinearPose(nn.Module):
         """Maps -> potentials; runs in the weights' dtype, autocast off.
 
         Args:
-            x: Maps; or one tensor ``[B, P + 2 E T, H, W]``, as a convolution gives them: those of the nodes first.
+            x: :class:`PoseMaps`; or one tensor ``[B, P + 2 E T, H, W]``, such as a convolution's output, nodes first.
 
         Raises:
-            TypeError: ``x`` holds no dense, real tensors.
+            TypeError: ``x`` is neither, or its tensors are not dense and real.
             ValueError: A shape does not fit the structure.
         """
         structure, shapes = self.structure, self.structure.shapes
@@ -78,7 +78,7 @@ class LinearPose(nn.Module):
             own, others = x[:, : structure.num_nodes], x[:, structure.num_nodes :]
             x = PoseMaps(own, others.reshape(len(x), *shapes["types"]))
         elif not isinstance(x, tuple) or len(x) != 2:
-            raise TypeError(f"x is {describe(x)}, and must be PoseMaps(unary, types) or one tensor of all maps")
+            raise TypeError(f"x must be PoseMaps(unary, types) or one tensor of all maps, got {describe(x)}")
         for name, tensor in zip(PoseMaps._fields, x, strict=True):
             if (
                 check_tensor(tensor, f"x.{name}").ndim < 1
@@ -115,5 +115,5 @@ class LinearPose(nn.Module):
 
 
 def _products(maps: Tensor, parts: Tensor, axes: int) -> Tensor:
-    """Inner products over the last axes."""
+    """Inner products over the last ``axes`` axes."""
     return (maps.flatten(-axes).unsqueeze(-2) @ parts.flatten(-axes).unsqueeze(-1)).squeeze((-1, -2))

@@ -1,9 +1,9 @@
 """Max-convolution of an image with a cost of the displacement along one axis, compiled by Numba.
 
-Every function takes the costs as a table of 2 n - 1 numbers, n the size of the axis: ``table[p - q + n - 1]`` is what
-it costs to go from place q to place p. Maxima are written ``v if v > r else r``: LLVM then uses vector instructions
-without fast-math, and rounding and ties are those of the order written here. All of them are O(n^2) a line; in vector
-registers, and without the maximisers, that is faster than the O(n) of envelopes up to a few hundred places.
+Costs are tables of 2 n - 1 numbers, n the size of the axis: ``table[p - q + n - 1]`` is the cost from place q to place
+p. Maxima are written ``v if v > r else r``: LLVM then vectorises them without fast-math, and rounding and ties follow
+the order of the code. The loops are O(n^2) for each line; in vector registers and without maximisers, they are faster
+than O(n) envelopes up to a few hundred places.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def convolve_rows(out, scores, table):
         for p in range(wide):
             best[p] = a - first[p]
         q = 1
-        while q + 4 <= size:  # four at once: a quarter of the reads and writes
+        while q + 4 <= size:  # four at once need a quarter of the reads and writes
             a, b, c, d = row[q], row[q + 1], row[q + 2], row[q + 3]
             first = table[size - 4 - q : size - 1 - q + wide]
             for p in range(wide):
@@ -45,7 +45,7 @@ def convolve_rows(out, scores, table):
 def raise_along_columns(out, scores, table, fresh):
     """``out[p] = max(out[p], scores[q] - table[p - q + n - 1])``, row by row, over all q.
 
-    ``fresh`` forgets what stands in ``out``.
+    ``fresh`` ignores the old content of ``out``.
     """
     size, wide = scores.shape[0], out.shape[1]
     for p in range(size):

@@ -1,4 +1,4 @@
-"""The loops of max-sum on trees of grid places, compiled by Numba."""
+"""The loops of max-sum on trees with places on a grid, compiled by Numba."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def decode(node, kinds, cost_x, cost_y, parent, order, wide, begin, end, memory,
         cost_x: ``[B or 1, E, 2, T, 2 W - 1]``.
         cost_y: ``[B or 1, E, 2, T, 2 H - 1]``.
         parent: ``[P]``, -1 at roots.
-        order: ``[P]``, the nodes, the deepest first.
+        order: ``[P]``, the nodes in descending order of depth.
         wide: The width of a row of working memory, at least W.
-        begin: First of the trees.
-        end: One more than the last.
+        begin: The first tree.
+        end: The last tree plus 1.
         memory: Room for ``(P + 3) * H * wide + T * H * W + W - 1 + wide + 2 * H`` numbers.
-        chosen: Room for ``E * H * W`` whole numbers.
+        chosen: Room for ``E * H * W`` integers.
         place: ``[B, P]``, to be filled with ``y * W + x``.
         kind: ``[B, E, 2]``, to be filled.
         value: ``[B]``, to be filled.
@@ -31,7 +31,7 @@ def decode(node, kinds, cost_x, cost_y, parent, order, wide, begin, end, memory,
     beliefs = memory[: parts * area].reshape(parts, height, wide)
     start = (parts + 3) * area
     images = memory[parts * area : start].reshape(3, height, wide)
-    rows, reached, message = images[0], images[1], images[2]  # unpacking would forget that they are contiguous
+    rows, reached, message = images[0], images[1], images[2]  # unpacked slices would lose their contiguous type
     scores = memory[start : start + types * height * width].reshape(types, height, width)
     start += types * height * width
     table_x, table_y = memory[start : start + width - 1 + wide], memory[start + width - 1 + wide :]
@@ -74,7 +74,7 @@ def decode(node, kinds, cost_x, cost_y, parent, order, wide, begin, end, memory,
 
 @njit
 def _edge(parent, v):
-    """The number of the edge above a node: how many nodes before it have one."""
+    """The index of the edge between v and its parent."""
     count = 0
     for u in range(v):
         if parent[u] >= 0:
@@ -102,7 +102,7 @@ def _add(belief, message):
 
 @njit
 def _pair(table, below, above):
-    """The costs of both arcs of an edge, by parent less child: those given are by child less parent."""
+    """Sum the costs of both arcs of an edge; ``table`` is by parent less child, the costs by child less parent."""
     size = below.shape[0]
     for k in range(size):
         table[k] = below[size - 1 - k] + above[size - 1 - k]
@@ -110,7 +110,7 @@ def _pair(table, below, above):
 
 @njit
 def _keep_best(message, best_kind, scores, reached, t):
-    """``message = max(message, scores + reached)``, and where this is the first maximum, its kind ``t``."""
+    """``message = max(message, scores + reached)``; ``best_kind`` keeps the first t of the maximum."""
     for y in range(scores.shape[0]):
         best, found, one, two = message[y], best_kind[y], scores[y], reached[y]
         for x in range(scores.shape[1]):
@@ -132,7 +132,7 @@ def _first_maximum(belief, width, place, v):
 
 @njit
 def _follow(belief, scores, costs_x, costs_y, t, above, place, v, kind):
-    """The first kind and place of a node that give its parent's place the message: the same sums, compared again."""
+    """The best place of a node and kind s, given its parent's place and kind t; ties go to the first."""
     types, height, width = scores.shape
     py, px = above // width, above % width
     place[v], kind[0] = 0, 0

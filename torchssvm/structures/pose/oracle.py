@@ -1,4 +1,4 @@
-"""Max-sum on trees whose nodes are places on a grid, with edges of several kinds: one torch operator."""
+"""Max-sum on trees whose nodes have places on a grid and whose edges have kinds: one torch operator."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ from torchssvm.structures.tree.oracle import node_depths
 def max_sum_grid(
     node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best place l of every node, and the best kinds (s, t) of every edge, of trees on a grid of H x W places.
+    """The best place l of each node and the best kinds (s, t) of each edge, for trees on a grid of H x W places.
 
         ``sum_v node[v, l_v] + sum_e kinds[e, 0, s_e, l_v] + kinds[e, 1, t_e, l_u] - cost[e, 0, s_e](l_v - l_u)
         - cost[e, 1, t_e](l_v - l_u)``,
 
-    edge e joining node v with its parent u, and a cost that is a sum over both axes. An edge has two kinds, s with
-    scores at the child's place and t with scores at the parent's. Both costs depend on the same displacement, so that
-    no kind can be maximised over alone: a message is the best of T^2 max-convolutions, each exact and O(H W (H + W)),
-    whatever the costs are. Of several best outputs the first one is found on every device: the first place of a root
-    in rows and then columns; at a given place of the parent the first t, then the first s, then the first place of the
-    child. It is the operator ``torch.ops.torchssvm.max_sum_grid``: on the CPU compiled by Numba, otherwise in torch
-    operations; both give the same bits. No gradient.
+    where edge e joins node v with its parent u, and each cost is a sum over both axes. Kind s has scores at the child's
+    place, kind t at the parent's. Both costs depend on the same displacement, so s and t cannot be maximised
+    separately: a message is the best of T^2 max-convolutions, each exact and O(H W (H + W)) for any costs. Ties go, on
+    every device, to the first place of a root in row-major order; then, given the parent's place, to the first t, the
+    first s and the first place of the child. This is the operator ``torch.ops.torchssvm.max_sum_grid``: compiled by
+    Numba on the CPU, otherwise in torch operations that give the same bits. It has no gradient.
 
     Args:
         node: ``[B, P, H, W]``, float32 or float64.
-        kinds: ``[B, E, 2, T, H, W]``, by the edges in the order of their lower nodes v.
+        kinds: ``[B, E, 2, T, H, W]``, edges in ascending order of their child v.
         cost_x: ``[B, E, 2, T, 2 W - 1]``, the cost of ``l_v - l_u`` along x, from 1 - W to W - 1.
-        cost_y: ``[B, E, 2, T, 2 H - 1]``, alike, along y.
-        parent: ``[P]`` int64, the parent of every node, -1 at a root; there may be several.
+        cost_y: ``[B, E, 2, T, 2 H - 1]``, the same along y.
+        parent: ``[P]`` int64, the parent of each node, -1 for a root; there may be several roots.
 
     Returns:
         ``place`` ``[B, P]`` int64, ``y * W + x``; ``kind`` ``[B, E, 2]`` int64; ``value`` ``[B]``.
 
     Raises:
-        ValueError: Shapes do not fit, or parents have a cycle or are not nodes.
+        ValueError: Shapes do not fit, or ``parent`` has a cycle or an unknown node.
     """
     return _operator(node, kinds, cost_x, cost_y, parent)
 
@@ -94,7 +93,7 @@ def _check_shapes(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, p
 
 
 def _check(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor) -> Tensor:
-    """The nodes, the deepest first, and those of a depth in the order of their numbers."""
+    """The nodes in descending order of depth, then ascending order; raises ValueError if an argument does not fit."""
     _check_shapes(node, kinds, cost_x, cost_y, parent)
     depth = node_depths(torch.empty(1, len(parent), 1, device=parent.device), parent, None)[0]
     edges = int((parent >= 0).sum())
@@ -107,7 +106,7 @@ def _check(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: 
 def max_sum_grid_torch(
     node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`max_sum_grid` in torch operations, for any device."""
+    """:func:`max_sum_grid` in torch operations on any device."""
     order = _check(node, kinds, cost_x, cost_y, parent).tolist()
     batch, parts, height, width = node.shape
     edge_of = ((parent >= 0).cumsum(0) - 1).tolist()
@@ -150,7 +149,7 @@ def max_sum_grid_torch(
 
 
 def _to_parent(cost: Tensor) -> Tensor:
-    """``[..., 2 n - 1]`` by child less parent -> ``[..., parent, child]``."""
+    """Costs ``[..., 2 n - 1]`` by displacement (child less parent) -> ``[..., parent, child]``."""
     size = (cost.shape[-1] + 1) // 2
     place = torch.arange(size, device=cost.device)
     return cost[..., place - place.unsqueeze(1) + size - 1]

@@ -27,30 +27,30 @@ class Pose(Structure):
 
         ``types[arc, t, l_p] - <deformation[arc, t], Delta(l_p - l_q - r[arc, t])>``
 
-    with ``Delta(z) = (z_x, z_x^2, z_y, z_y^2)``, to which every node adds ``unary[p, l_p]``. A deformation costs:
-    positive weights are springs.
+    with ``Delta(z) = (z_x, z_x^2, z_y, z_y^2)``. Each node adds ``unary[p, l_p]``. Positive deformation weights are
+    costs, like springs.
 
     Potentials: ``unary`` ``[B, P, H, W]``, ``types`` ``[B, E, 2, T, H, W]`` and ``deformation`` ``[B, E, 2, T, 4]``.
-    They are large and an example's own weights are few: ``storage=Weights()`` or ``Labelings()`` is for them.
+    They are large compared with an example's weights, so use ``storage=Weights()`` or ``Labelings()``.
 
-    Labelings and targets: ``[B, P, 4]`` int64; of every node x (column), y (row), the type of arc 0, the type of arc 1;
-    -1 for both types of a node without a parent. :meth:`labeling` makes them from places.
+    Labelings and targets: ``[B, P, 4]`` int64: for each node x (column), y (row), the type of arc 0, the type of arc 1;
+    -1 for both types of a node without a parent. :meth:`labeling` computes them from places.
 
     The loss is that of [G16], ``(1/P) sum_p min(1, |l_p - l*_p|^2 / s^2)`` with s the size of the target.
 
     The max oracle is exact for all weights: max-sum with a max-convolution, separable in x and y, for each of the T^2
-    pairs of types of an edge, ``O(E T^2 H W (H + W))``. (The envelopes of generalised distance transforms, which [G16]
-    uses, need quadratic weights that are at least 0 and are faster on grids of several hundred places a side only. The
-    weights of [G16] are non-negative all the same: see ``LinearPose.bounds``.)
+    pairs of types of an edge, ``O(E T^2 H W (H + W))``. (The envelopes of generalised distance transforms in [G16]
+    need non-negative quadratic weights and are faster only on grids of several hundred places a side.
+    ``LinearPose.bounds`` gives the non-negative weights of [G16].)
 
     Args:
-        parent: The parent of every node, -1 at a root; any numbering.
+        parent: The parent of each node, -1 for a root. Nodes may be numbered in any order.
         displacements: ``[E, 2, T, 2]``, r as (x, y) in places, of the arc's first node less its second.
         grid: (H, W).
-        spreads: ``[E, 2, T, 2]``, positive: ``l_p - l_q - r`` is divided by it, so that weights of all arcs are of one
-            size. None is 1 everywhere.
-        size: What s is: the distance of two nodes in the target, such as (left shoulder, right hip), at least one
-            place; or a number of places.
+        spreads: ``[E, 2, T, 2]``, positive: ``l_p - l_q - r`` is divided by it, so that the weights of all arcs have
+            one scale. None means 1 everywhere.
+        size: s: a number of places; or two nodes, such as (left shoulder, right hip), whose distance in the target
+            (at least one place) is s.
 
     Raises:
         ValueError: An argument does not fit the others, or ``parent`` does not describe trees.
@@ -68,9 +68,9 @@ class Pose(Structure):
         self.parent = _check_parent(parent)
         self.num_nodes = len(self.parent)
         self.lower = (self.parent >= 0).nonzero().flatten()
-        """Of every edge, the node that has a parent."""
+        """The child of each edge."""
         self.upper = self.parent[self.lower]
-        """Of every edge, the parent."""
+        """The parent of each edge."""
         edges = len(self.lower)
         check_tensor(displacements, "displacements")
         if displacements.ndim != 4 or displacements.shape[2] < 1 or displacements.shape != (
@@ -114,7 +114,7 @@ class Pose(Structure):
         return {"unary": (self.num_nodes, *grid), "types": (*arcs, *grid), "deformation": (*arcs, 4)}
 
     def argmax(self, potentials: Potentials) -> Decoding:
-        """The best pose; ties are broken as ``max_sum_grid`` says."""
+        """The best pose; ties are broken as in ``max_sum_grid``."""
         unary, weights = potentials["unary"].detach(), potentials["deformation"].detach()
         self._to(unary.device)
         shared = len(weights) > 1 and weights.stride(0) == 0
@@ -126,28 +126,28 @@ class Pose(Structure):
         return Decoding(torch.cat([places, types], 2), value)
 
     def parts(self, labeling: Tensor) -> dict[str, Tensor]:
-        """Indicators of the places and of the arcs' types at them, and the deformations with a minus sign."""
+        """Indicators of the places and of the arcs' types there, and negative deformations."""
         mass = torch.ones(len(labeling), 1, dtype=torch.float64, device=labeling.device)
         like = {name: torch.zeros(len(labeling), *shape, device=labeling.device) for name, shape in self.shapes.items()}
         like["deformation"] = like["deformation"].to(torch.float64)
         return self._add(like, labeling.unsqueeze(1), mass)
 
     def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """What appears, less what disappears."""
+        """Parts of the labeling less parts of the target."""
         mass = torch.tensor([1.0, -1.0], dtype=torch.float64, device=labeling.device).expand(len(labeling), 2)
         return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
 
     def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
-        """Looked up in the potentials."""
+        """Score and loss from looked-up potentials, without parts."""
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         for tensor in potentials.tensors.values():
             total = tensor.detach().flatten(1).sum(1)
-            if not bool(torch.isfinite(total).all()):  # or it is too large a sum of finite numbers
+            if not bool(torch.isfinite(total).all()):  # unless a sum of finite numbers overflows
                 score = score.masked_fill(~torch.isfinite(tensor.detach()).flatten(1).all(1), torch.nan)
         return OracleResult(labeling, score, self.loss(labeling, target))
 
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Looked up in the potentials, ``[B, C]`` float64: P + 2 E reads and 2 E springs a labeling."""
+        """Sums of looked-up potentials, ``[B, C]`` float64: P + 2 E reads and 2 E springs for each labeling."""
         everything = torch.cat([labelings, target.unsqueeze(1)], 1)
         nodes, types, arcs, stretch = self._places(everything)
         total = _look_up(potentials["unary"], nodes).sum(2) + _look_up(potentials["types"], types).sum(2)
@@ -157,7 +157,7 @@ class Pose(Structure):
         return total[:, :-1] - total[:, -1:]
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each place, type and deformation, less all of it at the target's."""
+        """The mass of each place, type and deformation, less the total mass at the target's."""
         everything = torch.cat([labelings, target.unsqueeze(1)], 1)
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
         return self._add(_zeros_like(potentials), everything, mass)
@@ -168,7 +168,7 @@ class Pose(Structure):
         return (squared / self._squared_size(target)).clamp(max=1.0).mean(1)
 
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """What each place of each node costs, ``[B, P, H, W]``; types and deformations cost nothing."""
+        """The cost of each place of each node, ``[B, P, H, W]``; types and deformations cost nothing."""
         x, y = (torch.arange(size, device=target.device) for size in (self.width, self.height))
         squared = (x - target[..., None, None, 0]).square() + (y.unsqueeze(1) - target[..., None, None, 1]).square()
         cost = (squared.to(torch.float64) / self._squared_size(target)[..., None, None]).clamp(max=1.0)
@@ -195,13 +195,13 @@ class Pose(Structure):
         return torch.cat([target[..., :2], target[..., 2:].masked_fill((self.parent < 0).view(1, -1, 1), -1)], 2)
 
     def labeling(self, places: Tensor) -> Tensor:
-        """The labeling at given places, each arc of the type whose mean displacement is nearest, in units of spreads.
+        """The labeling at given places; each arc gets the type with the nearest mean displacement, in units of spreads.
 
         Args:
-            places: ``[..., P, 2]``, (x, y) of every node; they are rounded to the grid. None may lie outside of it.
+            places: ``[..., P, 2]``, (x, y) of each node on the grid; they are rounded.
 
         Raises:
-            ValueError: A place lies outside of the grid, or the shape does not fit.
+            ValueError: A place lies outside the grid, or the shape does not fit.
         """
         if places.shape[-2:] != (self.num_nodes, 2):
             raise ValueError(f"places must be [..., {self.num_nodes}, 2], got {list(places.shape)}")
@@ -221,10 +221,10 @@ class Pose(Structure):
         return torch.cat([whole, types], -1)
 
     def nearest_types(self, places: Tensor) -> Tensor:
-        """Of every arc the type whose mean displacement is nearest, in units of spreads, ``[..., E, 2]`` int64.
+        """The type of each arc with the nearest mean displacement, in units of spreads: ``[..., E, 2]`` int64.
 
         Args:
-            places: ``[..., P, 2]``, (x, y) of every node; they may lie outside of the grid.
+            places: ``[..., P, 2]``, (x, y) of each node; they may lie outside the grid.
         """
         self._to(places.device)
         offset = (places[..., self.lower, :] - places[..., self.upper, :]).unsqueeze(-2)
@@ -249,20 +249,20 @@ class Pose(Structure):
         return torch.full((len(target), 1), float(self.size) ** 2, dtype=torch.float64, device=target.device)
 
     def _costs(self, weights: Tensor, axis: int) -> Tensor:
-        """What every displacement of a node from its parent costs along an axis, ``[B, E, 2, T, 2 n - 1]``."""
+        """The cost of each displacement of a node from its parent along an axis, ``[B, E, 2, T, 2 n - 1]``."""
         size = (self.width, self.height)[axis]
         d = torch.arange(1 - size, size, device=weights.device)
-        z = torch.stack([d, -d]).view(1, 2, 1, -1)  # the arcs run opposite ways
+        z = torch.stack([d, -d]).view(1, 2, 1, -1)  # the arcs have opposite directions
         z = ((z - self.displacements[..., axis, None]) / self.spreads[..., axis, None]).to(weights.dtype)
         linear, quadratic = weights[..., 2 * axis, None], weights[..., 2 * axis + 1, None]
         return linear * z + quadratic * (z * z)
 
     def _places(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Where the labelings ``[B, C, P, 4]`` lie in the potentials.
+        """Places of the labelings ``[B, C, P, 4]`` in the flattened potentials, and their deformations.
 
         Returns:
-            The places of the nodes in the flattened unary potentials, ``[B, C, P]``; those of the arcs in the types,
-            ``[B, C, 2 E]``, and in the deformations, alike, without their last axis; Delta, ``[B, C, 2 E, 4]`` float64.
+            Places of the nodes in the unary potentials, ``[B, C, P]``; of the arcs in the types, ``[B, C, 2 E]``; of
+            the arcs in the deformations without their last axis, ``[B, C, 2 E]``; Delta, ``[B, C, 2 E, 4]`` float64.
         """
         self._to(labels.device)
         area = self.height * self.width
@@ -281,7 +281,7 @@ class Pose(Structure):
     def _add(self, parts: Parts, labels: Tensor, mass: Tensor) -> Parts:
         """Add the parts of the labelings ``[B, C, P, 4]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
         nodes, types, arcs, stretch = self._places(labels)
-        apart = labels.shape[1] == 1  # every node and arc has places of its own
+        apart = labels.shape[1] == 1  # no two nodes or arcs share a place
         for name, places in (("unary", nodes), ("types", types)):
             flat = parts[name].view(len(labels), -1)
             weight = mass.to(flat.dtype).unsqueeze(2).expand(places.shape)
@@ -305,12 +305,12 @@ class Pose(Structure):
 
 def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
     tree = as_parents(parent)
-    node_depths(torch.empty(1, len(tree), 1), tree, None)  # raises where it is no tree
+    node_depths(torch.empty(1, len(tree), 1), tree, None)  # raises if it is not a tree
     return tree
 
 
 def _look_up(potentials: Tensor, places: Tensor) -> Tensor:
-    """The numbers at flat ``places`` ``[B, C, M]`` of ``[B, ...]``, float64."""
+    """The potentials ``[B, ...]`` at flat ``places`` ``[B, C, M]``, float64."""
     flat = potentials.detach().flatten(1)
     return flat.gather(1, places.flatten(1)).view(places.shape).to(torch.float64)
 

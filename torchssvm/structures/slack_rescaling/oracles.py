@@ -41,7 +41,7 @@ class SlackOracle(ABC):
             target: As ``structure.check_target`` returned it.
 
         Returns:
-            A decoding whose value and bound (``[B]`` float64) are products; none is below 0, the target's.
+            A decoding whose value and bound (``[B]`` float64) are products, at least 0 (the target's product).
         """
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class SlackOracle(ABC):
 
 
 class EveryClass(SlackOracle):
-    """Exact for :class:`Multiclass`: the products of all K classes; ties go to the smallest class."""
+    """Exact for :class:`Multiclass`: compares the products of all K classes; ties go to the smallest class."""
 
     def check(self, structure: Structure) -> None:
         """Multiclass only."""
@@ -66,13 +66,13 @@ class EveryClass(SlackOracle):
 
 
 class EveryLossLevel(SlackOracle):
-    """Exact for :class:`Chain` where token costs are whole multiples of a unit: O(N M K^2) for a loss of M units.
+    """Exact for :class:`Chain` if token costs are integer multiples of a unit: O(N M K^2) for a loss of M units.
 
-    The best sequence of each loss is found by Viterbi with the loss so far as part of the state; then the product is
-    compared over the losses. For the Hamming loss, normalised or not, the unit is one error: M = N.
+    Viterbi with the loss so far as part of the state finds the best sequence for each loss; then the products are
+    compared. For the Hamming loss, normalised or not, the unit is one error: M = N.
 
     Args:
-        most: The largest M that is accepted: time and memory are proportional to it.
+        most: The largest accepted M; time and memory are proportional to M.
     """
 
     def __init__(self, most: int = 1000) -> None:
@@ -99,7 +99,7 @@ class EveryLossLevel(SlackOracle):
         return Decoding(found.labels(level), value)
 
     def _levels(self, structure: Structure, target: Labeling) -> tuple[Tensor, Tensor]:
-        """What each state costs at each token, ``[B, N, K]`` int64, in units ``[B]`` float64."""
+        """The cost of each state at each token, ``[B, N, K]`` int64, and its units, ``[B]`` float64."""
         delta, constant = structure.loss_potentials(target)
         if isinstance(delta, Tensor) or delta.keys() != {"emission"} or bool(constant.any()):
             raise ValueError("EveryLossLevel needs a loss that is a sum of token costs: use another of\n" + ORACLES)
@@ -122,12 +122,12 @@ class EveryLossLevel(SlackOracle):
 
 
 class BruteForceSearch(SlackOracle):
-    """Exact for structures that enumerate their outputs: all of them, one after another; the first best one is taken.
+    """Exact for structures that enumerate their outputs: tries them all; ties go to the first.
 
     The loss may be any function of output and target.
 
     Args:
-        most: How many outputs are accepted.
+        most: The largest accepted number of outputs.
     """
 
     def __init__(self, most: int = 20_000) -> None:
@@ -145,7 +145,7 @@ class BruteForceSearch(SlackOracle):
         """Maximise the product over all outputs.
 
         Raises:
-            ValueError: The outputs are not listed, or are too many.
+            ValueError: The structure lists no outputs, or too many.
         """
         outputs = structure.enumerate(potentials)
         best: Labeling = None
@@ -172,7 +172,7 @@ def loss_and_factor(
 
 
 def better_of(held: Labeling, value: Tensor | None, other: Labeling, others: Tensor) -> tuple[Labeling, Tensor]:
-    """For each example the labeling of the higher value (the held one where they are equal), and that value."""
+    """For each example the labeling with the higher value, and that value; ties go to ``held``."""
     if value is None:
         return other, others
     better = others > value
@@ -180,7 +180,7 @@ def better_of(held: Labeling, value: Tensor | None, other: Labeling, others: Ten
 
 
 def choose(first: Tensor, a: Any, b: Any) -> Any:
-    """``a`` in the rows where ``first`` holds, ``b`` elsewhere; tensors, or tuples of them."""
+    """``a`` in the rows where ``first`` is True, ``b`` elsewhere; for tensors or tuples of tensors."""
     if isinstance(a, tuple):
         chosen = [choose(first, x, y) for x, y in zip(a, b, strict=True)]
         return type(a)(*chosen) if hasattr(a, "_fields") else tuple(chosen)

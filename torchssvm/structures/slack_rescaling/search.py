@@ -1,4 +1,4 @@
-"""An approximate max oracle of slack rescaling, made of the wrapped structure's own max oracle."""
+"""An approximate max oracle of slack rescaling that calls the wrapped structure's own max oracle."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torchssvm.structures.slack_rescaling.oracles import SlackOracle, better_of,
 
 
 class LossScaleSearch(SlackOracle):
-    r"""Approximate with an upper bound, for every structure: its own max oracle at several scales of the loss.
+    r"""Approximate with an upper bound, for every structure: calls its max oracle with several scales of the loss.
 
     Write ``g = L(y)`` and ``h = 1 + <p(y) - p(target), theta>``. Loss-augmented decoding with the loss scaled by
     ``c >= 0`` maximises ``h + c g`` (Sarawagi and Gupta, 2008; the lambda-oracle of Choi, Meshi and Srebro, 2016), and
-    its maximum ``M(c)`` bounds every output: ``h <= M(c) - c g``. A few such lines and the largest loss G bound the
+    its maximum ``M(c)`` bounds every output: ``h <= M(c) - c g``. A few of these lines and the largest loss G bound the
     product by
 
         ``max_{0 <= g <= G} g min_c (M(c) - c g)``,
 
-    a concave problem in one variable, solved exactly. Its solution lies above the chord between two outputs met before
-    (g, h), and the next scale to ask is the chord's slope: the answer is an output above it, or the proof that there is
-    none. So the bound falls to the largest product on the convex hull of all (g, h). Of the outputs inside the hull,
-    one of which may be best, no such oracle knows: the labeling is the best one met. Where an exact oracle exists, it
-    is better, if not always faster.
+    a concave problem in one variable, solved exactly. Its solution lies above the chord between two known outputs
+    (g, h). The chord's slope is the next scale: the oracle finds an output above the chord or proves that there is
+    none. The bound thus falls to the largest product on the convex hull of all (g, h). The oracle cannot find outputs
+    inside the hull, one of which may be optimal; the labeling is the best one found. Use an exact oracle if there is
+    one.
 
     Args:
-        calls: Most decodings of a batch, at least 3; fewer where the hull is reached before. ``oracle_calls`` counts
-            them as one.
+        calls: The most decodings of a batch, at least 3; it stops earlier at the hull. ``oracle_calls`` counts them as
+            one.
     """
 
     def __init__(self, calls: int = 10) -> None:
@@ -42,10 +42,10 @@ class LossScaleSearch(SlackOracle):
         """Search for the largest product.
 
         Returns:
-            A decoding with ``bound``; ``exact`` only if the bound is reached, to rounding, for all examples.
+            A decoding with ``bound``; ``exact`` only if all examples reach their bounds, up to rounding.
 
         Raises:
-            ValueError: The structure's own oracle is approximate, and gives no bound.
+            ValueError: The structure's own oracle is approximate and returns no bound.
         """
         search = _Search(structure, potentials, target)
         search.highest_score()
@@ -58,9 +58,9 @@ class LossScaleSearch(SlackOracle):
             before = ceiling
             where, ceiling = search.ceiling()
             if bool(_reached(ceiling, before).all()):
-                break  # the chords are edges: this is the maximum over the convex hull
+                break  # the chords are edges of the hull: the maximum over the hull is reached
         labeling, value = search.labeling, search.value
-        if bool((worse := value < 0).any()):  # an oracle that is approximate itself may find nothing like the target
+        if bool((worse := value < 0).any()):  # an approximate oracle may find only outputs worse than the target
             labels = target if type(target) is type(labeling) else getattr(target, "labels", target)
             labeling, value = choose(worse, labels, labeling), value.clamp(min=0.0)
         exact = bool(_reached(value, ceiling).all())
@@ -68,7 +68,7 @@ class LossScaleSearch(SlackOracle):
 
 
 class _Search:
-    """The outputs met, the best of them, and the lines that no output is above; all for a batch."""
+    """The outputs found so far, the best of them, and the upper-bound lines, for a batch."""
 
     def __init__(self, structure: Structure, potentials: Potentials, target: Labeling) -> None:
         self.structure, self.potentials, self.target = structure, potentials, target
@@ -81,19 +81,19 @@ class _Search:
         self.lines: list[tuple[Tensor, Tensor]] = []  # (c, M(c))
 
     def highest_score(self) -> None:
-        """The line of slope 0."""
+        """Add the line of slope 0, from the highest score."""
         found = as_decoding(self.structure.argmax(self.potentials))
         _, factor = self._meet(found)
         self.lines.append((torch.zeros_like(self.own), _bound(found, factor, offset=1.0 - self.own)))
 
     def largest_loss(self) -> None:
-        """The vertical line."""
+        """Set ``most``, the largest loss: the vertical line."""
         found = as_decoding(self.structure.augmented_argmax(self._scaled(torch.zeros_like(self.own)), self.target))
         loss, _ = self._meet(found)
         self.most = _bound(found, loss)
 
     def ask(self, slope: Tensor) -> None:
-        """The line of this slope: the oracle for ``theta/c + L`` maximises ``h/c + g``."""
+        """Add the line of this slope: the oracle for ``theta/c + L`` maximises ``h/c + g``."""
         found = as_decoding(self.structure.augmented_argmax(self._scaled(1.0 / slope), self.target))
         loss, factor = self._meet(found)
         self.lines.append((slope, _bound(found, factor + slope * loss, factor=slope, offset=1.0 - self.own)))
@@ -101,7 +101,7 @@ class _Search:
     def ceiling(self) -> tuple[Tensor, Tensor]:
         """The maximiser g of ``g min_c (M(c) - c g)`` over ``0 <= g <= G``, and the maximum, ``[B]`` each.
 
-        A minimum of concave parabolas: the maximum is at the top of one, where two of them meet, or at an end.
+        The minimum of concave parabolas has its maximum at a vertex, at a crossing of two, or at an end.
         """
         slope, height = (torch.stack(several, 1) for several in zip(*self.lines, strict=True))  # [B, lines]
         tops = height / (2 * slope)
@@ -114,7 +114,7 @@ class _Search:
         return candidates.gather(1, place.unsqueeze(1)).squeeze(1), maximum.clamp(min=0.0)
 
     def chord(self, where: Tensor, ceiling: Tensor) -> Tensor:
-        """The slope of the chord below g = ``where``; that of the product's level curve where there is none."""
+        """The slope of the chord below g = ``where``, or of the product's level curve if there is no chord."""
         g, h = (torch.stack(several, 1) for several in zip(*self.points, strict=True))  # [B, points]
         left = torch.where(g < where.unsqueeze(1), g, -torch.inf).amax(1)
         right = torch.where(g >= where.unsqueeze(1), g, torch.inf).amin(1)
@@ -138,7 +138,7 @@ class _Search:
 
 
 def _bound(found: Decoding, reached: Tensor, factor: float | Tensor = 1.0, offset: float | Tensor = 0.0) -> Tensor:
-    """What no output exceeds: what an exact oracle's output reaches, or an approximate oracle's bound, converted."""
+    """An upper bound: ``reached`` for an exact oracle, else ``factor * found.bound + offset``."""
     if found.bound is None and not found.exact:
         raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
     return reached if found.bound is None else torch.maximum(factor * found.bound.to(torch.float64) + offset, reached)

@@ -23,37 +23,37 @@ from torchssvm.structures.slack_rescaling.oracles import (
 class SlackRescaling(Structure):
     r"""Another structure, trained with slack rescaling instead of margin rescaling (Tsochantaridis et al., 2005).
 
-    With ``psi_i(y) = p(y) - p(y_i)`` (times the head's linear map) and slack variables xi_i, margin rescaling asks for
-    ``-<psi_i(y), theta_i> >= L_i(y) - xi_i``. Slack rescaling asks for the same margin 1 of every wrong output, and
-    makes it dearer to miss that of a worse one: ``-<psi_i(y), theta_i> >= 1 - xi_i / L_i(y)`` wherever ``L_i(y) > 0``.
-    Multiplied by ``L_i(y)`` this is a constraint of margin rescaling,
+    With ``psi_i(y) = p(y) - p(y_i)`` (times the head's linear map) and slack variables xi_i, margin rescaling requires
+    ``-<psi_i(y), theta_i> >= L_i(y) - xi_i``. Slack rescaling requires the same margin 1 of every wrong output, and
+    charges more if an output with a larger loss violates it: ``-<psi_i(y), theta_i> >= 1 - xi_i / L_i(y)`` if
+    ``L_i(y) > 0``. Multiplied by ``L_i(y)``, this is a constraint of margin rescaling,
 
         ``-<L_i(y) psi_i(y), theta_i> >= L_i(y) - xi_i``,
 
-    whose parts are multiplied by the loss: ``p(y) - p(y_i)`` becomes ``L_i(y) (p(y) - p(y_i))``. (An output without
-    loss gives ``0 >= -xi_i``, as the target does.) Hence
+    whose parts are multiplied by the loss: ``p(y) - p(y_i)`` becomes ``L_i(y) (p(y) - p(y_i))``. (An output with
+    zero loss gives ``0 >= -xi_i``, like the target.) Hence
 
         ``H_i(w) = max_y L_i(y) (1 + <p(y) - p(y_i), theta_i>) = max_y L_i(y) + <L_i(y) (p(y) - p(y_i)), theta_i>``,
 
-    and dual, steps, certificates and storages are what they were, with :meth:`difference` rescaled. R of the
-    convergence theorems becomes ``max_i,y L_i(y) |psi_i(y)|``.
+    so dual, steps, certificates and storages stay the same, with :meth:`difference` rescaled. R of the convergence
+    theorems becomes ``max_i,y L_i(y) |psi_i(y)|``.
 
-    Only the max oracle is another problem: ``L_i(y) (1 + score difference)`` is a product, which decomposes over the
-    parts no more. The ``oracle`` solves it. Outputs far from the target need not be separated by a large margin, and
-    those with a small loss hardly matter; the loss need not decompose over the parts for ``BruteForceSearch``.
+    Only the max oracle changes: the product ``L_i(y) (1 + score difference)`` does not decompose over the parts. The
+    ``oracle`` maximises it. Outputs far from the target need no large margin, and outputs with a small loss have little
+    influence. With ``BruteForceSearch`` the loss need not decompose over the parts.
 
-    Prediction is that of the wrapped structure, and so are parts, loss and targets. Use it by
+    Predictions, parts, loss and targets are those of the wrapped structure. Use it by
     ``DualState.for_head(head, n, lam, structure=SlackRescaling(head.structure))``.
 
     Args:
-        structure: The structure that says what an output is.
+        structure: The structure to wrap.
         oracle: How the product is maximised: ``EveryClass()``, ``EveryLossLevel()`` and ``BruteForceSearch()`` are
-            exact, ``LossScaleSearch()`` is approximate with a bound. None takes the exact oracle made for
-            ``structure``: ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for ``Chain``,
-            ``BruteForceSearch()`` for others that enumerate their outputs.
+            exact, ``LossScaleSearch()`` is approximate with a bound. None means the exact oracle for ``structure``:
+            ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for ``Chain``, ``BruteForceSearch()`` for
+            others that enumerate their outputs.
 
     Raises:
-        TypeError: ``structure`` is not a structure, or the oracle (or every exact oracle) does not suit it.
+        TypeError: ``structure`` is not a structure, or ``oracle`` (with None: every exact oracle) does not suit it.
     """
 
     def __init__(self, structure: Structure, oracle: SlackOracle | None = None) -> None:
@@ -75,7 +75,7 @@ class SlackRescaling(Structure):
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding:
         """The output with the highest ``loss * (1 + score - target's score)``.
 
-        Value and bound are that product plus the target's score, so that they compare with scores as elsewhere.
+        Value and bound are this product plus the target's score, like the scores of other structures.
         """
         found = self.oracle(self.structure, potentials, target)
         score = inner(conform(self.structure.parts(target), potentials, "parts(target)"), potentials.tensors)
@@ -85,34 +85,34 @@ class SlackRescaling(Structure):
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
-        """``loss(labeling) (parts(labeling) - parts(target))``: what the dual is made of."""
+        """``loss(labeling) (parts(labeling) - parts(target))``, the terms of the dual."""
         return scale(self.structure.difference(labeling, target, potentials), self.structure.loss(labeling, target))
 
     def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
-        """Those of the wrapped structure, times the losses."""
+        """Relative scores of the wrapped structure, times the losses."""
         return self._losses(labelings, target) * self.structure.relative_scores(labelings, target, potentials)
 
     def mean_difference(self, labelings: Labeling, mass: Tensor, target: Labeling, potentials: Potentials) -> Parts:
-        """That of the wrapped structure, with the mass times the losses."""
+        """The mean difference of the wrapped structure, with the mass times the losses."""
         rescaled = mass * self._losses(labelings, target)
         return self.structure.mean_difference(labelings, rescaled, target, potentials)
 
     def mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> None:
-        """Unknown: psi holds every output times its loss."""
+        """None: psi holds outputs times their losses, which does not determine the mean loss."""
         return
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """Those of the wrapped structure."""
+        """The places of the wrapped structure."""
         return self.structure.places(potentials)
 
     def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
         """An upper bound of ``max_y loss(y) (score(y) - target's score)``, too high by at most the loss / 10 000."""
-        many = 1e4  # the oracle adds 1 to a score difference: to many times the difference, and divided by as many
+        many = 1e4  # scaling the potentials makes the 1 that the oracle adds negligible
         scaled = potentials.replace({name: many * tensor for name, tensor in potentials.tensors.items()})
         return find_corner(self, scaled, target).bound.clamp(min=0.0) / many
 
     def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
-        """As the wrapped structure does."""
+        """Resize as the wrapped structure does."""
         return self.structure.resize(labelings, target)
 
     def _losses(self, labelings: Labeling, target: Labeling) -> Tensor:
@@ -128,7 +128,7 @@ class SlackRescaling(Structure):
         return self.structure.loss(labeling, target)
 
     def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
-        """Those of the wrapped structure: they say what the loss is, and do not augment the potentials here."""
+        """The loss potentials of the wrapped structure; they do not augment the potentials here."""
         return self.structure.loss_potentials(target)
 
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:

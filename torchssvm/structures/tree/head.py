@@ -1,4 +1,4 @@
-"""The linear head of trees: nodes from features, edges as free weights."""
+"""The linear head of trees: node scores are linear in the features, edge scores are the weights themselves."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class LinearTree(nn.Module):
     Args:
         in_features: F, numbers per node.
         num_states: K.
-        parent: The parent of every node, -1 at a root, as :class:`~torchssvm.Tree` takes it.
+        parent: The parent of each node, -1 for a root, as in :class:`~torchssvm.Tree`.
         bias: Whether every state has a bias.
         shared: Whether one matrix ``[K, K]`` (state of the parent, state of the child) serves all edges; otherwise
-            every node has its own with its parent, ``[N, K, K]``, and those of roots stay zero.
+            each node has its own matrix with its parent, ``[N, K, K]``, which stays zero at roots.
         structure: How outputs are decoded and what they cost; None is ``Tree(num_states, parent, shared=shared)``,
-            Hamming loss divided by the number of nodes.
+            with the Hamming loss divided by the number of nodes.
 
     Raises:
-        ValueError: ``parent`` does not describe trees, or ``structure`` has another tree or number of states, or
-            disagrees about shared edges.
+        ValueError: ``parent`` does not describe trees, or ``structure`` has a different tree, number of states or
+            ``shared``.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class LinearTree(nn.Module):
         """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
 
         Args:
-            x: Features; what stands beyond a length is read but never matters, as long as it is finite.
-            lengths: ``[B]`` int64, 1 to N: an example has the first so many nodes; None means N for all.
+            x: Features; values beyond a length must be finite and are otherwise ignored.
+            lengths: ``[B]`` int64, 1 to N: an example of length T has the first T nodes; None means N for all.
 
         Raises:
             ValueError: A shape or a length does not fit.
@@ -120,7 +120,7 @@ class LinearTree(nn.Module):
         )
 
     def _pad(self, pairs: Tensor) -> Tensor:
-        """Edges of a smaller batch, as gradients of all nodes'."""
+        """Edges of a batch with fewer than N nodes, padded with zeros to N."""
         if self.structure.shared or pairs.shape[1] == self.structure.num_nodes:
             return pairs
         padded = pairs.new_zeros(pairs.shape[0], *self.edge.shape)

@@ -12,7 +12,7 @@ from torchssvm.structures.maxplus import (
     maxplus_rows,
 )
 
-_TOGETHER = 16  # messages that share a block of the edges
+_TOGETHER = 16  # messages computed from one block of the edges
 
 
 @njit
@@ -21,28 +21,28 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
 
     Args:
         node: ``[B, N, K]``.
-        edges: ``[B or 1, N or 1, K, K]`` (state of the child, state of its parent); one where ``group > 1``.
+        edges: ``[B or 1, N or 1, K, K]`` (state of the child, state of its parent); one matrix if ``group > 1``.
         parents: ``[B or 1, N]``, -1 at roots.
-        lengths: ``[B]``; empty for N everywhere.
-        group: Trees whose messages share each block of the edges while it is in the cache.
-        shape: Rows and columns of a block, and the width of a row of scores, at least K. With ``group = 1`` a block is
-            all of the matrix, with padded rows, copied to serve many edges; without rows it is read where it is.
-        begin: First of the trees.
-        end: One more than the last.
-        memory: Room for a block, and for ``2 * group * N`` rows of scores.
-        places: Room for ``(2 * group + 1) * N + 2`` whole numbers.
+        lengths: ``[B]``; empty if all are N.
+        group: Number of trees that use each block of the edges while it is in the cache.
+        shape: Rows and columns of a block, and the width of a row of scores, at least K. With ``group = 1`` the block
+            is a padded copy of the whole matrix; with 0 rows the matrix is read in place.
+        begin: The first tree.
+        end: The last tree plus 1.
+        memory: Room for one block and ``2 * group * N`` rows of scores.
+        places: Room for ``(2 * group + 1) * N + 2`` integers.
         labels: ``[B, N]``, to be filled.
         value: ``[B]``, to be filled.
 
     Returns:
-        -1, or the first row found whose length is not in 1 to N, or whose parents are not those of trees.
+        -1, or the first row whose length is not in 1 to N or whose parents do not form trees.
     """
     longest, states = node.shape[1], node.shape[2]
     rows, columns, width = shape
     start, stop = rows * columns, rows * columns + group * longest * width
     block = memory[:start].reshape(rows, columns)
-    beliefs = memory[start:stop].reshape(group * longest, width)  # of the best subtree below each state of each node
-    messages = memory[stop : stop + group * longest * width].reshape(group * longest, width)  # to the parent's states
+    beliefs = memory[start:stop].reshape(group * longest, width)  # best score of each subtree, by its root's state
+    messages = memory[stop : stop + group * longest * width].reshape(group * longest, width)  # by the parent's state
     depth = places[: group * longest].reshape(group, longest)
     jobs = places[group * longest : 2 * group * longest]
     starts = places[2 * group * longest : (2 * group + 1) * longest + 2]
@@ -75,7 +75,7 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
                 for job in now:
                     matrix = block if whole else edges[chain, job % longest if edges.shape[1] > 1 else 0]
                     maxplus_matvec(messages[job], beliefs[job, :states], matrix, True)
-            for job in now:  # siblings in the order of their numbers
+            for job in now:  # siblings in ascending order
                 g, v = job // longest, job % longest
                 above = parents[first + g if parents.shape[0] > 1 else 0, v]
                 add(beliefs[g * longest + above], messages[job], states)
@@ -104,7 +104,7 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
 
 @njit
 def _find_depths(parent, length, depth):
-    """How far each node is from its root; False if the parents are not those of trees."""
+    """Fill ``depth`` with each node's distance from its root; False if the parents do not form trees."""
     for v in range(length):
         depth[v] = -1
     for v in range(length):
@@ -125,7 +125,7 @@ def _find_depths(parent, length, depth):
 
 @njit
 def _sort_by_depth(depth, lengths, first, longest, jobs, starts):
-    """Fill ``jobs`` with ``g * N + v``, the roots first, and ``starts`` with where each depth begins."""
+    """Fill ``jobs`` with ``g * N + v`` by ascending depth, and ``starts`` with the place where each depth begins."""
     starts[:] = 0
     deepest = 0
     for g in range(depth.shape[0]):
@@ -138,7 +138,7 @@ def _sort_by_depth(depth, lengths, first, longest, jobs, starts):
         for v in range(lengths[first + g] if lengths.shape[0] else longest):
             jobs[starts[depth[g, v]]] = g * longest + v
             starts[depth[g, v]] += 1
-    for level in range(deepest + 1, 0, -1):  # each now is where the next one begins
+    for level in range(deepest + 1, 0, -1):  # each entry now holds the start of the next depth
         starts[level] = starts[level - 1]
     starts[0] = 0
     return deepest

@@ -15,7 +15,7 @@ from torchssvm.structures.maxplus import by_example
 from torchssvm.structures.tree.numba import decode
 
 _NONE = np.empty(0, np.int64)
-_AT_ONCE = 2**24  # numbers in the tables of the torch operations
+_AT_ONCE = 2**24  # most numbers in a table of the torch operations
 
 
 def max_sum_tree(
@@ -23,24 +23,24 @@ def max_sum_tree(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Best states of every tree: ``argmax_y sum_v node[v, y_v] + sum_(v not a root) edge[v][y_parent(v), y_v]``.
 
-    Messages go from the leaves to the roots, states are decided from the roots to the leaves, ties go to the smallest
-    state, on every device: a path whose root is its last node is decoded as :func:`viterbi` decodes it, to the bit. It
-    is the operator ``torch.ops.torchssvm.max_sum_tree``: on the CPU compiled by Numba, on CUDA by Triton
-    where that is installed, otherwise in torch operations. No gradient.
+    Messages go from the leaves to the roots; states are chosen from the roots to the leaves. Ties go to the smallest
+    state on every device. A path rooted at its last node gives the same bits as :func:`viterbi`. This is the operator
+    ``torch.ops.torchssvm.max_sum_tree``: compiled by Numba on the CPU and by Triton on CUDA if Triton is installed,
+    otherwise in torch operations. It has no gradient.
 
     Args:
         node: ``[B, N, K]``, float32 or float64.
-        edge: ``[K, K]`` (state of the parent, state of the child) shared by all, ``[B, K, K]`` for each tree, or
-            ``[B, N, K, K]`` by the child, where what stands at roots does not matter.
-        parent: The trees, int64 ``[N]`` for all or ``[B, N]``: the parent of every node, -1 at a root. Nodes may stand
-            in any order, and a tree may have several roots.
-        lengths: ``[B]`` int64, 1 to N: an example has the first so many nodes; None means N for all.
+        edge: (state of the parent, state of the child): ``[K, K]`` for all, ``[B, K, K]`` by the tree, or
+            ``[B, N, K, K]`` by the child; entries at roots are ignored.
+        parent: int64 ``[N]`` for all or ``[B, N]``: the parent of each node, -1 for a root. Nodes may be numbered in
+            any order, and an example may have several roots.
+        lengths: ``[B]`` int64, 1 to N: an example of length T has the first T nodes; None means N for all.
 
     Returns:
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best states.
 
     Raises:
-        ValueError: Shapes do not fit, a length is not in 1 to N, or parents have a cycle or are not nodes.
+        ValueError: Shapes do not fit, a length is not in 1 to N, or ``parent`` has a cycle or an unknown node.
     """
     return _operator(node, edge, parent, lengths)
 
@@ -69,14 +69,14 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
         each=states**2,
     )
     if max(bad, default=-1) >= 0:
-        node_depths(node, parent, lengths)  # says what is wrong
+        node_depths(node, parent, lengths)  # raises the error that names the fault
         raise AssertionError(f"row {max(bad)} was refused")
     return labels, value
 
 
 def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     _check_shapes(node, edge, parent, lengths)
-    fits = node.shape[2] < 2**15 and node.shape[0] > 0  # back-pointers of two bytes
+    fits = node.shape[2] < 2**15 and node.shape[0] > 0  # back-pointers are int16
     if fits and triton_available() and compiles(node, edge):
         from torchssvm.structures.tree.triton import max_sum_tree_triton
 
@@ -101,16 +101,16 @@ def _check_shapes(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | 
 
 
 def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
-    """How far each node is from its root, ``[B, N]`` int64; -1 in the padding.
+    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding.
 
     Raises:
-        ValueError: A length is not in 1 to N, or parents have a cycle or are not nodes.
+        ValueError: A length is not in 1 to N, or ``parent`` has a cycle or an unknown node.
     """
     batch, longest, _ = node.shape
     parent = parent.expand(batch, longest)
     size = torch.full((batch, 1), longest, device=node.device) if lengths is None else lengths.unsqueeze(1)
     real = torch.arange(longest, device=node.device) < size
-    # Pointer doubling: after r rounds every node has looked 2^r steps up.
+    # Pointer doubling: after r rounds, ancestor is 2^r steps above the node.
     ancestor = torch.where(real, parent, -1)
     out = real & ((parent < -1) | (parent >= size))
     ancestor = ancestor.masked_fill(out, -1)
@@ -143,20 +143,20 @@ def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
 def max_sum_tree_torch(
     node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """:func:`max_sum_tree` in torch operations, for any device: one level of all trees after another."""
+    """:func:`max_sum_tree` in torch operations on any device, level by level for all trees at once."""
     batch, longest, states = node.shape
     depth = node_depths(node, parent, lengths)
     parent = parent.expand(batch, longest)
     rank = _sibling_ranks(parent, depth)
     deepest = int(depth.max()) if batch else 0
-    belief, messages = node.clone(), torch.zeros_like(node)  # at [b, v]: by v's own state; by the state of its parent
+    belief, messages = node.clone(), torch.zeros_like(node)  # at [b, v]: by the state of v; by the state of its parent
     levels = [(depth == level).nonzero(as_tuple=True) for level in range(deepest + 1)]
     for rows, nodes in reversed(levels[1:]):
         for few in torch.arange(len(rows), device=rows.device).split(max(1, _AT_ONCE // states**2)):
             table = belief[rows[few], nodes[few]].unsqueeze(1) + _edges_at(edge, rows[few], nodes[few])
             messages[rows[few], nodes[few]] = table.amax(2)
         above, place = parent[rows, nodes], rank[rows, nodes]
-        for r in range(int(place.max()) + 1):  # siblings in the order of their numbers
+        for r in range(int(place.max()) + 1):  # siblings in ascending order
             own = place == r
             belief[rows[own], above[own]] += messages[rows[own], nodes[own]]
     labels = parent.new_full((batch, longest), -1)
@@ -165,7 +165,7 @@ def max_sum_tree_torch(
     value_at, state_at = belief[first, last].max(1)
     labels[first, last] = state_at
     order = _sibling_ranks(parent, torch.where(depth == 0, depth, -1))[first, last]
-    for r in range(int(order.max()) + 1 if batch else 0):  # roots in the order of their numbers
+    for r in range(int(order.max()) + 1 if batch else 0):  # roots in ascending order
         own = order == r
         value[first[own]] += value_at[own]
     for rows, nodes in levels[1:]:
@@ -177,7 +177,7 @@ def max_sum_tree_torch(
 
 
 def _sibling_ranks(parent: Tensor, depth: Tensor) -> Tensor:
-    """How many nodes of a smaller number have the same parent; padding (depth -1) apart: ``[B, N]``."""
+    """The number of siblings before each node, ``[B, N]``; the padding (depth -1) is a group of its own."""
     longest = parent.shape[1]
     key = torch.where(depth >= 0, parent, longest)
     ordered, nodes = key.sort(dim=1, stable=True)
@@ -189,7 +189,7 @@ def _sibling_ranks(parent: Tensor, depth: Tensor) -> Tensor:
 
 
 def _edges_at(edge: Tensor, rows: Tensor, nodes: Tensor, state: Tensor | None = None) -> Tensor:
-    """The edges to the parents of M nodes, ``[M or 1, K, K]``; from given states of the parents, ``[M, K]``."""
+    """Edge scores of M nodes with their parents, ``[M or 1, K, K]``; for given states of the parents, ``[M, K]``."""
     if edge.ndim == 2:
         return edge.unsqueeze(0) if state is None else edge[state]
     places = (rows,) if edge.ndim == 3 else (rows, nodes)

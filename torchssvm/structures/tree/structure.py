@@ -1,4 +1,4 @@
-"""Trees: an output is one of K states for every node of a tree that all examples share."""
+"""Trees: an output assigns one of K states to each node of a tree that all examples share."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Tree(Structure):
     """States of the nodes of a tree (or of several), with scores for single states and for child-parent pairs.
 
     Potentials: ``node`` ``[B, N, K]``; ``edge`` ``[B, K, K]`` (state of the parent, state of the child), the same for
-    all edges, or ``[B, N, K, K]`` by the child with ``shared=False``, where roots have an edge that never counts.
-    Labelings and targets: ``[B, N]`` int64, -1 beyond an example's length (whatever stands there in a target is
-    ignored). An example of length T has the first T nodes, which must be a tree without the others.
+    all edges, or ``[B, N, K, K]`` by the child with ``shared=False``, whose entries at roots are ignored.
+    Labelings and targets: ``[B, N]`` int64, -1 beyond an example's length (values of a target there are ignored). An
+    example of length T has the first T nodes, which must contain all their parents.
 
     The loss is the Hamming loss, ``sum_v [y_v != target_v]``.
 
     Args:
         num_states: K.
-        parent: The parent of every node, a number from 0 to N - 1, and -1 at a root; in any order.
+        parent: The parent of each node, 0 to N - 1, or -1 for a root. Nodes may be numbered in any order.
         shared: Whether one matrix serves all edges of an example.
         normalize: Divide the loss by the number of the example's nodes.
 
@@ -44,16 +44,16 @@ class Tree(Structure):
         self.parent = _check_parent(parent)
         self.shared = shared
         self.normalize = normalize
-        # Whether the first T nodes are closed, for T = 1 to N: none of them has its parent among the others.
+        # For T = 1 to N: whether the first T nodes contain all their parents.
         self._closed = self.parent.cummax(0).values <= torch.arange(len(self.parent))
 
     @property
     def num_nodes(self) -> int:
-        """N, the most nodes of an example."""
+        """N, the largest number of nodes of an example."""
         return len(self.parent)
 
     def argmax(self, potentials: Potentials) -> Decoding:
-        """Max-sum; ties go to the smallest state, decided from the roots to the leaves."""
+        """Max-sum; ties go to the smallest state, chosen from the roots to the leaves."""
         node = potentials["node"]
         parent = self._on(node.device)[: node.shape[1]]
         labels, value = max_sum_tree(node, potentials["edge"], parent, potentials.lengths)
@@ -61,8 +61,8 @@ class Tree(Structure):
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
         """Max-sum with the Hamming loss added to the nodes."""
-        # Adding the cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly: so it is
-        # written where the state is wrong.
+        # delta is exactly 0 at the target: adding the cost everywhere and subtracting it at the target would leave
+        # rounding errors.
         delta, _ = self.loss_potentials(target)
         node = potentials["node"]
         augmented = {"node": node + delta["node"].to(node.dtype), "edge": potentials["edge"]}
@@ -79,12 +79,12 @@ class Tree(Structure):
         return self._add(like, labeling.unsqueeze(1), torch.ones(batch, 1, device=labeling.device))
 
     def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The states and pairs that appear, less those that disappear."""
+        """Parts of the labeling less parts of the target."""
         mass = torch.tensor([1.0, -1.0], device=labeling.device).expand(len(labeling), 2)
         return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
 
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Looked up in the potentials, ``[B, C]`` float64."""
+        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
         everything = torch.cat([labelings, target.unsqueeze(1)], 1)
         batch = len(everything)
         states, pairs, real, both = self._places(everything)
@@ -94,7 +94,7 @@ class Tree(Structure):
         return total[:, :-1] - total[:, -1:]
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each state and pair, less all of it at the target's."""
+        """The mass of each state and pair, less the total mass at the target's."""
         everything = torch.cat([labelings, target.unsqueeze(1)], 1)
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
         return self._add(_zeros_like(potentials), everything, mass)
@@ -104,7 +104,7 @@ class Tree(Structure):
         return (self._costs(target) * (labeling != target)).sum(1)
 
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Nodes that cost a wrong state, ``[B, N, K]``; edges cost nothing; the constant is zero."""
+        """The cost of each state, ``[B, N, K]``, 0 at the target; edges cost nothing; the constant is zero."""
         delta = self._costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
         return {"node": delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
 
@@ -127,7 +127,7 @@ class Tree(Structure):
                 v = int((self.parent[:length] >= length).nonzero()[0])
                 raise ValueError(
                     f"an example has {length} nodes, and the parent of node {v} is {int(self.parent[v])}: number the "
-                    "nodes so that the first ones are a tree without the others"
+                    "nodes so that the first nodes contain all their parents"
                 )
         check_labels(target, states, real)
         return target.masked_fill(~real, -1)
@@ -140,7 +140,7 @@ class Tree(Structure):
             yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
 
     def _costs(self, target: Tensor) -> Tensor:
-        """What a wrong state costs at every node: ``[B, N]`` float64, zero in the padding."""
+        """The cost of a wrong state at each node: ``[B, N]`` float64, zero in the padding."""
         costs = (target >= 0).to(torch.float64)
         return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 
@@ -150,7 +150,7 @@ class Tree(Structure):
         return self.parent
 
     def _places(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Where the states and pairs of ``[B, C, N]`` lie in the flattened potentials, and which of them count."""
+        """Places of the states and pairs of ``[B, C, N]`` in the flattened potentials, and masks of the real ones."""
         longest, states = labels.shape[2], self.num_states
         parent = self._on(labels.device)[:longest]
         real = labels >= 0
@@ -165,7 +165,7 @@ class Tree(Structure):
         batch = len(labels)
         states, pairs, real, both = self._places(labels)
         mass = mass.to(parts["node"].dtype).unsqueeze(2)
-        alike = labels.shape[1] == 1  # all that share a place
+        alike = labels.shape[1] == 1  # all terms that share a place are equal
         for name, places, counts in (("node", states, real), ("edge", pairs, both)):
             flat = parts[name].view(batch, -1)
             add_at(flat, places.view(batch, -1), (mass * counts).view(batch, -1), any_order=alike)
@@ -178,7 +178,7 @@ class Tree(Structure):
 
 def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
     tree = as_parents(parent)
-    max_sum_tree(torch.zeros(1, len(tree), 1), torch.zeros(1, 1), tree)  # raises where it is no tree
+    max_sum_tree(torch.zeros(1, len(tree), 1), torch.zeros(1, 1), tree)  # raises if it is not a tree
     return tree
 
 

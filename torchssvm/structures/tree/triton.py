@@ -12,17 +12,17 @@ from torch import Tensor
 
 from torchssvm.core.jit import on_device
 
-_TILE = 64  # most states of a tile, of children and of parents
+_TILE = 64  # most states of a tile, for children and for parents
 
 
 def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`torchssvm.structures.tree.oracle`, for tensors of one dtype, float32 or float64; K up to 32767.
+    """As :func:`torchssvm.structures.tree.oracle.max_sum_tree`, for tensors of one float dtype; K up to 32767.
 
     Args:
         node: ``[B, N, K]``.
         edge: ``[K, K]``, ``[B, K, K]`` or ``[B, N, K, K]``.
         parent: ``[N]`` or ``[B, N]``.
-        depth: ``[B, N]``, of every node; -1 in the padding.
+        depth: ``[B, N]``, of each node; -1 in the padding.
     """
     batch, longest, states = node.shape
     labels = node.new_full((batch, longest), -1, dtype=torch.int64)
@@ -33,7 +33,7 @@ def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tenso
     edge = edge if edge.stride(-1) == 1 and edge.stride(-2) == states else edge.contiguous()
     by_tree = edge.stride(0) if edge.ndim > 2 else 0
     by_node = edge.stride(1) if edge.ndim > 3 else 0
-    # The deepest first, siblings in the order of their numbers, padding last.
+    # The deepest first, siblings in ascending order, padding last.
     order = torch.where(depth >= 0, -depth, 1).argsort(dim=1, stable=True)
     size = (depth >= 0).sum(1)
     belief = node.detach().clone(memory_format=torch.contiguous_format)
@@ -83,13 +83,13 @@ def _decode(
                     place = row.to(tl.int64)[:, None] * states + column[None, :]
                     found = tl.load(matrix + place, inside[:, None] & known[None, :], 0.0) + score[None, :]
                     best, index = tl.max(found, 1, return_indices=True, return_indices_tie_break_left=True)
-                    better = best > highest  # at a tie, the tile before keeps it
+                    better = best > highest  # ties go to the earlier tile
                     highest, chosen = tl.where(better, best, highest), tl.where(better, left + index, chosen)
-                # a NaN among the scores may leave any index: none is followed out of the states
+                # a NaN score may give any index: keep it within the states
                 tl.store(pointers + v * states + row, tl.minimum(chosen, states - 1).to(tl.int16), inside)
                 target = belief + above * states + row
                 tl.store(target, tl.load(target, inside) + highest, inside)
-            tl.debug_barrier()  # what one thread wrote, others read
+            tl.debug_barrier()  # threads read what other threads wrote
     tl.store(value + b, total)
     tl.debug_barrier()
     for back in range(1, length + 1):
@@ -103,7 +103,7 @@ def _decode(
 
 @triton.jit
 def _largest(scores, states, tile: tl.constexpr):
-    """The highest of K scores and the smallest state that has it."""
+    """The highest of K scores, and the first state that has it."""
     best = tl.load(scores)
     state = 0
     for left in range(0, states, tile):
