@@ -44,9 +44,9 @@ class Examples(NamedTuple):
 class Model(NamedTuple):
     """Weights: emissions ``[F, W]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three biases ``[W]``.
 
-    W is at least K; rows of K numbers are filled up with zeros, see ``torchssvm.solvers.compiled.head_adapter``.
+    W is at least K; rows are padded with zeros, see ``torchssvm.solvers.compiled.head_adapter``.
 
-    ``has_bias`` and ``has_boundary`` say which of these three count.
+    ``has_bias`` and ``has_boundary`` say which of the three biases are used.
     """
 
     emission: Any
