@@ -179,7 +179,7 @@ class PathRun(Stateful):
             self.dual._lam = held
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue, to the same bits, from a state that :meth:`check_state` has let pass."""
+        """Continue bit for bit from a state that :meth:`check_state` accepted."""
         path = None if state["path"] is None else RegularizationPath.from_state_dict(state["path"])
         self.dual._lam = self.dual.storage.lam = state["dual"]["lam"]
         self.dual.restore(state["dual"])

@@ -22,35 +22,36 @@ from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 from torchssvm.steps.proposal import Proposal
 
 _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
-_ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers add these to a group
+_ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
 class BCFW(Stateful, Optimizer):
-    """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, with the minibatches and orders of [G16]); no learning rate.
+    """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, minibatches and all orders of [G16]): no learning rate.
 
-    A step applies the proposal of ``BlockGap``'s backward pass: ``w -= (gamma/lam) d`` with ``d = grad`` and gamma from
-    the line search, and the dual blocks move along. ``gamma/lam`` is published as ``group["lr"]``. Gradients of several
-    batches may be accumulated before a step; where the head gives per-example gradients, the box QP is then solved for
-    all of these batches together, as for one batch.
+    A step takes what the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d`` with ``d = grad`` and the gamma
+    of the line search; the blocks follow. ``gamma/lam`` is published as ``group["lr"]``. Gradients of several batches
+    may be accumulated before a step; where the head gives per-example gradients, the box QP is then solved for all of
+    them together, as if they had been one batch.
 
-    The weights are a function of the dual, and a new dual stands for zero weights: nonzero weights are set to zero,
-    with a warning. ``state_dict`` contains the dual state and the weights, exactly.
+    The weights are a function of the dual, and a new dual stands for zero weights: weights that are not zero are set to
+    zero, with a warning. ``state_dict`` carries the dual state and the weights, exactly.
 
-    Weights may have bounds ([G16] Algorithm 9), given as options of their group: ``{"params": [head.transition],
-    "lower": 0.0}``, likewise ``upper``; a number, or a tensor that broadcasts to each parameter of the group. The
-    optimizer then moves ``v = A alpha``, kept in ``dual.unclipped``, from v = 0, and the head holds
-    ``w = clip(v, lower, upper)``. Bounds are copied, and cannot be changed later.
+    Weights may have bounds ([G16] Algorithm 9), as options of their group: ``{"params": [head.transition], "lower":
+    0.0}``, also ``upper``; a number, or a tensor that broadcasts to each parameter of the group. The optimizer then
+    moves ``v = A alpha``, kept in ``dual.unclipped``, and the head holds ``w = clip(v, lower, upper)``, which is also
+    where it starts, at v = 0. Bounds are copied here, and cannot be changed later.
 
     Args:
-        params: Exactly the parameters of the head, or groups of them.
+        params: All parameters of the head, and nothing else; or groups of them.
         dual: The head's dual state.
         line_search: Chooses gamma; None is :class:`ExactSearch`, which maximises the dual.
 
     Raises:
-        ValueError: The parameters are not those of the dual, a group has an unknown option, bounds are empty or do not
-            fit the weights or the bounds that the dual was trained with, or the process group has several members.
-        TypeError: ``dual`` is not a DualState, ``params`` are not parameters, a bound is neither a number nor a tensor,
-            or ``line_search`` is not callable.
+        ValueError: The parameters are not those of the dual, a group has an option that BCFW does not know, bounds are
+            empty or fit neither the weights nor what the dual was trained with, or the process group has more than one
+            member.
+        TypeError: ``dual`` is no DualState, ``params`` are no parameters, a bound is neither a number nor a tensor, or
+            ``line_search`` cannot be called.
     """
 
     state_name = "BCFW"
@@ -96,7 +97,7 @@ class BCFW(Stateful, Optimizer):
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and discard the proposed steps that they belong to."""
+        """Clear the gradients, and the steps that they belong to."""
         if set_to_none:
             for parameter in self.dual.parameters:
                 parameter.grad = None
@@ -115,10 +116,10 @@ class BCFW(Stateful, Optimizer):
             What ``closure`` returned, or None.
 
         Raises:
-            TypeError: The weights have another dtype than the dual was made for.
-            RuntimeError: The options or the learning rate of a parameter group were changed; nothing was proposed since
-                the last step; or the gradient is not that of the backward pass: it was clipped, rescaled, computed in
-                low precision or mixed with others. The proposal is then discarded, and nothing else changes.
+            TypeError: The weights are not of the dtype that the dual was made for.
+            RuntimeError: A parameter group was given options, or a learning rate; nothing was proposed since the last
+                step; or the gradient is not the one that the backward pass gave: clipped, rescaled, of low precision,
+                mixed with others. Nothing has changed then but that the proposal is dropped.
         """
         result = None
         if closure is not None:
@@ -138,7 +139,7 @@ class BCFW(Stateful, Optimizer):
         return result
 
     def take_batches(self, proposals: list[Proposal]) -> None:
-        """Check the gradient, and move weights and blocks by the proposals of ``BlockGap``; ``step`` calls this."""
+        """Check the gradient, and move weights and blocks by what ``BlockGap`` proposed; ``step`` calls this."""
         dual = self.dual
         try:
             self._check_groups()
@@ -153,14 +154,13 @@ class BCFW(Stateful, Optimizer):
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
                 largest = _largest_step(proposals)
             gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
-            if dual.box:  # the box QP models a lower bound of the dual: the best step may be longer than its own
+            if dual.box:  # the box QP is a model below the dual: the best step may lie beyond its own
                 largest = _farthest_step(proposals, coefficients)
-            if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may come twice
+            if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
                 dual.storage.check_together([proposal.stored for proposal in proposals], moving)
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
             if dual.recomputed is not None:
-                # The step starts at the recomputed weights, but the directions' slopes were found at the held ones.
-                # Slopes are linear in w.
+                # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
                 moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
                 value += inner_product([there.to(torch.float64) - w for there, w in moved], gradients)
             gamma = self._move_weights(value, gradients, largest, seen)
@@ -178,7 +178,7 @@ class BCFW(Stateful, Optimizer):
             value: Derivative of the dual where the step starts.
             gradients: d, for each parameter.
             largest: Largest feasible gamma.
-            seen: Products of weights and gradients that are already known, or None.
+            seen: What was read of weights and gradients, if they are still the same.
 
         Returns:
             The gamma that the line search found.
@@ -197,13 +197,13 @@ class BCFW(Stateful, Optimizer):
         return gamma
 
     def show_rate(self, rate: float) -> None:
-        """Publish ``gamma/lam`` as the ``lr`` of all groups, for callbacks that show it."""
+        """Publish ``gamma/lam`` as the ``lr`` of all groups, for callbacks that show one."""
         self._rate = rate
         for group in self.param_groups:
             group["lr"] = rate
 
     def _move_blocks(self, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
-        """Move the blocks of a batch's ``rows`` by ``move`` ``[B]``, and update their gaps and the counters."""
+        """Move the blocks of a batch's ``rows`` by ``move`` ``[B]``, and note what was seen of them."""
         dual, index, found, gaps = self.dual, proposal.index, proposal.found, proposal.block_gaps.clamp(min=0.0)
         decoded = found.decoded
         size = index.shape[0]
@@ -213,7 +213,7 @@ class BCFW(Stateful, Optimizer):
         if rows.shape[0] < size:
             index, gaps, changes = index[rows], gaps[rows], changes[rows]
             decoded = None if decoded is None else decoded[rows]
-        dual.loss.index_add_(0, index, changes)  # the examples are distinct
+        dual.loss.index_add_(0, index, changes)  # of distinct examples
         dual.targets[index] = proposal.targets if rows.shape[0] == size else proposal.targets[rows]
         dual.relaxed |= found.relaxed
         dual.gap_estimates.index_copy_(0, index, gaps)
@@ -224,7 +224,7 @@ class BCFW(Stateful, Optimizer):
         dual.moved += rows.shape[0]
 
     def _check_groups(self) -> None:
-        """Raise RuntimeError if options, rates or bounds of a group were changed since BCFW was made."""
+        """Groups are dictionaries that anybody can write to, and the dual keeps to the bounds that it began with."""
         for group, (lower, upper) in zip(self.param_groups, self._bounds, strict=True):
             if not group.keys() <= _ALLOWED:
                 raise RuntimeError(
@@ -244,7 +244,7 @@ class BCFW(Stateful, Optimizer):
                 )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Always refused after construction: the parameters are those of the dual.
+        """Refused once the optimizer is made: its parameters are those of the dual.
 
         Raises:
             ValueError: Always, after the constructor.
@@ -263,7 +263,7 @@ class BCFW(Stateful, Optimizer):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state and the dual state, in tensors and numbers."""
+        """The optimizer's state with the dual state, in tensors and numbers only."""
         return {**super().state_dict(), "dual": self.dual.state_dict()}
 
     def _schema(self) -> Declaration:
@@ -278,12 +278,12 @@ class BCFW(Stateful, Optimizer):
             raise damaged(f"{where}['param_groups'] do not show one step")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the dual and the weights bit for bit, from a state that :meth:`check_state` accepted."""
+        """Restore the dual and the weights to the bit, from a state that :meth:`check_state` has let pass."""
         Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "dual"})
         self._rate = state["param_groups"][0]["lr"]
         self.dual.restore(state["dual"])
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
-            # The loaded bounds are equal weight by weight, but their groups may be in another order.
+            # They are equal, weight by weight; groups may have been given in another order.
             for name, bound in zip(("lower", "upper"), bounds, strict=True):
                 group.pop(name, None)
                 if bound is not None:
@@ -291,7 +291,7 @@ class BCFW(Stateful, Optimizer):
 
 
 def _bounds(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """Lower and upper bounds of each group, as given."""
+    """Lower and upper bounds of each group, as they were given."""
     return [(group.get("lower"), group.get("upper")) for group in groups]
 
 
@@ -306,10 +306,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Choose the steps of all accumulated batches together, as for one batch; repeated examples are skipped.
+    """Choose the steps of all accumulated batches together, as for one batch; examples drawn again do not count.
 
     Returns:
-        The coefficient of every row, the gradient, and the rows that are used.
+        The coefficient of every row, the gradient, and the rows that count.
     """
     seen: set[int] = set()
     keep: list[Tensor] = []
@@ -333,9 +333,9 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
 
 
 def _largest_step(proposals: list[Proposal]) -> float:
-    """The largest feasible step, where each batch keeps its own gammas.
+    """The step that takes some block to the end of its direction, where all batches have the gammas that they chose.
 
-    A batch whose loss was scaled by c moves by c times its direction at step 1. An example in several batches adds up.
+    A batch whose loss was scaled by c moves by c of its direction at step 1. An example in several batches adds up.
     """
     if len(proposals) == 1:
         return 1.0 / proposals[0].scale
@@ -347,7 +347,7 @@ def _largest_step(proposals: list[Proposal]) -> float:
 
 
 def _farthest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
-    """The largest feasible step, where blocks move by ``coefficients`` at step 1."""
+    """The step that takes some block to the end of its direction, where blocks move by ``coefficients`` at step 1."""
     index = torch.cat([p.index[p.rows] for p in proposals])
     moves = torch.cat([c[p.rows] for p, c in zip(proposals, coefficients, strict=True)])
     _, inverse = index.unique(return_inverse=True)

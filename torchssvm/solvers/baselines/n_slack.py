@@ -136,7 +136,7 @@ class NSlack(Slack):
             raise damaged(f"{where}['alpha'] is no distribution for each example")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the working set to the bit."""
+        """Restore the working set bit for bit."""
         for name in ("planes", "costs", "owner", "alpha", "idle", "hinges"):
             setattr(self, name, state[name].to("cpu", copy=True))
         self.discard()

@@ -153,7 +153,7 @@ class OneSlack(Slack):
             raise damaged(f"{where}['alpha'] is no distribution")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the working set to the bit."""
+        """Restore the working set bit for bit."""
         for name in ("planes", "costs", "alpha", "idle", "gram"):
             setattr(self, name, state[name].to("cpu", copy=True))
         self.discard()

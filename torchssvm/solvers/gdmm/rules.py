@@ -74,7 +74,7 @@ class Penalty:
         step: eta / rho, the step of the multipliers in units of the penalty; in (0, 2).
 
     Raises:
-        TypeError: An argument is no number.
+        TypeError: An argument is not a number.
         ValueError: An argument is out of range.
     """
 
@@ -114,7 +114,7 @@ class ResidualBalancing(Penalty):
         passes: rho is fixed after this many passes, so that the method of multipliers can converge.
 
     Raises:
-        TypeError: An argument is no number.
+        TypeError: An argument is not a number.
         ValueError: An argument is out of range.
     """
 

@@ -303,23 +303,24 @@ class GDMM(Stateful, Optimizer):
 
     @torch.no_grad()
     def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
-        """The dual of a consistent point near the iterate, from which BCFW and its certificates go on.
+        """The dual of a consistent point near the iterate, from which BCFW and its certificates can continue.
 
-        The head gets the weights of that dual; this optimizer has handed them over, and refuses to go on until a state
-        is loaded: save ``state_dict()`` before, or take the weights back by ``load_state_dict(optim.state_dict())``.
+        The head gets the weights of that dual. This optimizer has then handed the weights over, and refuses to continue
+        until a state is loaded: save ``state_dict()`` before, or take the weights back by
+        ``load_state_dict(optim.state_dict())``.
 
-        It is the point whose dual, ``dual``, a certificate made now would have: a mean of outputs, as blocks of BCFW
-        are. The primal, that of other weights, needs some passes to come back. This warns where an earlier certificate
-        had a better dual.
+        The point is a mean of outputs, like the blocks of BCFW, and its dual value is the ``dual`` of a certificate
+        made now. Its weights differ from GDMM's, so their primal needs some passes to recover. Warns if an earlier
+        certificate had a better dual.
 
         Args:
-            batches: Every training example once, with the targets that were given at first. With other features it is
-                the dual of those: its weights are summed from these batches.
-            storage: A storage that can be written to in parts: ``MeanParts()``, which None is. Its blocks have the size
+            batches: Every training example once, with the targets given to the constructor. The weights are summed from
+                these batches, so the features may be new.
+            storage: A storage that can be written to in parts: ``MeanParts()``, the default. Its blocks have the size
                 of the potentials.
 
         Raises:
-            TypeError: ``batches`` is no list of them.
+            TypeError: ``batches`` is not a list of batches.
             ValueError: The batches or the storage do not fit, or features are not finite.
             MemoryError: The blocks would not fit.
             RuntimeError: The weights, or targets, were changed by others.
