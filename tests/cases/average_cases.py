@@ -253,7 +253,7 @@ class AverageTestCase(ABC):
         training, other = problem.copy().train().run([[0]]), problem.copy().train().run([[0]])
         average = self.kind.following(training.dual)
         training.step([1])
-        with pytest.raises(ValueError, match="dual is not the one that this average was made with"):
+        with pytest.raises(ValueError, match="dual is not the DualState that this average was made with"):
             average.certify(training.head, other.dual, problem.everything())
         alone = self.kind(training.dual.parameters)
         alone.update()

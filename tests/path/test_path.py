@@ -359,7 +359,7 @@ class TestPath:
         run.advance()
         state = run.state_dict()
         state["dual"]["lam"] *= 0.5
-        with pytest.raises(ValueError, match="beside the path"):
+        with pytest.raises(ValueError, match="not on the path"):
             run.load_state_dict(state)
 
     def test_heuristic(self):
@@ -484,9 +484,9 @@ class TestResult:
         torch.save({"kind": "something"}, other)
         bad = tmp_path / "bad.pt"
         for content, message in (
-            (data[: len(data) // 2], "no saved regularisation path, or damaged"),
-            (b"", "no saved regularisation path, or damaged"),
-            (b"hello", "no saved regularisation path, or damaged"),
+            (data[: len(data) // 2], "not a saved path, or is damaged"),
+            (b"", "not a saved path, or is damaged"),
+            (b"hello", "not a saved path, or is damaged"),
             (bytes(flipped), "bad.pt: the checkpoint is damaged: in path numbers are not those"),
             (other.getvalue(), "bad.pt: this is not the state of a regularisation path"),
         ):

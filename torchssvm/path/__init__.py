@@ -1,4 +1,4 @@
-"""Regularisation paths: weights for every lambda, each with a guaranteed gap; and grids to compare them with."""
+"""Regularisation paths: weights with a guaranteed gap for every lambda, and grids to compare them with."""
 
 from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
 from torchssvm.path.initial import start_at_largest_lam

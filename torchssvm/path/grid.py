@@ -1,4 +1,4 @@
-"""Training at several lambdas one after another: what the regularisation path is compared with."""
+"""Grid search over lambda: the baseline of the regularisation path."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torchssvm.solvers.training import solve
 
 
 class GridPoint(NamedTuple):
-    """What training at one lambda came to.
+    """The result of training at one lambda.
 
     Attributes:
         lam: Lambda.
-        certificate: Of the last exact pass; its ``passes`` go on counting over a warm grid.
+        certificate: Of the last exact pass; with a warm start, ``certificate.passes`` counts over the whole grid.
         passes: Effective passes that this lambda took.
         seconds: Wall-clock seconds that this lambda took.
         weights: By the names of the head's parameters, on the CPU.
@@ -38,26 +38,26 @@ class GridPoint(NamedTuple):
 
 
 class WarmStart(Protocol):
-    """Takes a solved dual to a smaller lambda."""
+    """Changes a solved dual to a smaller lambda."""
 
     def __call__(self, dual: DualState, lam: float) -> None:
-        """Change ``dual`` to ``lam``, which is smaller than its own."""
+        """Change ``dual`` to ``lam``, which is smaller than ``dual.lam``."""
         ...
 
 
 class KeepWeights:
-    """The same weights at the next lambda, and the dual rescaled ([G16] Proposition 1); what the paper uses."""
+    """Keeps the weights at the next lambda and rescales the dual, as in the paper ([G16] Proposition 1)."""
 
     def __call__(self, dual: DualState, lam: float) -> None:
-        """Multiply the dual by the ratio."""
+        """Multiply the dual variables by ``lam / dual.lam``."""
         dual.rescale(lam / dual.lam)
 
 
 class KeepDual:
-    """The same dual variables at the next lambda, and the weights rescaled."""
+    """Keeps the dual variables at the next lambda and rescales the weights."""
 
     def __call__(self, dual: DualState, lam: float) -> None:
-        """Divide the weights by the ratio."""
+        """Divide the weights by ``lam / dual.lam``."""
         dual.change_lam(lam)
 
 
@@ -76,13 +76,13 @@ def grid_search(
     """Train to a certified gap at every lambda of a grid, the largest first.
 
     Args:
-        head: The head; it ends with the weights of the smallest lambda.
+        head: The head; afterwards it holds the weights of the smallest lambda.
         dataset: Map-style, n examples.
         lams: Distinct positive numbers, in any order.
-        tolerance: The gap to reach at each of them; positive.
-        max_passes: At most so many effective passes for each lambda.
-        warm_start: ``KeepWeights()`` or ``KeepDual()`` to go on from the lambda before; None starts anew each time.
-        recipe: What is trained; None is ``Recipe()``.
+        tolerance: The gap to reach at each lambda; positive.
+        max_passes: Most effective passes for each lambda.
+        warm_start: ``KeepWeights()`` or ``KeepDual()`` continue from the previous lambda; None starts from zero.
+        recipe: Makes the dual, loss and optimizer; None is ``Recipe()``.
         options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
         on_point: Called after each lambda.
 
@@ -90,7 +90,8 @@ def grid_search(
         The points in descending order of lambda.
 
     Raises:
-        ValueError: ``lams`` is empty, holds a number twice or one that is not positive; or as :func:`solve`.
+        TypeError: ``lams`` is a string or a single number; or as :func:`solve`.
+        ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :func:`solve`.
     """
     if isinstance(lams, str | numbers.Number):
         raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")

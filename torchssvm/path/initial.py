@@ -1,4 +1,4 @@
-"""Where the regularisation path begins: [G16] Algorithm 6."""
+"""The start of the regularisation path: [G16] Algorithm 6."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.steps.block_steps import CommonStep
 
-_MARGIN = 1e9  # how much larger lam is than a full step needs, while the blocks are put on their corners
+_MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blocks move to their corners
 
 
 def begin(dual: DualState, make_optimizer: MakeOptimizer) -> BCFW:
-    """Zero weights for a new dual, and its optimizer.
+    """Set the weights of a new dual to zero, and make its optimizer.
 
     Raises:
-        ValueError: A bound is neither 0 nor infinite, or the optimizer is that of another dual.
+        ValueError: A bound is neither 0 nor infinite, or the optimizer belongs to another dual.
     """
     for parameter in dual.parameters:
         nn.init.zeros_(parameter)
@@ -37,8 +37,8 @@ def begin(dual: DualState, make_optimizer: MakeOptimizer) -> BCFW:
         )
     if not dual.box.is_cone:
         raise ValueError(
-            "make_optimizer bounds weights by a number other than 0, and a path starts where the weights are inversely "
-            "proportional to lambda: give each of them lower=0.0, upper=0.0, or no bound"
+            "make_optimizer bounds weights by a number other than 0, but a path starts where the weights are inversely "
+            "proportional to lambda: use lower=0.0, upper=0.0, or no bound"
         )
     return optimizer
 
@@ -52,29 +52,29 @@ def start_at_largest_lam(
     collate_fn: Collate | None = None,
     make_optimizer: MakeOptimizer = plain_optimizer,
 ) -> float:
-    """Put every block of a new dual on the output with the largest loss, and ``lam`` where that is good enough.
+    """Move every block of a new dual to the output with the largest loss, and choose ``lam`` to reach ``tolerance``.
 
-    With ``y~_i = argmax_y L_i(y)`` and ``psi~ = (1/n) sum_i psi_i(y~_i)`` the weights are ``psi~ / lam``, and their gap
-    is at most ``(|psi~|^2 + (1/n) sum_i theta_i) / lam`` with ``theta_i = max_y -<psi~, psi_i(y)>``, a decoding without
-    loss at the weights psi~ ([G16] eq. 11). ``lam`` times the gap does not grow with ``lam`` either, so for all
-    larger ones ``w = psi~ / lam`` has a smaller gap. Takes two passes of oracle calls.
+    With ``y~_i = argmax_y L_i(y)`` and ``psi~ = (1/n) sum_i psi_i(y~_i)`` the weights are ``psi~ / lam``. Their gap is
+    at most ``(|psi~|^2 + (1/n) sum_i theta_i) / lam`` with ``theta_i = max_y -<psi~, psi_i(y)>``, a decoding without
+    loss at the weights psi~ ([G16] eq. 11). ``lam`` times the gap does not grow with ``lam``, so ``psi~ / lam`` has a
+    smaller gap at every larger ``lam``. Takes two passes of oracle calls.
 
-    Under bounds that are 0 or infinite, psi~ clipped takes the place of psi~: clipping commutes with the division, and
-    the inner product of both is the squared length of the one that is clipped.
+    Under bounds that are 0 or infinite, ``clip(psi~)`` replaces psi~: clipping commutes with the division by ``lam``,
+    and ``<psi~, clip(psi~)> = |clip(psi~)|^2``.
 
     Args:
         head: The head of the dual.
-        dual: A dual that no step was taken of; its ``lam`` is replaced.
+        dual: A dual without steps; its ``lam`` is replaced.
         dataset: The training set.
         tolerance: kappa epsilon; positive.
         collate_fn: None is ``dataset.collate``.
         make_optimizer: Makes the optimizer of the dual.
 
     Returns:
-        An upper bound of the gap at ``dual.lam``, which is then lambda^infinity: ``tolerance``, up to rounding.
+        An upper bound of the gap at ``dual.lam``, which is now lambda^infinity: ``tolerance``, up to rounding.
 
     Raises:
-        ValueError: The dual has moved, a bound is neither 0 nor infinite, or the weights have no influence at all.
+        ValueError: The dual has steps, a bound is neither 0 nor infinite, or no weights change any score.
     """
     tolerance = check_positive(tolerance, "tolerance")
     check_dual(dual)
@@ -101,7 +101,7 @@ def start_at_largest_lam(
     if not lam > 0.0:
         raise ValueError("no weights change any score of the training set (are all features zero?): there is no path")
     dual.change_lam(lam)
-    # line 14; lam <w_i, w> is <psi_i, theta_i>/n at the weights psi~, divided by lam
+    # Line 14. lam <w_i, w> equals <psi_i, theta_i>/n at the weights psi~, divided by lam.
     dual.gap_estimates = ((thetas / n + products) / lam).clamp(min=0.0)
     return scale / lam
 
@@ -109,10 +109,10 @@ def start_at_largest_lam(
 def _to_largest_losses(
     head: nn.Module, dual: DualState, dataset: Any, optimizer: BCFW, collate_fn: Collate | None
 ) -> None:
-    """Full Frank-Wolfe steps with every corner taken at w = 0; any storage can follow them.
+    """Take full Frank-Wolfe steps with every corner taken at w = 0; they work with any storage.
 
-    The exact line search takes a full step if ``lam`` is large enough, so it is made so. The weights of the dual wait
-    in ``dual.recomputed``, from where the next step starts, and the head holds zeros meanwhile.
+    ``lam`` is raised until the exact line search takes a full step. The dual's weights are kept in
+    ``dual.recomputed``, where the next step starts, while the head holds zeros.
     """
     loss = BlockGap(dual, block_steps=CommonStep())
 

@@ -19,11 +19,11 @@ def plot(
 
     Args:
         path: The path.
-        scores: A figure for some lambdas, e.g. what ``path.scores(head, score)`` returned.
-        score_name: What they are.
+        scores: A score for some lambdas, such as the result of ``path.scores(head, score)``.
+        score_name: Label of the scores' axis.
 
     Returns:
-        A ``matplotlib.figure.Figure``; no window is opened and no global state of matplotlib changes.
+        A ``matplotlib.figure.Figure``; opens no window and leaves matplotlib's global state alone.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -34,7 +34,7 @@ def plot(
     largest = 3 * marks[0]
     smallest = path.lowest if path.lowest > 0.0 else marks[-1] / 30
     lams = [smallest * (largest / smallest) ** (step / 400) for step in range(401)]
-    # both ends of every piece, so that each jump is seen
+    # Both ends of every piece, so that each jump is visible.
     lams += marks + [mark * (1 + 1e-9) for mark in marks]
     lams = sorted(lam for lam in lams if smallest <= lam <= largest)
 

@@ -1,4 +1,4 @@
-"""How the dual, the block gap and the optimizer of a lambda are made."""
+"""How the dual, the block gap and the optimizer for a lambda are made."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MakeDual = Callable[[float], DualState]
 """A new dual of the head, at a given lambda."""
 
 MakeLoss = Callable[[DualState], BlockGap]
-"""The block gap of a dual: here the direction and the oracle are chosen."""
+"""The block gap of a dual; chooses the direction and the oracle."""
 
 MakeOptimizer = Callable[[DualState], BCFW]
-"""The optimizer of a dual: here bounds on the weights and the line search are chosen."""
+"""The optimizer of a dual; chooses the bounds on the weights and the line search."""
 
 
 def plain_optimizer(dual: DualState) -> BCFW:
@@ -37,7 +37,7 @@ class Recipe:
             ``lambda dual: BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)``.
 
     Raises:
-        TypeError: One of them is nothing that can be called.
+        TypeError: An attribute is not callable.
     """
 
     make_dual: MakeDual | None = None
@@ -54,11 +54,11 @@ class Recipe:
         """The block gap of a new dual.
 
         Raises:
-            ValueError: ``make_dual`` made a dual of another size, or ``make_loss`` the block gap of another dual.
+            ValueError: ``make_dual`` made a dual of another size, or ``make_loss`` used another dual.
         """
         dual = self.make_dual(lam) if self.make_dual is not None else DualState.for_head(head, num_examples, lam)
         if dual.num_examples != num_examples:
-            raise ValueError(f"dataset has {num_examples} examples, and make_dual made a dual for {dual.num_examples}")
+            raise ValueError(f"dataset has {num_examples} examples, but make_dual made a dual for {dual.num_examples}")
         loss = self.make_loss(dual)
         if loss.dual is not dual:
             raise ValueError("make_loss(dual) returned the block gap of another dual")
@@ -72,5 +72,5 @@ def check_recipe(recipe: Recipe | None) -> Recipe:
         TypeError: ``recipe`` is something else.
     """
     if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(f"recipe={recipe!r} must be such as torchssvm.Recipe(make_loss=...)")
+        raise TypeError(f"recipe={recipe!r} must be a torchssvm.Recipe, such as Recipe(make_loss=...)")
     return recipe if recipe is not None else Recipe()

@@ -1,4 +1,4 @@
-"""A regularisation path as it is kept: breakpoints, and weights for every lambda between them."""
+"""A finished regularisation path: its breakpoints, and the weights for every lambda between them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _COLUMNS = ("lam", "gap", "slope", "passes", "seconds")
 
 
 class Breakpoint(NamedTuple):
-    """Weights that serve from ``lam`` down to the next breakpoint.
+    """Weights that are used from ``lam`` down to the next breakpoint.
 
     Attributes:
-        lam: The largest lambda that they serve; the first ones serve larger ones too, scaled.
+        lam: The largest lambda of these weights; the first breakpoint, scaled, also covers all larger ones.
         weights: By the names of the head's parameters.
         gap: ``primal - dual`` at ``lam``; an estimate where the path is not certified.
         slope: At ``rho lam`` the gap is ``gap + (1 - rho) slope`` ([G16] Proposition 1).
-        passes: Effective passes of the whole run when they were found.
-        seconds: Wall-clock seconds of the whole run when they were found.
+        passes: Effective passes of the whole run up to this breakpoint.
+        seconds: Wall-clock seconds of the whole run up to this breakpoint.
     """
 
     lam: float
@@ -42,14 +42,14 @@ class Breakpoint(NamedTuple):
 class RegularizationPath:
     """Epsilon-approximate weights for every lambda, constant between breakpoints ([G16] section 4).
 
-    Above the largest breakpoint lambda_1 the weights are ``lambda_1 / lam`` times its weights.
+    Above the largest breakpoint lambda_1 the weights are ``lambda_1 / lam`` times those of lambda_1.
 
     Args:
-        epsilon: The gap that no lambda exceeds.
-        kappa: The share of it that breakpoints were solved to.
-        certified: Whether gaps are proved (or only estimated).
+        epsilon: The largest gap of the path.
+        kappa: Breakpoints were solved to the gap ``kappa epsilon``.
+        certified: Whether gaps are proved; otherwise they are estimates.
         points: The breakpoints, the largest lambda first.
-        lowest: The smallest lambda that the last breakpoint serves; 0 if it serves all.
+        lowest: The smallest lambda that the last breakpoint covers; 0 if it covers all.
 
     Attributes:
         points: Tuple of :class:`Breakpoint`.
@@ -64,7 +64,7 @@ class RegularizationPath:
         self.lowest = lowest
         lams = [point.lam for point in points]
         if not lams or not 0.0 <= lowest <= lams[-1] or not math.isfinite(lams[0]):
-            raise ValueError(f"lowest={lowest} and {len(lams)} breakpoints: a path needs one, and none below lowest")
+            raise ValueError(f"lowest={lowest} and {len(lams)} breakpoints: a path needs one, all at least lowest")
         if any(above <= below for above, below in itertools.pairwise(lams)):
             raise ValueError("points must be in descending order of lam")
         self.breakpoints = torch.tensor(lams, dtype=torch.float64)
@@ -72,15 +72,15 @@ class RegularizationPath:
 
     @property
     def complete(self) -> bool:
-        """Whether the path serves every positive lambda."""
+        """Whether the path covers every positive lambda."""
         return self.lowest == 0.0
 
     def at(self, lam: float) -> Breakpoint:
-        """The breakpoint whose weights serve ``lam``.
+        """The breakpoint that covers ``lam``.
 
         Raises:
-            ValueError: ``lam`` is not positive, or the path was not followed that far.
-            TypeError: It is no number.
+            ValueError: ``lam`` is not positive, or below the end of the path.
+            TypeError: ``lam`` is not a number.
         """
         lam = check_lam(lam)
         if lam < self.lowest:
@@ -101,18 +101,18 @@ class RegularizationPath:
         return {name: tensor * (point.lam / lam) for name, tensor in point.weights.items()}
 
     def gap(self, lam: float) -> float:
-        """What ``primal - optimum`` is guaranteed not to exceed at ``lam``, with the weights of this path.
+        """A proved upper bound of ``primal - optimum`` at ``lam``, for the weights of this path.
 
         Raises:
             ValueError, TypeError: As :meth:`at`.
             RuntimeError: The path is heuristic.
         """
         if not self.certified:
-            raise RuntimeError("this path is heuristic, its gaps are not proved: see gap_estimate(lam)")
+            raise RuntimeError("this path is heuristic, so its gaps are not proved: use gap_estimate(lam)")
         return self.gap_estimate(lam)
 
     def gap_estimate(self, lam: float) -> float:
-        """The gap at ``lam`` by the figures of the run: :meth:`gap`, if the path is certified."""
+        """The gap at ``lam``; proved if the path is certified, else an estimate."""
         lam = check_lam(lam)
         point = self.at(lam)
         if lam > point.lam:  # lam * gap does not grow with lam where every block is on its largest loss
@@ -128,7 +128,7 @@ class RegularizationPath:
 
     @torch.no_grad()
     def apply(self, head: nn.Module, lam: float) -> None:
-        """Give the weights at ``lam`` to a head.
+        """Copy the weights at ``lam`` to a head.
 
         Raises:
             ValueError: As :meth:`at`, or the head has other parameters.
@@ -138,19 +138,19 @@ class RegularizationPath:
         here = {name: (list(p.shape), p.dtype) for name, p in parameters.items()}
         there = {name: (list(w.shape), w.dtype) for name, w in weights.items()}
         if here != there:
-            raise ValueError(f"head has parameters {here}, and the path is of {there}")
+            raise ValueError(f"head has parameters {here}, but the path is of {there}")
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
 
     def scores(
         self, head: nn.Module, score: Callable[[], float], lams: list[float] | None = None
     ) -> dict[float, float]:
-        """``score()`` with the weights at each lambda in the head, which gets its own weights back after that.
+        """``score()`` at each lambda, with that lambda's weights in the head; the head's own weights are restored.
 
         Args:
             head: A head with the path's parameters.
-            score: Of the head as it is, e.g. the error on a validation set.
-            lams: None is all breakpoints.
+            score: Evaluates the head, e.g. its error on a validation set.
+            lams: The lambdas; None is all breakpoints.
         """
         held = {name: p.detach().clone() for name, p in head.named_parameters()}
         result = {}
@@ -165,7 +165,7 @@ class RegularizationPath:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, exactly: tensors, numbers and strings only."""
+        """The whole path, exactly, in tensors, numbers and strings."""
         columns = {
             name: torch.tensor([getattr(point, name) for point in self.points], dtype=torch.float64)
             for name in _COLUMNS
@@ -185,10 +185,10 @@ class RegularizationPath:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RegularizationPath:
-        """The path that ``state_dict`` was taken of, to the bit.
+        """The path of a :meth:`state_dict`, bit for bit.
 
         Raises:
-            ValueError: The state is something else, or damaged.
+            ValueError: The state is not that of a path, or damaged.
         """
         content = dict(state) if isinstance(state, Mapping) else {}
         if content.get("kind") != "regularization path":
@@ -217,23 +217,23 @@ class RegularizationPath:
         return cls(content["epsilon"], content["kappa"], content["certified"], points, content["lowest"])
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the path to ``file``, in one piece or not at all."""
+        """Write the path to ``file`` atomically."""
         with whole_file(file) as opened:
             torch.save(self.state_dict(), opened)
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> RegularizationPath:
-        """Read what ``save`` wrote; runs no code from the file.
+        """Read a file of :meth:`save`; runs no code from the file.
 
         Raises:
             OSError: The file cannot be opened.
-            ValueError: It is not a saved path, or damaged.
+            ValueError: The file is not a saved path, or damaged.
         """
         with open(file, "rb") as opened:
             try:
                 state = torch.load(opened, weights_only=True, map_location="cpu")
-            except Exception as error:  # whatever the reader meets in a damaged file
-                raise ValueError(f"{os.fspath(file)} is no saved regularisation path, or damaged: {error}") from error
+            except Exception as error:  # a damaged file may raise anything
+                raise ValueError(f"{os.fspath(file)} is not a saved path, or is damaged: {error}") from error
         try:
             return cls.from_state_dict(state)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""How a breakpoint of the path is solved: with a proof, or on estimates."""
+"""How a breakpoint of the path is solved: to a certified gap, or to an estimated one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from torchssvm.solvers.training import Steps, solve
 
 
 class Training(NamedTuple):
-    """What is needed to train at one lambda, from where the dual stands.
+    """What is needed to train at one lambda, starting from the current dual.
 
     Attributes:
         head: The head.
-        loss: The block gap of its dual.
+        loss: The block gap of the head's dual.
         dataset: The training set.
         options: Size and order of batches, and when exact passes are made.
-        max_passes: Effective passes of the dual that must not be exceeded.
-        make_optimizer: Makes the optimizer of the dual; bounds on the weights are chosen here.
+        max_passes: Most effective passes of the dual.
+        make_optimizer: Makes the optimizer of the dual, with bounds on the weights.
     """
 
     head: nn.Module
@@ -38,10 +38,10 @@ class Training(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """What is known of the weights at one lambda.
+    """The gap of the weights at one lambda, and how it changes with lambda.
 
     Attributes:
-        gap: Their gap; an estimate where it was not certified.
+        gap: The gap; an estimate where it was not certified.
         slope: Delta of [G16] Proposition 1: at ``rho lam`` the gap of the same weights is ``gap + (1 - rho) slope``.
     """
 
@@ -54,7 +54,7 @@ class PathRule(Protocol):
 
     @property
     def kappa(self) -> float:
-        """Which share of epsilon a breakpoint is solved to, in (0, 1). The rest is for the step to the next one."""
+        """The share of epsilon that a breakpoint is solved to, in (0, 1); the rest is used by the step to the next."""
         ...
 
     @property
@@ -63,11 +63,11 @@ class PathRule(Protocol):
         ...
 
     def first(self, training: Training, bound: float) -> Accuracy:
-        """Accuracy at the largest breakpoint, where the weights and the bound of their gap are those of Algorithm 6."""
+        """Accuracy at the largest breakpoint, given the weights of Algorithm 6 and the bound of their gap."""
         ...
 
     def next(self, training: Training, tolerance: float) -> Accuracy:
-        """Train to the tolerance, or until there are no passes left."""
+        """Train to the tolerance, or until the passes are used up."""
         ...
 
 
@@ -82,14 +82,14 @@ class Certified:
         _check_kappa(self.kappa)
 
     def first(self, training: Training, bound: float) -> Accuracy:
-        """By one exact pass; the gap is usually much smaller than its bound."""
+        """Accuracy by one exact pass; the gap is usually much smaller than ``bound``."""
         certificate = certify(
             training.head, training.loss.dual, in_order(training.dataset, collate_fn=training.options.collate_fn)
         )
         return self._accuracy(training, certificate.gap, certificate.dual)
 
     def next(self, training: Training, tolerance: float) -> Accuracy:
-        """By :func:`torchssvm.solve`."""
+        """Train by :func:`torchssvm.solve`."""
         certificate = solve(
             training.head,
             training.loss,
@@ -102,18 +102,18 @@ class Certified:
         return self._accuracy(training, certificate.gap, certificate.dual)
 
     def _accuracy(self, training: Training, gap: float, value: float) -> Accuracy:
-        # P - D changes by (1 - rho)(sum_i l_i - lam/2 |w|^2 - lam/2 |w(alpha)|^2), for the very weights that are held,
-        # however rounding has moved them from w(alpha), and with an upper bound in place of P too. Under bounds the
-        # last term is lam (<v, w> - |w|^2/2), and the sum is the same.
+        # P - D changes by (1 - rho)(sum_i l_i - lam/2 |w|^2 - lam/2 |w(alpha)|^2). This holds for the held weights w,
+        # despite their rounding, and for an upper bound in place of P. Under bounds the last term is
+        # lam (<v, w> - |w|^2/2), and the formula is the same.
         dual = training.loss.dual
         return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters))
 
 
 @dataclass(frozen=True)
 class Heuristic:
-    """The heuristic path of [G16] appendix K: breakpoints are left as soon as the stale gaps add up to little enough.
+    """The heuristic path of [G16] appendix K: a breakpoint is done once the sum of stale gaps is within kappa epsilon.
 
-    Quicker where many breakpoints are close to each other, and without any proof: no exact pass is made.
+    Faster where breakpoints are close together. Proves nothing: it makes no exact pass.
     """
 
     kappa: float = 0.7
@@ -127,7 +127,7 @@ class Heuristic:
         return self._accuracy(training, bound)
 
     def next(self, training: Training, tolerance: float) -> Accuracy:
-        """Steps until the sum of the gaps as last seen is within the tolerance."""
+        """Take steps until the sum of the stale gaps is within the tolerance."""
         dual = training.loss.dual
         optimizer = training.make_optimizer(dual)
         with Steps(training.head, training.loss, training.dataset, training.options, optimizer=optimizer) as steps:
@@ -137,7 +137,7 @@ class Heuristic:
         return self._accuracy(training, dual.gap_estimate)
 
     def _accuracy(self, training: Training, gap: float) -> Accuracy:
-        dual = training.loss.dual  # within bounds that are 0 or infinite, <v, w> = |w|^2
+        dual = training.loss.dual  # under bounds that are 0 or infinite, <v, w> = |w|^2
         return Accuracy(gap, float(dual.loss.sum()) - dual.lam * squared_norm(dual.parameters))
 
 

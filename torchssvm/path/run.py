@@ -20,24 +20,24 @@ from torchssvm.solvers.run_options import RunOptions, check_options
 
 
 class PathRun(Stateful):
-    """A regularisation path being followed, one breakpoint at a time, from the largest lambda to the smallest.
+    """Follows a regularisation path, one breakpoint at a time, from the largest lambda to the smallest.
 
-    :func:`regularization_path` calls ``advance`` until it says no. Between two calls ``state_dict`` holds all that the
-    rest of the run depends on.
+    :func:`regularization_path` calls ``advance`` until it returns False. Between two calls ``state_dict`` holds
+    everything that the rest of the run depends on.
 
     Args:
         head: The head; its weights are replaced.
         dataset: Map-style, n examples; an item's index is its place.
-        epsilon: The gap that no lambda may exceed.
-        lam_min: Stop where this lambda is served.
+        epsilon: The largest gap allowed at any lambda.
+        lam_min: Stop when this lambda is covered.
         max_passes: Stop at this many effective passes in all.
         rule: ``Certified()`` (the default) or ``Heuristic()``.
-        recipe: What is trained; None is ``Recipe()``.
+        recipe: Makes the dual, loss and optimizer; None is ``Recipe()``.
         options: Size and order of batches, and when exact passes are made, at each breakpoint; None: ``RunOptions()``.
 
     Attributes:
-        dual: The dual, as the last breakpoint left it.
-        loss: Its block gap.
+        dual: The dual at the last breakpoint.
+        loss: The block gap of the dual.
 
     Raises:
         ValueError: An argument is out of range.
@@ -79,7 +79,7 @@ class PathRun(Stateful):
 
     @property
     def path(self) -> RegularizationPath:
-        """The path as far as it goes now.
+        """The path found so far.
 
         Raises:
             RuntimeError: There is no breakpoint yet.
@@ -92,11 +92,11 @@ class PathRun(Stateful):
         """Find the next breakpoint.
 
         Returns:
-            Whether there was one to find; if not, the run is over.
+            Whether a breakpoint was found; if not, the run is over.
 
         Raises:
             ValueError: No weights change any score.
-            RuntimeError: The oracle is not exact where the path starts, at zero weights.
+            RuntimeError: The oracle is not exact at zero weights, where the path starts.
         """
         if self._stopped or self._lowest <= self.lam_min:
             return False
@@ -114,12 +114,12 @@ class PathRun(Stateful):
             )
             accuracy = self.rule.first(training, bound)
         else:
-            dual.rescale(self._lowest / dual.lam)  # 1 where an interrupted call has done so before
+            dual.rescale(self._lowest / dual.lam)  # the factor is 1 if an interrupted call has already rescaled
             seed = training.options.seed + len(self._points)
             training = training._replace(options=replace(training.options, seed=seed))
             accuracy = self.rule.next(training, tolerance)
         self._seconds += time.perf_counter() - start
-        if not accuracy.gap <= self.epsilon:  # out of passes: the last breakpoint serves down to here
+        if not accuracy.gap <= self.epsilon:  # out of passes: the last breakpoint covers lambdas down to here
             if not self._points:
                 raise RuntimeError(
                     f"the gap at the largest lambda is {accuracy.gap:.6g}, more than its bound {bound:.6g}: is the "
@@ -145,12 +145,12 @@ class PathRun(Stateful):
         self._stopped = self.dual.passes >= self._training.max_passes
 
     def _factor(self) -> float:
-        """Step from the last breakpoint, rho of [G16] eq. 13; 0 if its weights serve all smaller lambda."""
+        """Step rho of [G16] eq. 13 from the last breakpoint; 0 if that breakpoint covers all smaller lambdas."""
         room, slope = self.epsilon - self._points[-1].gap, self._points[-1].slope
         return 0.0 if slope <= room else 1.0 - room / slope
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on, as tensors, numbers and strings."""
+        """Everything that the rest of the run depends on, in tensors, numbers and strings."""
         path = self.path.state_dict() if self._points else None
         return {"path": path, "dual": self.dual.state_dict(), "rule": repr(self.rule)}
 
@@ -171,15 +171,15 @@ class PathRun(Stateful):
         if path is not None and not any(
             math.isclose(lam, at, rel_tol=1e-9) for at in (path.points[-1].lam, path.lowest)
         ):
-            raise damaged(f"its dual is at lambda {lam}, beside the path")
-        self.dual._lam = lam  # the lambda of a dual belongs to its problem; here it is part of the state
+            raise damaged(f"its dual is at lambda {lam}, which is not on the path")
+        self.dual._lam = lam  # a dual's state excludes lambda, which a path changes
         try:
             self.dual.check_state(state["dual"])
         finally:
             self.dual._lam = held
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue, to the same bits, from a state that :meth:`check_state` has let pass."""
+        """Continue bit for bit from a state that :meth:`check_state` accepted."""
         path = None if state["path"] is None else RegularizationPath.from_state_dict(state["path"])
         self.dual._lam = self.dual.storage.lam = state["dual"]["lam"]
         self.dual.restore(state["dual"])
@@ -204,27 +204,27 @@ def regularization_path(
 ) -> RegularizationPath:
     """Weights for every lambda at once, each with a gap of at most ``epsilon`` ([G16] section 4, Algorithms 6 and 7).
 
-    Starts at a lambda that is large enough for a solution in closed form, and goes down in steps as long as the gap
-    allows without training (Proposition 1); after each step it trains from there to ``kappa epsilon``. Where the
-    training set can be separated the path ends by itself: the last weights then serve every smaller lambda.
+    Starts at a lambda large enough for a closed-form solution. Each step lowers lambda until the gap is ``epsilon``
+    (Proposition 1), then trains to ``kappa epsilon``. On a separable training set the path ends by itself: the last
+    weights cover every smaller lambda.
 
     Args:
         head: The head; its weights are replaced.
         dataset: Map-style, n examples; an item's index is its place.
-        epsilon: The gap that no lambda may exceed.
-        lam_min: Stop where this lambda is served. 0 goes to the end of the path, which a training set that cannot be
-            separated does not have.
-        max_passes: Stop at this many effective passes in all; the path then goes as far as it goes.
+        epsilon: The largest gap allowed at any lambda.
+        lam_min: Stop when this lambda is covered. 0 follows the path to its end, which exists only if the training set
+            is separable.
+        max_passes: Stop at this many effective passes in all; the path then ends early.
         rule: ``Certified()`` (the default): every breakpoint ends with an exact pass. ``Heuristic()``: estimates only.
-        recipe: What is trained; None is ``Recipe()``. The dual is made at a lambda that does not matter.
+        recipe: Makes the dual, loss and optimizer; None is ``Recipe()``. The lambda given to ``make_dual`` is replaced.
         options: Size and order of batches, and when exact passes are made, at each breakpoint; None: ``RunOptions()``.
-        on_breakpoint: Called after each breakpoint; the ``path`` of what it is given is the path so far, its
-            ``state_dict()`` a checkpoint.
-        resume: Such a checkpoint, to continue to the same bits with the same arguments.
+        on_breakpoint: Called with the run after each breakpoint: ``run.path`` is the path so far, ``run.state_dict()``
+            a checkpoint.
+        resume: A checkpoint, to continue bit for bit; all other arguments must be the same.
 
     Raises:
         ValueError: An argument is out of range, ``resume`` does not fit, or no weights change any score.
-        RuntimeError: The oracle is not exact where the path starts, at zero weights.
+        RuntimeError: The oracle is not exact at zero weights, where the path starts.
     """
     following = PathRun(
         head,

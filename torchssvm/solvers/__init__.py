@@ -1,4 +1,4 @@
-"""What drives a run to a certificate: BCFW and its losses, compiled loops, GDMM, kernel models and baselines."""
+"""Solvers: BCFW and its losses, compiled loops, GDMM, kernel models, baselines and certificates."""
 
 from torchssvm.solvers.averages import Average, SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.solvers.baselines.cutting_plane import CuttingPlane

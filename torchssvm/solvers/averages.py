@@ -23,26 +23,25 @@ if TYPE_CHECKING:
 
 
 class Average(Stateful):
-    """The running average of the weights that an optimizer visits, beside the weights that it trains.
+    """A running average of the weights that an optimizer visits.
 
-    ``wbar <- (1 - c_k) wbar + c_k w`` after step k = 1, 2, ...; a subclass says what c_k is. The average is float64,
-    and rounded to the weights' dtype where they take it; the start of the run is not part of it. A step costs O(d),
-    also where BCFW's own steps cost less (``SparseLinearChain``).
+    ``wbar <- (1 - c_k) wbar + c_k w`` after step k = 1, 2, ...; subclasses choose c_k. The average is kept in float64
+    and rounded to the weights' dtype when it is copied to the head; the initial weights do not count. A step costs
+    O(d), even where a step of BCFW costs less (``SparseLinearChain``).
 
-    Of any optimizer: ``average = WeightedAverage(head.parameters())``, and ``average.update()`` after every step; then
-    only the primal of the average can be told (``with average.apply(): primal(head, ...)``).
+    With any optimizer, make ``average = WeightedAverage(head.parameters())`` and call ``average.update()`` after every
+    step. Only the primal of this average is available: ``with average.apply(): primal(head, ...)``.
 
-    Of BCFW: ``average = WeightedAverage.following(dual)``, and nothing more to call. It averages ``l = sum_i l_i``
-    too. The weights are linear in the dual variables, so wbar = w(alphabar) and lbar is the loss term of alphabar, the
-    average of the dual variables with the same c_k. That is feasible, and gives the average a certificate of its own
-    without being kept: ``D(alphabar) = lbar - lam/2 |wbar|^2``, up to the rounding of the trained weights, which
-    every exact pass takes away. Where weights have bounds it is v that is averaged, as it is linear too, and
-    ``wbar = clip(vbar)``. Where the weights were recomputed for features that moved, ``lam`` was changed or a state
-    was loaded, wbar is w(alphabar) no more: the average begins anew.
+    With BCFW, make ``average = WeightedAverage.following(dual)``; it updates itself, and averages ``l = sum_i l_i``
+    too. The weights are linear in the dual variables, so wbar = w(alphabar), and lbar is the loss term of alphabar, the
+    average of the dual variables with the same c_k. As alphabar is feasible, the average has its own certificate with
+    ``D(alphabar) = lbar - lam/2 |wbar|^2``, up to the rounding of the trained weights, which every exact pass removes.
+    Under bounds v is averaged, and ``wbar = clip(vbar)``. The average restarts when the weights are recomputed for
+    moved features, ``lam`` changes, or a state is loaded: weights before and after belong to different duals.
 
     Args:
         params: The weights to average, such as ``head.parameters()``.
-        dual: Average its ``sum_i l_i`` as well, for a certificate. ``update()`` has still to be called; see
+        dual: Average its ``sum_i l_i`` too, for a certificate. ``update()`` must still be called, unlike with
             :meth:`following`.
 
     Attributes:
@@ -50,7 +49,7 @@ class Average(Stateful):
         loss: lbar; None without a dual.
 
     Raises:
-        ValueError: There are no parameters, they are not floating-point numbers, or not those of ``dual``.
+        ValueError: There are no parameters, they are not floating-point tensors, or not those of ``dual``.
         TypeError: ``params`` is a tensor, or a dual.
     """
 
@@ -71,16 +70,16 @@ class Average(Stateful):
         if dual is not None and [id(p) for p in self.parameters] != [id(p) for p in dual.parameters]:
             raise ValueError("params must be the parameters that the dual was made for, in the order of the head")
         self.dual = dual
-        self._told = False  # whether the dual tells of steps
+        self._told = False  # whether the dual reports its steps
         self.reset()
 
     @classmethod
     def following(cls, dual: DualState) -> Self:
-        """An average of the weights and losses of ``dual`` that the dual tells of every step.
+        """An average of the weights and losses of ``dual``; the dual updates it after every step.
 
-        The dual does not keep it alive: hold it as long as it is needed. A solver that takes many steps in one call
-        tells of the last one; one that does not tell (``ExponentiatedGradient``) needs ``update()``, with ``cls(params,
-        dual)``.
+        The dual holds only a weak reference: keep the average alive. A solver that takes many steps in one call reports
+        the last one only. For ``ExponentiatedGradient``, which reports none, use ``cls(params, dual)`` and
+        ``update()``.
         """
         check_dual(dual)
         average = cls(dual.parameters, dual)
@@ -90,20 +89,20 @@ class Average(Stateful):
 
     @abstractmethod
     def coefficient(self, k: int) -> float:
-        """c_k in (0, 1], the share of the k-th iterate when it comes, k = 1, 2, ...; c_1 = 1."""
+        """c_k in (0, 1], the weight of the k-th iterate in the update, k = 1, 2, ...; c_1 = 1."""
 
     def reset(self) -> None:
-        """Forget everything: the average begins anew with the next step."""
+        """Forget all iterates: the average restarts with the next step."""
         self.count = 0
         self.loss = None if self.dual is None else 0.0
         self._means: list[Tensor] = []
         self._remember()
 
     def update(self) -> None:
-        """Average the weights as they are, after a step of the optimizer.
+        """Add the current weights to the average; call it after a step of the optimizer.
 
         Raises:
-            RuntimeError: The average follows a dual, which tells it of steps.
+            RuntimeError: The average follows a dual, which updates it.
             ValueError: The weights are not finite; the average is as before.
         """
         if self._told:
@@ -114,7 +113,7 @@ class Average(Stateful):
         self._add()
 
     def after_step(self) -> None:
-        """Average the weights if a step was taken; the dual calls this, for discarded steps too."""
+        """Add the weights if a step was taken; the dual calls this, even when a step was discarded."""
         assert self.dual is not None
         if self.dual.steps != self._steps:
             self._check_followed()
@@ -153,11 +152,11 @@ class Average(Stateful):
 
     @contextmanager
     def apply(self) -> Iterator[None]:
-        """The parameters hold the average inside the ``with`` block, and afterwards, to the bit, what they held before.
+        """Put the average into the parameters inside the ``with`` block; restore them bit for bit afterwards.
 
         Raises:
-            RuntimeError: Nothing has been averaged; or inside the block BCFW took a step, or the dual's weights were
-                recomputed or loaded: these weights are then left as they are.
+            RuntimeError: Nothing has been averaged; or the dual's weights were changed inside the block by a step, by
+                ``recompute_weights`` or by loading a state: the changed weights are then kept.
         """
         means, dual = self.weights, self.dual
         held = [p.detach().clone() for p in self.parameters]
@@ -175,7 +174,7 @@ class Average(Stateful):
             )
 
     def copy_to_parameters(self) -> None:
-        """Leave the average in the parameters for good; BCFW refuses to train them further.
+        """Copy the average to the parameters for good; BCFW refuses to train them further.
 
         Raises:
             RuntimeError: Nothing has been averaged.
@@ -183,12 +182,12 @@ class Average(Stateful):
         _copy(self.weights, self.parameters)
 
     def certify(self, head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> Certificate:
-        """Primal, dual and gap of the average, by one exact pass; training goes on as if it had not been.
+        """Primal, dual and gap of the average by one exact pass; training is not affected.
 
         The oracle calls are counted; weights, blocks and gap estimates stay as they are. ``primal`` is that of the
-        average as the head would hold it, rounded to the weights' dtype; ``drift`` is the size of that rounding. Any
-        dual value bounds the one optimum: that of the trained weights is usually larger than that of the average, and
-        the primal of the average smaller, so their difference is the tightest gap to report.
+        average rounded to the weights' dtype; ``drift`` is the size of this rounding. Every dual value bounds the same
+        optimum. Usually the trained weights have the larger dual and the average the smaller primal, so the difference
+        of the two is the tightest gap to report.
 
         Args:
             head: As in :func:`torchssvm.certify`.
@@ -196,9 +195,10 @@ class Average(Stateful):
             batches: Every training example exactly once.
 
         Raises:
-            ValueError: ``dual`` is another one, an example is missing or came twice, or a batch is not valid.
-            RuntimeError: Nothing has been averaged; the average has no dual; or the features have moved, so that the
-                averages are not of one problem: call ``recompute_weights``, and the average begins anew.
+            ValueError: The average was made with another dual, an example is missing or duplicated, or a batch is not
+                valid.
+            RuntimeError: Nothing has been averaged; the average has no dual; or the features have moved: call
+                ``recompute_weights``, and the average restarts.
         """
         start = time.perf_counter()
         if self.dual is None:
@@ -207,7 +207,7 @@ class Average(Stateful):
                 f"primal(head, structure, batches, lam)`, or make it by following(dual)"
             )
         if dual is not self.dual:
-            raise ValueError("dual is not the one that this average was made with")
+            raise ValueError("dual is not the DualState that this average was made with")
         means = self.weights
         with self.apply():
             found = exact_pass(head, dual, batches)
@@ -223,22 +223,22 @@ class Average(Stateful):
                 "the weights that were averaged are not those of the dual for these examples: if the features have "
                 "moved, call recompute_weights and train on; the average begins anew"
             )
-        value = min(value, primal)  # beyond it is rounding
+        value = min(value, primal)  # a dual above the primal is rounding
         dual.oracle_calls += dual.num_examples
         drift = (rounding / length) ** 0.5 if length > 0.0 else rounding**0.5
         return issue(dual, found, primal, value, drift, start)
 
     def _remember(self) -> None:
-        """Where the dual stands."""
+        """Note the step and restart counters of the dual."""
         self._steps, self._restarts = (0, 0) if self.dual is None else (self.dual.steps, self.dual.restarts)
 
     def _check_followed(self) -> None:
-        """Begin anew if the dual's weights were recomputed or loaded since the last step."""
+        """Restart if the dual's weights were recomputed or loaded since the last step."""
         if self.dual is not None and self.dual.restarts != self._restarts:
             self.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """The average in tensors, numbers and strings, so that ``weights_only=True`` can load it."""
+        """The average, in tensors, numbers and strings."""
         self._check_followed()
         return with_seal(
             {
@@ -281,7 +281,7 @@ class Average(Stateful):
             )
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state that :meth:`check_state` has let pass: one with a dual, after the optimizer's."""
+        """Continue from a state that :meth:`check_state` accepted; with a dual, restore the optimizer first."""
         self.count, self.loss = state["count"], state["loss"]
         self._means = [mean.to(p.device, copy=True) for mean, p in zip(state["weights"], self.parameters, strict=False)]
         self._remember()
@@ -293,8 +293,8 @@ class Average(Stateful):
 class WeightedAverage(Average):
     """``wbar <- k/(k+2) wbar + 2/(k+2) w`` after step k = 0, 1, ... ([B13] Algorithm 4, last line; equation 14).
 
-    In closed form ``2/(K(K+1)) sum_t t w_t`` over t = 1 .. K: late iterates count more. The average that [B13]
-    recommends; with BCFW its expected gap is O(1/K) (Theorem C.3).
+    In closed form ``2/(K(K+1)) sum_t t w_t`` over t = 1 .. K: late iterates count more. [B13] recommends this average;
+    with BCFW its expected gap is O(1/K) (Theorem C.3).
     """
 
     def coefficient(self, k: int) -> float:
@@ -303,9 +303,9 @@ class WeightedAverage(Average):
 
 
 class SuffixAverage(Average):
-    """The 0.5-suffix average by doubling: uniform, and begun anew at each k that is a power of 2 ([B13] equation 15).
+    """The 0.5-suffix average by doubling: uniform, restarted at each k that is a power of 2 ([B13] equation 15).
 
-    Just before it begins anew it holds the last half of the iterates, just after a single one: it fluctuates.
+    It fluctuates: just before a restart it covers the last half of the iterates, just after only one.
     """
 
     def coefficient(self, k: int) -> float:
@@ -328,10 +328,10 @@ def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
 
 
 def _name(dual: DualState) -> int:
-    """A checksum of the losses, which tells one dual from another: weights are recomputed when features have moved."""
+    """A checksum that identifies the dual: of the losses, because the weights change when features move."""
     return seal(dual.loss)
 
 
 def _stamp(dual: DualState | None) -> tuple[int, float] | None:
-    """What a step, ``recompute_weights`` or a loaded state changes, and a certificate does not."""
+    """Changes with a step, ``recompute_weights`` or a loaded state, but not with a certificate."""
     return None if dual is None else (dual.steps, dual.held_norm)

@@ -1,4 +1,4 @@
-"""Exact primal, dual and gap: the only numbers that may stop a run."""
+"""Exact primal, dual and gap: only these may stop a run."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Certificate:
         dual: ``sum_i l_i - lam/2 |w(alpha)|^2``, with w(alpha) recomputed from the dual blocks; under bounds, the
             formula of :class:`torchssvm.DualState`.
         gap: ``primal - dual``.
-        exact: Whether the oracle was exact for every example, so that ``primal`` is the objective itself. Never where
+        exact: Whether the oracle was exact for every example, so that ``primal`` is the objective itself. False where
             ``relaxed``.
-        drift: ``|w - w(alpha)| / |w(alpha)|``: rounding, unless the features or the weights were moved by others. Under
+        drift: ``|w - w(alpha)| / |w(alpha)|``: rounding, unless something else moved the features or the weights. Under
             bounds, the larger of ``|v - v(alpha)|`` and ``|w - w(alpha)|``, over ``|v(alpha)|``.
         oracle_calls: Examples decoded since the start, this pass included.
         passes: ``oracle_calls / n``.
         seconds: Duration of this pass.
         num_examples: n.
         lam: Regularisation.
-        relaxed: Whether the oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): the
-            primal, dual and gap are then those of the relaxation, whose optimum may lie above that of the problem. The
-            primal bounds both optima; the dual bounds that of the relaxation alone.
+        relaxed: Whether the oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``).
+            Primal, dual and gap are then those of the relaxation, whose optimum may lie above that of the problem: the
+            primal bounds both optima, the dual only that of the relaxation.
     """
 
     primal: float
@@ -78,24 +78,23 @@ def certify(
 ) -> Certificate:
     """One exact pass over the training set: primal, dual and gap of the weights that the head holds.
 
-    It also brings every gap estimate up to date. Rounding makes the held weights drift from w(alpha), those of the dual
-    (1e-6 to 4e-5 relative in float32): with ``refresh`` the next optimizer step starts from the recomputed w(alpha).
-    Until then the head keeps the very weights that the certificate is about.
+    Also updates every gap estimate. Rounding makes the held weights drift from the dual's weights w(alpha), by 1e-6 to
+    4e-5 relative in float32. With ``refresh`` the next optimizer step starts from the recomputed w(alpha); until then
+    the head keeps the weights that the certificate is about.
 
     Args:
-        head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials with the dual's parameters in it, such
-            as a model of frozen features and the head. A copy of it whose weights are equal will do.
+        head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials that contains the dual's parameters,
+            such as a model of frozen features and the head. A copy with equal weights is accepted.
         dual: The dual state.
         batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
         refresh: Whether the next step starts from the recomputed weights.
 
     Raises:
-        ValueError: An example is missing or came twice, or a batch is not valid; or the head has other weights than
-            the dual.
-        RuntimeError: A target is not that of the example's first visit, or the blocks' losses are not those of what
-            they hold, or the gap is negative by more than rounding: the dual is not one of these examples. Or features
-            have moved and the storage cannot follow them. Or the held weights are out of their bounds, where no primal
-            value bounds the optimum. Nothing has changed then.
+        ValueError: An example is missing or duplicated, a batch is not valid, or the head has other weights than the
+            dual.
+        RuntimeError: The dual does not belong to these examples: a target has changed since the example's first visit,
+            a block's loss does not fit its labelings, or the gap is negative by more than rounding. Or features have
+            moved and the storage cannot follow them. Or the held weights violate their bounds. Nothing changes then.
     """
     check_dual(dual)
     check_flags(refresh=refresh)
@@ -103,7 +102,7 @@ def certify(
 
 
 def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bool) -> Certificate:
-    """What an exact pass proves; brings the gaps of ``dual`` up to date. Arguments and errors as in :func:`certify`.
+    """The certificate of an exact pass; updates the gaps of ``dual``. Arguments and errors as in :func:`certify`.
 
     Args:
         dual: The dual state.
@@ -132,7 +131,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "several examples, or did targets or lengths change?"
         )
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    scale = (2.0 * float(dual.loss.sum()) / dual.lam) ** 0.5  # of weights that are not almost nothing
+    scale = (2.0 * float(dual.loss.sum()) / dual.lam) ** 0.5  # the size of weights that are not negligible
     if drift > 100 * rounding and difference**0.5 > 0.1 * rounding * scale:
         warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "
@@ -140,7 +139,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "and the next step starts from the dual's weights; the gap does not close while this goes on. Compare the "
             "features and indices of training with those of the exact pass",
         )
-    value = min(value, primal)  # beyond it is rounding
+    value = min(value, primal)  # a dual above the primal is rounding
     found.remember()
     if dual.steps:
         dual.targets = found.targets
@@ -176,28 +175,28 @@ def issue(dual: DualState, found: ExactPass, primal: float, value: float, drift:
 
 
 def crosses(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -> bool:
-    """Whether a dual is above the primal by more than rounding, so that one of them is wrong; NaN is.
+    """Whether the dual exceeds the primal by more than rounding, so that one of them is wrong; true for NaN.
 
     Args:
         primal: The primal, or an upper bound of it.
         dual: The dual.
-        dtype: The weights'.
-        size: What is subtracted in the dual, beside what the primal is made of: its rounding is relative to it.
+        dtype: The dtype of the weights.
+        size: Size of the term that the dual subtracts; the rounding of the dual is relative to it.
     """
     return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (1.0 + abs(primal) + size)
 
 
 def check_pass(dual: DualState, found: ExactPass) -> None:
-    """Whether the dual is one of these examples, as far as targets and losses tell it.
+    """Check by targets and losses that the dual belongs to these examples.
 
     Raises:
-        RuntimeError: Some targets are others, or the blocks' losses are not those of what the blocks hold.
+        RuntimeError: Targets differ, or a block's loss does not fit the labelings in the block.
     """
     dual.check_targets(found.targets)
     held, (told, sizes) = dual.num_examples * dual.loss, found.losses
-    # Blocks that were moved often have rounded often.
+    # Rounding adds up over the moves of a block.
     rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
-    wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + 1e-12  # not where it is NaN
+    wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + 1e-12  # False where NaN
     if bool(wrong.any()):
         raise RuntimeError(
             f"the losses of {int(wrong.sum())} blocks are not those of the outputs that they hold, of examples "
@@ -208,19 +207,19 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
 
 
 class ExactPass(NamedTuple):
-    """What one pass over all examples finds, decoding at the weights that the head holds; it has changed nothing.
+    """The results of one pass over all examples at the weights that the head holds; the pass changes nothing.
 
     Attributes:
         hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
         exact: Whether the oracle was exact for every example.
         relaxed: Whether labelings may lie outside of the hull of outputs.
         gaps: ``[n]`` float64, the block gaps at the held weights.
-        weights: w(alpha), those of the dual for the features as they stand, float64, one tensor for each parameter;
-            under bounds, v.
+        weights: w(alpha), the dual's weights for the current features, float64, one tensor for each parameter; under
+            bounds, v.
         targets: ``[n]`` int64, a digest of every example's target.
-        losses: ``[2, n]`` float64: ``n l_i`` as it follows from each block, NaN where it does not, and the sum of the
-            absolute values that it was summed from.
-        remember: Keeps the labelings that were found, where the storage keeps labelings and was to remember them.
+        losses: ``[2, n]`` float64: ``n l_i`` computed from each block, NaN where that is impossible, and the sum of the
+            absolute values of its terms.
+        remember: Stores the labelings found, if the storage keeps labelings and was asked to.
     """
 
     hinges: float
@@ -238,7 +237,7 @@ def exact_pass(
 ) -> ExactPass:
     """Decode every example once; arguments and errors as in :func:`certify`.
 
-    With ``remember`` a storage that keeps labelings may keep those that were found, when that is asked for.
+    With ``remember`` the result can add the labelings found to a storage that keeps labelings.
     """
     hinges = 0.0
     exact, relaxed = True, False
@@ -275,10 +274,10 @@ def exact_pass(
 
 
 def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
-    """``head`` with the dual's own parameters in it, if it is a module with a copy of them.
+    """``head``, with the dual's parameters put in place of equal copies if it is a module.
 
     Raises:
-        ValueError: It is a module with other weights.
+        ValueError: ``head`` is a module with other weights.
     """
     if not isinstance(head, nn.Module):
         return head
@@ -294,7 +293,7 @@ def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
             "optimizer; for the objective of other weights, see torchssvm.primal"
         )
     replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
-    # As in_full_precision: features below the copy stay in the precision of the process.
+    # As in in_full_precision: features below the copy stay in the precision of the process.
     alone = full_precision if len(named) == len(wanted) else lambda _: nullcontext()
 
     def call(*args: Any) -> Any:
@@ -316,26 +315,25 @@ def _alike(named: dict[str, nn.Parameter], parameters: Sequence[nn.Parameter]) -
 
 
 def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
-    """Whether w(alpha) is not what the steps have made of it, beyond the rounding that many of them leave.
+    """Whether the recomputed w(alpha) differs from the held weights by more than the rounding of many steps.
 
     Args:
         dual: The dual state.
-        weights: w(alpha) for the features as they stand; under bounds, v.
+        weights: w(alpha) for the current features; under bounds, v.
     """
     length = squared_norm(dual.box.clip(weights)) ** 0.5
     allowed = 1e4 * torch.finfo(dual.parameters[0].dtype).eps * max(length, dual.held_norm)
-    if dual.norm_changed(squared_norm(dual.parameters) ** 0.5):  # the head holds others now, such as an average
+    if dual.norm_changed(squared_norm(dual.parameters) ** 0.5):  # the head holds other weights now, such as an average
         return abs(length - dual.held_norm) > allowed
     return _squared_distance(dual.parameters, dual.box.clip(weights)) ** 0.5 > allowed
 
 
 @torch.no_grad()
 def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> float:
-    """Set the weights to w(alpha) at once, by a pass without decoding: needed when the features have moved.
+    """Set the weights to w(alpha) of the current features, by a pass without decoding; needed when features have moved.
 
-    Under bounds v is recomputed, and the weights are ``clip(v)``.
-
-    Block gaps are gaps only at w(alpha) of the features as they stand; gap estimates become unknown (infinite).
+    Under bounds v is recomputed, and the weights are ``clip(v)``. Gap estimates become unknown (infinite), as they were
+    made for other weights.
 
     Args:
         head: As in :func:`certify`.
@@ -346,9 +344,9 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
         The relative change of the weights; under bounds, that of v.
 
     Raises:
-        ValueError: An example is missing or came twice, the head has other weights than the dual, or the storage keeps
+        ValueError: An example is missing or duplicated, the head has other weights than the dual, or the storage keeps
             weights.
-        RuntimeError: A target is not that of the example's first visit.
+        RuntimeError: A target has changed since the example's first visit.
     """
     check_dual(dual)
     if dual.storage.needs_gradients:
@@ -377,7 +375,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
 def _every_block(
     head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
-    """As :func:`every_training_example`, of a head that must have the dual's weights."""
+    """As :func:`every_training_example`, for a head that must have the dual's weights."""
     every = every_training_example(of_dual(head, dual), dual, batches)
     for place, (batch, potentials, index) in enumerate(every):
         if place == 0:
@@ -392,6 +390,6 @@ def _squared_distance(held: Sequence[Tensor], weights: Sequence[Tensor]) -> floa
 def every_training_example(
     head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
-    """The batches with their potentials and checked index; raises ValueError unless every example comes once."""
+    """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once."""
     head = in_full_precision(head, dual.parameters)
     return every_example(head, batches, dual.parameters[0].device, dual.check_batch, dual.num_examples)

@@ -1,4 +1,4 @@
-"""Checkpoints that a killed process cannot lose: written as a whole, and read back before they replace another."""
+"""Atomic checkpoints: written as a whole, and read back before they replace the previous one."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ _CHECKED = 2  # the turn of objects whose states are checked before anything is 
 
 
 def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = True, **contents: Any) -> None:
-    """Write the states of ``contents``, and torch's random state, to ``path``: as a whole, or not at all.
+    """Write the states of ``contents``, and torch's random state, to ``path`` atomically.
 
-    ``save_checkpoint("run.pt", optim=optim, sampler=sampler, passes=3)``. The file is written beside ``path``, brought
-    to the disk, read back, and renamed; the checkpoint before it stays as ``path`` with ``.previous`` added. Killed at
-    any moment, a process leaves at least one of the two whole, and no older one than ``load_checkpoint`` would have
-    found before. It may be called anywhere in a training loop; after ``optim.step()`` in the body of the loop, the
-    batch of that step is done, and a resumed run begins with the next one.
+    ``save_checkpoint("run.pt", optim=optim, sampler=sampler, passes=3)``. The file is written beside ``path``, flushed
+    to disk, read back and renamed; the previous checkpoint is kept as ``path`` with ``.previous`` added. A process
+    killed at any moment leaves the new checkpoint or the one that ``load_checkpoint`` would have loaded before. May be
+    called anywhere in a training loop: after ``optim.step()`` in the loop's body, a resumed run begins with the next
+    batch.
 
     Args:
-        path: The file. Its folder is made if there is none; permission bits of a file that is there are kept.
-        random_state: Whether torch's random state, on the CPU and on CUDA devices, is saved too. Those of Python and
-            NumPy are not.
+        path: The file. A missing folder is made; the permission bits of an existing file are kept.
+        random_state: Whether torch's random state, on the CPU and on CUDA devices, is saved too. The random states of
+            Python and NumPy are not saved.
         **contents: By name, objects with ``state_dict`` and ``load_state_dict`` (``BCFW``, ``GDMM``, ``KernelSSVM``,
             ``DualState``, samplers, averages, compiled loops, modules, optimizers, schedulers), and values: numbers,
             strings, tensors, and lists, tuples and dicts of them.
 
     Raises:
-        ValueError: There are no contents; a compiled loop, a sampler or an average is saved without the dual that it
-            belongs to; or a state or value holds what cannot be loaded again without running code, such as an array of
-            NumPy. The file that was there is as before.
+        ValueError: There are no contents; a compiled loop, a sampler or an average is saved without its dual; or a
+            state or value cannot be loaded without running code, such as a NumPy array. An existing file is unchanged.
         TypeError: A class was given, not an object.
         OSError: See :func:`torchssvm.core.files.whole_file`.
     """
@@ -77,10 +76,11 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
 
 
 def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = True, **objects: Any) -> dict[str, Any]:
-    """Load the states of ``objects`` from a file of :func:`save_checkpoint`, all of them or none; runs no code from it.
+    """Load the states of ``objects`` from a file of :func:`save_checkpoint`, all of them or none.
 
-    ``values = load_checkpoint("run.pt", optim=optim, sampler=sampler)``, with objects that are made as those that were
-    saved. Where ``path`` is missing or damaged, the checkpoint before it (``.previous``) is loaded, with a warning.
+    ``values = load_checkpoint("run.pt", optim=optim, sampler=sampler)``, with objects made as the saved ones were. If
+    ``path`` is missing or damaged, the previous checkpoint (``.previous``) is loaded, with a warning. Runs no code from
+    the file.
 
     Args:
         path: The file.
@@ -88,12 +88,12 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         **objects: The objects that were saved, under the same names; None leaves one out.
 
     Returns:
-        The values that are no objects, tensors on the CPU.
+        The saved values, with tensors on the CPU.
 
     Raises:
-        FileNotFoundError: There is neither the file nor the one before it.
-        ValueError: The file is no checkpoint, or it is damaged and the one before it too; names are missing or are not
-            in the file; or an object refuses its state. Nothing has changed then.
+        FileNotFoundError: Neither the file nor the previous one exists.
+        ValueError: The file is not a checkpoint, or both it and the previous one are damaged; names are missing or not
+            in the file; or an object refuses its state. Nothing changes then.
     """
     found, content = _read_or_previous(Path(os.path.realpath(path)))
     states, values = content["objects"], content["values"]
@@ -122,7 +122,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             for again in names:
                 objects[again].load_state_dict(before[again])
                 for dual, count in zip(duals, restarts, strict=True):
-                    dual.restarts = count  # the weights are those of before: averages go on
+                    dual.restarts = count  # the weights are the old ones again: averages continue
             if isinstance(error, ValueError | TypeError | KeyError | RuntimeError):
                 raise _refused(found, name, error) from error
             raise
@@ -138,7 +138,7 @@ def _is_object(name: str, value: Any, required: bool = False) -> bool:
     """Whether a value has a state.
 
     Raises:
-        TypeError: It is a class; or it has none, and is ``required`` to.
+        TypeError: The value is a class; or it has no state, which is ``required``.
     """
     if isinstance(value, type):
         raise TypeError(f"{name}={value.__name__} is a class: give an object")
@@ -149,10 +149,10 @@ def _is_object(name: str, value: Any, required: bool = False) -> bool:
 
 
 def _turn(value: Any) -> int:
-    """When an object is loaded.
+    """The turn of an object in loading.
 
-    A head comes before what trains it, which would take later changes of the weights for somebody else's; what may
-    still refuse its state before what has been checked; and an average last, because it belongs to a step of its dual.
+    A head comes before its solver, which would refuse weights changed later. Objects that may still refuse their state
+    come before checked ones. An average comes last, because it belongs to a step of its dual.
     """
     from torchssvm.solvers.averages import Average  # the optimizers import much of the package
 
@@ -162,13 +162,13 @@ def _turn(value: Any) -> int:
 
 
 def _kept(value: Any) -> Any:
-    """The state to go back to; torch's are views."""
+    """The state to go back to; copied, as the states of torch are views."""
     state = value.state_dict()
     return state if isinstance(value, Stateful) else copy.deepcopy(state)
 
 
 def _check_duals(objects: dict[str, Any], states: dict[str, Any]) -> None:
-    """Refuse to save what belongs to a dual without that dual: what was trained would not be in the file."""
+    """Raise ValueError if an object would be saved without its dual, which holds the training result."""
     kept = {id(value) for value in objects.values() if isinstance(value, DualState)}
     kept |= {
         id(value.dual)
@@ -191,17 +191,17 @@ def _survives(value: Any) -> bool:
         torch.save(value, file)
         file.seek(0)
         torch.load(file, weights_only=True)
-    except Exception:  # whatever the pickler meets in somebody's object
+    except Exception:  # a user's object may raise anything
         return False
     return True
 
 
 class _DamagedError(ValueError):
-    """A file that is not whole."""
+    """The file is incomplete or corrupt."""
 
 
 def _read_or_previous(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The file that could be read, and what it holds."""
+    """The first readable file, the given or the previous one, and its content."""
     try:
         return path, _read(path)
     except (FileNotFoundError, _DamagedError) as error:
@@ -221,12 +221,12 @@ def _read_or_previous(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """What a file holds.
+    """The content of a file.
 
     Raises:
-        FileNotFoundError: There is none.
-        _DamagedError: It is not whole.
-        ValueError: It is something else.
+        FileNotFoundError: The file does not exist.
+        _DamagedError: The file is incomplete or corrupt.
+        ValueError: The file is not a checkpoint.
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}")

@@ -1,4 +1,4 @@
-"""The exact primal objective of any weights, whoever trained them."""
+"""The exact primal objective of any weights, however they were trained."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Objective:
     """The primal objective ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` by one pass over all examples ([B13] eq. 3).
 
     Attributes:
-        value: The objective with the outputs that the oracle found; if it is approximate, a lower bound.
+        value: The objective with the outputs that the oracle found; a lower bound where the oracle is approximate.
         bound: An upper bound of the objective; equal to ``value`` where the oracle is exact.
-        hinge: ``(1/n) sum_i H_i``, the part of ``value`` that is not regularisation.
+        hinge: ``(1/n) sum_i H_i``: ``value`` without the regularisation.
         exact: Whether the oracle was exact for every example, so that ``value`` is the objective itself.
         oracle_calls: Examples decoded by this pass.
         seconds: Duration of this pass.
@@ -60,21 +60,21 @@ def primal(
 ) -> Objective:
     """The structured SVM objective of the weights that the head holds; nothing changes.
 
-    It needs no dual: baselines are measured by it, and averages of iterates. How far the value is from the optimum only
-    a dual can tell, see :func:`torchssvm.certify`.
+    Needs no dual, so it also measures baselines and averages. A bound of the distance to the optimum needs a dual: see
+    :func:`torchssvm.certify`.
 
     Args:
         head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials, such as a model of frozen features
-            and the head; then ``parameters`` says which weights are regularised.
+            and the head; ``parameters`` then lists the regularised weights.
         structure: What an output is.
         batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
         lam: Regularisation; positive.
         parameters: The regularised weights; None is ``head.parameters()``.
-        num_examples: n, if an example that is missing at the end is to be an error; None is the largest index plus 1.
+        num_examples: n, to detect missing examples at the end; None is the largest index plus 1.
 
     Raises:
-        ValueError: An example is missing or came twice, or an argument or a batch is not valid.
-        TypeError: The potentials are not of the weights' dtype, or ``lam`` is no number.
+        ValueError: An example is missing or duplicated, or an argument or a batch is not valid.
+        TypeError: The potentials have another dtype than the weights, or ``lam`` is not a number.
     """
     start = time.perf_counter()
     lam = check_lam(lam)
@@ -125,15 +125,15 @@ def every_example(
     *,
     grad: bool = True,
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
-    """The batches with their potentials and checked index; raises ValueError unless every example comes once.
+    """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
 
     Args:
         head: ``(x)`` or ``(x, lengths)`` -> potentials.
-        batches: What should hold every example once.
-        device: Where the head is.
-        check: ``(index, potentials)`` -> the index, on the device, or an error.
+        batches: Every example exactly once.
+        device: The device of the head.
+        check: ``(index, potentials)`` -> the checked index on the device; raises if it is not valid.
         num_examples: n; None is the largest index plus 1.
-        grad: Whether the potentials are to be differentiable.
+        grad: Whether the potentials are differentiable.
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
     for batch in check_batches(batches):

@@ -1,4 +1,4 @@
-"""What a run came to: a table for the screen, ``report.json``, and a picture of the convergence."""
+"""The report of a run: a table for the screen, ``report.json``, and a picture of the convergence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPORT = "report.json"
 PICTURE = "convergence.png"
 
 DrawExamples: TypeAlias = Callable[[Any], None]
-"""Draws a few examples and their predictions into the matplotlib (sub)figure it is given."""
+"""Draws a few examples and their predictions into a matplotlib (sub)figure."""
 
 
 class Entry(NamedTuple):
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 History: TypeAlias = list[Entry]
-"""The certificates of a run in their order; plain tuples ``(certificate, seconds)`` do as well."""
+"""The certificates of a run in order; plain tuples ``(certificate, seconds)`` are accepted too."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Evaluation:
         loss: Mean task loss of an example.
         token_error: Share of wrong tokens among all tokens; None where labelings are not int64 ``[B]`` or ``[B, N]``.
         example_error: Share of examples with a wrong token, such as words with a wrong letter; None as above.
-        num_examples: How many examples there were.
-        exact: Whether decoding was exact for all of them; otherwise these are figures of an approximate decoder.
+        num_examples: Number of examples.
+        exact: Whether decoding was exact for all of them; otherwise the results are those of an approximate decoder.
     """
 
     loss: float
@@ -68,9 +68,9 @@ def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """Wrong tokens and tokens of every example, ``[B]`` int64 each; None where labelings are not integers by position.
 
     Args:
-        labeling: Decoded outputs; int64 ``[B]`` or ``[B, N]`` counts, or something that holds that as ``.labels``.
-        target: As the structure's ``check_target`` returned it: a tensor like ``labeling``, or something that holds one
-            as ``.labels``. Negative entries are padding.
+        labeling: Decoded outputs: int64 ``[B]`` or ``[B, N]``, or an object with such a tensor as ``.labels``.
+        target: The result of the structure's ``check_target``: a tensor like ``labeling``, or an object with one as
+            ``.labels``. Negative entries are padding.
     """
     labeling, labels = (getattr(output, "labels", output) for output in (labeling, target))
     if not (isinstance(labeling, Tensor) and isinstance(labels, Tensor)):
@@ -92,11 +92,11 @@ def evaluate(
     """Decode every example without the loss and compare it with its target.
 
     Args:
-        forward: Head or model, ``(x)`` or ``(x, lengths)`` -> potentials. A module runs in evaluation mode, and every
-            part of it is then in the mode it was in.
+        forward: Head or model, ``(x)`` or ``(x, lengths)`` -> potentials. A module runs in evaluation mode; afterwards
+            every submodule is back in its own mode.
         structure: What an output is.
         batches: The examples.
-        device: Where batches are moved to; None leaves them where they are.
+        device: The device to move batches to; None leaves them where they are.
 
     Raises:
         ValueError: There are no examples, or a target does not fit.
@@ -137,7 +137,7 @@ def evaluate(
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on; those not installed are left out."""
+    """Versions of Python and of the installed packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in ("torchssvm", "torch", "numpy", "torch-struct", "lightning"):
         try:
@@ -157,12 +157,12 @@ def describe_device(device: torch.device | str) -> str:
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything worth knowing of a finished run; unknown figures are None.
+    """The results of a finished run; unknown numbers are None.
 
     Attributes:
         task: What was trained, in a few words.
-        n: Training examples.
-        num_weights: Weights of the head.
+        n: Number of training examples.
+        num_weights: Number of weights of the head.
         lam: Regularisation.
         primal: Of the last certificate.
         dual: Of the last certificate.
@@ -172,9 +172,9 @@ class RunReport:
         seconds: Wall-clock time of the run.
         train_loss: Mean task loss on the training examples.
         test_loss: Mean task loss on the test examples.
-        stopped_because: A sentence.
+        stopped_because: Why the run stopped, as a sentence.
         seed: Seed of the run.
-        device: Where it ran.
+        device: The device of the run.
         versions: See :func:`versions`.
         exact: Whether the oracle of the last certificate was exact; otherwise primal and gap are upper bounds.
         history: All certificates, for the picture.
@@ -220,13 +220,13 @@ class RunReport:
 
         Args:
             task: What was trained, in a few words.
-            history: At least one certificate; the last one speaks for the run.
-            num_weights: Weights of the head.
-            stopped_because: A sentence.
+            history: At least one certificate; the last one gives the results.
+            num_weights: Number of weights of the head.
+            stopped_because: Why the run stopped, as a sentence.
             train: Plain decoding of the training examples.
             test: Plain decoding of the test examples; errors by token and by example of both go to ``extra``.
             seed: Seed of the run.
-            device: Where it ran.
+            device: The device of the run.
             seconds: Wall-clock time; None is that of the last certificate.
             extra: More entries.
 
@@ -265,7 +265,7 @@ class RunReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``report.json`` holds: the attributes, ``extra`` and ``history``; figures not finite become None."""
+        """The content of ``report.json``: attributes, ``extra`` and ``history``; non-finite numbers become None."""
         names = [name for name in self.__dataclass_fields__ if name not in ("history", "extra")]
         content = {name: getattr(self, name) for name in names}
         if clash := sorted(content.keys() & self.extra.keys()):
@@ -301,11 +301,11 @@ class RunReport:
         """Write ``report.json``, and the picture of the convergence as ``convergence.png``.
 
         Args:
-            folder: Where to; made if it does not exist.
+            folder: The folder to write to; made if it does not exist.
             draw_examples: Draws a few predictions below the curves.
 
         Raises:
-            ImportError: matplotlib is missing; ``report.json`` has been written then.
+            ImportError: matplotlib is missing; ``report.json`` is already written then.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -320,7 +320,7 @@ class RunReport:
             draw_examples: As in :meth:`write`.
 
         Returns:
-            A ``matplotlib.figure.Figure``; no window is opened and no global state of matplotlib changes.
+            A ``matplotlib.figure.Figure``; opens no window and leaves matplotlib's global state alone.
 
         Raises:
             ImportError: matplotlib is missing.
@@ -365,14 +365,14 @@ class RunReport:
 
 
 def _relaxation(certificate: Certificate) -> dict[str, float]:
-    """The bounds of the relaxation, where GDMM trained one that is not the problem itself."""
+    """The bounds of the relaxation, where GDMM trained a relaxation that differs from the problem."""
     if not (isinstance(certificate, FactorwiseCertificate) and certificate.has_relaxation):
         return {}
     return {name: getattr(certificate, name) for name in ("relaxed_primal", "relaxed_dual", "relaxed_gap")}
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they become None."""
+    """Infinity and NaN become None, as JSON has neither."""
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

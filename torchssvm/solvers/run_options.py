@@ -12,20 +12,18 @@ from torchssvm.steps.orders import Order
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run visits the training set: for :func:`torchssvm.solve`, grids and paths.
-
-    One object serves any number of runs.
+    """How :func:`torchssvm.solve`, grids and paths visit the training set; may be shared by several runs.
 
     Attributes:
-        batch_size: Blocks of a step.
+        batch_size: Blocks in a step.
         order: In which order blocks are visited; None is ``Proportional()``, gap sampling.
         schedule: When exact passes are made; None is ``WhenEstimated()``.
-        seed: Of the sampler.
+        seed: Seed of the sampler.
         collate_fn: Makes a ``Batch`` of a list of items; None is ``dataset.collate``.
 
     Raises:
         ValueError: ``batch_size`` or ``seed`` is out of range.
-        TypeError: ``order``, ``schedule`` or ``collate_fn`` is something else.
+        TypeError: ``order``, ``schedule`` or ``collate_fn`` is of another kind.
     """
 
     batch_size: int = 16

@@ -11,11 +11,11 @@ from torchssvm.solvers.certificate import Certificate
 
 
 class Progress(Protocol):
-    """How far a trainer is; a :class:`torchssvm.DualState` is one."""
+    """The progress of a trainer; :class:`torchssvm.DualState` implements it."""
 
     @property
     def num_examples(self) -> int:
-        """N."""
+        """n, the size of the training set."""
         ...
 
     @property
@@ -25,24 +25,24 @@ class Progress(Protocol):
 
     @property
     def gap_estimate(self) -> float:
-        """What the gap seems to be, without proof; infinite where nothing is known."""
+        """An unproved estimate of the gap; infinite where nothing is known."""
         ...
 
 
 class Schedule(Protocol):
-    """Decides when an exact pass is worth its n oracle calls. Every run works on a copy of its own."""
+    """Decides when an exact pass is worth its n oracle calls. Every run uses its own copy."""
 
     def due(self, progress: Progress, tolerance: float) -> bool:
         """Whether an exact pass should be made now; asked after every step, so it must be cheap.
 
         Args:
-            progress: As the step left it: the dual, where the trainer has one; then ``oracle_calls`` can be read too.
-            tolerance: The gap that the run is to reach.
+            progress: The state after the step: the dual, where the trainer has one, with its ``oracle_calls``.
+            tolerance: The gap that the run should reach.
         """
         ...
 
     def after(self, certificate: Certificate) -> None:
-        """An exact pass was made."""
+        """Called after every exact pass."""
         ...
 
 
@@ -61,18 +61,18 @@ class EveryPasses:
         self._last: float | None = None
 
     def due(self, progress: Progress, tolerance: float) -> bool:
-        """Whether as many passes were made since the last exact pass, or since this was asked first."""
-        if self._last is None or self._last > progress.passes:  # the latter after another dual
+        """Whether ``passes`` passes were made since the last exact pass, or since the first call."""
+        if self._last is None or self._last > progress.passes:  # the count is larger if it is that of another dual
             self._last = progress.passes
         return progress.passes - self._last >= self.passes
 
     def after(self, certificate: Certificate) -> None:
-        """Count from here."""
+        """Count from this pass."""
         self._last = certificate.passes
 
 
 class WhenEstimated(EveryPasses):
-    """An exact pass as soon as the stale gaps say that the run is over, and at the latest after ``passes`` passes.
+    """An exact pass as soon as the stale gaps are within the tolerance, and at the latest after ``passes`` passes.
 
     Args:
         passes: As in :class:`EveryPasses`.
@@ -86,23 +86,23 @@ class WhenEstimated(EveryPasses):
             raise ValueError(f"at_least={at_least} must be positive and at most passes={passes}")
 
     def due(self, progress: Progress, tolerance: float) -> bool:
-        """Whether the sum of the gaps as last seen is within the tolerance, or it is time."""
+        """Whether the sum of the stale gaps is within the tolerance, or ``passes`` passes were made."""
         if super().due(progress, tolerance):
             return True
         assert self._last is not None
         return progress.passes - self._last >= self._wait and progress.gap_estimate <= tolerance
 
     def after(self, certificate: Certificate) -> None:
-        """Count from here; longer each time where an approximate oracle leaves a gap that no step can close."""
+        """Count from this pass; wait longer each time where an approximate oracle leaves a gap that no step closes."""
         super().after(certificate)
         self._wait = self.at_least if certificate.exact else min(2 * self._wait, self.passes)
 
 
 def counting_from(progress: Progress, schedule: Schedule) -> Schedule:
-    """A copy of the schedule that counts passes from here, where it would begin after the first step.
+    """A copy of the schedule that counts passes from now on, not from the first step on.
 
     Raises:
-        TypeError: ``schedule`` is no such object.
+        TypeError: ``schedule`` is not a Schedule.
     """
     check_object(schedule, "schedule", "due", "EveryPasses()")
     schedule = copy.deepcopy(schedule)

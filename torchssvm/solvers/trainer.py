@@ -1,4 +1,4 @@
-"""The verbs that all trainers share, and the one loop that drives them to a certified gap."""
+"""The methods that all trainers share, and the loop that runs them to a certified gap."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
 
-_IDLE_EPOCHS = 100  # of blocks visited without an oracle call, after which an exact pass is made in any case
+_IDLE_EPOCHS = 100  # an exact pass is due after this many epochs of visits without an oracle call
 
 Proof = TypeVar("Proof", bound=Certificate)
 
 
 @runtime_checkable
 class Trainer(Protocol):
-    """What trains a head on a training set that it was given: ``step``, ``certify``, ``solve`` and a state.
+    """Trains a head on its own training set: ``step``, ``certify``, ``solve`` and a state.
 
     :class:`torchssvm.CompiledBCFW`, :class:`torchssvm.GDMM`, :class:`torchssvm.KernelSSVM`,
     :class:`torchssvm.CuttingPlane` and :class:`torchssvm.ExponentiatedGradient` are trainers.
 
-    :class:`torchssvm.BCFW` and :class:`torchssvm.Subgradient` are optimizers of a loop that somebody else runs: they
-    see gradients and no examples, so that ``step``, ``state_dict`` and ``load_state_dict`` are all they have in common
-    with trainers. :func:`torchssvm.solve` and :func:`torchssvm.certify` are the other two verbs for the dual of BCFW.
-    The weights of a subgradient method have no dual, and nothing but :func:`torchssvm.primal` can be said of them.
+    :class:`torchssvm.BCFW` and :class:`torchssvm.Subgradient` are optimizers of the user's own loop: they see gradients
+    but no examples, so they share only ``step``, ``state_dict`` and ``load_state_dict`` with trainers. For BCFW use
+    :func:`torchssvm.solve` and :func:`torchssvm.certify`. The subgradient method has no dual: only
+    :func:`torchssvm.primal` applies.
     """
 
     def step(self) -> Any:
-        """One step of the trainer's own choice; what it returns says how it went."""
+        """Take one step of the trainer's own choice; the result describes the step."""
         ...
 
     def certify(self) -> Certificate:
-        """What is proved of the weights that the head holds; they move by no more than their drift from the dual."""
+        """The certificate of the weights that the head holds; the weights move at most by their drift from the dual."""
         ...
 
     def solve(
@@ -45,7 +45,7 @@ class Trainer(Protocol):
         max_passes: float = math.inf,
         on_check: Callable[[Any], None] | None = None,
     ) -> Certificate:
-        """Take steps until a certificate's gap is at most ``tolerance``, from where the trainer stands.
+        """Take steps until a certificate's gap is at most ``tolerance``, from the trainer's current state.
 
         Args:
             tolerance: The gap to reach; at least 0.
@@ -61,11 +61,11 @@ class Trainer(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the following steps depend on beside the training set, as tensors, numbers and strings."""
+        """Everything but the training set that later steps depend on, in tensors, numbers and strings."""
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Go on to the same bits; nothing changes if the state does not fit."""
+        """Continue bit for bit from a state; if the state does not fit, nothing changes."""
         ...
 
 
@@ -80,22 +80,22 @@ def run_until(
     on_check: Callable[[Proof], None] | None = None,
     reached: Callable[[Proof], bool] | None = None,
 ) -> Proof:
-    """Let a trainer take steps until an exact pass proves that the gap is within ``tolerance``.
+    """Take steps until an exact pass proves that the gap is within ``tolerance``.
 
     Args:
-        steps: Endless; every item is the number of examples that were just visited.
-        progress: What the steps change.
+        steps: Endless iterator that takes the steps; yields the number of examples that each visited.
+        progress: The progress of the steps.
         certify: Makes an exact pass.
         tolerance: As in :class:`Trainer`, like ``max_passes`` and ``on_check``.
-        max_passes: Where to stop.
+        max_passes: Most effective passes.
         schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``.
         on_check: Called with every certificate.
-        reached: Whether a certificate says that the run is over; None is where its gap is within the tolerance, or no
-            example has any.
+        reached: Whether a certificate ends the run; None ends it if the gap is within the tolerance, or if no example
+            has a gap.
 
     Raises:
         ValueError: An argument is out of range.
-        TypeError: ``schedule`` is no such object.
+        TypeError: ``schedule`` is not a Schedule.
     """
     check_limits(tolerance, max_passes)
     schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
@@ -116,7 +116,7 @@ def run_until(
     n, visited, start = progress.num_examples, 0, progress.passes  # since the last exact pass
     for visits in steps:
         visited += visits
-        idle = visited - round((progress.passes - start) * n)  # without an oracle call: the cache has answered
+        idle = visited - round((progress.passes - start) * n)  # visits without an oracle call: the cache answered
         due = schedule.due(progress, tolerance) or progress.passes >= max_passes or idle >= _IDLE_EPOCHS * n
         if due or not visits:
             certificate, over = check()
@@ -127,7 +127,7 @@ def run_until(
 
 
 class DualTrainer:
-    """Trainers whose blocks are in a :class:`torchssvm.DualState`: they solve by steps and exact passes.
+    """A trainer with a :class:`torchssvm.DualState`; it solves by steps and exact passes.
 
     Subclasses have ``dual``, ``step`` and ``certify``.
     """
@@ -135,7 +135,7 @@ class DualTrainer:
     dual: DualState
 
     def step(self) -> Any:
-        """One step; it counts what it visits in the dual."""
+        """Take one step; counts its visits in the dual."""
         raise NotImplementedError
 
     def certify(self) -> Certificate:
@@ -150,21 +150,21 @@ class DualTrainer:
         schedule: Schedule | None = None,
         on_check: Callable[[Certificate], None] | None = None,
     ) -> Certificate:
-        """Take steps until an exact pass proves that the gap is within ``tolerance``, from where the dual stands.
+        """Take steps until an exact pass proves that the gap is within ``tolerance``, from the dual's current state.
 
         Args:
             tolerance: The gap to reach; at least 0.
-            max_passes: Stop after the step in which the effective passes, those before this call included, come to so
-                many; one more pass is the certificate.
+            max_passes: Stop after the step that reaches this many effective passes, those before this call included;
+                the certificate takes one more pass.
             schedule: When exact passes are made, asked after every step; None is ``WhenEstimated()``.
             on_check: Called with the certificate of every exact pass.
 
         Returns:
-            The last certificate, of the weights as they are.
+            The last certificate, of the current weights.
 
         Raises:
             ValueError: An argument is out of range.
-            TypeError: ``schedule`` is no such object.
+            TypeError: ``schedule`` is not a Schedule.
         """
         return run_until(
             self._steps(),
@@ -185,7 +185,7 @@ class DualTrainer:
 
 
 def check_limits(tolerance: float, max_passes: float) -> None:
-    """Raise ValueError or TypeError for limits that no run could keep."""
+    """Raise ValueError or TypeError for limits that no run can meet."""
     check_number(tolerance, "tolerance", 0.0)
     check_number(max_passes, "max_passes", above=0.0, finite=False)
     if tolerance == 0 and max_passes == math.inf:

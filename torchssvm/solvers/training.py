@@ -1,4 +1,4 @@
-"""Training a head to a certified gap in a plain torch loop: what examples, grids and regularisation paths call."""
+"""Training a head to a certified gap in a plain torch loop; grids and regularisation paths use it."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def solve(
 ) -> Certificate:
     """Train until an exact pass proves that the gap is within ``tolerance``.
 
-    Goes on from where the dual stands, and leaves nothing behind but the dual and the weights.
+    Continues from the dual's current state, and changes only the dual and the weights.
 
     Args:
         head: The head of the dual.
-        loss: The block gap of the dual, with the direction to take.
+        loss: The block gap of the dual, with the direction rule.
         dataset: Map-style, n examples; an item's index is its place.
         tolerance: The gap to reach, ``primal - dual``; at least 0.
-        max_passes: Stop at this many effective passes of the dual, those before this call included. Give it where the
-            oracle is approximate: its gap may never come down to the tolerance.
+        max_passes: Stop at this many effective passes of the dual, those before this call included. Needed with an
+            approximate oracle, whose gap may never reach the tolerance.
         optimizer: None is ``BCFW(head.parameters(), loss.dual)``.
         options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
         on_check: Called with the certificate of every exact pass.
 
     Returns:
-        The certificate of the last exact pass, which is about the weights as they are.
+        The certificate of the last exact pass, which is that of the current weights.
 
     Raises:
-        ValueError: An argument is out of range, or the dataset is not that of the dual.
-        TypeError: ``options`` is no :class:`RunOptions`, or the dataset has no length.
+        ValueError: An argument is out of range, or the dataset does not fit the dual.
+        TypeError: ``options`` is not a :class:`RunOptions`, or the dataset has no length.
     """
     check_limits(tolerance, max_passes)
     options = check_options(options)
@@ -67,20 +67,20 @@ def solve(
 
 
 class Steps:
-    """Endless training steps of one run; iterating takes them, and yields the number of blocks that each visited.
+    """Endless training steps of one run; iterating takes a step and yields the number of blocks that it visited.
 
-    Used as a context manager, it leaves no gradients and no observer behind.
+    As a context manager, removes its gradients and its observer at the end.
 
     Args:
-        head: As in :func:`solve`, like all others.
+        head: As in :func:`solve`.
         loss: The block gap.
         dataset: The training set.
         options: Size and order of batches.
         optimizer: None is ``BCFW(head.parameters(), loss.dual)``.
 
     Raises:
-        ValueError: The dataset is not of the dual's size, or has no ``collate``; or the optimizer is not BCFW of this
-            dual.
+        ValueError: The dataset has another size than the dual, or no ``collate``; or the optimizer is not the BCFW of
+            this dual.
     """
 
     def __init__(

@@ -9,21 +9,21 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 
-_SKIP = 0.1  # a block whose gap is below this share of the mean allowed gap is not worth a step
+_SKIP = 0.1  # blocks with a gap below this share of the mean allowed gap are skipped
 _CHUNK = 1024  # planes in float64 at a time
-_SHARE = 1e-3  # a block's gap is brought to this share of what it was: its neighbours move next
+_SHARE = 1e-3  # a block is solved to this share of its gap only, as its neighbours move next
 _STEPS_PER_OUTPUT = 20
 
 
 class PlaneBlocks:
     """Planes grouped by their example; maximises ``(1/n) <costs, alpha> - lam/2 |w|^2`` over each example's simplex.
 
-    ``w = (1/(lam n)) sum alpha_c plane_c``; what mass an example leaves is on its target, whose plane and cost are 0.
+    ``w = (1/(lam n)) sum alpha_c plane_c``; the remaining mass of an example is on its target, with plane and cost 0.
 
     Args:
         planes: ``[C, d]``, float32 or float64.
         costs: ``[C]`` float64.
-        owner: ``[C]`` int64, the example of each plane, in rising order.
+        owner: ``[C]`` int64, the example of each plane, ascending.
         lam: Regularisation.
         num_examples: n.
     """
@@ -39,12 +39,12 @@ class PlaneBlocks:
     def ascend(self, alpha: Any, allowed: float, max_sweeps: int) -> Any:
         """Sweep over the blocks until their gaps sum up to at most ``allowed``; changes ``alpha``.
 
-        Most planes are inactive at any time. So after each sweep over all of them, the active ones, few enough to stay
-        in the cache, are swept until their own gaps are allowed.
+        Most planes are inactive at any time. After each sweep over all planes, the active ones, few enough to stay in
+        the cache, are swept until the sum of their gaps is allowed.
 
         Args:
             alpha: ``[C]`` float64, feasible.
-            allowed: In units of the loss, summed over the examples: n times a gap of the objective.
+            allowed: The sum of the gaps to reach, in units of the loss: n times a gap of the objective.
             max_sweeps: Most sweeps, of both kinds together.
 
         Returns:
@@ -63,7 +63,7 @@ class PlaneBlocks:
                 if some._sweep(part, weights, allowed) <= allowed:
                     break
             alpha[active] = part
-        return self.weights(alpha)  # anew: the sweeps add in the precision of the planes
+        return self.weights(alpha)  # recomputed: the sweeps add in the planes' precision
 
     def weights(self, alpha: Any) -> Any:
         """``w(alpha)``, ``[d]`` float64."""
@@ -87,7 +87,7 @@ class PlaneBlocks:
         """Solve each block's own QP, one after another; changes ``alpha`` and ``weights``.
 
         Returns:
-            The sum of the blocks' gaps, each as it was before its block moved.
+            The sum of the blocks' gaps, each before its block moved.
         """
         total, skip = 0.0, _SKIP * allowed / self.num_examples
         held = weights.astype(self.planes.dtype)  # products of mixed dtypes would copy the planes
@@ -125,7 +125,7 @@ def ascend_simplex(slopes: Any, alpha: Any, curvature: Any) -> Any:
 
 @njit
 def _ascend(slopes: Any, alpha: Any, curvature: Any, share: float, most: int) -> None:
-    """Index -1 is the target: its slope is 0, and it has the mass that the others leave."""
+    """Index -1 is the target: its slope is 0, and its mass is the remaining one."""
     size = len(alpha)
     rest = max(0.0, 1.0 - alpha.sum())
     allowed = -1.0

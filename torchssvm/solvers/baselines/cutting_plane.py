@@ -32,15 +32,15 @@ _FORMAT = 3
 
 
 class _Pass(NamedTuple):
-    """What a pass finds.
+    """The results of a pass.
 
     Attributes:
         primal: Of the head's weights; with an approximate oracle, an upper bound.
         exact: Whether the oracle was exact for every example.
         relaxed: Whether an output may lie outside of the hull of outputs.
         targets: ``[n]`` int64, digests of the targets.
-        features: ``[d]`` float64, ``sum_i c_i Phi_i^T r_i`` for fixed r_i and c_i: whether the features are those of
-            other passes, of the same examples.
+        features: ``[d]`` float64, ``sum_i c_i Phi_i^T r_i`` for fixed r_i and c_i: detects features that differ from
+            those of other passes.
     """
 
     primal: float
@@ -53,18 +53,18 @@ class _Pass(NamedTuple):
 class CuttingPlane(Stateful):
     """Cutting planes for ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` (Joachims, Finley, Yu 2009; [B13] section 6).
 
-    An iteration is one pass of the max oracle over all examples at fixed weights, and one restricted problem: the pass
-    gives the exact primal at these weights (an upper bound of it, with an approximate oracle) and new constraints;
-    the QP over all constraints kept gives the next weights, and its optimum is a lower bound. The best primal is kept,
-    the lower bound never falls, so the gap never grows. This is Frank-Wolfe, fully corrective ([B13] section 5).
+    An iteration is one pass of the max oracle over all examples and one restricted problem. The pass gives new
+    constraints and the exact primal at the current weights (an upper bound of it, with an approximate oracle). The QP
+    over all kept constraints gives the next weights, and its optimum is a lower bound. As the best primal is kept and
+    the lower bound never falls, the gap never grows. This is fully corrective Frank-Wolfe ([B13] section 5).
 
-    Between calls the head holds the best weights seen, those that the certificate is about; the next pass is at the
-    weights of the restricted problem.
+    Between calls the head holds the best weights so far, which the certificate is about; the next pass uses the weights
+    of the restricted problem.
 
     Args:
         head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
-        batches: Every training example exactly once, in any order; read anew for every pass, so a list, a DataLoader,
-            or ``in_order(dataset)``.
+        batches: Every training example exactly once, in any order; read in every pass, so a list, a DataLoader, or
+            ``in_order(dataset)``.
         num_examples: n, the size of the training set.
         lam: Regularisation; positive.
         slack: ``OneSlack()`` (one constraint for each pass, for all examples together) or ``NSlack()`` (each example
@@ -75,11 +75,11 @@ class CuttingPlane(Stateful):
         slack: The working set.
         primal: The best primal so far, infinite before the first pass.
         dual: The best lower bound so far; 0 before the first pass, as losses are not negative.
-        exact: Whether the oracle was exact where ``primal`` comes from.
+        exact: Whether the oracle was exact in the pass that found ``primal``.
         iterations: Passes made.
 
     Raises:
-        ValueError: As ``DualState.for_head``; or ``slack`` belongs to another method.
+        ValueError: As ``DualState.for_head``; or ``slack`` belongs to another CuttingPlane.
         TypeError: ``slack`` is not a Slack, or ``batches`` can be read only once.
         ImportError: ``OneSlack`` needs the extra ``torchssvm[qp]``.
     """
@@ -100,7 +100,7 @@ class CuttingPlane(Stateful):
         if not isinstance(slack, Slack):
             raise TypeError(f"slack must be OneSlack() or NSlack(), not {slack!r}")
         self.head, self.batches = head, check_batches(batches, reread=True)
-        # The problem: n, lam, structure, parameters, and the checks of every batch. Its blocks are not used.
+        # Holds n, lam, structure and parameters, and checks batches. Its blocks are not used.
         self._problem = DualState.for_head(head, num_examples, lam, structure=structure)
         slack.bind(num_examples, self._problem.lam, self._problem.parameters)
         self.slack = slack
@@ -110,7 +110,7 @@ class CuttingPlane(Stateful):
         self.iterations = 0
         self._features = torch.zeros(0, dtype=torch.float64)  # the linear maps of all examples, probed; see _pass
         self._next = torch.zeros(slack.size, dtype=torch.float64)  # weights of the restricted problem
-        self._best = torch.zeros_like(self._next)  # those that the head holds between calls
+        self._best = torch.zeros_like(self._next)  # weights that the head holds between calls
         if any(bool(p.detach().any()) for p in self._problem.parameters):
             warn(
                 "the head's weights were not zero, and cutting planes start from zero: they are now zero",
@@ -150,9 +150,9 @@ class CuttingPlane(Stateful):
             As :meth:`certify`.
 
         Raises:
-            ValueError: An example is missing or came twice, or a batch is not valid.
+            ValueError: An example is missing or duplicated, or a batch is not valid.
             RuntimeError: The primal is below the dual by more than rounding: examples or features have changed. Or
-                the QP solver failed. After any error everything is as it was before.
+                the QP solver failed. After any error nothing has changed.
         """
         start = time.perf_counter()
         self._hold(self._next)
@@ -174,7 +174,7 @@ class CuttingPlane(Stateful):
         if primal < self.primal:
             self.primal, self.exact, self._best = primal, exact, self._next
         self._next = restricted.weights
-        self.dual = min(max(self.dual, restricted.dual), self.primal)  # beyond it is rounding
+        self.dual = min(max(self.dual, restricted.dual), self.primal)  # a dual above the primal is rounding
         self.iterations += 1
         self._features, self._problem.targets = seen.features, seen.targets
         self._problem.relaxed |= seen.relaxed
@@ -198,7 +198,7 @@ class CuttingPlane(Stateful):
             on_check: Called with the certificate of every iteration.
 
         Returns:
-            The last certificate; its gap is above ``tolerance`` if the iterations were used up.
+            The last certificate; its gap exceeds ``tolerance`` if ``max_passes`` was reached first.
 
         Raises:
             ValueError: An argument is out of range, or as :meth:`step`.
@@ -261,9 +261,9 @@ class CuttingPlane(Stateful):
             parameter.copy_(values.view(parameter.shape))
 
     def certify(self) -> Certificate:
-        """What the iterations have proved of the weights that the head holds; nothing is decoded for it.
+        """The certificate that the iterations have proved for the weights that the head holds; decodes nothing.
 
-        ``seconds`` is the duration of the last iteration; ``drift`` tells how far the held weights are from those of
+        ``seconds`` is the duration of the last iteration; ``drift`` is the distance of the held weights from those of
         the restricted problem. Before the first iteration the gap is infinite.
         """
         problem = self._problem
@@ -284,7 +284,7 @@ class CuttingPlane(Stateful):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, exactly; tensors, numbers and strings only."""
+        """The whole state, exactly, in tensors, numbers and strings."""
         problem = self._problem
         state = {
             "format": _FORMAT,
@@ -331,7 +331,7 @@ class CuttingPlane(Stateful):
             raise damaged(f"{where}['features'] should be [{self.slack.size}], it is {list(state['features'].shape)}")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue to the bit from a state that :meth:`check_state` has let pass."""
+        """Continue bit for bit from a state that :meth:`check_state` accepted."""
         problem = self._problem
         self.slack.restore(state["slack"])
         self._features = state["features"].to("cpu", copy=True)

@@ -1,4 +1,4 @@
-"""Online exponentiated gradient on the dual: the baseline that keeps every block inside its simplex."""
+"""Online exponentiated gradient on the dual: a baseline whose blocks stay inside the simplex."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchssvm.solvers.trainer import DualTrainer
 
 _FORMAT = 2
 _RANGE = (1e-12, 1e6)
-"""Of step sizes: blocks that are solved to rounding halve or grow theirs at every visit, for ever."""
+"""Range of step sizes: a block that is solved to rounding would halve or grow its step size at every visit."""
 
 
 class ExponentiatedGradient(DualTrainer, Stateful):
@@ -38,18 +38,18 @@ class ExponentiatedGradient(DualTrainer, Stateful):
 
     Step sizes are those of [B13] appendix F: one eta_i for each example, halved until the dual does not decrease, at
     most ``first_halvings`` times at the example's first visit and ``halvings`` times later, then multiplied by
-    ``growth``. A block whose last trial still decreases the dual stays as it is (there the paper does not say), so the
-    dual never decreases. Each trial is a call of the expectation oracle and counts as an oracle call. In a batch all
-    blocks are tried at the same weights, and accepted one after another by the dual's exact change; a batch of one
-    example is the algorithm of the papers.
+    ``growth``. If the last trial still decreases the dual, the block stays unchanged (the paper leaves this case open),
+    so the dual never decreases. Each trial calls the expectation oracle and counts as an oracle call. In a batch all
+    blocks are tried at the same weights, and accepted one after another by the dual's exact change; with batches of one
+    example this is the algorithm of the papers.
 
-    Making one is a pass of the expectation oracle. Weights and blocks live in :attr:`dual`. As the optimum lies on the
-    boundary of the simplex, the gap closes slowly.
+    The constructor makes a pass of the expectation oracle. Weights and blocks are in :attr:`dual`. As the optimum lies
+    on the boundary of the simplex, the gap closes slowly.
 
     Args:
         head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
-        batches: Every training example exactly once; read anew for every pass, so a list, a DataLoader, or
-            ``in_order(dataset)``. :meth:`step` takes one after another; shuffled, if the loader shuffles.
+        batches: Every training example exactly once; read in every pass, so a list, a DataLoader, or
+            ``in_order(dataset)``. :meth:`step` takes the batches in turn.
         num_examples: n, the size of the training set.
         lam: Regularisation; positive.
         structure: What an output is, with ``marginals``; None is ``head.structure``.
@@ -57,14 +57,14 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         growth: Factor after each search, at least 1.
         halvings: Most halvings of a search.
         first_halvings: Most halvings at an example's first visit.
-        memory_limit: Bytes that the mean parts may take, and the log-potentials once more; None is what is left.
+        memory_limit: Bytes for the mean parts, and again for the log-potentials; None is the available memory.
 
     Attributes:
         dual: The dual state: mean parts, losses and counters.
         step_sizes: ``[n]`` float64, eta_i.
 
     Raises:
-        ValueError: A number is out of its range, an example is missing or came twice, a batch is not valid, or as
+        ValueError: A number is out of its range, an example is missing or duplicated, a batch is not valid, or as
             ``DualState.for_head``.
         TypeError: ``batches`` can be read only once.
     """
@@ -99,8 +99,8 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         self.step_sizes = torch.full((self.dual.num_examples,), step_size, dtype=torch.float64)
         self._visited = torch.zeros(self.dual.num_examples, dtype=torch.bool)
         self._logs = self._empty()  # u_i, in the shapes of the potentials
-        self._taken = 0  # batches of the pass under way
-        self._left: Iterator[Batch] | None = None  # the rest of it, where it is being read
+        self._taken = 0  # batches of the current pass
+        self._left: Iterator[Batch] | None = None  # the rest of the current pass
         self._start()
 
     def _empty(self) -> MeanParts:
@@ -110,7 +110,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         return storage
 
     def _start(self) -> None:
-        """Set every distribution to uniform and the weights to theirs: one pass of the expectation oracle."""
+        """Set every distribution to uniform, and the weights accordingly, by one pass of the expectation oracle."""
         dual = self.dual
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
@@ -153,14 +153,14 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         return increase
 
     def visit(self, batch: Batch) -> float:
-        """One step of every block of ``batch``; an example that is there twice counts once.
+        """One step of every block of ``batch``; a repeated example counts once.
 
         Returns:
             The increase of the dual objective, at least 0.
 
         Raises:
-            RuntimeError: A target is not the one of the start.
-            ValueError: The batch is not valid; nothing has changed then.
+            RuntimeError: A target has changed since the start.
+            ValueError: The batch is not valid; nothing changes then.
         """
         dual = self.dual
         batch = to_device(batch, dual.parameters[0].device)
@@ -170,8 +170,8 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         target = dual.structure.check_target(batch.y, potentials)
         dual.check_targets(digest_targets(target, potentials.lengths), index)
         with full_precision(potentials.device):
-            search = Search(dual, self._logs, potentials, target, index)  # it refuses what cannot be stepped on
-        if dual.recomputed is not None:  # an exact pass has removed the drift of rounding
+            search = Search(dual, self._logs, potentials, target, index)  # raises if the potentials are not valid
+        if dual.recomputed is not None:  # an exact pass recomputed the weights without drift
             dual.set_weights(dual.recomputed)
             with torch.enable_grad():
                 potentials = as_potentials(apply_head(self.head, batch))
@@ -189,7 +189,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         return certify(self.head, self.dual, self.batches)
 
     def _search(self, search: Search, index: Tensor) -> float:
-        """Try, halve, accept; then store what was accepted."""
+        """Try, halve and accept steps; then store the accepted ones."""
         dual = self.dual
         open_rows = first_occurrences(index)
         first = ~self._visited[index.cpu()].to(index.device)
@@ -218,11 +218,11 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         return search.increase
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies read on from the same batch."""
+        """Copies continue from the same batch."""
         return {**vars(self), "_left": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, exactly; tensors, numbers and strings only."""
+        """The whole state, exactly, in tensors, numbers and strings."""
         return {
             "format": _FORMAT,
             "dual": self.dual.state_dict(),
@@ -249,7 +249,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
             raise damaged("the blocks of a run are missing")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue to the bit from a state that :meth:`check_state` has let pass."""
+        """Continue bit for bit from a state that :meth:`check_state` accepted."""
         self.dual.restore(state["dual"])
         self._logs.restore(state["logs"])
         self.step_sizes = state["step_sizes"].to("cpu", copy=True)

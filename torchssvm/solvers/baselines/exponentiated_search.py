@@ -1,4 +1,4 @@
-"""The step sizes of exponentiated-gradient steps: try a batch, accept what does not lower the dual, halve the rest."""
+"""Step-size search of exponentiated gradient: try a batch, accept steps that do not lower the dual, halve the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchssvm.steps.box_qp import gram
 
 
 class Search:
-    """The step sizes of one batch: what is tried, and what has been accepted so far.
+    """The search over the step sizes of one batch, with the steps accepted so far.
 
     Args:
         dual: The dual state, with mean parts.
@@ -28,7 +28,7 @@ class Search:
         index: ``[B]`` int64, the examples.
 
     Attributes:
-        increase: What the accepted steps add to the dual.
+        increase: Increase of the dual by the accepted steps.
         change: ``sum_i Phi_i^T (mu_i after - mu_i before)`` of the accepted steps, for every parameter.
     """
 
@@ -50,7 +50,7 @@ class Search:
         self.increase = 0.0
 
     def attempt(self, rows: Tensor, etas: Tensor) -> Tensor:
-        """Try ``rows`` with their step sizes, accept those that do not lower the dual; return the others."""
+        """Try ``rows`` with step sizes ``etas``, accept those that do not lower the dual, and return the others."""
         dual, n = self.dual, self.dual.num_examples
         with torch.no_grad():
             step = scale(self.ascent, etas)
@@ -94,7 +94,7 @@ class Search:
 
 
 def _accept(slopes: Tensor, curvature: Tensor) -> tuple[Tensor, float]:
-    """Which steps to take, one after another, none of which lowers the dual; and what they add to it.
+    """Choose steps one after another, none of which lowers the dual; returns them and the increase of the dual.
 
     Args:
         slopes: ``[R]``, derivative of the dual along each step.
@@ -119,14 +119,14 @@ def _products(gradients: list[Tensor], change: list[Tensor]) -> Tensor:
 
 
 def loss_potentials(structure: Structure, target: Any, potentials: Potentials) -> tuple[Parts, Tensor]:
-    """The loss as potentials of every name, in their dtype, and its constant, ``[B]`` float64."""
+    """The loss as potentials of every name, in the dtype of ``potentials``, and its constant, ``[B]`` float64."""
     delta, constant = loss_by_name(structure, target, potentials)
     full = {name: delta.get(name, torch.zeros_like(tensor)) for name, tensor in potentials.tensors.items()}
     return conform(full, potentials, "loss_potentials(target)"), constant.to(torch.float64)
 
 
 def _without_padding(potentials: Potentials, name: str, delta: Tensor) -> Tensor:
-    """``theta + delta``, zero in the rows that no example owns.
+    """``theta + delta``, zero in padding rows.
 
     Raises:
         ValueError: A potential is not finite.

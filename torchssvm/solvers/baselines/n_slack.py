@@ -1,4 +1,4 @@
-"""The n-slack formulation: every example has its own constraints, and a block of the restricted dual."""
+"""The n-slack formulation: every example has its own constraints and its own block of the restricted dual."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, fla
 class NSlack(Slack):
     """One slack for each example (Tsochantaridis et al. 2005), with one oracle call for each before every solution.
 
-    A pass adds, for every example, the output that violates its constraints most, if it violates them:
-    ``xi_i >= L_i(y) - <plane, w>`` with ``plane = Phi_i^T (p(y_i) - p(y))``. The restricted dual is a QP over a product
-    of simplices, with several variables for each of n examples: too large for a dense solver, and dense for a sparse
-    one. It is solved as everything here is, by exact block-coordinate ascent from where it stood: each block's own QP
-    over its simplex by steps between pairs, in turn, until the restricted duality gap is at most ``accuracy`` times
-    the gap of the whole problem. Any point of it is a true lower bound, and none is below the one before.
+    A pass adds, for every example, the most violated constraint, if any: ``xi_i >= L_i(y) - <plane, w>`` with
+    ``plane = Phi_i^T (p(y_i) - p(y))``. The restricted dual is a QP over a product of n simplices: too large for a
+    dense solver, too dense for a sparse one. It is solved by warm-started block-coordinate ascent: each block's QP over
+    its simplex by exact steps between pairs, until the restricted duality gap is at most ``accuracy`` times the gap of
+    the whole problem. Every iterate is a valid lower bound, and the bound never falls.
 
     A plane takes d numbers of the weights' dtype of host memory: several times n d numbers in all.
 
@@ -34,7 +33,7 @@ class NSlack(Slack):
         keep: Iterations that a constraint is kept after it was last active.
         accuracy: Gap of the restricted problem as a share of the gap of the whole problem, in (0, 1).
         max_sweeps: Most sweeps over the blocks for one solution.
-        memory_limit: Bytes that the planes may take; None is what the host has left when a batch comes.
+        memory_limit: Bytes that the planes may take; None is the host's available memory when a batch comes.
 
     Raises:
         ValueError: An argument is out of its range.
@@ -51,11 +50,11 @@ class NSlack(Slack):
         self.memory_limit = check_limit(memory_limit)
 
     def bind(self, num_examples: int, lam: float, parameters: Sequence[nn.Parameter]) -> None:
-        """Tell the slack its problem."""
+        """Set the problem of the slack."""
         super().bind(num_examples, lam, parameters)
         self.planes = torch.zeros(0, self.size, dtype=self.parameters[0].dtype)
         self.costs = torch.zeros(0, dtype=torch.float64)
-        self.owner = torch.zeros(0, dtype=torch.int64)  # the example of each plane, in rising order
+        self.owner = torch.zeros(0, dtype=torch.int64)  # the example of each plane, ascending
         self.alpha = torch.zeros(0, dtype=torch.float64)
         self.idle = torch.zeros(0, dtype=torch.int64)  # iterations since the plane was last active
         self.hinges = torch.zeros(num_examples, dtype=torch.float64)  # xi_i of the restricted problem
@@ -75,7 +74,7 @@ class NSlack(Slack):
         if not len(rows):
             return
         count = self.num_constraints + sum(map(len, self._owners)) + len(rows)
-        needed = 2 * count * self.size * self.planes.element_size()  # held, and once more while they are sorted
+        needed = 2 * count * self.size * self.planes.element_size()  # the planes, and a copy while they are sorted
         advice = "slack=OneSlack() keeps one plane for each pass"
         check_memory(needed, self.planes.device, self.memory_limit, "slack=NSlack()", advice)
         gradients = per_example_adjoint(potentials, corner.parts, self.parameters)
@@ -99,7 +98,7 @@ class NSlack(Slack):
         alpha = torch.cat([self.alpha, torch.zeros(new, dtype=torch.float64)])[order]
         idle = torch.cat([self.idle, torch.zeros(new, dtype=torch.int64)])[order]
         blocks = PlaneBlocks(planes.numpy(), costs.numpy(), owner.numpy(), self.lam, n)
-        # Gaps below the rounding of the planes' products are no guide.
+        # Gaps below the rounding of the planes' products mean nothing.
         rounding = 10 * torch.finfo(planes.dtype).eps * float(costs.max()) if len(costs) else 0.0
         weights = blocks.ascend(alpha.numpy(), max(self.accuracy * gap, rounding) * n, self.max_sweeps)
         dual = float(costs @ alpha) / n - self.lam / 2 * float(weights @ weights)
@@ -137,7 +136,7 @@ class NSlack(Slack):
             raise damaged(f"{where}['alpha'] is no distribution for each example")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the working set to the bit."""
+        """Restore the working set bit for bit."""
         for name in ("planes", "costs", "owner", "alpha", "idle", "hinges"):
             setattr(self, name, state[name].to("cpu", copy=True))
         self.discard()

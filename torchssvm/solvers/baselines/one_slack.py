@@ -19,7 +19,7 @@ from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.structure import OracleResult
 from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep
 
-_INACTIVE = 1e-8  # share of the largest: an interior-point solver leaves a trace of mass on every constraint
+_INACTIVE = 1e-8  # share of the largest mass: an interior-point solver leaves some mass on every constraint
 
 
 class OneSlack(Slack):
@@ -33,8 +33,8 @@ class OneSlack(Slack):
 
     Args:
         keep: Iterations that a plane is kept after it was last active.
-        solver: A solver of qpsolvers that is installed; the problem is dense and may be singular.
-        memory_limit: Bytes that the planes may take; None is what the host has left when one is added.
+        solver: An installed solver of qpsolvers; the problem is dense and may be singular.
+        memory_limit: Bytes that the planes may take; None is the host's available memory when a plane is added.
 
     Raises:
         ValueError: ``keep`` is less than 1, or ``solver`` is not installed.
@@ -51,7 +51,7 @@ class OneSlack(Slack):
         self.memory_limit = check_limit(memory_limit)
 
     def bind(self, num_examples: int, lam: float, parameters: Sequence[nn.Parameter]) -> None:
-        """Tell the slack its problem."""
+        """Set the problem of the slack."""
         super().bind(num_examples, lam, parameters)
         self.planes = torch.zeros(0, self.size, dtype=torch.float64)
         self.costs = torch.zeros(0, dtype=torch.float64)
@@ -79,10 +79,10 @@ class OneSlack(Slack):
         """Add the plane, and solve to the solver's accuracy; never worse than without the plane.
 
         Raises:
-            RuntimeError: The solver found nothing; the working set is as it was.
+            RuntimeError: The solver found no solution; the working set is unchanged.
             MemoryError: The planes would not fit.
         """
-        needed = 8 * self.size * (2 * self.num_constraints + 1)  # held, and a copy with the new one
+        needed = 8 * self.size * (2 * self.num_constraints + 1)  # the planes, and a copy with the new one
         advice = f"keep={self.keep} could be smaller"
         check_memory(needed, self.planes.device, self.memory_limit, "slack=OneSlack()", advice)
         products = self.planes @ self._plane
@@ -106,8 +106,8 @@ class OneSlack(Slack):
         """The alpha of the restricted dual, feasible: ``[C]``."""
         size = len(costs)
         matrix, linear = gram.numpy() / self.lam, costs.numpy()
-        # Solvers stop at absolute accuracies. With the best single plane, unit * e_c of value `value`, as the unit of
-        # alpha and of the objective, both are about 1, whatever lam and the features are.
+        # Solvers stop at absolute accuracies. So alpha and the objective are scaled to about 1, whatever lam and the
+        # features are, by the best single plane: unit * e_c, of value `value`.
         units = np.minimum(1.0, linear / np.maximum(matrix.diagonal(), 1e-300))
         values = units * linear - units**2 * matrix.diagonal() / 2
         unit, value = float(units[values.argmax()]), float(values.max())
@@ -116,7 +116,7 @@ class OneSlack(Slack):
         constraints = np.concatenate([np.ones((1, size)), -np.eye(size)])
         package = _qpsolvers()
         if self.solver not in package.dense_solvers:
-            from scipy.sparse import csc_matrix as convert  # it comes with qpsolvers
+            from scipy.sparse import csc_matrix as convert  # SciPy comes with qpsolvers
         else:
             convert = np.asarray
         found = package.solve_qp(
@@ -153,7 +153,7 @@ class OneSlack(Slack):
             raise damaged(f"{where}['alpha'] is no distribution")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the working set to the bit."""
+        """Restore the working set bit for bit."""
         for name in ("planes", "costs", "alpha", "idle", "gram"):
             setattr(self, name, state[name].to("cpu", copy=True))
         self.discard()

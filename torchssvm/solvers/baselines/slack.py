@@ -1,4 +1,4 @@
-"""What a cutting-plane formulation offers: which constraints it keeps, and the restricted dual over them."""
+"""The interface of a cutting-plane formulation: its constraints, and the restricted dual over them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Restricted(NamedTuple):
     """The solution of a restricted problem.
 
     Attributes:
-        weights: Its weights, all parameters in one ``[d]`` float64 vector on the CPU.
-        dual: Its dual objective: a lower bound of the whole problem.
+        weights: All parameters in one ``[d]`` float64 vector on the CPU.
+        dual: The dual objective, a lower bound of the whole problem.
     """
 
     weights: Tensor
@@ -30,7 +30,7 @@ class Restricted(NamedTuple):
 class Slack(Stateful):
     """The working set of constraints of a cutting-plane method; ``CuttingPlane`` binds it to a problem.
 
-    A pass is collected batch by batch and kept apart until ``solve``, so that a pass that fails leaves nothing behind.
+    The results of a pass are collected batch by batch and added by ``solve``, so a failed pass changes nothing.
     """
 
     state_name = "slack"
@@ -42,10 +42,10 @@ class Slack(Stateful):
     """Number of weights, d."""
 
     def bind(self, num_examples: int, lam: float, parameters: Sequence[nn.Parameter]) -> None:
-        """Tell the slack its problem.
+        """Set the problem of the slack.
 
         Raises:
-            ValueError: It belongs to another one.
+            ValueError: The slack already belongs to another CuttingPlane.
         """
         if hasattr(self, "num_examples"):
             raise ValueError(f"slack={type(self).__name__}() already belongs to another CuttingPlane; make a new one")
@@ -61,30 +61,30 @@ class Slack(Stateful):
 
     @abstractmethod
     def collect(self, index: Tensor, potentials: Potentials, corner: OracleResult) -> None:
-        """Take what the max oracle found for one batch of the running pass, at the weights of the last solution."""
+        """Collect the max oracle's results for a batch of the current pass, at the weights of the last solution."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget the running pass."""
+        """Forget the current pass."""
 
     @abstractmethod
     def solve(self, gap: float) -> Restricted:
         """Add the pass to the working set, solve the restricted problem, and drop constraints that stay inactive.
 
         Args:
-            gap: The duality gap as it stands: a problem need not be solved much more accurately.
+            gap: The current duality gap; the restricted problem need not be solved much more accurately.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors, numbers and strings."""
+        """The whole state, in tensors, numbers and strings."""
 
 
 def check_keep(keep: int) -> int:
     """The number of iterations that an inactive constraint is kept.
 
     Raises:
-        ValueError: It is less than 1.
+        ValueError: ``keep`` is less than 1.
     """
     return check_whole(keep, "keep", advice=": a number of iterations")
 

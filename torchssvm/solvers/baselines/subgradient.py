@@ -21,21 +21,21 @@ class Subgradient(Stateful, Optimizer):
 
     ``w <- (1 - eta lam) w - eta grad`` with ``eta = 1/(lam (k+1))`` in step k = 0, 1, ..., for the loss
     ``StructuredHinge``, whose gradient does not hold the regulariser: this descends ``lam/2 |w|^2 + (1/n) sum_i H_i``
-    where batches are drawn uniformly. The first step forgets the weights that it starts from. eta is published as
-    ``group["lr"]``. The iterates are rough; one of their averages (``WeightedAverage``) is what to use.
+    where batches are drawn uniformly. The first step forgets the initial weights. eta is published as
+    ``group["lr"]``. The iterates are noisy: use one of their averages (``WeightedAverage``).
 
-    With ``max_loss`` = L every step ends by a projection onto the ball ``|w| <= sqrt(L/lam)``. The optimum lies in it:
-    there ``lam |w|^2 = sum_i l_i - (1/n) sum_i H_i <= L``, as primal and dual are equal (Shalev-Shwartz et al. 2010,
-    for L = 1). It tames the first steps.
+    With ``max_loss`` = L every step ends with a projection onto the ball ``|w| <= sqrt(L/lam)``, which limits the first
+    steps. The ball contains the optimum, where primal and dual are equal:
+    ``lam |w|^2 = sum_i l_i - (1/n) sum_i H_i <= L`` (Shalev-Shwartz et al. 2010, for L = 1).
 
     Args:
         params: The head's parameters.
         lam: Regularisation; positive.
-        max_loss: A bound of the task loss, such as 1 for a share of wrong letters; None does not project.
+        max_loss: An upper bound of the task loss, such as 1 for a share of wrong letters; None does not project.
 
     Raises:
         ValueError: ``lam`` or ``max_loss`` is not positive, or a group has other options.
-        TypeError: One of both is no number.
+        TypeError: ``lam`` or ``max_loss`` is not a number.
     """
 
     state_name = "Subgradient"
@@ -52,7 +52,7 @@ class Subgradient(Stateful, Optimizer):
         """Add parameters; they share the step size of the others.
 
         Raises:
-            ValueError: The group has options: there are none to choose for a part of the weights.
+            ValueError: The group has options.
         """
         if isinstance(param_group, dict) and (options := set(param_group) - {"params", "param_names"}):
             raise ValueError(
@@ -73,7 +73,7 @@ class Subgradient(Stateful, Optimizer):
             What ``closure`` returned, or None.
 
         Raises:
-            RuntimeError: There is no gradient, or it is sparse or not finite; nothing has changed then.
+            RuntimeError: There is no gradient, or it is sparse or not finite; nothing changes then.
         """
         result = None
         if closure is not None:
@@ -114,5 +114,5 @@ class Subgradient(Stateful, Optimizer):
             raise damaged(f"{where}['param_groups'] have taken different steps")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on with the step sizes of a checkpoint, to the bit; the weights are in that of the head."""
+        """Continue the step sizes of a checkpoint, bit for bit; the weights are in the head's own state."""
         Optimizer.load_state_dict(self, state)

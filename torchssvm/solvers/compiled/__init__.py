@@ -1,4 +1,4 @@
-"""The training loop of fixed features, compiled: blocks one after another, with no Python between them."""
+"""The compiled training loop for fixed features: blocks one after another, without Python in between."""
 
 from torchssvm.solvers.compiled.sequential import Sequential
 from torchssvm.solvers.compiled.solver import CompiledBCFW

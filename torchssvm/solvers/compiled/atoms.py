@@ -1,4 +1,4 @@
-"""The atoms of one block, compiled by Numba: the rest, the slots and the corner; their masses, scores and products.
+"""The atoms of one block (the rest, the slots and the corner) and their masses, scores and products, in Numba.
 
 Atoms are numbered: 0 the rest, c + 1 slot c, count + 1 a corner that no slot holds.
 """
@@ -15,11 +15,11 @@ from torchssvm.steps.numba import CORRECTIVE, HYBRID
 
 @njit
 def has_room(i, count, blocks, options):
-    """Whether a new corner finds a slot, or a rest that takes what leaves one."""
+    """Whether there is a slot for a new corner, or a rest that takes over the labeling that it replaces."""
     capacity = blocks.mass.shape[1]
     if count < capacity or blocks.rest_emission_start[i] > 0:
         return True
-    if options.direction == CORRECTIVE:  # it may fill the slot that is idle now
+    if options.direction == CORRECTIVE:  # corrective steps may fill a slot that is idle now
         return False
     idle = False
     for c in range(capacity):
@@ -93,7 +93,7 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
 
 @njit
 def move_masses(i, count, length, step, blocks, scratch):
-    """The masses that a step leaves to the rest and to the slots; a new corner is not one of these yet."""
+    """Update the masses of the rest and of the slots by a step; a new corner has no slot yet."""
     mass, change = scratch.mass, scratch.change
     if blocks.mixed[i] and mass[0] > 0.0 and change[0] != 0.0:
         psi, psi_pairs = rest_views(blocks, i, length)
@@ -192,7 +192,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
 def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, counters):
     """Cache the corner, as ``Labelings`` does: a free slot, the least recent without mass, or the least mass."""
     n, capacity, count = options.num_examples, blocks.mass.shape[1], blocks.count[i]
-    if capacity == 0:  # mean parts take it in
+    if capacity == 0:  # the corner goes into the mean parts
         if mass > 0.0:
             psi, pairs = rest_views(blocks, i, length)
             add_labeling(examples, i, length, scratch.corner, -mass, psi, pairs)
@@ -211,7 +211,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
             blocks.mixed[i] = True
     for t in range(length):
         blocks.labelings[i, slot, t] = scratch.corner[t]
-    if count == 0:  # the slots that are free must hold labelings that can be scored
+    if count == 0:  # free slots must hold valid labelings, as they are scored too
         for c in range(1, capacity):
             for t in range(length):
                 blocks.labelings[i, c, t] = scratch.corner[t]

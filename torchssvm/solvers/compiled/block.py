@@ -1,8 +1,8 @@
 """One block of a chain, compiled by Numba: potentials, decoding, scores, inner products, the step.
 
-A multiclass example is a chain of one token. Loops take four rows at a time, which halves the traffic of what they add
-to and lets the compiler fill its vectors. Sums of products may be contracted
-and reordered; decoding is in the written order, so that its ties are those of ``torchssvm.structures.chain.oracle``.
+A multiclass example is a chain of one token. Loops take four rows at a time, which reduces memory traffic and helps
+vectorisation. Sums of products may be contracted and reordered; decoding is in the written order, so that its ties are
+those of ``torchssvm.structures.chain.oracle``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def potentials(examples, model, i, emission):
 
 @njit_fastmath
 def add_sparse(row, value, column, weights):
-    """``row += x W`` of a token whose features are a list of those that are not zero."""
+    """``row += x W`` of a token with a list of nonzero features."""
     states, count = len(row), len(value)
     p = 0
     while p + 4 <= count:
@@ -82,7 +82,7 @@ def score(labels, length, emission, transition):
 def decode(examples, i, length, emission, transition, into, prefixes, labels):
     """Loss-augmented Viterbi, with the ties of ``torchssvm.structures.chain.oracle``; returns the loss.
 
-    ``into`` and ``prefixes`` are room for messages and scores.
+    ``into`` and ``prefixes`` are scratch arrays for messages and scores.
     """
     start, states = examples.start[i], prefixes.shape[1]
     for t in range(length):
@@ -96,7 +96,7 @@ def decode(examples, i, length, emission, transition, into, prefixes, labels):
 
 @njit
 def augment(target, cost, cost_matrix, emission, row):
-    """``row = emission`` plus what each label costs at this token."""
+    """``row = emission`` plus the cost of each label at this token."""
     states = len(row)
     if len(cost_matrix):
         costs = cost_matrix[target]
@@ -110,7 +110,7 @@ def augment(target, cost, cost_matrix, emission, row):
 
 @njit
 def loss_of(examples, start, length, labels):
-    """What a labeling costs."""
+    """The cost of a labeling."""
     loss = 0.0
     for t in range(length):
         target = examples.y[start + t]
@@ -122,7 +122,7 @@ def loss_of(examples, start, length, labels):
 
 @njit
 def triangle(t, u):
-    """Where the inner product of tokens t and u stands among those of an example."""
+    """The position of the inner product of tokens t and u among those of an example."""
     return t * (t + 1) // 2 + u if t >= u else u * (u + 1) // 2 + t
 
 
@@ -183,7 +183,7 @@ def product(a, b):
 
 @njit_fastmath
 def row_product(a, b):
-    """Inner product in the dtype of the arrays: for rows of states, which are short."""
+    """Inner product in the dtype of the arrays, for the short rows of states."""
     total = a[0] * b[0]
     for k in range(1, len(a)):
         total += a[k] * b[k]
@@ -192,7 +192,7 @@ def row_product(a, b):
 
 @njit
 def squared_length(examples, model, i, length, delta, pairs, squares, active, row):
-    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``active`` and ``row`` are room for this."""
+    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``active`` and ``row`` are scratch."""
     inner = examples.inner_start[i]
     total, count = 0.0, 0
     for t in range(length):

@@ -1,4 +1,4 @@
-"""Which blocks a compiled loop visits next."""
+"""The random choice of the blocks that a compiled loop visits next."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
 
 class Draws(Stateful):
-    """Resumable draws of blocks. Those without a gap come first, in random order.
+    """Resumable draws of blocks. Blocks with an unknown gap come first, in random order.
 
     Args:
         order: ``Proportional()``, ``Uniform()`` or ``Permutation()``.
-        dual: Whose gaps to use.
-        seed: Of the draws.
+        dual: The dual state with the gaps.
+        seed: Seed of the draws.
 
     Raises:
-        TypeError: The order is another one.
+        TypeError: The order is of another kind.
     """
 
     state_name = "draws"
@@ -36,7 +36,7 @@ class Draws(Stateful):
         self._waiting = torch.zeros(0, dtype=torch.int64)
 
     def next(self, visits: int) -> tuple[Tensor, Tensor]:
-        """Up to ``visits`` examples, or as many random points that draw them by gap: one of the two is empty."""
+        """Up to ``visits`` examples, or as many random points to draw examples by gap: one of the two is empty."""
         none, n = torch.zeros(0, dtype=torch.int64), self.dual.num_examples
         if len(self._waiting):
             return self._waiting[:visits], none.double()
@@ -53,11 +53,11 @@ class Draws(Stateful):
         return none, torch.rand(visits, dtype=torch.float64, generator=self.generator)
 
     def used(self, visits: int) -> None:
-        """So many of the examples that ``next`` gave have been visited."""
+        """Mark the first ``visits`` examples of ``next`` as visited."""
         self._waiting = self._waiting[visits:]
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator, and what was drawn and not visited."""
+        """The generator, and the examples that were drawn but not visited."""
         return {
             "order": type(self.order).__name__,
             "generator": self.generator.get_state(),
@@ -69,6 +69,6 @@ class Draws(Stateful):
         return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue the draws of a state that :meth:`check_state` has let pass."""
+        """Continue the draws from a state that :meth:`check_state` accepted."""
         self.generator.set_state(state["generator"].cpu())
         self._waiting = state["waiting"].to("cpu", copy=True)

@@ -25,12 +25,12 @@ def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, tot
     Args:
         begin, end: Which examples.
         examples, model, blocks, scalars, scratch: See :mod:`.state`; ``scalars.gaps`` gets the gaps.
-        part: Weights of a few examples, zero before and after; in the dtype of the weights.
-        total: Those of the range are added here, in float64, without the factor 1/(lam n).
-        every: After how many examples ``part`` is added to ``total``.
+        part: Scratch for the weights of a few examples, zero before and after; in the dtype of the weights.
+        total: Gets the weights of the range added, in float64, without the factor 1/(lam n).
+        every: Number of examples after which ``part`` is added to ``total``.
         hinges: ``[n]`` float64, gets H_i.
         losses: ``[2, n]`` float64, gets the blocks' losses; see ``certificate.ExactPass``.
-        corners: ``[tokens]``, gets the outputs; or empty.
+        corners: ``[tokens]``, gets the outputs; may be empty.
     """
     n = len(blocks.count)
     delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
@@ -63,13 +63,13 @@ def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, tot
 
 @njit
 def remember_range(begin, end, examples, blocks, options, scratch, counters, corners):
-    """Keep what was found for examples ``begin`` to ``end - 1``, in free slots and in those without mass.
+    """Keep the outputs found for examples ``begin`` to ``end - 1``, in free slots and in slots without mass.
 
     Args:
         begin, end: Which examples.
         examples, blocks, scratch: See ``torchssvm.solvers.compiled.state``.
-        options: Those of a Frank-Wolfe step: inner products are left to the visits.
-        counters: ``[3]`` int64; the last one is the clock, which every example sees as it was before.
+        options: Options of a Frank-Wolfe step, so that inner products are left to the visits.
+        counters: ``[3]`` int64; the last one is the clock, whose initial value every example sees.
         corners: ``[tokens]``, the outputs.
 
     Returns:
@@ -109,7 +109,7 @@ def mean_loss(examples, i, length, states, psi):
 
 @njit
 def psi_of(i, length, examples, blocks, delta, pairs):
-    """``p(y_i) - mu_i`` of block i; False where it is zero, with nothing written then."""
+    """Write ``p(y_i) - mu_i`` of block i; returns False, and writes nothing, if it is zero."""
     rest = blocks.mixed[i] and blocks.rest_mass[i] > 0.0
     some = rest
     for c in range(blocks.count[i]):

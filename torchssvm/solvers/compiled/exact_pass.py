@@ -18,7 +18,7 @@ from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Model, Options, Scalars, Scratch
 
 _RANGES = 16  # sums are made range by range, so that they do not depend on the number of threads
-_NUMBERS = 1 << 22  # and as float64: of models so large, fewer ranges
+_NUMBERS = 1 << 22  # most float64 numbers of all ranges together: large models get fewer ranges
 _EVERY = 64  # examples whose weights are summed in the dtype of the weights
 
 
@@ -28,7 +28,7 @@ class ExactPasses:
     Args:
         examples: The training set.
         targets: ``[n]`` int64, digests of its targets.
-        make_scratch: Makes room for one thread.
+        make_scratch: Makes the scratch arrays of one thread.
     """
 
     def __init__(self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch]) -> None:
@@ -40,14 +40,14 @@ class ExactPasses:
     def __call__(
         self, model: Model, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory
     ) -> ExactPass:
-        """Hinges, gaps and recomputed weights; new outputs are kept when that is asked for.
+        """Hinges, gaps and recomputed weights; ``remember`` of the result keeps the new outputs.
 
         Args:
             model: The weights.
             blocks: The blocks.
             dual: The dual state; it is not changed.
-            options: Those of a Frank-Wolfe step.
-            memory: Whose clock to use.
+            options: Options of a Frank-Wolfe step.
+            memory: The block memory with the clock.
 
         Raises:
             RuntimeError: The hinges are not finite.
@@ -109,7 +109,7 @@ class ExactPasses:
             dual.version += 1  # slots may hold other labelings now
 
     def _scratch(self) -> Scratch:
-        """Of this thread."""
+        """The scratch arrays of this thread."""
         if not hasattr(self._local, "scratch"):
             self._local.scratch = self._make_scratch()
         return self._local.scratch

@@ -1,4 +1,4 @@
-"""The heads that are compiled, each told in the terms of the loop: tokens, emissions and pairs."""
+"""Adapters of the heads with a compiled loop: tokens, emissions and pairs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multiclass.structure import Multiclass
 
-_LANES = 8  # rows of the weights are filled up to a multiple of it
-_COPIED = 1 << 16  # numbers, at most, that are copied for that: 256 KB in float32
+_LANES = 8  # rows of the weights are padded to a multiple of this
+_COPIED = 1 << 16  # most numbers copied for the padding: 256 KB in float32
 
 
 class HeadAdapter(ABC):
@@ -56,35 +56,35 @@ class HeadAdapter(ABC):
 
     @abstractmethod
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        """Of all tokens, ``[tokens, F]`` or as lists."""
+        """Features of all tokens, ``[tokens, F]`` or as lists."""
 
     @abstractmethod
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Emissions ``[F, K]``, pairs, bias, and biases of the first and of the last token; None where there is none.
 
-        They share their memory with the head's.
+        The tensors share their memory with the head.
         """
 
     @property
     def width(self) -> int:
-        """W, numbers in a row of the emissions as the loop sees them.
+        """W, the padded length of a row of the emissions.
 
-        Rows that fill the vectors of the machine make the loop an eighth faster, while the weights fit in a cache.
+        Rows that fill vector registers make the loop an eighth faster, as long as the weights fit in the cache.
         """
         return self.width_of(self.head.in_features)
 
     def width_of(self, rows: int) -> int:
-        """W for so many features."""
+        """W for ``rows`` features."""
         wide = -(-self.num_states // _LANES) * _LANES
         return wide if self.num_states >= _LANES and rows * wide <= _COPIED else self.num_states
 
     def model(self, rows: Tensor | None = None) -> Model:
         """The weights as the loop reads and writes them: a row for each feature, one after another.
 
-        They share their memory with the head's where these lie so, and rows are not filled up.
+        The arrays share their memory with the head where its layout is the same and rows are not padded.
 
         Args:
-            rows: ``[U]`` int64, the only features wanted, their weights a copy; None is all.
+            rows: ``[U]`` int64, copies the weights of these features only; None is all features.
         """
         emission, pairs, *biases = self.weights()
         emission = emission if rows is None else emission[rows]
@@ -98,7 +98,7 @@ class HeadAdapter(ABC):
         return Model(*arrays, bias is not None, first is not None)  # type: ignore[call-arg]
 
     def take_back(self, model: Model) -> None:
-        """Write the weights of ``model`` to the head, where they are a copy."""
+        """Write the weights of ``model`` to the head, if they are a copy."""
         emission, _, *biases = self.weights()
         for held, array in ((emission, model.emission), *zip(biases, model[2:5], strict=True)):
             found = torch.from_numpy(array)
@@ -225,10 +225,10 @@ def _fill_up(tensor: Tensor, width: int) -> Tensor:
 
 
 def find_adapter(head: nn.Module) -> HeadAdapter:
-    """How the loop sees this head.
+    """The adapter of a head.
 
     Raises:
-        TypeError: It is of no kind that is compiled, or not on the CPU.
+        TypeError: The head has no compiled loop, or is not on the CPU.
     """
     if type(head) is LinearChain and head.positions is None and type(head.structure) is Chain:
         adapter: HeadAdapter = ChainAdapter(head)

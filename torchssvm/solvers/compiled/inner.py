@@ -39,14 +39,14 @@ def _sparse_product(examples, t, u):
 
 @njit
 def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
-    """The features of ``x`` ``[B, N, F]`` that are not zero, and the inner products of its tokens, without padding.
+    """The nonzero features of ``x`` ``[B, N, F]`` and the inner products of its tokens, without padding.
 
     Args:
         x, lengths: The batch.
         gram: ``[B, N, N]``, ``x x^T`` of every example.
         has_bias: Whether 1 is added to the inner products.
-        value, column, row, inner: As in ``Examples``, to be filled; the first two with room
-            for one more than all features.
+        value, column, row, inner: As in ``Examples``, to be filled; the first two have one place more than there are
+            features.
     """
     place, token, pair = 0, 0, 0
     extra = inner.dtype.type(1.0 if has_bias else 0.0)
@@ -57,7 +57,7 @@ def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
                 pair += 1
             features = x[b, t]
             for f in range(len(features)):
-                value[place] = features[f]  # written over where it is zero: a branch here would be mispredicted
+                value[place] = features[f]  # zeros are overwritten: a branch would be mispredicted
                 column[place] = f
                 place += features[f] != 0.0
             token += 1

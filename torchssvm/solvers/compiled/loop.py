@@ -1,4 +1,4 @@
-"""The loop over blocks, compiled by Numba: [B13] Algorithm 4 and [G16] Algorithms 2 to 5 in one."""
+"""The loop over blocks, compiled by Numba: [B13] Algorithm 4 and [G16] Algorithms 2 to 5."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
         counters: ``[4]`` int64: oracle calls, cache hits, clock, visits; counted up.
 
     Returns:
-        The number of visits made; less than asked for where a block must give a labeling to the rest and has no room
-        for it yet, or where all gaps are zero.
+        The number of visits made; fewer than asked for if a block must move a labeling to the rest before the rest is
+        allocated, or if all gaps are zero.
     """
     visits = len(points) if options.by_gap else len(order)
     leaves = len(tree) // 2
@@ -40,7 +40,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
             if not tree[1] > 0.0:
                 return v
             i = draw(tree, points[v])
-            following = draw(tree, points[v + 1]) if v + 1 < visits else i  # almost always: one gap will change
+            following = draw(tree, points[v + 1]) if v + 1 < visits else i  # usually right: one gap changes
         else:
             i = order[v]
             following = order[v + 1] if v + 1 < visits else i
@@ -74,14 +74,14 @@ def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, co
         steps[b], length = scratch.step[0], examples.start[b + 1] - examples.start[b]
         for t in range(length):
             labels[b, t] = scratch.corner[t]
-        if steps[b] > 0.0:  # the visit has left its change of the weights
+        if steps[b] > 0.0:  # the visit left its direction in scratch
             scale_direction(delta, pairs, length, squares, -options.lam)
             add_to_weights(examples, gradient, b, length, delta, pairs, squares)
 
 
 @njit
 def draw(tree, point):
-    """The leaf in which ``point`` of the whole lies."""
+    """The leaf that contains the share ``point`` of the total."""
     place, point = 1, point * tree[1]
     while place < len(tree) // 2:
         place *= 2
@@ -93,7 +93,7 @@ def draw(tree, point):
 
 @njit
 def visit(i, examples, model, blocks, scalars, options, scratch, counters):
-    """One step on block i; False if it needs room in the rest first, with nothing changed then.
+    """One step on block i; returns False, and changes nothing, if the rest must be allocated first.
 
     Atoms: 0 the rest, c + 1 slot c, count + 1 the corner. Mean parts are a rest with all the mass, and no slots.
     """

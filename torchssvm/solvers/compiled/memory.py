@@ -20,7 +20,7 @@ class BlockMemory:
     Args:
         adapter: The head.
         dual: Its dual state.
-        lengths: ``[n]`` int64, of the examples.
+        lengths: ``[n]`` int64, the lengths of the examples.
         curvature: Whether inner products of labelings are kept.
 
     Raises:
@@ -36,7 +36,7 @@ class BlockMemory:
         self.rest: MeanParts = storage.rest if isinstance(storage, Labelings) else storage
         self.capacity = 0 if self.labelings is None else self.labelings.capacity
         self.curvature = curvature
-        self._clock = 0  # of mean parts, which nothing depends on
+        self._clock = 0  # the clock of mean parts, which nothing depends on
         if self.labelings is not None:
             if curvature:
                 self.labelings.keep_curvature()
@@ -63,7 +63,7 @@ class BlockMemory:
 
     @property
     def clock(self) -> int:
-        """When labelings were last used is told by it."""
+        """The time that is noted when a labeling is used."""
         return self._clock if self.labelings is None else self.labelings.sets.clock
 
     @clock.setter
@@ -110,7 +110,7 @@ class BlockMemory:
         """Give every example its rows in the rest, zero where it had none.
 
         Raises:
-            MemoryError: They would not fit in the dual's ``memory_limit``.
+            MemoryError: The rows would not fit in the dual's ``memory_limit``.
         """
         advice = (
             "a larger capacity of Labelings() avoids it"
@@ -129,7 +129,7 @@ class BlockMemory:
             buffer.fill_up(rows, trailing)
 
     def remember_lengths(self, index: Tensor | None) -> None:
-        """Note the lengths of the blocks ``index`` (None for all) that hold labelings now."""
+        """Note the lengths of the blocks ``index`` (None for all), which hold labelings now."""
         if self.labelings is not None and self.adapter.pairs is not None:
             sets, own = self.labelings.sets, slice(None) if index is None else index
             sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
@@ -147,7 +147,7 @@ class BlockMemory:
         return (int(self.lengths.sum()) * states + pairs) * self.dual.parameters[0].element_size()
 
     def _check(self, needed: int, advice: str) -> None:
-        """Of all blocks together; what is held already is not asked for again."""
+        """Check the memory of all blocks together; what is already allocated does not count."""
         storage = self.dual.storage
         if storage.memory_limit is None:
             needed = max(needed - storage.nbytes(), 0)

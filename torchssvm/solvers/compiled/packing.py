@@ -1,4 +1,4 @@
-"""The training set as a compiled loop reads it: token after token, without padding, and without zeros where many."""
+"""The training set of a compiled loop: token after token, without padding, and as lists where mostly zero."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchssvm.solvers.compiled.head_adapter import HeadAdapter
 from torchssvm.solvers.compiled.inner import fill_inner
 from torchssvm.solvers.compiled.state import Examples
 
-_DENSE = 0.5  # a feature in a list of those that are not zero takes twice the room, and a little more time
+_DENSE = 0.5  # a feature in a list takes twice the memory and slightly more time
 
 
 class Piece(NamedTuple):
@@ -42,13 +42,13 @@ class Piece(NamedTuple):
 
 
 def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor]:
-    """Every example once, in the order of the index; checked by the head and the structure. Arrays are numpy's.
+    """Every example once, in the order of the index, as NumPy arrays; the head and the structure check them.
 
     Returns:
         The examples, and the digests of their targets, ``[n]`` int64.
 
     Raises:
-        ValueError: An example is missing or came twice, or a batch is not valid.
+        ValueError: An example is missing or duplicated, or a batch is not valid.
     """
     n, dtype = dual.num_examples, dual.parameters[0].dtype
     lengths, targets = torch.zeros(2, n, dtype=torch.int64)
@@ -76,7 +76,7 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
     counts = torch.zeros(tokens, dtype=torch.int64)
     lists: list[tuple[Tensor, Tensor, Tensor]] = []
     while pieces:
-        piece = pieces.pop()  # each is let go of when it has been copied
+        piece = pieces.pop()  # each piece is freed after it has been copied
         place = _places(start[piece.index], piece.lengths)
         y[place], cost[place] = piece.labels, piece.cost
         if dense and isinstance(piece.x, Tensor):
@@ -130,7 +130,7 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
 
 
 def offsets(sizes: Tensor) -> Tensor:
-    """Where runs of these sizes begin, and where the last one ends."""
+    """The offsets at which runs of these sizes begin, and the end of the last run."""
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 
 

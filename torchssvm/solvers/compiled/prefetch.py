@@ -1,7 +1,7 @@
-"""A hint to the processor, for Numba: fetch what a loop will read next.
+"""Memory prefetching for Numba.
 
-Blocks are visited in random order, so that all that belongs to the next one comes from far away; fetched while the one
-before is worked on, it costs nothing.
+Blocks are visited in random order, so the data of the next block is not in the cache; fetching it during the current
+visit hides the latency.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LINE = 64  # bytes
 
 @intrinsic
 def _fetch(typing_context: Any, array: Any, position: Any) -> Any:
-    """Fetch the cache line of ``array[position]``, of a contiguous array of one axis; beyond its end does no harm."""
+    """Fetch the cache line of ``array[position]`` of a contiguous 1-D array; safe beyond the array's end."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.args[0]
@@ -30,7 +30,7 @@ def _fetch(typing_context: Any, array: Any, position: Any) -> Any:
         hint = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), [byte, word, word, word]), "llvm.prefetch.p0"
         )
-        # to read, and to keep in all caches; of data
+        # arguments: read access, all cache levels, data cache
         builder.call(hint, [builder.bitcast(pointer, byte), word(0), word(3), word(1)])
         return context.get_dummy_value()
 
@@ -39,7 +39,7 @@ def _fetch(typing_context: Any, array: Any, position: Any) -> Any:
 
 @njit
 def fetch(array, begin, end):
-    """Fetch ``array[begin:end]`` of an array of one axis."""
+    """Fetch ``array[begin:end]`` of a 1-D array."""
     stride = _LINE // array.itemsize
     for position in range(begin, end, stride):
         _fetch(array, position)  # type: ignore[call-arg]
@@ -49,7 +49,7 @@ def fetch(array, begin, end):
 
 @njit
 def fetch_block(i, examples, blocks):
-    """Fetch what a visit of block i reads."""
+    """Fetch the data that a visit of block i reads."""
     start, end = examples.start[i], examples.start[i + 1]
     if examples.dense:
         for t in range(start, end):

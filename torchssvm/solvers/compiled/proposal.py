@@ -1,4 +1,4 @@
-"""The visits of a compiled loop as a step that ``BCFW`` takes, among those of the torch loop."""
+"""Visits of a compiled loop as a step that ``BCFW`` can take."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class ProposedVisits:
-    """Put it into ``dual.mailbox``: ``BCFW.step`` then has the loop visit the blocks, which moves the weights itself.
+    """A proposal for ``dual.mailbox``: ``BCFW.step`` then lets the loop visit the blocks and move the weights.
 
     Args:
-        loop: The loop, of the optimizer's dual.
+        loop: The loop; it has the optimizer's dual.
         index: ``[V]`` int64, the examples, visited one after another.
     """
 
@@ -25,7 +25,7 @@ class ProposedVisits:
         """Visit the blocks, and publish the mean step as the optimizer's ``lr``."""
         dual = self.loop.dual
         for proposal in together:
-            dual.visits += 1  # before the dual tells its observers of the step
+            dual.visits += 1  # before the dual notifies its observers
             try:
                 mean_step = proposal.loop.visit(proposal.index)
             except BaseException:

@@ -28,17 +28,17 @@ from torchssvm.steps.frank_wolfe import FrankWolfe
 class Sequential(BlockSteps):
     """Exact steps on the blocks of a batch one after another ([B13] Algorithm 4), in compiled code.
 
-    Each block is decoded at the weights that the ones before it leave: single-example BCFW, which needs fewer passes
-    than any batch. For ``LinearChain``, ``SparseLinearChain`` and ``LinearMulticlass`` on the CPU with fixed features,
-    ``MeanParts()``, ``FrankWolfe()`` and ``MaxOracle()``; a batch that holds an example twice is solved by ``BoxQP()``.
-    In training, the loss is then the sum of the gaps as the visits found them. The line search should be exact
-    (``ExactSearch()``, the default): the steps have been taken already.
+    Each block is decoded at the weights after the previous block's step: this is single-example BCFW, which needs fewer
+    passes than larger batches. For ``LinearChain``, ``SparseLinearChain`` and ``LinearMulticlass`` on the CPU with
+    fixed features, ``MeanParts()``, ``FrankWolfe()`` and ``MaxOracle()``; a batch with a repeated example is solved by
+    ``BoxQP()``. The training loss is the sum of the gaps that the visits found. Use the exact line search
+    (``ExactSearch()``, the default), as each step is already exact.
     """
 
     needs_gradients = visits = True
 
     def check(self, direction: Any, oracle: Any, storage: Storage) -> None:
-        """Raise ValueError unless the rules are the simple ones."""
+        """Raise ValueError unless the rules are ``FrankWolfe()``, ``MaxOracle()`` and ``MeanParts()``."""
         if not (type(direction) is FrankWolfe and type(oracle) is MaxOracle and type(storage) is MeanParts):
             raise ValueError(
                 "block_steps=Sequential() is for FrankWolfe(), MaxOracle() and MeanParts(), not for "
@@ -62,8 +62,8 @@ class Sequential(BlockSteps):
         """See :meth:`BlockSteps.visit`.
 
         Raises:
-            ValueError: The potentials do not say which head made them of which features.
-            TypeError: The head is none that is compiled, or the structure is not that of the head.
+            ValueError: The potentials do not record their head and features.
+            TypeError: The head has no compiled loop, or the dual has another structure than the head.
         """
         if potentials.called_with is None:
             raise ValueError(
@@ -90,7 +90,7 @@ def _visit(
     n: int,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Labelings, gammas, gaps and combined gradients; ``psi`` are the blocks, shaped like the potentials."""
-    from torchssvm.solvers.compiled.loop import visit_batch  # it imports Numba, which takes half a second
+    from torchssvm.solvers.compiled.loop import visit_batch  # imports Numba, which takes half a second
 
     adapter = find_adapter(head)
     if not structure.same_as(adapter.structure):
@@ -121,11 +121,11 @@ def _visit(
 
 
 def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
-    """Copies of the blocks of a batch, as the loop sees mean parts: a rest with all the mass, and no slots."""
+    """Copies of the blocks of a batch in the loop's form of mean parts: a rest with all the mass, and no slots."""
     emission = psi[adapter.emission]
     emission = emission if adapter.pairs is not None else emission.unsqueeze(1)
     batch, longest, states = emission.shape
-    held = emission.new_zeros(1 + batch * longest, states)  # an example whose rows begin at 0 has none
+    held = emission.new_zeros(1 + batch * longest, states)  # row 0 is unused: an example whose rows begin at 0 has none
     held[1:] = emission.reshape(-1, states)
     pairs = emission.new_zeros(batch, 0, states) if adapter.pairs is None else psi[adapter.pairs].clone()
     return BlockArrays(
@@ -160,7 +160,7 @@ def _dense(adapter: HeadAdapter, x: Tensor, target: Labeling) -> Examples:
 
 
 def _from_lists(adapter: HeadAdapter, x: SparseFeatures, target: Labeling) -> tuple[Tensor, Examples]:
-    """The columns that a batch of lists has, and its examples with these columns only."""
+    """The columns that occur in a batch of lists, and its examples restricted to these columns."""
     lists = adapter.features(x, target)
     assert isinstance(lists, Lists)
     rows, local = lists.columns.unique(return_inverse=True)

@@ -1,4 +1,4 @@
-"""BCFW with fixed features, compiled: blocks one after another, with no Python between them."""
+"""Compiled BCFW for fixed features: blocks one after another, without Python in between."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ _DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
 
 
 class CompiledBCFW(DualTrainer, Stateful):
-    """Exact BCFW on a linear chain or a multiclass head with fixed features: one block after another, compiled.
+    """Compiled single-example BCFW on a linear chain or a multiclass head with fixed features, on the CPU.
 
-    It trains the same head and the same dual state as ``BlockGap`` and ``BCFW`` do: either goes on where the other
-    stopped. Needs tensors on the CPU. Blocks are drawn as [G16] Algorithm 2 says, from
-    the gaps as they stand at every draw. Features are copied, without padding; those that are mostly zero as lists.
+    Trains the same head and dual state as ``BlockGap`` and ``BCFW``: each can continue where the other stopped. Blocks
+    are drawn as in [G16] Algorithm 2, from the current gaps at every draw. Features are copied without padding, as
+    lists if they are mostly zero.
 
     Args:
         head: :class:`LinearChain` with shared transitions, :class:`SparseLinearChain` or :class:`LinearMulticlass`; on
             the CPU.
         dual: Its dual state, with ``storage=MeanParts()`` or ``Labelings()``.
-        batches: Every training example exactly once; they are read once, and let go of one after another.
+        batches: Every training example exactly once; read once, and freed one after another.
         direction: As in ``BlockGap``; None is ``FrankWolfe()``.
         oracle: As in ``BlockGap``; None is ``MaxOracle()``.
         order: ``Proportional()`` (the default), ``Uniform()`` or ``Permutation()``.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
-        TypeError: The head, its structure, a rule or the storage is not one that is compiled.
-        ValueError: The batches do not hold every example once, or are not valid; the dual is that of another head,
+        TypeError: The head, its structure, a rule or the storage has no compiled form.
+        ValueError: The batches do not hold every example once, or are not valid; the dual belongs to another head,
             structure or training set; or ``direction`` or ``oracle`` needs a storage that keeps labelings.
         MemoryError: The blocks would not fit in the dual's ``memory_limit``.
-        RuntimeError: A target is not that of the dual's last exact pass.
+        RuntimeError: A target has changed since the dual's last exact pass.
     """
 
     state_name = "draws"
@@ -109,17 +109,17 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Draw blocks and visit them, one after another; the head holds the new weights afterwards.
 
         Args:
-            visits: How many; None is a quarter of an epoch, or an epoch of fewer than 1000 examples.
+            visits: Number of visits; None is a quarter of an epoch, or a whole epoch for fewer than 1000 examples.
 
         Returns:
             Visits made; fewer only when all gaps are zero.
 
         Raises:
-            ValueError: ``visits`` is negative; or the head or the dual are no longer those of this loop.
-            TypeError: The weights have bounds by now.
-            RuntimeError: The weights were changed by others; nothing has changed then. Or they have overflowed.
+            ValueError: ``visits`` is negative; or the head or the dual no longer fit this loop.
+            TypeError: The weights now have bounds.
+            RuntimeError: The weights were changed by others; nothing changes then. Or the weights have overflowed.
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
-                ``memory_limit``. The visits before that are made, and count.
+                ``memory_limit``. The earlier visits of the step are kept.
         """
         n = self.dual.num_examples
         visits = max(n // 4, min(n, 1000)) if visits is None else check_whole(visits, "visits", 0)
@@ -143,7 +143,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Visit the given blocks, one after another.
 
         Args:
-            index: ``[V]`` int64, examples; one that is there twice is visited twice.
+            index: ``[V]`` int64, examples; a repeated example is visited again.
 
         Returns:
             The mean step, between 0 and 1.
@@ -173,10 +173,10 @@ class CompiledBCFW(DualTrainer, Stateful):
             refresh: Whether the next step starts from the recomputed weights.
 
         Raises:
-            ValueError: The head or the dual are no longer those of this loop.
-            TypeError: The weights have bounds by now.
+            ValueError: The head or the dual no longer fit this loop.
+            TypeError: The weights now have bounds.
             RuntimeError: The weights were changed by others, or are not finite. Or the gap is negative by more than
-                rounding: the dual is not one of these examples.
+                rounding: the dual does not belong to these examples.
         """
         self._validate()
         dual, memory = self.dual, self._memory
@@ -192,14 +192,14 @@ class CompiledBCFW(DualTrainer, Stateful):
         return certificate
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next draws depend on; the dual has a state of its own."""
+        """The state of the draws; the dual has its own state."""
         return self.draws.state_dict()
 
     def _schema(self) -> Schema:
         return self.draws._schema()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue the draws of a state that :meth:`check_state` has let pass."""
+        """Continue the draws from a state that :meth:`check_state` accepted."""
         self.draws.restore(state)
 
     def _check_index(self, index: Tensor) -> Tensor:
@@ -248,12 +248,12 @@ class CompiledBCFW(DualTrainer, Stateful):
         Args:
             order: Examples.
             points: Random numbers.
-            drawn: Whether ``order`` came from the draws.
+            drawn: Whether ``order`` came from ``Draws``.
 
         Returns:
             Visits made.
         """
-        from torchssvm.solvers.compiled.loop import visit_blocks  # it imports Numba, which takes half a second
+        from torchssvm.solvers.compiled.loop import visit_blocks  # imports Numba, which takes half a second
 
         dual, memory = self.dual, self._memory
         tree = sums_of(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)
@@ -272,7 +272,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 self._scratch,
                 counters.numpy(),
             )
-        finally:  # an interrupt comes when the compiled code is done
+        finally:  # an interrupt is raised after the compiled code has returned
             self._adapter.take_back(model)
             calls, hits, memory.clock, made = (int(number) for number in counters)
             dual.oracle_calls += calls
@@ -304,10 +304,10 @@ class CompiledBCFW(DualTrainer, Stateful):
 
 
 def check_compiled(direction: Any, oracle: Any) -> None:
-    """Whether these rules have a compiled form, here.
+    """Check that these rules have a compiled form.
 
     Raises:
-        TypeError: A rule is not compiled.
+        TypeError: A rule has none.
     """
     if isinstance(direction, type) or isinstance(oracle, type):
         raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")

@@ -1,4 +1,4 @@
-"""What a compiled loop works on: arrays that share their memory with the tensors of the head and of the dual."""
+"""The arrays of a compiled loop; they share their memory with the tensors of the head and of the dual."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class Examples(NamedTuple):
     Attributes:
         dense: Whether features are in ``x``, or in ``value`` and ``column``.
         x: ``[tokens, F]``, or empty.
-        value: ``[nonzeros]`` features that are not zero, or empty: looking for them again in every visit would cost
-            more than all the rest of it.
-        column: ``[nonzeros]`` int32, which feature each is.
-        row: ``[tokens + 1]`` int64, where each token's begin.
+        value: ``[nonzeros]`` nonzero features, or empty. Listed, as a search for them would dominate the cost of a
+            visit.
+        column: ``[nonzeros]`` int32, the index of each feature in ``value``.
+        row: ``[tokens + 1]`` int64, where each token's features begin in ``value``.
         y: ``[tokens]`` int64 targets.
-        cost: ``[tokens]`` float64, what a wrong label costs, or a factor of ``cost_matrix``.
-        added: The same in the dtype of the weights.
+        cost: ``[tokens]`` float64, the cost of a wrong label, or a factor of ``cost_matrix``.
+        added: ``cost`` in the dtype of the weights.
         cost_matrix: ``[K, K]`` by target and label, or ``[0, 0]`` where all wrong labels cost the same.
         start: ``[n + 1]`` int64, where each example's tokens begin.
-        inner: ``[sum T (T + 1) / 2]`` inner products of each example's tokens, the bias among their features: token t
-            with 0 to t, for all t.
-        inner_start: ``[n]`` int64, where each example's begin.
+        inner: ``[sum T (T + 1) / 2]`` inner products of each example's tokens, with the bias as a feature: token t with
+            tokens 0 to t, for all t.
+        inner_start: ``[n]`` int64, where each example's inner products begin.
     """
 
     dense: bool
@@ -42,11 +42,11 @@ class Examples(NamedTuple):
 
 
 class Model(NamedTuple):
-    """Weights: emissions ``[F, W]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three times ``[W]``.
+    """Weights: emissions ``[F, W]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three biases ``[W]``.
 
-    W is at least K; rows of K numbers are filled up with zeros, see ``torchssvm.solvers.compiled.head_adapter``.
+    W is at least K; rows are padded with zeros, see ``torchssvm.solvers.compiled.head_adapter``.
 
-    ``has_bias`` and ``has_boundary`` say which of these three count.
+    ``has_bias`` and ``has_boundary`` say which of the three biases are used.
     """
 
     emission: Any
@@ -59,7 +59,7 @@ class Model(NamedTuple):
 
 
 class BlockArrays(NamedTuple):
-    """The active sets and the rest, as ``Labelings`` keeps them; ``MeanParts`` are a rest, with no slots."""
+    """The active sets and the rest, as in ``Labelings``; ``MeanParts`` are a rest without slots."""
 
     count: Any
     mass: Any
@@ -78,7 +78,7 @@ class BlockArrays(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """One number for each example: l_i, the last gap, the gap at the last oracle call."""
+    """Numbers of each example: l_i, the last gap, and the gap at the last oracle call."""
 
     loss: Any
     gaps: Any
@@ -86,12 +86,12 @@ class Scalars(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What the direction and the oracle rule say.
+    """The parameters of the direction and of the oracle rule.
 
     Attributes:
         direction: The ``rule`` of the direction.
-        steps: Of the corrective direction.
-        tolerance: Of the corrective direction.
+        steps: Steps of the corrective direction.
+        tolerance: Tolerance of the corrective direction.
         cache: Whether the cache may answer.
         factor: F of the cache rule.
         threshold: nu g / n of the cache rule.
@@ -112,7 +112,7 @@ class Options(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one block: potentials, maxima of Viterbi, responses, directions, the atoms.
+    """Scratch arrays for one block: potentials, maxima of Viterbi, responses, directions, the atoms.
 
     ``step`` gets the sum of all steps, and the change of ``|w|^2``.
     """
@@ -137,9 +137,9 @@ class Scratch(NamedTuple):
 
 
 def make_scratch(longest: int, states: int, width: int, pairs: int, atoms: int, dtype: np.dtype) -> Scratch:
-    """Room for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 where there are none.
+    """Scratch for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 without pairs.
 
-    Rows that meet those of the weights are as wide as these, ``width``.
+    Rows that are combined with rows of the weights have the same ``width``.
     """
     return Scratch(
         emission=np.zeros((longest, width), dtype),

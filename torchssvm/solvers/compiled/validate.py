@@ -1,4 +1,4 @@
-"""What is checked before compiled code runs, because compiled code checks nothing."""
+"""Checks before compiled code runs, as compiled code itself checks nothing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torchssvm.solvers.compiled.head_adapter import HeadAdapter
 
 
 def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:
-    """Refuse a dual that is not of this head, or that the compiled loop was not made for.
+    """Check that the dual fits this head and has a compiled form.
 
     Args:
         adapter: The head.
         dual: Its dual state.
 
     Raises:
-        TypeError: The storage is not one that is compiled.
-        ValueError: The dual is that of another structure.
+        TypeError: The storage has no compiled form.
+        ValueError: The dual belongs to another structure.
     """
     if type(dual.storage) not in (Labelings, MeanParts):
         raise TypeError(
@@ -41,7 +41,7 @@ def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:
 def validate_weights(
     adapter: HeadAdapter, dual: DualState, layout: list[tuple[torch.Size, torch.dtype]], *, begun: bool = True
 ) -> None:
-    """Whether the head's parameters are those of the dual, as the last step left them.
+    """Check that the head's parameters are those of the dual, unchanged since the last step.
 
     Args:
         adapter: The head.
@@ -50,9 +50,9 @@ def validate_weights(
         begun: Whether the weights of a new dual have been set to zero already.
 
     Raises:
-        ValueError: They are others, or have other shapes.
-        TypeError: They have bounds.
-        RuntimeError: They were changed since.
+        ValueError: The parameters are not those of the dual, or have other shapes.
+        TypeError: The weights have bounds.
+        RuntimeError: The weights were changed since the last step.
     """
     head = adapter.head
     if [id(p) for p in head.parameters()] != [id(p) for p in dual.parameters]:
@@ -63,7 +63,7 @@ def validate_weights(
         raise ValueError("the head's parameters must be contiguous")
     if dual.box:
         raise TypeError("the head's weights have bounds, which are not compiled; use BlockGap and BCFW")
-    # Of many weights, only writes that torch knows of are looked for: all are read in exact passes, not in every run.
+    # With many weights, only writes that torch tracks are detected here; exact passes read all weights.
     written = dual.written_to() or not dual.is_large
     size = math.sqrt(squared_norm(dual.parameters)) if written else dual.held_norm
     if not math.isfinite(size):
@@ -76,12 +76,12 @@ def validate_weights(
 
 
 def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targets: Tensor) -> None:
-    """Whether every block is that of its own example.
+    """Check that every block belongs to its example.
 
     Args:
         adapter: The head.
         dual: Its dual state.
-        lengths: ``[n]`` int64, those of the examples.
+        lengths: ``[n]`` int64, the lengths of the examples.
         targets: ``[n]`` int64, digests of their targets.
 
     Raises:
@@ -128,7 +128,7 @@ def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor) 
 def _check_rows(
     adapter: HeadAdapter, buffers: dict[str, RowBuffer], lengths: Tensor, needed: Tensor | None = None
 ) -> None:
-    """``needed`` says which examples must have rows."""
+    """Check the rows; ``needed`` marks the examples that must have rows."""
     states = adapter.num_states
     shapes = {adapter.emission: (states,)} | ({} if adapter.pairs is None else {adapter.pairs: (states, states)})
     if not buffers:

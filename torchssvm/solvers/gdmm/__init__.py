@@ -1,4 +1,4 @@
-"""Training that decouples the factors of an output: greedy direction method of multipliers [Y16]."""
+"""Greedy direction method of multipliers: training with decoupled factors [Y16]."""
 
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm.rules import (

@@ -1,7 +1,7 @@
 """One block minimised over its active set, compiled by Numba.
 
-A block is a distribution over configurations. Near it the augmented Lagrangian is the quadratic
-``<g, d> + 1/2 d^T H d``; the rules differ in how they move in it.
+A block is a distribution over configurations. The augmented Lagrangian is the quadratic ``<g, d> + 1/2 d^T H d`` in the
+block's change d; the rules differ in how they minimise it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from torchssvm.core.jit import njit
 
 PROJECT, AWAY = 0, 1
-_NOTHING = 1e-15  # mass that rounding leaves behind: to take it away again and again would be no step
+_NOTHING = 1e-15  # mass below this is rounding: moving it would be an empty step
 
 
 @njit
 def project(point, size, order, out):
-    """``out``: the nearest point of the simplex to ``point[:size]``; O(size^2) for the few that are active."""
+    """Project ``point[:size]`` on the simplex, into ``out``; O(size^2), as few configurations are active."""
     for i in range(size):
         p = i
         while p > 0 and point[order[p - 1]] < point[i]:
             order[p] = order[p - 1]
             p -= 1
         order[p] = i
-    highest = point[order[0]]  # numbers near it are exact, however large it is
+    highest = point[order[0]]  # differences to the highest are exact, however large it is
     total, shift = 0.0, 0.0
     for i in range(size):
         rest = point[order[i]] - highest
@@ -40,8 +40,8 @@ def away_direction(mass, gradient, size, out):
 
     Args:
         mass, gradient: ``[size]``, of the active set.
-        size: How many are active.
-        out: Gets the direction ``v - pi``, or ``pi - v'`` of the corner v' that should lose mass.
+        size: Size of the active set.
+        out: Gets the direction ``v - pi``, or ``pi - v'`` for the corner v' that should lose mass.
 
     Returns:
         ``-<gradient, out>`` and the largest step that stays in the simplex.

@@ -1,4 +1,4 @@
-"""What the factorwise maximisation oracle answers, by looking at every pair: for small domains, and for tests."""
+"""The factorwise maximisation oracle by brute force over all pairs: for small domains, and for tests."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def dense(entries: SortedEntries) -> np.ndarray:
 def brute_force_fmo(
     values: np.ndarray, left_force: np.ndarray, right_force: np.ndarray, allowed: np.ndarray | None = None
 ) -> tuple[float, int, int]:
-    """Maximise v[a, b] - F_left(a) - F_right(b): ``(value, a, b)``, the first of those that are equal.
+    """Maximise v[a, b] - F_left(a) - F_right(b): ``(value, a, b)``, the first of equal maxima.
 
     Args:
         values: ``[A, B]`` float64.
         left_force: ``[A]`` float64.
         right_force: ``[B]`` float64.
-        allowed: ``[A, B]`` bool, the pairs that count; None for all. Where none does, ``(-inf, -1, -1)`` is returned.
+        allowed: ``[A, B]`` bool, the pairs to consider; None for all. Without any, returns ``(-inf, -1, -1)``.
     """
     total = values - left_force[:, None] - right_force[None, :]
     if allowed is not None:

@@ -1,4 +1,4 @@
-"""What GDMM proves and reports."""
+"""Certificates and pass reports of GDMM."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from torchssvm.solvers.certificate import Certificate
 
 @dataclass(frozen=True)
 class FactorwiseCertificate(Certificate):
-    """A certificate of GDMM's weights for two problems, and how far the factors are from agreeing.
+    """Bounds of the problem P and of its relaxation P' at GDMM's weights, and the disagreement of the factors.
 
-    The problem itself has its maxima over outputs: ``dual <= min P <= primal`` are bounds of its optimum. GDMM
-    minimises its relaxation P', whose maxima are over the local polytope: ``relaxed_dual <= min P' <= relaxed_primal``.
-    P' is at least P everywhere, so that ``primal <= relaxed_primal``; the dual of the relaxation, though, bounds min P'
-    only, and may be above min P. On chains the local polytope is the hull of the outputs, and both problems are one.
-    Everything holds however large the violation is.
+    P has maxima over outputs: ``dual <= min P <= primal``. GDMM minimises the relaxation P', with maxima over the local
+    polytope: ``relaxed_dual <= min P' <= relaxed_primal``. P' is at least P everywhere, so ``primal <=
+    relaxed_primal``, but ``relaxed_dual`` bounds min P' only, and may be above min P. On chains the local polytope is
+    the hull of the outputs, and P' is P. All bounds hold for any violation.
 
-    It is ``relaxed_gap`` that passes bring to 0, and that GDMM stops on. On label sets ``gap`` need not get there:
-    :meth:`torchssvm.GDMM.dual_state` lets BCFW go on with the problem itself.
+    GDMM brings ``relaxed_gap`` to 0, and stops on it. On label sets ``gap`` may stay positive:
+    :meth:`torchssvm.GDMM.dual_state` lets BCFW continue on P.
 
-    ``primal`` is that of the weights that the head holds; ``exact`` says whether every example was decoded exactly, and
-    otherwise it is an upper bound. ``dual`` is the largest dual objective of all means of outputs that certificates
-    have made, ``relaxed_dual`` that of all points of the local polytope. ``passes`` are those of GDMM; ``oracle_calls``
-    counts the decodings of certificates, and nothing else decodes.
+    ``primal`` is that of the weights that the head holds; an upper bound of it unless ``exact``, that is, unless every
+    example was decoded exactly. ``dual`` is the largest dual objective of the means of outputs in all certificates so
+    far, ``relaxed_dual`` that of their points of the local polytope. ``passes`` are those of GDMM; ``oracle_calls``
+    counts the decodings of certificates, as nothing else decodes.
 
     Attributes:
         relaxed_primal: An upper bound of ``P'(w)``, at the same weights.
         relaxed_dual: A lower bound of min P'.
         relaxed_gap: ``relaxed_primal - relaxed_dual``.
-        has_relaxation: Whether the local polytope is larger than the hull of the outputs: on label sets. Elsewhere the
-            three numbers of the relaxation are those of the problem itself.
+        has_relaxation: Whether the local polytope is larger than the hull of the outputs, as on label sets. Otherwise
+            the three bounds of the relaxation are those of the problem.
         sweeps: Passes of GDMM.
         violation: Mean total variation ``1/2 |M pi_f - pi_j|_1`` over all pairs of a factor and its variable; 0 to 1.
-        worst_violation: The largest.
+        worst_violation: The largest total variation.
     """
 
     relaxed_primal: float
@@ -63,10 +62,10 @@ class PassReport:
     Attributes:
         sweeps: Passes made, this one included.
         violation: As in :class:`FactorwiseCertificate`.
-        worst_violation: The largest.
+        worst_violation: The largest total variation.
         rho: Penalty of this pass, times n.
         visited: Entries that the factorwise oracle of higher-order factors looked at.
-        queries: How often it was asked.
+        queries: Calls of the factorwise oracle.
         seconds: Duration.
     """
 

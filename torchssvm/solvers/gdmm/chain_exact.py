@@ -1,7 +1,7 @@
 """Weights of consistent duals and exact hinges at them, for chains.
 
-Transitions are zero but for the pairs that some dual has met, so that Viterbi looks at these, and at the best previous
-label that has no such pair with the next one: O(pairs + K) a token in place of K^2.
+Transitions are zero except for pairs that some dual contains. Viterbi looks at these pairs, and at the best previous
+label without such a pair: O(pairs + K) for each token instead of K^2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.chain_pass import fill_scores
 from torchssvm.structures.maxplus import first_of_largest
 
-_BEST = 32  # previous labels that are kept in order
+_BEST = 32  # number of best previous labels that are kept sorted
 
 
 class Columns(NamedTuple):
@@ -22,7 +22,7 @@ class Columns(NamedTuple):
 
     Attributes:
         start: ``[K + 1]`` int64.
-        row: ``[pairs]`` int32, rising in every column.
+        row: ``[pairs]`` int32, ascending in every column.
         value: ``[pairs]`` float64.
     """
 
@@ -35,7 +35,7 @@ def columns_of(key: np.ndarray, value: np.ndarray, num_states: int) -> Columns:
     """Sums of values by pair.
 
     Args:
-        key: ``[M]`` int64, ``a K + b``; a pair may come often.
+        key: ``[M]`` int64, ``a K + b``; pairs may repeat.
         value: ``[M]`` float64.
         num_states: K.
     """
@@ -74,8 +74,8 @@ def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hin
         tokens: The training set.
         weights: ``[F, K]``.
         columns: Transitions.
-        tables: ``[3, K]`` float64, room.
-        best: ``[_BEST]`` int64, room.
+        tables: ``[3, K]`` float64, scratch.
+        best: ``[_BEST]`` int64, scratch.
         stamps: ``[K]`` int64, zero.
         hinges: ``[n]`` float64, gets H_i.
     """
@@ -126,7 +126,7 @@ def _best_before(b, previous, columns, best, many, stamps, clock):
 
 @njit
 def _order_best(values, best):
-    """The places of the largest values, in order; how many there are."""
+    """Write the positions of the largest values, sorted, to ``best``; returns their number."""
     size = 0
     for k in range(len(values)):
         if size == len(best) and values[k] <= values[best[size - 1]]:

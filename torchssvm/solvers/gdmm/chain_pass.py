@@ -19,16 +19,16 @@ def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
 
     Args:
         order: ``[V]`` int64, chains.
-        begin: How many of them were visited before.
+        begin: Number of chains of ``order`` visited before.
         tokens: The training set.
         weights: ``[F, K]`` of the features, biases included.
         pairs: The weights of label pairs.
-        duals: What moves.
-        options: See ``chain_state``, like the rest.
-        scratch: Room for one block; ``totals`` are added to.
+        duals: The duals; changed.
+        options: See ``chain_state``.
+        scratch: Scratch for one block; its ``totals`` are increased.
 
     Returns:
-        How many chains of ``order`` are visited by now.
+        Number of chains of ``order`` visited so far.
     """
     for v in range(begin, len(order)):
         i = order[v]
@@ -49,7 +49,7 @@ def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
 
 @njit
 def _visit_greedily(first, end, tokens, weights, pairs, duals, options, scratch):
-    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, again and again."""
+    """Block-greedy coordinate descent ([Y16] Algorithm 3): always move the block with the largest model decrease."""
     for _ in range(2 * (end - first) - 1):
         best, found, is_factor = 0.0, first, False
         for t in range(first, end):
@@ -91,7 +91,7 @@ def fill_scores(t, tokens, weights, scores):
 
 @njit
 def _propose_variable(t, first, end, tokens, weights, duals, options, scratch):
-    """Find where variable t should go: ``scratch.new``; the decrease that the model promises is returned."""
+    """Find the new distribution of variable t, in ``scratch.new``; returns the decrease by the model."""
     variables, sides, scores = duals.variables, duals.sides, scratch.scores
     _leave(variables, t)
     fill_scores(t, tokens, weights, scores)
@@ -122,7 +122,7 @@ def _propose_variable(t, first, end, tokens, weights, duals, options, scratch):
 
 @njit
 def _step(slope, curvature, largest, size, scratch):
-    """Exact line search along ``scratch.point``; the sum stays 1, which steps away would drift from."""
+    """Exact line search along ``scratch.point``; renormalises, as away steps would drift from sum 1."""
     step = exact_step(slope, curvature, largest)
     total = 0.0
     for c in range(size):
@@ -137,7 +137,7 @@ def _step(slope, curvature, largest, size, scratch):
 @njit
 def _project(curvature, size, scratch):
     """The minimum of the quadratic model over the active set ([Y16] eq. 25)."""
-    if curvature <= 0.0:  # no features, no neighbours: all mass to the best
+    if curvature <= 0.0:  # no features, no neighbours: all mass goes to the best label
         curvature = 1e-12
     for c in range(size):
         scratch.point[c] = scratch.mass[c] - scratch.gradient[c] / curvature
@@ -151,7 +151,7 @@ def _project(curvature, size, scratch):
 
 @njit
 def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
-    """Make the move: weights and excesses follow, labels without mass leave."""
+    """Move the variable, update weights and excesses, and drop labels without mass."""
     variables, sides = duals.variables, duals.sides
     start = variables.start[t]
     for c in range(variables.size[t]):
@@ -172,7 +172,7 @@ def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
 
 @njit
 def _leave(lists, t):
-    """Drop what has no mass."""
+    """Drop the entries without mass."""
     c = lists.size[t] - 1
     while c >= 0:
         p = lists.start[t] + c
@@ -256,7 +256,7 @@ def _move_factor(t, pairs, duals, options, scratch):
 
 @njit
 def update_multipliers(begin, end, tokens, duals, step, states, totals):
-    """``multiplier += step e`` for the chains ``begin`` to ``end - 1``; excesses are summed anew, so that none drifts.
+    """``multiplier += step e`` for the chains ``begin`` to ``end - 1``; recomputes the excesses, which removes drift.
 
     Args:
         begin, end: Which chains.
@@ -282,7 +282,7 @@ def update_multipliers(begin, end, tokens, duals, step, states, totals):
 
 @njit
 def _settle(sides, side, step, totals):
-    """One side: its multipliers move, and labels that nothing is said about leave."""
+    """Move the multipliers of one side, and drop labels with neither excess nor multiplier."""
     apart, c = 0.0, sides.size[side] - 1
     while c >= 0:
         p = sides.start[side] + c

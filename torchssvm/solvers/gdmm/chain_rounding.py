@@ -1,7 +1,7 @@
 """Distributions of neighbouring labels that agree with those of single labels.
 
-On a chain, pair distributions with common marginals are the marginals of a distribution over labelings, so that what is
-made here is a feasible dual point of the structural SVM.
+On a chain, pair distributions with common marginals are the marginals of a distribution over labelings, so the result
+is a feasible dual point of the structural SVM.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torchssvm.solvers.gdmm.ragged import Ragged
 def round_chains(duals: Duals, num_states: int) -> Ragged:
     """Pairs with their mass for every factor; marginals are those of ``duals.variables``.
 
-    Rows and columns that have too much are scaled down, and what is missing is added as a product (Altschuler, Weed,
-    Rigollet 2017, Algorithm 2): what moves is at most twice the total variation between the marginals.
+    Rows and columns with too much mass are scaled down, and the missing mass is added as a product (Altschuler, Weed,
+    Rigollet 2017, Algorithm 2). This moves at most twice the total variation between the marginals.
 
     Args:
-        duals: With any excess.
+        duals: The duals, with any excess.
         num_states: K.
     """
     variables, factors, _ = duals

@@ -1,4 +1,4 @@
-"""What the compiled passes over chains read and write. Arrays are numpy's."""
+"""The NumPy arrays that the compiled passes over chains read and write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Tokens(NamedTuple):
         value: ``[M]`` of the weights' dtype.
         row: ``[tokens + 1]`` int64, where each token's features begin.
         y: ``[tokens]`` int64.
-        cost: ``[tokens]`` float64, what a wrong label costs.
+        cost: ``[tokens]`` float64, the cost of a wrong label.
         start: ``[n + 1]`` int64, where each chain begins.
         square: ``[tokens]`` float64, |x_t|^2.
     """
@@ -34,13 +34,13 @@ class Tokens(NamedTuple):
 
 
 class Duals(NamedTuple):
-    """Distributions of all factors on their active sets, and what ties them.
+    """Distributions of all factors on their active sets, with excesses and multipliers.
 
     Attributes:
         variables: A list for each token: labels and their mass.
         factors: A list for each token that has a next one in its chain: ``a K + b`` and their mass.
-        sides: Two lists for each token t: what factor t has to say about the labels of t, and of t + 1. Labels with the
-            excess ``M pi_f - pi_j`` and the multiplier.
+        sides: Two lists for each token t, for the labels of t and of t + 1 in factor t: labels with the excess
+            ``M pi_f - pi_j`` and the multiplier.
     """
 
     variables: Ragged
@@ -49,13 +49,13 @@ class Duals(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Numbers of a pass.
+    """The parameters of a pass.
 
     Attributes:
         scale: lam n.
         rho: Penalty of the augmented Lagrangian, times n.
         rule: How blocks move, see ``blocks``.
-        greedy: Whether a chain moves its steepest block as often as it has blocks, and not all of them once.
+        greedy: Whether a visit moves the chain's steepest block, as often as there are blocks, instead of each once.
     """
 
     scale: float
@@ -65,7 +65,7 @@ class Options(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one block."""
+    """Scratch arrays for one block."""
 
     scores: Any  # [K]
     tables: Any  # [2, K]
@@ -125,7 +125,7 @@ def make_duals(tokens: Tokens, num_states: int) -> Duals:
 
 
 def with_room(duals: Duals, *, visits: int) -> Duals:
-    """The same duals, with room for what so many visits of every block can add."""
+    """The same duals, with room for what ``visits`` visits of every block can add."""
     variables, factors, sides = duals
     labels = variables.size + visits
     pairs = factors.size + visits
@@ -136,7 +136,7 @@ def with_room(duals: Duals, *, visits: int) -> Duals:
 
 
 def make_scratch(duals: Duals, num_states: int) -> Scratch:
-    """Room for the largest block."""
+    """Scratch arrays for the largest block."""
     active = int(max(np.diff(duals.variables.start).max(), np.diff(duals.factors.start).max(), 1))
     around = int(max(np.diff(duals.sides.start).max(), 1))
     return Scratch(

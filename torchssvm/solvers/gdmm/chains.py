@@ -1,4 +1,4 @@
-"""Chains as GDMM sees them: tokens are variables, neighbours are joined by factors that share one table of weights."""
+"""Chains in GDMM: tokens are variables, pairs of neighbours are factors that share one table of weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchssvm.solvers.gdmm.rules import BlockRule
 from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown
 from torchssvm.solvers.gdmm.sorted_entries import state as state_of
 
-_BEST = 32  # previous labels that an exact pass keeps in order
+_BEST = 32  # number of best previous labels that an exact pass keeps sorted
 
 
 class ChainProblem(Problem):
@@ -39,7 +39,7 @@ class ChainProblem(Problem):
         head: The head.
         dual: The problem: n, lam, structure and parameters. Its blocks are not used.
         batches: Every training example exactly once.
-        ordered: Whether label pairs are kept in the order of their weights, for the sublinear oracle.
+        ordered: Whether label pairs are kept sorted by weight, for the sublinear oracle.
     """
 
     has_relaxation = False
@@ -114,7 +114,7 @@ class ChainProblem(Problem):
         return [found[name] for name, _ in self.head.named_parameters()]
 
     def refresh(self) -> float:
-        """Sum the weights anew, in float64: rounding makes the held ones drift."""
+        """Recompute the weights in float64, as rounding makes the held ones drift."""
         total = np.zeros(self.weights.shape)
         sum_features(self.tokens, self.duals.variables, self.dual.lam * self.dual.num_examples, total)
         drift = float(np.square(total - self.weights).sum()) ** 0.5
@@ -122,7 +122,7 @@ class ChainProblem(Problem):
         return drift
 
     def rounded(self) -> Rounded:
-        """A feasible dual point near the iterate, twice; see ``chain_rounding``."""
+        """A feasible dual point near the iterate, as both points; see ``chain_rounding``."""
         scale = self.dual.lam * self.dual.num_examples
         total = np.zeros(self.weights.shape)
         loss = sum_features(self.tokens, self.duals.variables, scale, total)
@@ -149,7 +149,7 @@ class ChainProblem(Problem):
         return pairs.key[places], pairs.x[places], np.repeat(np.arange(len(pairs.size)), pairs.size)
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
-        """Exact hinges by Viterbi that looks at the pairs with a weight only."""
+        """Exact hinges by Viterbi over the pairs with nonzero weights."""
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
         weights = np.zeros(self.weights.shape, self.weights.dtype)
         weights[: self.num_features] = self.head.by_feature(named["emission"].detach()).numpy()
@@ -170,7 +170,7 @@ class ChainProblem(Problem):
         return Hinges(value=found, relaxed=found, exact=True)
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
-        """Index, potentials, psi and losses of every batch, of the rounded duals."""
+        """Index, potentials, psi and losses of every batch, for the rounded duals."""
         keys, masses, tokens = self._rounded_pairs()
         offset = np.searchsorted(tokens, self.tokens.start)
         variables, start = self.duals.variables, self.tokens.start
@@ -228,7 +228,7 @@ class ChainProblem(Problem):
             raise damaged(f"{where}['sides'] holds messages that there are not")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over a state that :meth:`check_state` has let pass."""
+        """Restore a state that :meth:`check_state` accepted."""
         self.weights = state["weights"].numpy().copy()
         self.pairs = PairWeights(from_state(state["entries"]), state["dense"].numpy().copy())
         self.duals = Duals(*(from_tensors(state[name]) for name in Duals._fields))

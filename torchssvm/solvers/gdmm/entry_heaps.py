@@ -1,4 +1,4 @@
-"""Sorted entries are found, added and changed, compiled by Numba."""
+"""Find, add and change sorted entries, compiled by Numba."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ COUNT, POOL_END, VISITED = 0, 1, 2
 """Places in ``SortedEntries.counters``."""
 SMALLEST_LIST = 4
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: near keys are spread over all of the table
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads close keys over the whole table
 
 
 @njit
 def room(entries):
-    """How many entries may be added before ``grown`` is due."""
+    """Number of entries that may be added before ``grown`` is needed."""
     return len(entries.value) - entries.counters[COUNT]
 
 
@@ -36,7 +36,7 @@ def value_of(entries, a, b):
 
 @njit
 def add(entries, a, b, value):
-    """Touch (a, b), which is untouched; returns its number. There must be ``room``."""
+    """Add the untouched entry (a, b); returns its number. Needs ``room``."""
     if entries.symmetric and a > b:
         a, b = b, a
     new = entries.counters[COUNT]
@@ -51,7 +51,7 @@ def add(entries, a, b, value):
 
 @njit
 def change(entries, number, value):
-    """Give the touched entry ``number`` another value."""
+    """Change the value of the touched entry ``number``."""
     up = value > entries.value[number]
     entries.value[number] = value
     a, b = entries.row[number], entries.col[number]
@@ -74,14 +74,14 @@ def column_list(entries, b):
 
 @njit
 def fill_table(entries):
-    """Make the hash table of the touched entries; it is empty now."""
+    """Fill the empty hash table with the touched entries."""
     for number in range(entries.counters[COUNT]):
         entries.table[_slot(entries, entries.row[number], entries.col[number])] = number
 
 
 @njit
 def _slot(entries, a, b):
-    """Where the table holds (a, b), or would."""
+    """The position of (a, b) in the table, or the free one for it."""
     key = np.uint64(a * entries.cols + b)
     slot = np.int64((key * _GOLDEN) >> np.uint64(entries.shift))
     while True:
@@ -109,7 +109,7 @@ def _append(entries, which, item):
 
 @njit
 def _move(entries, which, at, up):
-    """Restore the heap after what is at ``at`` has become larger (``up``) or smaller."""
+    """Restore the heap after the value at ``at`` has become larger (``up``) or smaller."""
     start, size = entries.start[which], entries.size[which]
     item = entries.pool[start + at]
     value = entries.value[item // 3]

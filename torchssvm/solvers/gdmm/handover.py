@@ -17,22 +17,22 @@ from torchssvm.solvers.gdmm.problem import DualPoint, Problem
 def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *, certified: float) -> DualState:
     """A dual at a mean of outputs near the iterate, shrunk towards zero weights where that is better.
 
-    The head gets its weights, when nothing can go wrong any more.
+    Writes the dual's weights to the head, after everything that may fail.
 
     Args:
         problem: The duals of all factors.
         batches: Every training example once; the weights are summed from their features.
-        storage: A new one; it gets the blocks.
-        certified: The best dual value of means of outputs that was certified: it warns where this one is lower.
+        storage: A new storage; it gets the blocks.
+        certified: The best certified dual value of a mean of outputs; warns if the new dual is lower.
 
     Raises:
-        ValueError: The batches do not fit, or give features that are not finite.
+        ValueError: The batches do not fit, or have features that are not finite.
         MemoryError: The blocks would not fit.
     """
     dual = DualState.for_head(problem.head, problem.dual.num_examples, problem.dual.lam, storage=storage)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for index, potentials, psi, losses in problem.blocks(batches):
-        storage.gather(index, potentials)  # which looks at the memory before there are blocks
+        storage.gather(index, potentials)  # checks the memory before blocks are made
         storage.add(index, potentials, psi)
         dual.loss[index] = losses
         parts = storage.contribution(storage.gather(index, potentials), potentials)
@@ -54,6 +54,6 @@ def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *,
     dual.loss *= factor
     for total in weights:
         total *= factor
-    dual.steps = dual.moved = 1  # it is not new: its weights count
+    dual.steps = dual.moved = 1  # marks the dual as not new, so that its weights are kept
     dual.set_weights(weights)
     return dual

@@ -21,11 +21,11 @@ from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 from torchssvm.structures.multilabel.structure import Multilabel
 
-_SMALL = 4096  # configurations of a factor, up to which they are all looked at unasked
+_SMALL = 4096  # brute force is the default up to this many configurations of a factor
 
 
 def check_head(head: Any) -> None:
-    """Raise TypeError unless the head is of a kind that GDMM knows, as it knows it, and on the CPU."""
+    """Raise TypeError unless GDMM supports the head, and it is on the CPU."""
     check_kind(head)
     device = next(head.parameters()).device
     if device.type != "cpu":
@@ -33,7 +33,7 @@ def check_head(head: Any) -> None:
 
 
 def check_kind(head: Any) -> None:
-    """Raise TypeError unless the head is of a kind that GDMM knows, as it knows it, wherever it is."""
+    """Raise TypeError unless GDMM supports the head, on any device."""
     if not isinstance(head, nn.Module):
         raise TypeError(f"head is a {type(head).__name__}, and must be a module, such as LinearChain(...)")
     kinds = (LinearMultilabel, SparseLinearMultilabel, LinearChain, SparseLinearChain)
@@ -60,7 +60,7 @@ def check_kind(head: Any) -> None:
 def make_problem(
     head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
 ) -> Problem:
-    """The kind of factor graph that the head is for; :func:`check_head` has looked at it."""
+    """The problem of a head that :func:`check_head` accepted."""
     if isinstance(head, LinearMultilabel):
         return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
     states = head.structure.num_states

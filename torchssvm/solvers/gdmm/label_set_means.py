@@ -1,4 +1,4 @@
-"""Means of label sets whose labels are given, and whose pairs make the weights small. Compiled by Numba."""
+"""Means of label sets with given label marginals and small pair weights. Compiled by Numba."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _TINY = 1e-12  # a decrease that may be rounding
 
 
 class Means(NamedTuple):
-    """Distributions over label sets, one for each example, whose labels are on ``q`` of the time.
+    """Distributions over label sets, one for each example, with label marginals ``q``.
 
-    What agrees with the labels in the local polytope need not be the mean of label sets. This always is: a number u,
-    uniform on a circle of length 1, decides all labels of an example, each being on where u lies in an arc of length
-    ``q_k``. Two labels are on together where their arcs overlap.
+    A point of the local polytope need not be a mean of label sets; these always are. A number u, uniform on a circle of
+    length 1, decides all labels of an example: label k is on where u lies in an arc of length ``q_k``. Two labels are
+    on together where their arcs overlap.
 
     Attributes:
         q: ``[n, K]``, 0 to 1.
@@ -30,7 +30,7 @@ class Means(NamedTuple):
     rest: np.ndarray
 
     def pairs(self, rows: np.ndarray) -> np.ndarray:
-        """How often two labels are on together, ``[B, P]`` for the pairs i < j of the examples ``rows``."""
+        """Probabilities that two labels are on together, ``[B, P]`` for the pairs i < j of the examples ``rows``."""
         labels = self.q.shape[1]
         found = np.zeros((len(rows), labels * (labels - 1) // 2))
         _list_pairs(rows, self.q, self.begin, found)
@@ -38,11 +38,11 @@ class Means(NamedTuple):
 
 
 def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
-    """Arcs for which the weights of pairs are small, and so the dual is large.
+    """Choose arcs with small pair weights, which make the dual large.
 
-    The losses, and the weights of features, are those of ``q`` whatever the arcs. At first labels are wrong together as
-    far as they can be; then one arc after another goes where the sum of the squared weights is least, of the places
-    that are looked at: the ends of the other arcs, and from the best of them the minimum along the circle.
+    Losses and feature weights depend on ``q`` only, not on the arcs. Initially labels are wrong together as far as
+    possible. Then one arc after another moves to the least sum of squared pair weights among the candidates: the ends
+    of the other arcs, and the minimum along the circle from the best of them.
 
     Args:
         q: ``[n, K]``, 0 to 1.
@@ -55,13 +55,13 @@ def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
     for _ in range(_SWEEPS):
         _move_arcs(q, begin, rest, others, near)
     rest[:] = 0.0
-    _sum_rest(q, y, begin, rest)  # without the rounding of the moves
+    _sum_rest(q, y, begin, rest)  # recomputed, to remove the rounding of the moves
     return Means(q, begin, rest)
 
 
 @njit
 def _overlap(first, own, second, other):
-    """What two arcs have in common: of lengths ``own`` and ``other``, from ``first`` and ``second`` in [0, 1] on."""
+    """The overlap of two arcs of lengths ``own`` and ``other`` that begin at ``first`` and ``second`` in [0, 1]."""
     ahead = second - first
     ahead = ahead + 1.0 if ahead < 0.0 else ahead
     return max(min(own, ahead + other) - ahead, 0.0) + max(min(own, ahead + other - 1.0), 0.0)
@@ -95,13 +95,13 @@ def _sum_rest(q, y, begin, rest):
 
 @njit
 def _move_arcs(q, begin, rest, others, near):
-    """Every arc once, where it can matter: one that is empty or the whole circle overlaps the same everywhere.
+    """Move every arc once, except empty and full ones, whose overlaps do not depend on their place.
 
     Args:
         q, begin, rest: As in :class:`Means`.
-        others: ``[K]`` int64, room.
-        near: ``[3, K]`` float64, room: where the arcs of ``others`` begin, their lengths, and the overlaps with the arc
-            that moves at which the weights of the pairs would be 0.
+        others: ``[K]`` int64, scratch.
+        near: ``[3, K]`` float64, scratch: where the arcs of ``others`` begin, their lengths, and the overlaps with the
+            moving arc at which the pair weights are 0.
     """
     for i in range(len(q)):
         for k in range(q.shape[1]):
@@ -137,7 +137,7 @@ def _move_arcs(q, begin, rest, others, near):
 
 @njit_fastmath
 def _cost(place, own, near, many):
-    """The sum of the squared weights of the label's pairs, with its arc at ``place``."""
+    """The sum of squared pair weights of a label with its arc at ``place``."""
     total = 0.0
     for d in range(many):
         left = near[2, d] - _overlap(place, own, near[0, d], near[1, d])
@@ -147,7 +147,7 @@ def _cost(place, own, near, many):
 
 @njit
 def _way(place, own, sign, near, many):
-    """How far the arc must go forward (or back, ``sign`` -1) to the minimum, if no other end comes in between."""
+    """Distance forward (back for ``sign`` -1) to the minimum, if no other end comes in between."""
     slope, curvature = 0.0, 0.0
     for d in range(many):
         change = _is_in(place + own, sign, near[0, d], near[1, d]) - _is_in(place, sign, near[0, d], near[1, d])
@@ -158,7 +158,7 @@ def _way(place, own, sign, near, many):
 
 @njit
 def _is_in(point, sign, begin, length):
-    """1 if the arc holds what comes after the point (before it, for ``sign`` -1), else 0."""
+    """1 if the arc contains what comes right after the point (before it for ``sign`` -1), else 0."""
     after = point - begin
     after -= np.floor(after)
     if sign > 0.0:

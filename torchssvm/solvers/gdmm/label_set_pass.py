@@ -1,12 +1,12 @@
 """One pass of GDMM over label sets ([Y16] Algorithm 4 and C-2), compiled by Numba.
 
-A label k is a variable with the mass q_k of being on; its factors with the other labels score when both are on. Mass
-off follows from mass on, and so do excess and multiplier, so that only those of being on are kept. Gradients are those
-of the augmented Lagrangian times n, with the force ``F = rho e + multiplier`` of the excess ``e = M pi_f - q``.
+A label k is a variable with mass q_k of being on; its factors with the other labels score when both are on. Masses,
+excesses and multipliers are kept for "on" only, as those for "off" follow. Gradients are those of the augmented
+Lagrangian times n, with the force ``F = rho e + multiplier`` of the excess ``e = M pi_f - q``.
 
-An example has K (K - 1) / 2 factors, and few matter: a factor whose target stays a possible mass of "both on" when
-its labels have q_i and q_j, ``max(0, q_i + q_j - 1) <= y_i y_j <= min(q_i, q_j)``, agrees with them without changing a
-weight. Only factors for which that fails, and those that the factorwise oracle finds, are made.
+An example has K (K - 1) / 2 factors, and few matter. If the target's mass of "both on" fits the labels,
+``max(0, q_i + q_j - 1) <= y_i y_j <= min(q_i, q_j)``, then the factor agrees with them without changing a weight. Only
+factors that violate this, and those that the factorwise oracle finds, are made.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, op
 
     Args:
         order: ``[V]`` int64, examples.
-        begin: How many of them were visited before.
+        begin: Number of examples of ``order`` visited before.
         sets: The training set.
         weights: ``[F, K]``.
         pairs: Weights of pairs.
-        entries: The same in sorted order, if
-        ordered: the factorwise oracle walks it.
-        explore: Whether it adds a factor also where none scores by itself: three labels may together.
+        entries: The weights of pairs in sorted order, if ``ordered``.
         q: ``[n, K]``, mass of labels being on.
-        factors: Those of pairs.
+        factors: The factors of pairs.
         options: See ``chain_state.Options``.
-        scratch: Room; ``totals`` are added to.
+        ordered: Whether the factorwise oracle walks ``entries``.
+        explore: Whether to add a factor even if none scores by itself, as three labels together may.
+        scratch: Scratch arrays; ``totals`` are increased.
 
     Returns:
-        How many of ``order`` are visited by now.
+        Number of examples of ``order`` visited so far.
     """
     for v in range(begin, len(order)):
         i = order[v]
@@ -66,7 +66,7 @@ def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, op
 
 @njit
 def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scratch):
-    """Block-greedy coordinate descent ([Y16] Algorithm 3): the block that promises most, again and again."""
+    """Block-greedy coordinate descent ([Y16] Algorithm 3): always move the block with the largest model decrease."""
     states, begin = len(scratch.scores), factors.start[i]
     for _ in range(states + factors.size[i]):
         _feel(i, sets, q, factors, options, scratch)
@@ -99,7 +99,7 @@ def _score(i, sets, weights, scratch):
 
 @njit
 def _feel(i, sets, q, factors, options, scratch):
-    """Forces of the factors on the labels, and how many each has."""
+    """Forces of the factors on the labels, and the number of factors of each label."""
     states = len(scratch.scores)
     scratch.force[:] = 0.0
     scratch.count[:] = 0
@@ -113,11 +113,11 @@ def _feel(i, sets, q, factors, options, scratch):
 
 @njit
 def _label_step(i, k, sets, q, options, scratch):
-    """Mass of a label now and at the minimum of its block, which is one-dimensional; and the decrease."""
+    """Mass of a label now and at the minimum of its one-dimensional block, and the decrease."""
     slope = _alone(i, k, sets, scratch) + scratch.force[k]
     curvature = sets.square[i] / options.scale + options.rho * scratch.count[k]
     before = q[i, k]
-    if curvature <= 0.0:  # no features, no factors: a line
+    if curvature <= 0.0:  # no features, no factors: the block is linear
         after = 1.0 if slope > 0.0 else (0.0 if slope < 0.0 else before)
     else:
         after = min(max(before + slope / curvature, 0.0), 1.0)
@@ -127,7 +127,7 @@ def _label_step(i, k, sets, q, options, scratch):
 
 @njit
 def _move_label(i, k, sets, q, options, scratch):
-    """Exact minimisation of one variable; its row of the weights follows when the example is done."""
+    """Minimise one variable exactly; the weights are updated when the example is done."""
     before, after, _ = _label_step(i, k, sets, q, options, scratch)
     moved = after - before
     if moved != 0.0:
@@ -140,7 +140,7 @@ def _move_label(i, k, sets, q, options, scratch):
 
 @njit
 def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
-    """Where the factor should go: ``scratch.new``; the decrease that the model promises is returned."""
+    """Find the new distribution of the factor, in ``scratch.new``; returns the decrease by the model."""
     states = len(scratch.scores)
     a, b = factors.key[f] // states, factors.key[f] % states
     mass = scratch.mass
@@ -174,7 +174,7 @@ def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
 
 @njit
 def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch):
-    """Make the move; the weight of the pair follows."""
+    """Move the factor, and update the weight of the pair."""
     states = len(scratch.scores)
     moved = scratch.new[0] - factors.mass[f, 0]
     for s in range(3):
@@ -198,10 +198,10 @@ def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch)
 
 @njit
 def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore, scratch):
-    """Add the factors that cannot agree with their labels as they are, and those that the oracle finds.
+    """Add the factors that cannot agree with their labels unchanged, and those that the oracle finds.
 
-    Only labels that might be on in a best labeling are looked at: in part on, on in the target, or with a score above
-    zero if all that could attract them were on. Of their pairs, those are added that score when both go on.
+    Considers only labels that may be on in a best labeling: partly on, on in the target, or with a positive score if
+    all labels that attract them were on. Of their pairs, adds those that gain when both labels go on.
     """
     states, many = len(scratch.scores), 0
     likely = scratch.likely
@@ -236,13 +236,13 @@ def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore
 
 @njit
 def _alone(i, k, sets, scratch):
-    """What the label gains by going on, with the loss and without its factors."""
+    """The gain of switching the label on, with the loss and without its factors."""
     return scratch.scores[k] + (-sets.cost[k] if sets.y[i, k] else sets.cost[k])
 
 
 @njit
 def _ease(i, k, sets, q, scratch):
-    """What it costs to switch the label on: nothing where it is on in part."""
+    """The cost of switching the label on: 0 where it is partly on."""
     if q[i, k] > 0.0:
         return 0.0
     return min(_alone(i, k, sets, scratch), 0.0)
@@ -250,7 +250,7 @@ def _ease(i, k, sets, q, scratch):
 
 @njit
 def _walk(i, sets, entries, q, factors, options, scratch):
-    """[Y16] C-2: the factor with the steepest gradient, by descending weights; labels in part on pull at theirs."""
+    """[Y16] C-2: the factor with the steepest gradient, by a walk in descending order of weights."""
     size, many = factors.size[i], 0
     for k in range(len(scratch.scores)):
         if q[i, k] > 0.0 and not sets.y[i, k]:
@@ -273,9 +273,9 @@ def _walk(i, sets, entries, q, factors, options, scratch):
 
 @njit
 def _make_factor(i, a, b, both, states, q, factors):
-    """Add a factor, at the mass of its target for "both on", and else as near to its labels as that allows.
+    """Add a factor with the target's mass of "both on", and otherwise as close to its labels as possible.
 
-    Without room it is left for the next pass.
+    Without room, the factor is left for the next pass.
     """
     f = factors.start[i] + factors.size[i]
     if f >= factors.start[i + 1] or place_of(factors, i, a * states + b) >= 0:

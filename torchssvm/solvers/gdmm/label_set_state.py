@@ -1,4 +1,4 @@
-"""What the compiled passes over label sets read and write. Arrays are numpy's."""
+"""The NumPy arrays that the compiled passes over label sets read and write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LabelSets(NamedTuple):
         value: ``[M]`` of the weights' dtype.
         row: ``[n + 1]`` int64, where each example's features begin.
         y: ``[n, K]`` bool.
-        cost: ``[K]`` float64, what a wrong label costs.
+        cost: ``[K]`` float64, the cost of a wrong label.
         square: ``[n]`` float64, |x_i|^2.
     """
 
@@ -33,13 +33,13 @@ class LabelSets(NamedTuple):
 
 
 class Interactions(NamedTuple):
-    """The factors of pairs of labels that have been looked at, a list for each example.
+    """The factors of label pairs that were made, a list for each example.
 
     All others have the mass of their target and agree with their labels: see ``label_set_pass``.
 
     Attributes:
         start: ``[n + 1]`` int64, where the room of each list begins.
-        size: ``[n]`` int64, how much of it is used.
+        size: ``[n]`` int64, length of each list.
         key: ``[total]`` int64, ``i K + j`` for i < j.
         mass: ``[total, 3]`` float64: both on, the first alone, the second alone.
         multiplier: ``[total, 2]`` float64, of the first and the second being on.
@@ -65,7 +65,7 @@ class PairTable(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Room for one example."""
+    """Scratch arrays for one example."""
 
     scores: Any  # [K], label on less label off, features alone
     change: Any  # [K]
@@ -85,7 +85,7 @@ class Room(NamedTuple):
 
 
 def make_room(num_labels: int, excluded: int) -> Room:
-    """Room for examples with at most so many factors."""
+    """Scratch arrays for examples with at most ``excluded`` factors."""
     return Room(
         scores=np.zeros(num_labels),
         change=np.zeros(num_labels),
@@ -135,14 +135,14 @@ def _copy(held, wide):
 
 
 def as_tensors(held: Interactions) -> dict[str, Tensor]:
-    """The factors for a checkpoint, with the room that the pass has left, but not what lies in it."""
+    """The factors for a checkpoint, with the size of their unused room, but not its content."""
     tight = with_room(held, 0)
     arrays = {"room": np.diff(held.start), **{name: getattr(tight, name) for name in Interactions._fields[1:]}}
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
 def check_factors(state: Any, where: str, *, num_examples: int, num_labels: int) -> None:
-    """Raise ValueError, with what messages call the state, if these are no factors of :func:`as_tensors`."""
+    """Raise ValueError if these are not factors of :func:`as_tensors`; messages call the state ``where``."""
     pairs = num_labels * num_labels
     schema = {
         "room": Entry(torch.int64, (num_examples,), low=0, high=64 + 2 * pairs),
@@ -161,7 +161,7 @@ def check_factors(state: Any, where: str, *, num_examples: int, num_labels: int)
 
 
 def from_tensors(state: dict[str, Tensor]) -> Interactions:
-    """Factors of a state that :func:`check_factors` has let pass."""
+    """Factors of a state that :func:`check_factors` accepted."""
     room, size, key, mass, multiplier = (state[name].numpy() for name in ("room", "size", "key", "mass", "multiplier"))
     start = np.concatenate([[0], np.cumsum(size)])
     return with_room(Interactions(start, size, key, mass, multiplier), room - size)

@@ -61,16 +61,16 @@ def sum_factors(sets, q, factors, scale, total):
 
 @njit
 def sum_consistent(i, sets, q, factors, labels, both, share, total):
-    """``total += share (y y^T - both)`` for one example, with ``both`` the nearest mass that agrees with q.
+    """``total += share (y y^T - both)`` for one example, with ``both`` the nearest mass consistent with q.
 
-    A factor of the example goes from its own mass, any other from that of its target: the Frechet bounds
-    ``max(0, q_i + q_j - 1)`` and ``min(q_i, q_j)`` are all that the local polytope asks for.
+    The nearest mass to that of a made factor, else to the target's, within the Frechet bounds ``max(0, q_i + q_j - 1)``
+    and ``min(q_i, q_j)``, the only constraints of the local polytope.
 
     Args:
         i: The example.
         sets, q, factors: All of them.
-        labels: ``[K]`` int64, room.
-        both: ``[K, K]`` float64, room, -1 before and after.
+        labels: ``[K]`` int64, scratch.
+        both: ``[K, K]`` float64, scratch, -1 before and after.
         share: ``1 / (lam n)``.
         total: ``[K, K]``, of pairs i < j.
     """

@@ -1,4 +1,4 @@
-"""Label sets as GDMM sees them: labels are binary variables, and every pair of them is a factor with one weight."""
+"""Label sets in GDMM: labels are binary variables, and every pair of labels is a factor with one weight."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ from torchssvm.solvers.objective import every_example
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 
 _PORTION = 1024  # examples decoded at a time
-_EXPLORE = 10  # passes between those that add a factor to every example
-_EXTRA = 32  # factors that an example may get in a pass, beside half of those that it has
+_EXPLORE = 10  # every so many passes, a factor is added to every example
+_EXTRA = 32  # new factors of an example in a pass, beyond half of its current ones
 
 
 class LabelSetProblem(Problem):
@@ -67,8 +67,8 @@ class LabelSetProblem(Problem):
         head: The head.
         dual: The problem: n, lam, structure and parameters. Its blocks are not used.
         batches: Every training example exactly once.
-        ordered: Whether the factorwise oracle walks the pairs in the order of their weights.
-        sweeps: Of messages, for the bounds of the relaxation in certificates.
+        ordered: Whether the factorwise oracle walks the pairs in descending order of weights.
+        sweeps: Sweeps of message passing for the bounds of the relaxation in certificates.
     """
 
     has_relaxation = True
@@ -96,7 +96,7 @@ class LabelSetProblem(Problem):
 
     @property
     def num_sides(self) -> int:  # type: ignore[override]
-        """Of the factors that were made."""
+        """Number of sides of the factors that were made."""
         return 2 * int(self.factors.size.sum())
 
     def _pack(self, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Tensor]:
@@ -162,7 +162,7 @@ class LabelSetProblem(Problem):
         self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
 
     def update_multipliers(self, step: float) -> np.ndarray:
-        """Move multipliers; see :class:`Problem`. Room is made and sums are renewed here: passes may be in portions."""
+        """Move multipliers; see :class:`Problem`. Also makes room and recomputes sums, as passes may be in portions."""
         totals = np.zeros(3)
         update_multipliers(self.q, self.factors, step, totals)
         sum_gains(self.pairs)
@@ -171,7 +171,7 @@ class LabelSetProblem(Problem):
         return totals
 
     def _make_room_for_factors(self) -> None:
-        """For what a pass may add."""
+        """Make room for the factors that a pass may add."""
         self.factors = with_room(self.factors, _EXTRA + self.factors.size // 2)
 
     def held(self) -> list[Tensor]:
@@ -179,7 +179,7 @@ class LabelSetProblem(Problem):
         return self._as_parameters(self.weights, self.pairs.value)
 
     def _as_parameters(self, weights: np.ndarray, pairs: np.ndarray) -> list[Tensor]:
-        """In the order of ``head.parameters()``; ``pairs`` counts above its diagonal."""
+        """In the order of ``head.parameters()``; ``pairs`` is read above its diagonal."""
         i, j = np.triu_indices(self.num_labels, 1)
         found = {
             "unary": torch.from_numpy(self.head.by_feature(weights[: self.num_features])),
@@ -189,7 +189,7 @@ class LabelSetProblem(Problem):
         return [found[name] for name, _ in self.head.named_parameters()]
 
     def refresh(self) -> float:
-        """Sum the weights anew, in float64."""
+        """Recompute the weights in float64."""
         scale = self.dual.lam * self.dual.num_examples
         total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.value.shape)
         sum_features(self.sets, self.q, scale, total)
@@ -208,7 +208,7 @@ class LabelSetProblem(Problem):
             change(self.entries, number, self.pairs.value[a, b])
 
     def rounded(self) -> Rounded:
-        """The labels as they are: with the pairs of means of label sets, and with pairs as near as they may be."""
+        """Two points with the current labels: a mean of label sets, and the nearest consistent pairs."""
         n, size = self.dual.num_examples, self.num_labels
         scale = self.dual.lam * n
         total, pairs = np.zeros(self.weights.shape), np.zeros((size, size))
@@ -220,7 +220,7 @@ class LabelSetProblem(Problem):
         return Rounded(mean=mean, relaxed=near)
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
-        """Those of the linear program, bounded by messages; what they leave open, the structure's decoder searches."""
+        """Hinges by message passing on the linear program; the structure's decoder solves the examples left open."""
         named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
         weights = np.zeros(self.weights.shape, self.weights.dtype)
         weights[: self.num_features] = self.head.by_feature(named["unary"]).numpy()
@@ -248,7 +248,7 @@ class LabelSetProblem(Problem):
         return Hinges(found, relaxed, exact)
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
-        """Index, potentials, psi and losses of every batch, of distributions over label sets."""
+        """Index, potentials, psi and losses of every batch, for distributions over label sets."""
         i, j = np.triu_indices(self.num_labels, 1)
         share, dtype = 1.0 / self.dual.num_examples, self.head.unary.dtype
         means = choose_means(self.q, self.sets.y)
@@ -305,7 +305,7 @@ class LabelSetProblem(Problem):
             )
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over a state that :meth:`check_state` has let pass."""
+        """Restore a state that :meth:`check_state` accepted."""
         self.weights, self.q, pairs, gain = (state[name].numpy().copy() for name in ("weights", "q", "pairs", "gain"))
         self.pairs, self.entries = PairTable(pairs, gain), from_state(state["entries"])
         self.factors, self.passes = from_tensors(state["factors"]), state["passes"]

@@ -1,8 +1,8 @@
 """The factorwise maximisation oracle, compiled by Numba.
 
-Messages are zero except at few labels, which are marked; a maximum over pairs is therefore one of four, each found by
-a walk that ends early, at values that cannot beat what is found already. Returned is ``(value, a, b)``, or
-``(-inf, -1, -1)`` where no pair is left. See [Y16, appendix C].
+Messages are zero except at a few marked labels, so the maximum over pairs is the best of four maxima. Each is found by
+a walk that stops at values that cannot beat the best so far. Functions return ``(value, a, b)``, or ``(-inf, -1, -1)``
+if no pair is left. See [Y16, appendix C].
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def indicator_fmo(
         entries: v.
         left_labels: Different rows, ``num_left`` of them; F_left is zero at all others.
         left_force: ``num_left`` numbers, F_left there.
-        num_left: How many of both count.
+        num_left: Number of entries used of both arrays.
         right_labels: Different columns.
         right_force: F_right there.
-        num_right: How many of both count.
-        marked_row: ``[rows]`` int64, to write on.
-        marked_col: ``[cols]`` int64, to write on.
-        stamp: A number that is in neither yet.
+        num_right: Number of entries used of both arrays.
+        marked_row: ``[rows]`` int64, scratch.
+        marked_col: ``[cols]`` int64, scratch.
+        stamp: A number that neither scratch array contains.
     """
     for p in range(num_left):
         marked_row[left_labels[p]] = stamp
@@ -82,11 +82,11 @@ def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, 
         entries: v, symmetric.
         labels: Different labels, ``num_labels`` of them; F is zero at all others.
         force: ``num_labels`` numbers, F there.
-        num_labels: How many of both count.
-        excluded: Rising int64, ``i K + j`` for pairs i < j that do not count.
-        num_excluded: How many of these.
-        marked: ``[K]`` int64, to write on.
-        stamp: A number that is not in it yet.
+        num_labels: Number of entries used of both arrays.
+        excluded: Ascending int64, ``i K + j`` for pairs i < j to skip.
+        num_excluded: Number of excluded pairs.
+        marked: ``[K]`` int64, scratch.
+        stamp: A number that ``marked`` does not contain.
     """
     for p in range(num_labels):
         marked[labels[p]] = stamp
@@ -114,7 +114,7 @@ def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, 
 
 @njit
 def _bound(entries, which):
-    """No value of a list is larger, nor that of an untouched pair."""
+    """An upper bound of the values of a list and of untouched pairs."""
     if entries.size[which] == 0:
         return 0.0
     return max(entries.value[entries.pool[entries.start[which]] // 3], 0.0)

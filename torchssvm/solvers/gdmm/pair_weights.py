@@ -13,10 +13,10 @@ from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, make_entries
 
 
 class PairWeights(NamedTuple):
-    """Weights of label pairs: in sorted order, or all of them where the domain is small.
+    """Weights of label pairs: sorted entries, or a dense table where the domain is small.
 
     Attributes:
-        entries: Those that were ever met; empty where ``dense`` is not.
+        entries: The touched entries; empty if ``dense`` is used.
         dense: ``[K, K]`` float64, or ``[0, 0]``.
     """
 
@@ -29,14 +29,14 @@ def make_pairs(num_states: int, *, ordered: bool) -> PairWeights:
 
     Args:
         num_states: K.
-        ordered: Whether to keep the order.
+        ordered: Whether to keep the weights sorted.
     """
     dense = np.zeros((0, 0) if ordered else (num_states, num_states))
     return PairWeights(make_entries(num_states, num_states), dense)
 
 
 def as_list(pairs: PairWeights) -> tuple[np.ndarray, np.ndarray]:
-    """Keys ``a K + b`` and weights of all pairs that may not be zero."""
+    """Keys ``a K + b`` and weights of all pairs that may be nonzero."""
     if len(pairs.dense):
         return np.arange(pairs.dense.size), pairs.dense.reshape(-1)
     count = int(pairs.entries.counters[0])
@@ -46,7 +46,7 @@ def as_list(pairs: PairWeights) -> tuple[np.ndarray, np.ndarray]:
 
 @njit
 def room_for_pairs(pairs):
-    """How many new pairs may come before there must be more room."""
+    """Number of new pairs that fit before more room is needed."""
     return 1 << 60 if len(pairs.dense) else room(pairs.entries)
 
 
@@ -75,9 +75,9 @@ def best_pair(pairs, scratch, left, right):
 
     Args:
         pairs: v.
-        scratch: ``labels`` and ``forces`` of both sides, as many as
-        left: on the left,
-        right: and on the right.
+        scratch: Has ``labels`` and ``forces`` of both sides.
+        left: Number of labels on the left.
+        right: Number of labels on the right.
     """
     scratch.totals[2] += 1
     if len(pairs.dense):

@@ -1,4 +1,4 @@
-"""What GDMM asks of a kind of factor graph."""
+"""The interface of a kind of factor graph in GDMM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchssvm.solvers.objective import every_example
 
 
 class DualPoint(NamedTuple):
-    """What the dual objective needs of a consistent point mu.
+    """The terms of the dual objective of a consistent point mu.
 
     Attributes:
         loss: ``(1/n) sum <delta, mu>``.
@@ -31,21 +31,21 @@ class DualPoint(NamedTuple):
     squared: float
 
     def shrinking(self, lam: float) -> float:
-        """How much of it makes the best mixture with the point of zero weights, 0 to 1."""
+        """The share of this point in its best mixture with the point of zero weights, 0 to 1."""
         return 1.0 if self.loss >= lam * self.squared else max(self.loss / (lam * self.squared), 0.0)
 
     def value(self, lam: float) -> float:
-        """The dual objective of that mixture."""
+        """The dual objective of the best mixture."""
         share = self.shrinking(lam)
         return share * self.loss - share**2 * lam / 2 * self.squared
 
 
 class Rounded(NamedTuple):
-    """Two consistent dual points near the iterate; one and the same where the local polytope is the hull of outputs.
+    """Two consistent dual points near the iterate; the same where the local polytope is the hull of outputs.
 
     Attributes:
-        mean: A mean of outputs: its dual is one of the problem itself.
-        relaxed: In the local polytope: its dual is one of the relaxation.
+        mean: A mean of outputs: its dual value bounds the problem.
+        relaxed: A point of the local polytope: its dual value bounds the relaxation.
     """
 
     mean: DualPoint
@@ -56,7 +56,7 @@ class Hinges(NamedTuple):
     """Structured hinges of all examples.
 
     Attributes:
-        value: ``[n]`` float64, over outputs; where decoding left it open, an upper bound.
+        value: ``[n]`` float64, over outputs; an upper bound where decoding was not exact.
         relaxed: ``[n]`` float64, upper bounds of the hinges over the local polytope.
         exact: Whether every ``value`` is the hinge itself.
     """
@@ -74,8 +74,8 @@ class Problem(Stateful):
         dual: The training problem: n, lam, structure, parameters.
         targets: ``[n]`` int64, digests of the targets.
         features: A digest of the features.
-        default_penalty: The penalty to begin with if nothing is said.
-        num_sides: How many pairs of a variable and a factor there are.
+        default_penalty: The default initial penalty.
+        num_sides: Number of pairs of a variable and a factor.
         has_relaxation: Whether the local polytope is larger than the hull of the outputs.
     """
 
@@ -111,7 +111,7 @@ class Problem(Stateful):
 
     @abstractmethod
     def refresh(self) -> float:
-        """Sum the weights anew from the duals; how far they had drifted."""
+        """Recompute the weights from the duals; returns their drift."""
 
     @abstractmethod
     def rounded(self) -> Rounded:
@@ -125,14 +125,14 @@ class Problem(Stateful):
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
         """Index, potentials, ``psi = p(y) - mu`` and ``l_i`` of every batch, for a :class:`DualState`.
 
-        mu is the mean of outputs that :meth:`rounded` has.
+        mu is the mean of outputs of :meth:`rounded`.
         """
 
     def examples(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Potentials]]:
-        """Index and potentials of batches that hold every example once, with the targets that duals are of.
+        """Index and potentials of batches that hold every example once, with the targets of the duals.
 
         Raises:
-            ValueError: They do not, or the targets are others.
+            ValueError: An example is missing or duplicated, or targets have changed.
         """
         device = next(self.head.parameters()).device
         check, n = self.dual.check_batch, self.dual.num_examples
@@ -146,10 +146,10 @@ class Problem(Stateful):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and numbers."""
+        """The whole state, in tensors and numbers."""
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        """Raise ValueError if the state is of other targets."""
+        """Raise ValueError if the state belongs to other targets."""
         if not torch.equal(state["targets"], self.targets):
             raise ValueError(
                 "the checkpoint was trained on other targets: duals belong to the data they were trained on"
@@ -157,10 +157,10 @@ class Problem(Stateful):
 
 
 def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, while their features are fixed.
+    """The batches, checked to have fixed features.
 
     Raises:
-        TypeError: ``batches`` is a single one, or gives something else.
+        TypeError: ``batches`` is a single Batch, or does not yield batches.
         ValueError: Features require a gradient.
     """
     if isinstance(batches, Batch):
@@ -184,12 +184,12 @@ def _checked(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def entry_like(array: np.ndarray) -> Entry:
-    """The declaration of a tensor of this array's shape and dtype."""
+    """The schema entry of a tensor with this array's shape and dtype."""
     return Entry(torch.from_numpy(array).dtype, array.shape)
 
 
 def digest_features(*arrays: np.ndarray) -> int:
-    """A number that is another one, almost surely, where any of these is."""
+    """A digest that almost surely differs if any of the arrays differs."""
     digest = 0
     for array in arrays:
         digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
@@ -197,7 +197,7 @@ def digest_features(*arrays: np.ndarray) -> int:
 
 
 def squares_of(value: np.ndarray) -> np.ndarray:
-    """The squares of features in float64; raises ValueError if they overflow, as no block would move by them."""
+    """The squares of features in float64; raises ValueError if they overflow, as no block could move then."""
     with np.errstate(over="ignore"):
         square = value.astype(np.float64) ** 2
         if not np.isfinite(square.sum()):

@@ -1,6 +1,6 @@
-"""Short lists, one for each of many owners, in a few long arrays.
+"""Many short lists in a few long arrays.
 
-Nothing grows while a pass runs: what a pass can add is known before it, and :func:`repacked` leaves room for that.
+No list grows beyond its room during a pass: before the pass :func:`repacked` makes room for what the pass can add.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Ragged(NamedTuple):
 
     Attributes:
         start: ``[lists + 1]`` int64, where the room of each list begins.
-        size: ``[lists]`` int64, how much of it is used.
+        size: ``[lists]`` int64, length of each list.
         key: ``[total]`` int64.
         x: ``[total]`` float64.
         y: ``[total]`` float64; empty where the lists have one number a key.
@@ -83,7 +83,7 @@ def _copy(lists, wide):
 
 @njit
 def place_of(lists, i, key):
-    """Where list ``i`` has this key; -1 where it has not."""
+    """The position of this key in list ``i``, or -1."""
     for p in range(lists.start[i], lists.start[i] + lists.size[i]):
         if lists.key[p] == key:
             return p
@@ -92,7 +92,7 @@ def place_of(lists, i, key):
 
 @njit
 def insert(lists, i, key):
-    """Where list ``i`` has this key; it is added with zeros if need be."""
+    """The position of this key in list ``i``; a missing key is added with zeros."""
     p = place_of(lists, i, key)
     if p < 0:
         p = lists.start[i] + lists.size[i]
@@ -122,16 +122,16 @@ def as_tensors(lists: Ragged) -> dict[str, Tensor]:
 
 
 def check_lists(state: Any, where: str, *, lists: int, num_keys: int) -> None:
-    """Check lists as :func:`as_tensors` made them.
+    """Check lists of :func:`as_tensors`.
 
     Args:
-        state: What it made.
-        where: What messages call it.
-        lists: How many there must be.
+        state: The lists.
+        where: Name of the state in messages.
+        lists: The required number of lists.
         num_keys: Keys are 0 to ``num_keys - 1``.
 
     Raises:
-        ValueError: It does not fit, or is damaged.
+        ValueError: The state does not fit, or is damaged.
     """
     schema = {
         "size": Entry(torch.int64, (lists,), low=0),
@@ -149,7 +149,7 @@ def check_lists(state: Any, where: str, *, lists: int, num_keys: int) -> None:
 
 
 def from_tensors(state: dict[str, Tensor]) -> Ragged:
-    """Lists of a state that :func:`check_lists` has let pass."""
+    """Lists of a state that :func:`check_lists` accepted."""
     size, key, x, y = (state[name].numpy().copy() for name in ("size", "key", "x", "y"))
     start = np.zeros(len(size) + 1, np.int64)
     np.cumsum(size, out=start[1:])

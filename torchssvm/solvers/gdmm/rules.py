@@ -1,4 +1,4 @@
-"""How a block moves, and how hard factors are tied together: small objects for :class:`torchssvm.GDMM`."""
+"""Block rules, penalties and factorwise oracles of :class:`torchssvm.GDMM`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torchssvm.core.arguments import as_number, check_number, check_whole
 
 
 class BlockRule:
-    """What a visit of an example does with its blocks; one of the three below."""
+    """How a visit of an example moves its blocks; use one of the three subclasses."""
 
     away = False
     """Whether blocks move along single directions."""
     greedy = False
-    """Whether a visit moves the steepest block again and again, in place of every block once."""
+    """Whether a visit moves the steepest block repeatedly, instead of every block once."""
 
 
 @dataclass(frozen=True)
 class FullyCorrective(BlockRule):
-    """Every block goes to the minimum of a quadratic model over its active set, by one projection on the simplex.
+    """Every block moves to the minimum of a quadratic model over its active set, by one projection on the simplex.
 
     Block-coordinate Frank-Wolfe of [Y16] Algorithm 4: the factorwise oracle adds a configuration to the active set,
     then equation (25) is solved.
@@ -38,10 +38,10 @@ class AwayStep(BlockRule):
 
 @dataclass(frozen=True)
 class BlockGreedy(BlockRule):
-    """A visit moves the block that promises most, as often as the example has blocks.
+    """A visit moves the block with the largest model decrease, as many times as the example has blocks.
 
     Block-greedy coordinate descent of [Y16] Algorithm 3, with the blocks minimised as in :class:`FullyCorrective`. The
-    decrease of every block is found anew for each move: fewer, better moves, each for the price of a whole visit.
+    decrease of every block is recomputed for each move: moves are better, but each costs as much as a whole visit.
     """
 
     greedy = True
@@ -49,7 +49,7 @@ class BlockGreedy(BlockRule):
 
 @dataclass
 class Residuals:
-    """How far factors and variables are apart after a pass, and how far the variables moved in it.
+    """The disagreement of factors and variables after a pass, and the variables' move in the pass.
 
     Attributes:
         apart: ``sqrt(sum_{j,f} |M pi_f - pi_j|^2)``.
@@ -65,15 +65,16 @@ class Residuals:
 
 
 class Penalty:
-    """rho and eta of the augmented Lagrangian, both times n, so that they are in the units of losses and scores.
+    """The penalty rho and the step eta of the augmented Lagrangian, both times n: in units of losses and scores.
 
     Args:
         rho: Penalty on inconsistency; positive. None is twice the mean cost of a wrong label on chains, and a third of
-            it on label sets, where a label has many factors: of the sizes tried the best within a factor of three.
+            that cost on label sets, where a label has many factors; the best values in experiments, within a factor of
+            three.
         step: eta / rho, the step of the multipliers in units of the penalty; in (0, 2).
 
     Raises:
-        TypeError: An argument is no number.
+        TypeError: An argument is not a number.
         ValueError: An argument is out of range.
     """
 
@@ -89,31 +90,31 @@ class Penalty:
         """The penalty of the first pass.
 
         Args:
-            usual: What the problem takes if nothing is said.
+            usual: The default of the problem.
         """
         if self.rho is not None:
             return self.rho
         return usual if usual > 0.0 else 1.0
 
     def next(self, rho: float, residuals: Residuals) -> float:
-        """The penalty after a pass; here, as it was."""
+        """The penalty of the next pass; here unchanged."""
         return rho
 
 
 class ResidualBalancing(Penalty):
-    """Raise rho where factors stay apart and variables rest, lower it in the other case ([Boyd et al. 2011] 3.4.1).
+    """Raise rho while factors disagree and variables rest, lower it in the opposite case ([Boyd et al. 2011] 3.4.1).
 
     Args:
-        rho: Of the first pass; None as in :class:`Penalty`.
+        rho: Penalty of the first pass; None as in :class:`Penalty`.
         step: eta / rho.
-        low: The least ``apart`` in terms of the variables' move before rho is divided; positive.
-        high: The most before rho is multiplied; more than ``low``.
-        factor: What rho is multiplied or divided by; more than 1.
-        most: How many times larger or smaller than at first it may become; at least 1.
-        passes: The penalty stays as it is after so many passes, so that the method of multipliers can converge.
+        low: Lower rho if ``apart``, relative to the variables' move, is below this; positive.
+        high: Raise rho if that ratio is above this; more than ``low``.
+        factor: rho is multiplied or divided by this; more than 1.
+        most: Largest total change of rho, as a factor up or down; at least 1.
+        passes: rho is fixed after this many passes, so that the method of multipliers can converge.
 
     Raises:
-        TypeError: An argument is no number.
+        TypeError: An argument is not a number.
         ValueError: An argument is out of range.
     """
 
@@ -136,7 +137,7 @@ class ResidualBalancing(Penalty):
         self.passes = check_whole(passes, "passes", 0)
 
     def next(self, rho: float, residuals: Residuals) -> float:
-        """Larger, smaller, or as it was."""
+        """The raised, lowered or unchanged penalty."""
         if residuals.passes > self.passes:
             return rho
         if residuals.apart > self.high * residuals.moved:
@@ -148,9 +149,9 @@ class ResidualBalancing(Penalty):
 
 @dataclass(frozen=True)
 class SortedOracle:
-    """Factorwise oracle by walks over weights kept in order: a few entries of |Y_f| are looked at ([Y16] app. C)."""
+    """Factorwise oracle by walks over sorted weights, which look at few of the |Y_f| entries ([Y16] app. C)."""
 
 
 @dataclass(frozen=True)
 class BruteForce:
-    """Factorwise oracle by looking at every configuration: quicker where there are few."""
+    """Factorwise oracle by looking at every configuration; faster for small domains."""

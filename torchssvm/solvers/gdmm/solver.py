@@ -40,18 +40,18 @@ from torchssvm.solvers.trainer import run_until
 
 
 class GDMM(Stateful, Optimizer):
-    """Training without decoding, for outputs too large to decode: factors train apart, tied by multipliers [Y16].
+    """Training without decoding, for outputs too large to decode: factors train apart, coupled by multipliers [Y16].
 
-    Every factor keeps a distribution over its configurations, of which few are active. A pass visits the factors of all
+    Every factor keeps a distribution over its configurations, with a small active set. A pass visits the factors of all
     examples: the factorwise oracle adds one configuration to the active set, the block is minimised over that set, and
-    weights and messages follow; then the multipliers take a step towards agreement of factors and variables. Features
-    are fixed, and kept without padding. Compiled, for the CPU.
+    weights and messages are updated. Then the multipliers take a step towards agreement of factors and variables.
+    Features are fixed, and kept without padding. Compiled, for the CPU.
 
-    What is minimised is the relaxation P' of the problem P: its maxima are over the local polytope, not over outputs.
-    On chains both are one. On label sets P' may be above P, and its optimum too: a :class:`FactorwiseCertificate` has
-    bounds for both, and the gap that shrinks to 0, and stops :meth:`solve`, is that of the relaxation.
+    GDMM minimises the relaxation P' of the problem P, with maxima over the local polytope instead of outputs. On chains
+    P' is P. On label sets P' and its optimum may be above P: a :class:`FactorwiseCertificate` bounds both, and the gap
+    that goes to 0 and stops :meth:`solve` is that of P'.
 
-    The head holds ``w(pi)`` after a step. It predicts like any other, and :meth:`dual_state` lets BCFW go on.
+    The head holds ``w(pi)`` after a step, and predicts as usual; :meth:`dual_state` lets BCFW continue.
 
     Args:
         head: :class:`LinearChain` with shared transitions or :class:`SparseLinearChain`, for chains of many labels;
@@ -62,19 +62,19 @@ class GDMM(Stateful, Optimizer):
         rule: How blocks move: None is :class:`FullyCorrective`.
         penalty: rho and eta; None is :class:`Penalty`, which keeps a rho of the size of the losses.
         oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter up to 4096 configurations of a factor.
-        seed: Of the order of the visits.
+        seed: Seed of the order of the visits.
 
     Attributes:
         sweeps: Passes made.
         violation: Mean total variation between factors and variables, after the last pass; 0 before.
-        worst_violation: The largest.
+        worst_violation: The largest total variation.
         rho: Penalty of the next pass, times n.
-        best_dual: The best lower bound of min P that was certified; 0 at first.
-        best_relaxed_dual: That of min P'.
-        gap_estimate: The ``relaxed_gap`` of a certificate since which no pass was made; infinite where there is none.
+        best_dual: The best certified lower bound of min P; 0 at first.
+        best_relaxed_dual: The best certified lower bound of min P'; 0 at first.
+        gap_estimate: The ``relaxed_gap`` of the last certificate; infinite if a pass was made since, or there is none.
 
     Raises:
-        TypeError: The head is of no kind that is compiled, or an argument is not such an object.
+        TypeError: The head has no compiled form, or an argument is of another kind.
         ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
     """
 
@@ -110,7 +110,7 @@ class GDMM(Stateful, Optimizer):
         self.problem = make_problem(head, dual, with_fixed_features(batches), oracle)
         self.head = head
         self.num_examples, self.lam = dual.num_examples, dual.lam
-        super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show one
+        super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show lr
         self.rho = self._first_rho = self.penalty.first(self.problem.default_penalty)
         self.sweeps = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
@@ -127,10 +127,10 @@ class GDMM(Stateful, Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> PassReport:  # type: ignore[override]
-        """One pass: visit the examples that this pass has not visited, in a random order, then move the multipliers.
+        """One pass: visit the remaining examples of the pass in random order, then move the multipliers.
 
         Args:
-            closure: Called first, if given; what it returns is not needed.
+            closure: Called first, if given; its result is ignored.
 
         Raises:
             RuntimeError: The weights were changed by others, or have overflowed.
@@ -138,14 +138,14 @@ class GDMM(Stateful, Optimizer):
         start = time.perf_counter()
         if closure is not None:
             closure()
-        self._check_weights()  # before a number is drawn
+        self._check_weights()  # before the random order is drawn
         order = torch.randperm(self.num_examples, generator=self._generator)
         self.visit(order[~self._visited[order]])
         return self.end_pass(seconds=time.perf_counter() - start)
 
     @torch.no_grad()
     def visit(self, index: Tensor) -> None:
-        """Visit the blocks of some examples, a portion of a pass; multipliers stay. :meth:`step` completes the pass.
+        """Visit the blocks of some examples, without moving the multipliers; :meth:`step` completes the pass.
 
         Args:
             index: ``[V]`` int64, examples.
@@ -169,10 +169,10 @@ class GDMM(Stateful, Optimizer):
 
     @torch.no_grad()
     def end_pass(self, *, seconds: float = math.nan) -> PassReport:
-        """Move the multipliers and the penalty, whatever was visited; the head gets the weights.
+        """Move the multipliers and the penalty after any visits, and write the weights to the head.
 
         Args:
-            seconds: What the visits took.
+            seconds: Duration of the visits, for the report.
 
         Raises:
             RuntimeError: The weights have overflowed, or were changed by others.
@@ -196,19 +196,19 @@ class GDMM(Stateful, Optimizer):
 
     @torch.no_grad()
     def certify(self) -> FactorwiseCertificate:
-        """Primal of the weights held, and duals of consistent points near the iterate: what they prove, of P and of P'.
+        """Bounds of P and P' from the primal of the held weights and the duals of consistent points near the iterate.
 
-        Chains are decoded exactly, by Viterbi. Label sets are decoded by messages, whose bound is that of P'; what they
-        leave open goes to the decoder of the head's structure, which searches with an effort bounded for every example
-        (:class:`BranchAndBound`, unless another was chosen): ``exact`` says whether it closed all of them. The dual of
-        P is that of a mean of outputs, which on label sets keeps the shares of single labels; to choose their pairs
-        takes about as long as two passes.
+        Chains are decoded exactly, by Viterbi. Label sets are decoded by message passing, which bounds P'. Examples
+        that this leaves open go to the decoder of the head's structure (:class:`BranchAndBound`, unless another was
+        chosen), with bounded effort for each example: ``exact`` says whether all were solved. The dual of P is that of
+        a mean of outputs, which on label sets keeps the marginals of single labels; choosing its pairs takes about as
+        long as two passes.
 
-        The weights of features, and of pairs of label sets, are summed anew first, in float64, for the next pass too:
-        two runs end in the same bits only if their certificates are made after the same passes.
+        First recomputes the weights of features, and of pairs of label sets, in float64. Later passes use these
+        weights, so two runs have the same bits only if their certificates are made after the same passes.
 
         Raises:
-            RuntimeError: The weights were changed by others; or the primal is not finite; or a gap is negative by more
+            RuntimeError: The weights were changed by others, the primal is not finite, or a gap is negative by more
                 than rounding.
         """
         start = time.perf_counter()
@@ -228,7 +228,7 @@ class GDMM(Stateful, Optimizer):
                 raise RuntimeError(f"the gap is negative, {above - below:.6g}: this is a defect, please report it")
         self.best_dual, self.best_relaxed_dual = dual, relaxed_dual
         self.oracle_calls += n
-        self.gap_estimate = max(relaxed_primal - relaxed_dual, 0.0)  # below 0 by rounding
+        self.gap_estimate = max(relaxed_primal - relaxed_dual, 0.0)  # rounding may make it negative
         return FactorwiseCertificate(
             primal=primal,
             dual=dual,
@@ -267,16 +267,16 @@ class GDMM(Stateful, Optimizer):
         """Make passes until a certificate is within ``tolerance`` and within ``violation``.
 
         Args:
-            tolerance: The ``relaxed_gap`` to reach; at least 0. On chains that is the gap itself. On label sets it is
-                the gap of what GDMM minimises, and goes to 0, which ``gap`` need not.
-            max_passes: Stop at so many passes of this optimizer, those before this call included.
-            schedule: When certificates are made, for which all examples are decoded; None is ``EveryPasses(10)``.
+            tolerance: The ``relaxed_gap`` to reach; at least 0. On chains it equals ``gap``. On label sets it is the
+                gap of the relaxation, and goes to 0, while ``gap`` may stay positive.
+            max_passes: Stop at this many passes of this optimizer, those before this call included.
+            schedule: When certificates are made, each of which decodes all examples; None is ``EveryPasses(10)``.
             violation: The mean total variation to reach; at least 0.
             on_pass: Called with the report of every pass.
             on_check: Called with every certificate.
 
         Returns:
-            The last certificate, of the weights as they are.
+            The last certificate, of the current weights.
 
         Raises:
             ValueError: An argument is out of range.
@@ -303,23 +303,24 @@ class GDMM(Stateful, Optimizer):
 
     @torch.no_grad()
     def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
-        """The dual of a consistent point near the iterate, from which BCFW and its certificates go on.
+        """The dual of a consistent point near the iterate, from which BCFW and its certificates can continue.
 
-        The head gets the weights of that dual; this optimizer has handed them over, and refuses to go on until a state
-        is loaded: save ``state_dict()`` before, or take the weights back by ``load_state_dict(optim.state_dict())``.
+        The head gets the weights of that dual. This optimizer has then handed the weights over, and refuses to continue
+        until a state is loaded: save ``state_dict()`` before, or take the weights back by
+        ``load_state_dict(optim.state_dict())``.
 
-        It is the point whose dual, ``dual``, a certificate made now would have: a mean of outputs, as blocks of BCFW
-        are. The primal, that of other weights, needs some passes to come back. This warns where an earlier certificate
-        had a better dual.
+        The point is a mean of outputs, like the blocks of BCFW, and its dual value is the ``dual`` of a certificate
+        made now. Its weights differ from GDMM's, so their primal needs some passes to recover. Warns if an earlier
+        certificate had a better dual.
 
         Args:
-            batches: Every training example once, with the targets that were given at first. With other features it is
-                the dual of those: its weights are summed from these batches.
-            storage: A storage that can be written to in parts: ``MeanParts()``, which None is. Its blocks have the size
+            batches: Every training example once, with the targets given to the constructor. The weights are summed from
+                these batches, so the features may be new.
+            storage: A storage that can be written to in parts: ``MeanParts()``, the default. Its blocks have the size
                 of the potentials.
 
         Raises:
-            TypeError: ``batches`` is no list of them.
+            TypeError: ``batches`` is not a list of batches.
             ValueError: The batches or the storage do not fit, or features are not finite.
             MemoryError: The blocks would not fit.
             RuntimeError: The weights, or targets, were changed by others.
@@ -356,10 +357,10 @@ class GDMM(Stateful, Optimizer):
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on, to the same bits, from a state that :meth:`check_state` has let pass.
+        """Continue bit for bit from a state that :meth:`check_state` accepted.
 
-        A state of the same targets and other features is taken, with a warning. The head gets the weights as they are:
-        within a pass, the head of a run that was left alone has those of the pass's start until its end.
+        A state with the same targets but other features is accepted, with a warning. The head gets the current weights
+        of the state; in an uninterrupted run it keeps those of the start of a pass until the pass ends.
         """
         own = state["gdmm"]
         same_features = own["features"] == self.problem.features

@@ -1,8 +1,8 @@
-"""A sparse matrix whose largest entries are found without a scan: of all of it, of a row, of a column.
+"""A sparse matrix that finds its largest entries, overall or in a row or column, without a scan.
 
 The factorwise maximisation oracle of [Y16, appendix C] visits values in descending order while training keeps
-changing them. Entries are therefore in three max-heaps each: of all entries, of their row, of their column. A heap
-gives its entries in order without being taken apart (``torchssvm.solvers.gdmm.walks``), and a change costs O(log).
+changing them. So each entry is in three max-heaps: of all entries, of its row and of its column. Walks read a heap in
+order without changing it (``torchssvm.solvers.gdmm.walks``), and a change of a value costs O(log).
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ class SortedEntries(NamedTuple):
     """A matrix ``[rows, cols]`` that is zero except at its touched entries, numbered in the order they came.
 
     Lists are numbered: 0 of all entries, 1 + a of row a, then those of the columns. In a symmetric matrix the unordered
-    pair {a, b} is one entry with a < b, in the lists 1 + a and 1 + b: rows and columns have their lists in common.
+    pair {a, b} is one entry with a < b, in the lists 1 + a and 1 + b: rows and columns share their lists.
 
-    The walks use ``frontier``, so that no two threads may walk at the same time.
+    Walks write to ``frontier``, so only one thread may walk at a time.
 
     Attributes:
-        rows: Of the matrix.
-        cols: Of the matrix.
+        rows: Number of rows.
+        cols: Number of columns.
         symmetric: Whether entries are unordered pairs of two different labels.
-        shift: Bits of a 64-bit hash that are too many for ``table``.
+        shift: Number of bits of a 64-bit hash to drop for ``table``.
         row: ``[capacity]`` int32.
         col: ``[capacity]`` int32.
         value: ``[capacity]`` float64.
-        place: ``[3 capacity]`` int32, where entry e is: at 3e in the heap of all, at 3e + 1 in that of its row, at
-            3e + 2 in that of its column.
+        place: ``[3 capacity]`` int32, position of entry e in its heaps: item 3e in the heap of all entries, 3e + 1 in
+            that of its row, 3e + 2 in that of its column.
         table: ``[2^q]`` int32, at least half of it free: the entry of (row, column) by open addressing, -1 where none.
-        pool: ``[9 capacity]`` int32, the heaps, list after list, of these numbers 3e, 3e + 1 and 3e + 2, so that each
-            is there once; a list that is full moves to the end.
+        pool: ``[9 capacity]`` int32, the heaps, list after list, of the numbers 3e, 3e + 1 and 3e + 2, each once; a
+            full list moves to the end.
         start: ``[lists]`` int64, where each begins in ``pool``.
         size: ``[lists]`` int32.
         list_capacity: ``[lists]`` int32.
-        frontier: ``[capacity]`` int32, places in a list: those that a walk may visit next, as a heap.
-        frontier_value: ``[capacity]`` float64, what they hold.
+        frontier: ``[capacity]`` int32, positions in a list that a walk may visit next, as a heap.
+        frontier_value: ``[capacity]`` float64, the values at these positions.
         counters: ``[3]`` int64: touched entries, the end of the lists in the pool, what walks and oracles visited.
     """
 
@@ -72,9 +72,9 @@ def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int
 
     Args:
         rows: At least 1.
-        cols: At least 1; the same as ``rows`` where symmetric.
+        cols: At least 1; equal to ``rows`` where symmetric.
         symmetric: Whether entries are unordered pairs of two different labels.
-        capacity: How many entries may be touched before :func:`grown` is due.
+        capacity: Number of entries that fit before :func:`grown` is needed.
 
     Raises:
         ValueError: A number is out of range.
@@ -89,9 +89,9 @@ def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int
 
 
 def grown(entries: SortedEntries, entries_wanted: int) -> SortedEntries:
-    """The same entries in the same order of all heaps, with room for ``entries_wanted`` altogether.
+    """A copy with the same order of all heaps, and with room for ``entries_wanted`` entries in all.
 
-    What lists have left behind in the pool is given back. No memory is shared with ``entries``.
+    Frees the unused parts of the pool. Shares no memory with ``entries``.
 
     Raises:
         ValueError: More are touched than wanted, or more are wanted than can be numbered.
@@ -113,7 +113,7 @@ def grown(entries: SortedEntries, entries_wanted: int) -> SortedEntries:
 
 
 def state(entries: SortedEntries) -> dict[str, Tensor | int | bool]:
-    """Everything of which later answers are made: the entries, their order in all heaps, the capacity."""
+    """Everything that later results depend on: the entries, their order in all heaps, the capacity."""
     count = int(entries.counters[COUNT])
     return {
         "rows": entries.rows,
@@ -130,7 +130,7 @@ def state(entries: SortedEntries) -> dict[str, Tensor | int | bool]:
 
 
 def check_entries(state: Any, where: str, *, rows: int, cols: int, symmetric: bool) -> None:
-    """Raise ValueError, with what messages call it, if this is no :func:`state` of such a matrix."""
+    """Raise ValueError if this is not a :func:`state` of such a matrix; messages call it ``where``."""
     places = Entry(torch.int32, ("entries",), low=0)
     schema = {
         "rows": Same(rows),
@@ -168,7 +168,7 @@ def check_entries(state: Any, where: str, *, rows: int, cols: int, symmetric: bo
 
 
 def from_state(state: dict[str, Any]) -> SortedEntries:
-    """Entries, which go on to the same bits, of a state that :func:`check_entries` has let pass."""
+    """Entries that continue bit for bit from a state that :func:`check_entries` accepted."""
     arrays = (state[name].numpy() for name in ("row", "col", "value", "heaps", "size"))
     entries = _filled(state["rows"], state["cols"], state["symmetric"], state["capacity"], *arrays)
     entries.counters[VISITED] = state["visited"]
@@ -195,8 +195,8 @@ def _filled(
     if not count <= capacity <= _MOST:
         raise ValueError(f"there are {count} entries and room for {capacity} is wanted; it can be up to {_MOST}")
     bits = max(2 * capacity - 1, 1).bit_length()
-    # Lists hold powers of two, so that one of s entries takes up at most 4 s of the pool, together with all the places
-    # that it has left since the pool was made: there is room for every list as long as there is for entries.
+    # Capacities of lists are powers of two. So a list of s entries takes at most 4 s of the pool, its abandoned places
+    # included, and the pool has room for every list as long as there is room for entries.
     list_capacity = np.where(size > 0, np.maximum(_power_of_two(size), SMALLEST_LIST), 0).astype(np.int32)
     list_capacity[0] = capacity
     start = np.cumsum(list_capacity, dtype=np.int64) - list_capacity

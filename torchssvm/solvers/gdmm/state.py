@@ -1,4 +1,4 @@
-"""What a checkpoint says of GDMM."""
+"""The schema of GDMM's own part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ NUMBERS = {
 
 
 def check_own(state: Any, where: str, *, problem: Problem) -> None:
-    """Raise ValueError, with what messages call it, if the part of a state that is GDMM's is another's or damaged."""
+    """Raise ValueError if GDMM's own part of a state does not fit or is damaged; messages call it ``where``."""
     schema = {
         **NUMBERS,
         "lam": Same(problem.dual.lam),
         "num_examples": Same(problem.dual.num_examples),
-        "features": int,  # a digest of those that the duals were trained on
-        "visits": Entry(torch.float64, (3,), low=0.0),  # of a pass under way
+        "features": int,  # a digest of the features that the duals were trained on
+        "visits": Entry(torch.float64, (3,), low=0.0),  # totals of the current pass
         "visited": Entry(torch.bool, (problem.dual.num_examples,)),
-        "generator": check_random_state,  # of the order of the next pass
+        "generator": check_random_state,  # draws the order of the next pass
         "problem": problem.check_state,
         "seal": int,
     }

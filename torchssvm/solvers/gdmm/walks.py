@@ -1,8 +1,8 @@
-"""Sorted entries visited in descending order, compiled by Numba.
+"""Walks over sorted entries in descending order, compiled by Numba.
 
-Labels are marked where ``marked_row[a]`` (``marked_col[b]``, both int64) equals ``stamp``, so that another stamp
-clears all marks. Untouched pairs count, with their value 0. Of equal values any may be found, but always the same.
-What was looked at is added to ``counters[VISITED]``.
+A label is marked if ``marked_row[a]`` (``marked_col[b]``, both int64) equals ``stamp``, so a new stamp clears all
+marks. Untouched pairs are included, with value 0. Ties are broken arbitrarily but deterministically. Walks add the
+number of visited entries to ``counters[VISITED]``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def best_unmarked(entries, marked_row, marked_col, stamp):
 
 @njit
 def best_in_row(entries, a, marked_col, stamp):
-    """The largest v[a, b] with b not marked, likewise; of a symmetric matrix the pair comes as a < b."""
+    """The largest v[a, b] with b not marked, likewise; in a symmetric matrix the result has a < b."""
     return walk(entries, row_list(a), marked_col, marked_col, stamp, marked_col[:0], 0.0, -np.inf)
 
 
@@ -36,7 +36,7 @@ def walk(entries, which, marked_row, marked_col, stamp, excluded, force, best):
     """The largest v[a, b] of a list, or of the untouched pairs that belong there, if ``v[a, b] - force > best``.
 
     In the list of a row only columns must be unmarked, in that of a column only rows. Pairs whose ``a cols + b`` is in
-    ``excluded`` (int64, rising) do not count.
+    ``excluded`` (int64, ascending) are skipped.
     """
     start, size = entries.start[which], entries.size[which]
     waiting, zeros = 0, True
@@ -65,7 +65,7 @@ def walk(entries, which, marked_row, marked_col, stamp, excluded, force, best):
 
 @njit
 def is_excluded(entries, a, b, excluded):
-    """Whether ``a cols + b`` is in the rising list ``excluded``."""
+    """Whether ``a cols + b`` is in the ascending list ``excluded``."""
     key, low, high = a * entries.cols + b, 0, len(excluded)
     while low < high:
         middle = (low + high) >> 1
@@ -89,9 +89,9 @@ def _wanted(entries, item, marked_row, marked_col, stamp, excluded):
 
 @njit
 def _untouched(entries, which, marked_row, marked_col, stamp, excluded):
-    """Some untouched pair of those that belong to a list, or (-1, -1).
+    """Some untouched pair of a list, or (-1, -1).
 
-    It takes at most one more try than there are touched and excluded pairs without marks.
+    Takes at most one more try than there are touched and excluded pairs without marks.
     """
     if which > 0:
         is_column = not entries.symmetric and which > entries.rows
@@ -125,7 +125,7 @@ def _untouched_across(entries, which, marked, stamp, excluded):
 
 @njit
 def _push(entries, waiting, at, start):
-    """Let the place ``at`` of the list that starts at ``start`` wait; returns how many do."""
+    """Add position ``at`` of the list that starts at ``start`` to the frontier; returns the frontier's size."""
     value = entries.value[entries.pool[start + at] // 3]
     hole = waiting
     while hole > 0:
@@ -142,7 +142,7 @@ def _push(entries, waiting, at, start):
 
 @njit
 def _pop(entries, waiting):
-    """Remove the first of those that wait; returns how many are left."""
+    """Remove the first position of the frontier; returns the frontier's size."""
     last = waiting - 1
     at, value = entries.frontier[last], entries.frontier_value[last]
     hole = 0

@@ -1,4 +1,4 @@
-"""The blocks of a kernel model: reading a batch, choosing its step, taking it."""
+"""The blocks of a kernel model: read a batch, choose its step, take the step."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from torchssvm.steps.line_search import exact_step
 
 
 class BlockBatch(NamedTuple):
-    """Some examples at the weights as they stand."""
+    """A batch of examples at the current weights."""
 
     index: Tensor  # type: ignore[assignment]  # it hides tuple.index
     rows: Tensor  # [U, M]: the kernel rows of their tokens
     target: Any
-    explicit: Potentials  # of the explicit weights, with their graph
+    explicit: Potentials  # potentials of the explicit weights, with the autograd graph
     kernel: Tensor  # [B, N, K] or [B, K]: what the kernel adds to the unary potentials
     potentials: Potentials  # of all weights
     corner: OracleResult
@@ -42,7 +42,7 @@ class BlockBatch(NamedTuple):
 
 
 class BlockStep(NamedTuple):
-    """The directions of a batch, and how far to go along each."""
+    """The directions of a batch, and the step size of each."""
 
     move: Move
     parts: Parts
@@ -56,7 +56,7 @@ class KernelBlocks:
     """Everything that a step reads and changes.
 
     Args:
-        head: The head; its explicit weights move with every step, its support tokens only when asked for.
+        head: The head; a step moves its explicit weights, but not its support tokens.
         data: The training set.
         dual: The dual state.
         gram: Kernel rows of the training tokens.
@@ -82,7 +82,7 @@ class KernelBlocks:
             )
 
     def read(self, index: Tensor, table: Tensor) -> BlockBatch:
-        """Potentials, corners and block gaps of distinct examples ``[B]``, given the blocks of all tokens."""
+        """Potentials, corners and block gaps of distinct examples ``[B]``; ``table`` holds the blocks of all tokens."""
         dual, n, unary = self.dual, self.dual.num_examples, self.head.unary
         rows, explicit, target = self.gram.rows(index), self.data.explicit(index), self.data.targets(index)
         tensors = explicit.detach().tensors
@@ -96,7 +96,7 @@ class KernelBlocks:
         return BlockBatch(index, rows, target, explicit, kernel, potentials, corner, stored, gaps)
 
     def choose(self, batch: BlockBatch, direction: KernelDirection, sweeps: int) -> BlockStep:
-        """The directions, and the step for each; changes nothing.
+        """Choose the directions and their step sizes; changes nothing.
 
         Raises:
             ValueError: A direction has a negative squared length: the kernel is not positive semidefinite.
@@ -174,15 +174,15 @@ class KernelBlocks:
         return storage.table(self.head.unary, self.data.counts, self.head.coefficients)
 
     def is_support(self, table: Tensor) -> Tensor:
-        """Tokens whose coefficients are not zero; what rounding leaves of masses that went is."""
+        """Tokens with nonzero coefficients; what rounding leaves of removed masses counts as zero."""
         return table.abs().amax(1) > 4 * torch.finfo(table.dtype).eps
 
     @contextmanager
     def recomputed(self) -> Iterator[float]:
-        """The explicit weights are those of the blocks from here on, or as before if the ``with`` block raises.
+        """Recompute the explicit weights from the blocks; undone if the ``with`` block raises.
 
         Yields:
-            The relative change.
+            The relative change of the weights.
         """
         dual = self.dual
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]

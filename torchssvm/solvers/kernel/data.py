@@ -1,4 +1,4 @@
-"""The training set of a kernel model: its tokens in one table, and how examples are cut out of it."""
+"""The training set of a kernel model: one table of tokens, and the batches cut from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchssvm.structures.arguments import WeightedLabels
 
 
 class TrainingSet:
-    """All examples, held for as long as the model is trained.
+    """All training examples.
 
     Args:
         head: The head to train.
@@ -70,7 +70,7 @@ class TrainingSet:
 
     @property
     def device(self) -> torch.device:
-        """Where everything lies."""
+        """The device of all tensors."""
         return self.tokens.device
 
     @property
@@ -82,11 +82,11 @@ class TrainingSet:
         """The distinct examples of a batch, in order.
 
         Raises:
-            ValueError: ``index`` is empty, or names no examples.
+            ValueError: ``index`` is empty, or does not hold numbers of examples.
         """
         try:
             found = check_tensor(index, "index") if isinstance(index, Tensor) else torch.tensor(list(index))
-        except (TypeError, ValueError, RuntimeError):  # no numbers, or no list at all
+        except (TypeError, ValueError, RuntimeError):  # not numbers, or not a list
             found = torch.empty(0)
         if found.ndim != 1 or not len(found) or found.dtype != torch.int64:
             raise ValueError(f"index must hold the numbers of at least one example, got {index}")

@@ -1,4 +1,4 @@
-"""Directions of a kernel step, said in parts and in masses of support labelings."""
+"""Directions of a kernel step, in parts and in masses of support labelings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torchssvm.core.structure import OracleResult, Structure
 from torchssvm.solvers.kernel.support import MERGED, SupportLabelings
 
 _EMPTY = 1e-12
-"""Merged mass below this is rounding: nothing is taken from it."""
+"""Merged mass below this is rounding, and is not moved."""
 
 
 class KernelBatch(NamedTuple):
-    """The blocks of a batch, as a direction may look at them.
+    """The blocks of a batch, as a direction sees them.
 
     Attributes:
         index: ``[B]`` int64, distinct examples.
@@ -45,7 +45,7 @@ class Direction(NamedTuple):
     """``Delta_i = parts_i + decay_i psi_i``, feasible up to step 1.
 
     Attributes:
-        parts: What does not depend on the block, relative to the target's parts; ``[B, ...]``.
+        parts: The part that does not depend on the block, relative to the target's parts; ``[B, ...]``.
         slopes: ``[B]`` float64, ``<parts_i, theta_i> / n``.
         loss: ``[B]`` float64, already divided by n.
     """
@@ -56,13 +56,13 @@ class Direction(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A direction, and how its full step moves masses: all shrink by ``decay``, then ``mass`` goes to the corner.
+    """A direction, and its full step in masses: all masses shrink by ``decay``, then ``mass`` goes to the corner.
 
     Attributes:
-        direction: The same in parts.
-        decay: ``[B]`` float64, the share that every labeling of the example gives up.
-        mass: ``[B]`` float64, what the corner gains.
-        away: ``[B]`` int64, the slot (or ``MERGED``) that ``mass`` is taken from; None where it comes from the decay.
+        direction: The direction in parts.
+        decay: ``[B]`` float64, the share that every labeling of the example loses.
+        mass: ``[B]`` float64, the mass that the corner gains.
+        away: ``[B]`` int64, the slot (or ``MERGED``) that loses ``mass``; None if ``mass`` comes from the decay.
     """
 
     direction: Direction
@@ -95,7 +95,7 @@ class FrankWolfe:
 class Pairwise:
     """From the worst labeling of the support to the corner ([G16] Algorithm 3): gamma alpha_i(a) moves from a to s.
 
-    The worst has the smallest ``score + loss``. Merged mass counts as one more labeling, at its mean.
+    The worst labeling has the smallest ``score + loss``. Merged mass counts as one more labeling, with its mean.
     """
 
     def __call__(self, corner: OracleResult, blocks: KernelBatch) -> Move:
@@ -109,7 +109,7 @@ class Pairwise:
         values = torch.full_like(support.mass[index], torch.inf)
         values[rows, slots] = score + loss
         smallest, away = values.min(1)
-        # What is merged is the whole block less what is listed: <-psi_i, theta_i> and n l_i are the block's sums.
+        # The merged mass is the block minus its listed labelings; <-psi_i, theta_i> and n l_i are sums of the block.
         merged = support.merged[index]
         rest_score = add_rows(-inner(blocks.psi, blocks.potentials.tensors), rows, -mass * score)
         rest_loss = add_rows(n * blocks.loss, rows, -mass * loss)

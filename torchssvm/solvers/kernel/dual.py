@@ -1,4 +1,4 @@
-"""The dual state of a kernel model: that of any head, and the squared length of the implicit weights."""
+"""The dual state of a kernel model, with the squared length of the implicit weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchssvm.dual.state import DualState
 
 
 class TokenParts(MeanParts):
-    """Mean parts whose unary rows can be read token by token: they are the coefficients of the kernel expansion."""
+    """Mean parts whose unary rows, the coefficients of the kernel expansion, can be read token by token."""
 
     def check_memory(self, potentials: Potentials, advice: str) -> None:
         """Raise MemoryError if the blocks would not fit."""
@@ -26,7 +26,7 @@ class TokenParts(MeanParts):
         Args:
             name: The unary potentials.
             counts: ``[n]`` int64, tokens of each example.
-            like: ``[..., K]``, tells dtype and K while nothing is stored.
+            like: ``[..., K]``, gives dtype and K while nothing is stored.
         """
         buffer = self.buffers.get(name)
         if buffer is None:
@@ -41,7 +41,7 @@ class KernelDual(DualState):
     """``D = sum_i l_i - lam/2 (|w_k|^2 + |w|^2)``: w_k is the kernel expansion, w are the explicit weights.
 
     Attributes:
-        kernel_squared_norm: ``|w_k|^2``, followed from step to step and recomputed by exact passes.
+        kernel_squared_norm: ``|w_k|^2``, updated by every step and recomputed by exact passes.
     """
 
     kernel_squared_norm = 0.0
@@ -51,13 +51,13 @@ class KernelDual(DualState):
         return super().value() - self.lam / 2 * self.kernel_squared_norm
 
     def state_dict(self) -> dict[str, Any]:
-        """That of every dual state, with ``kernel_squared_norm``."""
+        """The state of :class:`DualState`, with ``kernel_squared_norm``."""
         return with_seal({**super().state_dict(), "kernel_squared_norm": self.kernel_squared_norm})
 
     def _schema(self) -> Schema:
         return {**super()._schema(), "kernel_squared_norm": Entry(float, low=0.0)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore everything to the bit, from a state that :meth:`check_state` has let pass."""
+        """Restore everything bit for bit, from a state that :meth:`check_state` accepted."""
         super().restore(state)
         self.kernel_squared_norm = state["kernel_squared_norm"]

@@ -1,4 +1,4 @@
-"""Kernel functions: what takes the place of inner products of token features."""
+"""Kernel functions, which replace inner products of token features."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Polynomial:
 
     Args:
         degree: A positive whole number.
-        constant: Non-negative; above 0, all lower degrees take part.
+        constant: Non-negative; if positive, all lower degrees are included.
         scale: Positive; ``1 / F``, or one over the mean squared length of the features, keeps values near 1.
 
     Raises:
@@ -79,8 +79,8 @@ def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
     """``kernel(a, b)``, checked.
 
     Raises:
-        TypeError: It is no tensor of the features' dtype.
-        ValueError: It has another shape than ``[M, N]``, or numbers that are not finite.
+        TypeError: The result is not a tensor of the features' dtype.
+        ValueError: The result is not of shape ``[M, N]``, or not finite.
     """
     with full_precision(a.device):
         values: Any = kernel(a, b)
@@ -100,17 +100,17 @@ def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
 
 
 def check_kernel(kernel: Kernel, tokens: Tensor, sample: int = 64) -> None:
-    """Look at the kernel on some of ``tokens`` ``[N, F]``: shape, symmetry, and no negative squared length.
+    """Check shape, symmetry and positive semidefiniteness of the kernel on a sample of ``tokens`` ``[N, F]``.
 
     Raises:
-        TypeError: It is not callable, or returns no tensor of the features' dtype.
-        ValueError: It is not a kernel on this sample.
+        TypeError: The kernel is not callable, or its result is not a tensor of the features' dtype.
+        ValueError: The function is not a kernel on this sample.
     """
     if not callable(kernel):
         raise TypeError(f"kernel must be a function (a [M, F], b [N, F]) -> [M, N], not {type(kernel).__name__}")
     step = max(1, len(tokens) // sample)
     chosen = tokens[::step][:sample]
-    evaluate(kernel, chosen[:1], chosen)  # a square would hide a transposed result
+    evaluate(kernel, chosen[:1], chosen)  # a square result would hide a transposition
     values = evaluate(kernel, chosen, chosen).to(torch.float64)
     allowed = 1e3 * torch.finfo(tokens.dtype).eps * float(values.abs().max())
     if float((values - values.t()).abs().max()) > allowed:
@@ -124,7 +124,7 @@ def check_kernel(kernel: Kernel, tokens: Tensor, sample: int = 64) -> None:
 
 
 def name_of(kernel: Any) -> str:
-    """How checkpoints and messages name a kernel: without the addresses that a default ``repr`` shows."""
+    """The name of a kernel in checkpoints and messages, without the address that a default ``repr`` shows."""
     shown = repr(kernel)
     if " at 0x" not in shown:
         return shown

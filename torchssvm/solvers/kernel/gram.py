@@ -1,4 +1,4 @@
-"""Rows of the Gram matrix of all training tokens, computed when they are needed and kept while there is room."""
+"""Rows of the Gram matrix of all training tokens, computed on demand and cached."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torchssvm.solvers.kernel.functions import Kernel, check_kernel, evaluate
 class GramRows:
     """``K(x_t, x_u)`` for the tokens t of some examples and all N training tokens u.
 
-    An example's rows are always computed together and alone, so that they have the same bits whether they come from the
-    cache or not, and a resumed run goes on as the first one would have.
+    The rows of an example are always computed together, and apart from other examples. So cached and recomputed rows
+    have the same bits, and a resumed run continues bit for bit.
 
     Args:
         kernel: The kernel function.
         tokens: ``[N, F]``, float32 or float64, example after example.
         counts: ``[n]`` int64, tokens of each example, each at least 1.
-        memory_limit: Bytes that rows may take, those of the batch at hand included; None is half of what is free.
+        memory_limit: Bytes for the rows, the current batch included; None is half of the available memory.
 
     Attributes:
         computed: Rows computed so far.
 
     Raises:
         TypeError: The kernel does not return tensors of the tokens' dtype.
-        ValueError: The kernel is not one, judged by a sample of the tokens.
+        ValueError: The function is not a kernel on a sample of the tokens.
     """
 
     def __init__(self, kernel: Kernel, tokens: Tensor, counts: Tensor, memory_limit: int | None = None) -> None:
@@ -51,7 +51,7 @@ class GramRows:
         """The rows of the examples' tokens, example after example: ``[U, N]``.
 
         Raises:
-            MemoryError: They would not fit in ``memory_limit``.
+            MemoryError: The rows would not fit in ``memory_limit``.
         """
         examples = index.tolist()
         count = sum(self.counts[i] for i in examples)
@@ -81,7 +81,7 @@ class GramRows:
         yield torch.tensor(chunk, device=self.tokens.device)
 
     def places(self, index: Tensor) -> Tensor:
-        """Where the tokens of the examples stand among all tokens, example after example: ``[U]`` int64."""
+        """The positions of the examples' tokens among all tokens, example after example: ``[U]`` int64."""
         runs = [torch.arange(self.starts[i], self.starts[i] + self.counts[i]) for i in index.tolist()]
         return torch.cat(runs).to(self.tokens.device)
 

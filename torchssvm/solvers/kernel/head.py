@@ -1,4 +1,4 @@
-"""The head of kernel models: a kernel expansion over support tokens, beside explicit linear weights."""
+"""The head of kernel models: a kernel expansion over support tokens, plus explicit linear weights."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _CHUNK = 2**26  # bytes of kernel values computed at a time
 class KernelHead(nn.Module):
     """Unary potentials ``sum_u K(x_t, x_u) coefficients_u``, plus the potentials of a linear head without features.
 
-    ``KernelSSVM`` trains it. After that it predicts on its own: its ``state_dict`` holds the support tokens, their
-    coefficients and the explicit weights, and loads into a new head of the same kind.
+    ``KernelSSVM`` trains the head. The trained head predicts on its own: its ``state_dict`` holds the support tokens,
+    their coefficients and the explicit weights, and loads into a new head of the same kind.
 
     Args:
         kernel: Kernel function ``(a [M, F], b [N, F]) -> [M, N]``.
         in_features: F, numbers per token.
         linear: A linear head for features of width 0: transitions, biases and the like.
-        unary: Which of its tensors of potentials the kernel adds to: ``[B, N, K]``, ragged with one row a token, or
+        unary: Name of the potentials that the kernel adds to: ``[B, N, K]``, ragged with one row a token, or
             ``[B, K]``.
         num_states: K.
         structure: How outputs are decoded and what they cost.
@@ -102,7 +102,7 @@ class KernelHead(nn.Module):
         return evaluate(self.kernel, tokens, self.support) @ self.coefficients
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # The number of support tokens is not known before it is read.
+        # The number of support tokens is known only from the state.
         support, coefficients = (state_dict.get(f"{prefix}{name}") for name in ("support", "coefficients"))
         if isinstance(support, Tensor) and isinstance(coefficients, Tensor):
             fits = support.shape[1:] == self.support.shape[1:] and coefficients.shape[1:] == self.coefficients.shape[1:]

@@ -36,12 +36,11 @@ _FORMAT = 2
 class KernelSSVM(DualTrainer, Stateful):
     """Trains a :class:`KernelHead` by [B13] Algorithm B.1, in batches, with exact step sizes.
 
-    The implicit weights are ``w_k = (1/(lam n)) sum_u phi(x_u) psi_u``: the dual blocks themselves are the coefficients
-    of the expansion, and ``<phi(x_t), phi(x_u)> = K(x_t, x_u)``. That is why this is no head for ``BCFW``, which would
-    hold the blocks a second time, as weights, and measure them by the wrong inner product. Potentials of a batch are
-    computed from its kernel rows when they are needed, so they never drift; the other weights of the head are explicit.
-    A batch takes a step for each of its blocks from the box QP, and the exact line search over all of them, as
-    ``BlockGap`` and ``BCFW`` do.
+    The implicit weights are ``w_k = (1/(lam n)) sum_u phi(x_u) psi_u`` with ``<phi(x_t), phi(x_u)> = K(x_t, x_u)``: the
+    dual blocks are the coefficients of the expansion. ``BCFW`` cannot train this head: it would store the blocks again
+    as weights, and use the wrong inner product. The potentials of a batch are computed from its kernel rows, so they
+    never drift; the other weights of the head are explicit. As in ``BlockGap`` and ``BCFW``, the box QP chooses a step
+    for each block of a batch, and an exact line search follows.
 
     Args:
         head: The head to train; its weights are set to zero.
@@ -52,21 +51,21 @@ class KernelSSVM(DualTrainer, Stateful):
         direction: ``FrankWolfe()`` (the default) or ``Pairwise()`` of this package.
         batch_size: Examples of a step.
         order: In which order examples are visited; None is ``Proportional()``, gap sampling.
-        seed: Of the draws.
+        seed: Seed of the draws.
         sweeps: Sweeps of coordinate ascent over a batch's box QP; 0 takes one common step for all blocks.
-        capacity: Most support labelings that are listed for an example; see :class:`SupportLabelings`.
-        memory_limit: Bytes for kernel rows, cached ones included, and again for the dual blocks and for the support
-            labelings; None is half of what is free for the rows, and what is free for the others.
+        capacity: Most support labelings listed for an example; see :class:`SupportLabelings`.
+        memory_limit: Bytes for kernel rows, cached ones included; the same again for the dual blocks, and for the
+            support labelings. None is half of the available memory for the rows, all of it for each of the others.
 
     Attributes:
         dual: A ``DualState``: losses, gap estimates, counters; ``svm.dual.value()`` is the dual objective.
-        sampler: What draws the batches.
+        sampler: Draws the batches.
         support: The support labelings with their masses.
         gram: The kernel rows.
 
     Raises:
         ValueError: There are no examples, or an argument does not fit the others.
-        TypeError: The kernel or the targets are not of a kind that is known here.
+        TypeError: The kernel or the targets are of an unknown kind.
         MemoryError: Something would not fit in ``memory_limit``.
     """
 
@@ -107,8 +106,8 @@ class KernelSSVM(DualTrainer, Stateful):
         self.dual.to(x.device)
         self.dual.targets = digest_targets(self.data.target, lengths)
         self.sampler = GapBatchSampler(self.dual, batch_size=batch_size, order=order, seed=seed)
-        self._epoch: Iterator[list[int]] = iter(())  # the batches left of the epoch under way
-        self._next: list[int] | None = None  # drawn, but not visited: the step was refused
+        self._epoch: Iterator[list[int]] = iter(())  # the remaining batches of the current epoch
+        self._next: list[int] | None = None  # a batch that was drawn, but whose step failed
         self.gram = GramRows(head.kernel, self.data.tokens, self.data.counts, memory_limit)
         self.support = SupportLabelings(self.data.labels, head.num_states, capacity, memory_limit)
         self._blocks = KernelBlocks(head, self.data, self.dual, self.gram, self.support)
@@ -119,7 +118,7 @@ class KernelSSVM(DualTrainer, Stateful):
         self._head_version = self.dual.version
 
     def step(self) -> float:
-        """One step on the next batch that is drawn.
+        """One step on the next drawn batch.
 
         Returns:
             The sum of the batch's block gaps before the step.
@@ -127,7 +126,7 @@ class KernelSSVM(DualTrainer, Stateful):
         Raises:
             RuntimeError: The explicit weights were changed by others; see also :meth:`visit`.
         """
-        while self._next is None:  # what is left of an epoch may be nothing
+        while self._next is None:  # the epoch may be used up
             self._next = next(self._epoch, None)
             if self._next is None:
                 self._epoch = iter(self.sampler)
@@ -145,9 +144,9 @@ class KernelSSVM(DualTrainer, Stateful):
             The sum of the batch's block gaps before the step.
 
         Raises:
-            ValueError: ``index`` is not valid, or the oracle is not. Nothing has changed then.
+            ValueError: ``index`` or a result of the oracle is not valid. Nothing changes then.
             RuntimeError: The explicit weights were changed by others.
-            MemoryError: The kernel rows of the batch do not fit; nothing has changed.
+            MemoryError: The kernel rows of the batch do not fit. Nothing changes then.
         """
         self._blocks.check_weights()
         with full_precision(self.data.device):
@@ -158,14 +157,14 @@ class KernelSSVM(DualTrainer, Stateful):
 
     @torch.no_grad()
     def certify(self) -> Certificate:
-        """One exact pass: primal, dual and gap of the weights held; brings every gap estimate up to date.
+        """One exact pass: primal, dual and gap of the held weights; updates every gap estimate.
 
-        The explicit weights are first recomputed from the dual blocks, which takes their rounding back (``drift`` says
-        how much it was); the implicit ones always follow from the blocks.
+        First recomputes the explicit weights from the dual blocks, which removes their rounding (``drift``). The
+        implicit weights are always computed from the blocks.
 
         Raises:
-            ValueError: The kernel returned what is no matrix of finite numbers. Nothing has changed then.
-            RuntimeError: The gap is negative by more than rounding; nothing has changed.
+            ValueError: The kernel did not return a matrix of finite numbers. Nothing changes then.
+            RuntimeError: The gap is negative by more than rounding. Nothing changes then.
         """
         start = time.perf_counter()
         dual, n = self.dual, self.dual.num_examples
@@ -194,7 +193,7 @@ class KernelSSVM(DualTrainer, Stateful):
                 f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
                 "rounding: they were changed by others, and are now recomputed",
             )
-        value = min(value, primal)  # beyond it is rounding
+        value = min(value, primal)  # a dual above the primal is rounding
         dual.gap_estimates = gaps.clamp(min=0.0)
         dual.oracle_calls += n
         return Certificate(
@@ -223,7 +222,7 @@ class KernelSSVM(DualTrainer, Stateful):
 
     @torch.no_grad()
     def decode(self, x: Tensor, lengths: Tensor | None = None) -> Labeling:
-        """The best outputs for new features, from the support tokens only.
+        """Decode new features, using the support tokens only.
 
         Args:
             x: ``[B, N, F]`` or ``[B, F]``.
@@ -235,7 +234,7 @@ class KernelSSVM(DualTrainer, Stateful):
         return as_decoding(self.head.structure.argmax(self.update_head()(x, lengths).detach())).labeling
 
     def support_counts(self) -> SupportCounts:
-        """How many examples, labelings and tokens the model consists of."""
+        """Numbers of support examples, labelings and tokens."""
         return self.support.counts(int(self._blocks.is_support(self._blocks.table()).sum()), len(self.data.tokens))
 
     def nbytes(self) -> dict[str, int]:
@@ -247,11 +246,11 @@ class KernelSSVM(DualTrainer, Stateful):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies are in no epoch."""
+        """Copies start a new epoch."""
         return {**vars(self), "_epoch": iter(())}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the training data: tensors, numbers and strings only."""
+        """Everything but the training data, in tensors, numbers and strings."""
         return with_seal(
             {
                 "format": _FORMAT,
@@ -279,7 +278,7 @@ class KernelSSVM(DualTrainer, Stateful):
             raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue to the same bits from a state that :meth:`check_state` has let pass."""
+        """Continue bit for bit from a state that :meth:`check_state` accepted."""
         self.dual.restore(state["dual"])
         self.support.restore(state["support"])
         self.sampler.restore(state["sampler"])

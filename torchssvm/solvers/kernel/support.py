@@ -1,4 +1,4 @@
-"""The dual variables of [B13] Algorithm B.1: for every example the labelings in its support, with their masses."""
+"""The dual variables of [B13] Algorithm B.1: the support labelings of every example, with their masses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchssvm.core.memory import check_memory
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged
 
 MERGED = -1
-"""Stands for the merged mass where a slot is meant."""
+"""The slot number that stands for the merged mass."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class SupportCounts:
     Attributes:
         examples: Examples whose block is not at its target.
         labelings: Labelings other than targets with positive mass: the support vectors of [B13].
-        merged: Examples with mass that is kept as mean parts only, because their labelings were more than the capacity.
-        tokens: Tokens with coefficients that are not zero: what prediction evaluates the kernel at.
+        merged: Examples with mass that is kept as mean parts only, because they had more labelings than the capacity.
+        tokens: Tokens with nonzero coefficients, at which prediction evaluates the kernel.
         num_examples: n.
         num_tokens: N.
     """
@@ -47,15 +47,15 @@ class SupportCounts:
 class SupportLabelings(Stateful):
     """Labelings y with ``alpha_i(y) > 0``, at most ``capacity`` of each example, and their task losses.
 
-    Slot 0 is the target, which has all mass at the start. Once an example has ``capacity`` labelings, the one of
-    smallest mass gives its place to a new one and its mass to the *merged* mass: that part of the dual distribution is
-    then known by its mean parts only (the block less what is listed), and stays one more atom to move mass away from.
+    Slot 0 is the target, which has all mass at the start. Once an example has ``capacity`` labelings, a new one
+    replaces the labeling of smallest mass, whose mass is added to the *merged* mass. Merged mass is known by its mean
+    parts only (the block minus its listed labelings), and is one more atom that mass can move away from.
 
     Args:
         target: ``[n]`` or ``[n, N]`` int64, the targets, padded with -1.
         num_states: K; labels are 0 to K - 1.
         capacity: Most labelings of an example, the target included; at least 2.
-        memory_limit: Bytes that they may take; None is what the device has left.
+        memory_limit: Bytes for the labelings; None is the device's available memory.
 
     Raises:
         ValueError: ``capacity`` is less than 2, or labelings are neither ``[B]`` nor ``[B, N]``.
@@ -80,7 +80,7 @@ class SupportLabelings(Stateful):
         self.merged = torch.zeros(n, dtype=torch.float64, device=target.device)  # [n]
 
     def listed(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Labelings with mass of the examples ``index`` ``[B]``: their rows of the batch and slots, ``[P]`` each."""
+        """The labelings with mass of the examples ``index`` ``[B]``: rows of the batch and slots, ``[P]`` each."""
         found = (self.mass[index] > 0.0).nonzero()
         return found[:, 0], found[:, 1]
 
@@ -117,7 +117,7 @@ class SupportLabelings(Stateful):
         self.loss[index, slots] = loss
 
     def _place(self, index: Tensor, labeling: Tensor) -> Tensor:
-        """A slot for each labeling: its own, a free one, or that of the smallest mass."""
+        """A slot for each labeling: its own, a free one, or the slot of smallest mass."""
         padded = torch.full_like(self.labels[index, 0], -1)
         wide = labeling.to(torch.int32).view(len(index), -1)
         padded[:, : wide.shape[1]] = wide
@@ -145,7 +145,7 @@ class SupportLabelings(Stateful):
         self.loss = torch.cat([self.loss, self.loss.new_zeros(n, slots)], 1)
 
     def counts(self, tokens: int, num_tokens: int) -> SupportCounts:
-        """How large the support is; the tokens are counted by the caller."""
+        """The size of the support; ``tokens`` is counted by the caller."""
         others, merged = self.mass[:, 1:] > 0.0, self.merged > 0.0
         return SupportCounts(
             examples=int((others.any(1) | merged).sum()),
@@ -161,7 +161,7 @@ class SupportLabelings(Stateful):
         return sum(t.numel() * t.element_size() for t in (self.labels, self.mass, self.loss, self.merged))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and numbers."""
+        """The whole state, in tensors and numbers."""
         return {
             "capacity": self.capacity,
             "labels": self.labels.clone(),
@@ -193,6 +193,6 @@ class SupportLabelings(Stateful):
             raise damaged(f"the masses of {where} do not sum to 1")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore to the bit, from a state that :meth:`check_state` has let pass."""
+        """Restore bit for bit, from a state that :meth:`check_state` accepted."""
         for name in ("labels", "mass", "loss", "merged"):
             setattr(self, name, state[name].to(self.mass.device, copy=True))
