@@ -1,4 +1,4 @@
-"""How a checkpoint says which head it is of: names and plain values, from which only own classes are made again."""
+"""Recipes in checkpoints: names and plain values, from which heads and structures of this package are rebuilt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _has(head: nn.Module, parameter: str) -> bool:
     return getattr(head, parameter) is not None
 
 
-# Of every class that may be made again, the arguments that are not attributes of the same name.
+# For every class that may be rebuilt: its arguments that are not attributes of the same name.
 _CLASSES: dict[type, _Arguments] = {
     heads.LinearArcs: lambda h: {"in_features": len(h.weight)},
     heads.LinearChain: lambda h: {
@@ -64,10 +64,10 @@ _NAMES = {cls.__name__: cls for cls in _CLASSES}
 
 
 def describe(thing: Any) -> Recipe | None:
-    """The recipe of a head, a structure or an oracle of this package; None of anything else.
+    """The recipe of a head, a structure or an oracle of this package; None for anything else, subclasses included.
 
     Args:
-        thing: What is to be made again, with zeros for its weights; a subclass is something else.
+        thing: The object to describe; weights are not part of the recipe.
     """
     try:
         recipe = _describe(thing)
@@ -81,19 +81,19 @@ def describe(thing: Any) -> Recipe | None:
 
 
 def rebuild(recipe: Any) -> Any:
-    """What a recipe describes; a head has zeros for its weights.
+    """The object that a recipe describes; a head has zero weights.
 
-    Nothing is imported, and no class is made that is not in the list of this module.
+    Nothing is imported, and only classes in this module's list are made.
 
     Args:
-        recipe: What :func:`describe` gave.
+        recipe: The result of :func:`describe`.
 
     Raises:
         ValueError: The recipe is damaged, or names a class that is not in the list.
-        TypeError: The class does not take these arguments.
+        TypeError: The class does not accept these arguments.
     """
     if not isinstance(recipe, dict) or not isinstance(recipe.get("arguments"), dict):
-        raise ValueError(f"{recipe!r} is no recipe of a head or a structure")
+        raise ValueError(f"{recipe!r} is not a recipe of a head or a structure")
     name = recipe.get("class")
     if not isinstance(name, str) or name not in _NAMES:
         raise ValueError(f"the checkpoint names the class {name!r}, and it may be one of {list(_NAMES)}")
@@ -103,7 +103,7 @@ def rebuild(recipe: Any) -> Any:
 
 
 class _Unknown(Exception):
-    """Of no class in the list."""
+    """The class is not in the list."""
 
 
 def _describe(thing: Any) -> Recipe:
@@ -126,7 +126,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return type(value)(_plain(part) for part in value)
-    if hasattr(value, "item"):  # a number of numpy, which only unsafe loading would read
+    if hasattr(value, "item"):  # a NumPy number, which weights_only=True would refuse
         return _plain(value.item())
     return _describe(value)
 
