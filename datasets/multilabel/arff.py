@@ -65,7 +65,7 @@ class Arff:
 def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> Arff:
     """Read a file whose attributes are numbers: numeric, real, integer, or nominal with numbers such as ``{0,1}``.
 
-    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). Values that a sparse row omits
+    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). Values omitted in a row
     are 0, or the first value of a nominal attribute, as in Weka. UTF-8, plain or gzipped.
 
     Args:

@@ -120,9 +120,9 @@ class Multilabel(Dataset[Example]):
 
         Args:
             path: The file.
-            num_features: The number of features without the bias, equal for training and test set. None if the first line
-                of the file has the numbers of examples, features and labels.
-            num_labels: The number of labels; None as above.
+            num_features: Number of features without the bias, equal for training and test set; None if the first
+                line of the file has the numbers of examples, features and labels.
+            num_labels: Number of labels; None likewise.
             first_feature: The number of the first feature in the file, 0 or 1.
             first_label: The number of the first label in the file, 0 or 1.
             unit_rows: See the class.

@@ -43,7 +43,8 @@ class WordAlignment(Dataset[AlignmentExample]):
     :class:`torchssvm.Edges`, and the numbers of French words as lengths.
 
     Sure links may be many to one, but the edges of a matching are one to one: the target is the largest matching of
-    sure links (of several, the one nearest to the diagonal). All other sure and possible links are marked as possible, and cost nothing.
+    sure links (of several, the one nearest to the diagonal). All other sure and possible links are marked as possible,
+    and cost nothing.
 
     The split is that of Taskar et al. (2006): of the 447 annotated test sentences of the shared task, ``train`` has the
     first 100 and ``test`` the other 347; ``dev`` are the shared task's 37 trial sentences. Features count associations
