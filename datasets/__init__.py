@@ -1,8 +1,8 @@
-"""Datasets of the papers' tasks, and what builds such datasets.
+"""Datasets of the papers' tasks, and tools to build datasets.
 
-``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``LSPETData``, ``WordAlignmentData`` and ``MultilabelData``,
-LightningDataModules, and ``GapDataModule``, their base, are here too; they are imported when they are first asked for,
-and need the extra ``torchssvm[lightning]``.
+The LightningDataModules ``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``LSPETData``, ``WordAlignmentData`` and
+``MultilabelData`` and their base ``GapDataModule`` are imported at their first use, and need the extra
+``torchssvm[lightning]``.
 """
 
 from importlib import import_module
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .data_modules import OCRData as OCRData
     from .data_modules import WordAlignmentData as WordAlignmentData
 
-# `import *` must not need Lightning: these are not among the names that it takes.
+# `import *` must not need Lightning: __all__ leaves these names out.
 _DATA_MODULES = (
     "CoNLL2000Data",
     "GapDataModule",

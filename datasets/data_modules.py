@@ -1,4 +1,4 @@
-"""The datasets as LightningDataModules: training batches drawn by the gaps, all others in order."""
+"""The datasets as LightningDataModules: training batches are drawn by the gaps, all others come in order."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Root = str | os.PathLike[str] | None
 
 
 class GapDataModule(L.LightningDataModule):
-    """Loaders for map-style datasets with a ``collate``; one's own data module overrides :meth:`read` alone.
+    """Loaders for map-style datasets with a ``collate``; a subclass overrides :meth:`read` only.
 
-    ``train``, ``val`` and ``test`` are the datasets, each read when it is first asked for.
+    ``train``, ``val`` and ``test`` are the datasets, each read at its first use.
 
     Args:
         batch_size: Examples of a training step.
         num_workers: Worker processes of each loader.
-        order: How training examples are drawn; None is in proportion to their gaps. The sampler of the training loader
-            must be bound to a dual, which ``StructuredSVM`` does.
-        seed: Of the draws.
-        evaluation_size: Examples of a batch elsewhere, where nothing is kept, unless ``batch_size`` is larger.
-        by_gap: Whether a ``GapBatchSampler`` draws training examples; without it they are shuffled, which is what
-            ``FactorwiseSVM`` takes.
+        order: How training examples are drawn; None is ``Proportional()``. ``StructuredSVM`` binds the sampler of the
+            training loader to its dual.
+        seed: Seed of the draws.
+        evaluation_size: Examples of an evaluation batch, unless ``batch_size`` is larger.
+        by_gap: Whether a ``GapBatchSampler`` draws training examples; otherwise they are shuffled, as
+            ``FactorwiseSVM`` needs.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GapDataModule(L.LightningDataModule):
     def from_datasets(  # type: ignore[override]
         cls, train_dataset: Any, val_dataset: Any = None, test_dataset: Any = None, **loading: Any
     ) -> GapDataModule:
-        """Of datasets at hand, map-style with a ``collate``; without ``val_dataset`` the test set is validated on."""
+        """The module of given map-style datasets with a ``collate``; ``val_dataset`` None is the test set."""
         made = GapDataModule(**loading)
         made._splits = {
             "train": train_dataset,
@@ -81,7 +81,7 @@ class GapDataModule(L.LightningDataModule):
         return made
 
     def read(self, split: Any) -> Any:
-        """The dataset ``"train"``, ``"val"`` or ``"test"``; None for ``"val"``: validate on the test set."""
+        """The dataset ``"train"``, ``"val"`` or ``"test"``; None for ``"val"`` means the test set."""
         raise NotImplementedError(f"{type(self).__name__} has no dataset {split!r}: override read")
 
     def _split(self, split: str) -> Any:
@@ -92,27 +92,27 @@ class GapDataModule(L.LightningDataModule):
 
     @property
     def train(self) -> Any:
-        """What is trained on."""
+        """The training set."""
         return self._split("train")
 
     @property
     def val(self) -> Any:
-        """What is validated on."""
+        """The validation set."""
         return self._split("val")
 
     @property
     def test(self) -> Any:
-        """What is tested and predicted on."""
+        """The test set, also used for predictions."""
         return self._split("test")
 
     def setup(self, stage: str | None = None) -> None:
-        """Reads what the stage needs, once."""
+        """Read the datasets of the stage, once."""
         every = ("train", "val", "test")
         for split in {None: every, "fit": every[:2], "validate": every[1:2]}.get(stage, every[2:]):
             self._split(split)
 
     def shown(self, dataset: Any) -> Any:
-        """The dataset as the loaders have it."""
+        """The dataset that the loaders use."""
         return dataset
 
     def train_dataloader(self) -> DataLoader:
@@ -126,19 +126,19 @@ class GapDataModule(L.LightningDataModule):
         return self._loader(self.train, batch_sampler=sampler)
 
     def val_dataloader(self) -> Any:
-        """What is validated on, one example after another."""
+        """The validation set, in order."""
         return self._in_order(self.val)
 
     def test_dataloader(self) -> Any:
-        """What is tested on, one example after another."""
+        """The test set, in order."""
         return self._in_order(self.test)
 
     def predict_dataloader(self) -> Any:
-        """What is tested on."""
+        """The test set, in order."""
         return self.test_dataloader()
 
     def _in_order(self, dataset: Any) -> Any:
-        if dataset is None:  # of from_datasets: Lightning passes over a stage without loaders
+        if dataset is None:  # of from_datasets: Lightning skips a stage without loaders
             return []
         return self._loader(dataset, batch_size=max(self.batch_size, self._evaluation_size), shuffle=False)
 
@@ -154,7 +154,7 @@ class OCRData(GapDataModule):
     Args:
         size: ``"small"`` or ``"large"``, the papers' sizes.
         batch_size: Words of a training step.
-        fold: Which of the ten folds stands alone.
+        fold: The fold, of ten, that is a split of its own.
         loading: As :class:`GapDataModule` takes it: ``num_workers``, ``order``, ``seed``.
     """
 
@@ -177,9 +177,9 @@ class CoNLL2000Data(GapDataModule):
 
     Args:
         batch_size: Sentences of a training step.
-        min_count: How often an attribute must occur in what is trained on.
-        hold_out: Share of the training set, its end, that is validated on and not trained on; with 0 it is the test set
-            that is validated on.
+        min_count: How often an attribute must occur in the training sentences.
+        hold_out: Share of the training set, from its end, that is held out for validation; with 0 validation uses the
+            test set.
         root: The folder that has ``conll2000``; None is ``TORCHSSVM_DATA`` and the cache.
         loading: As :class:`GapDataModule` takes it.
     """
@@ -193,12 +193,12 @@ class CoNLL2000Data(GapDataModule):
         self.root = root
 
     def prepare_data(self) -> None:
-        """Downloads the files, where they are not there."""
+        """Download missing files."""
         for split in SPLITS:
             locate_conll2000(split, self.root)
 
     def read(self, split: Any) -> ChunkingDataset | None:
-        """The sentences; the columns of all are the attributes of what is trained on."""
+        """The sentences; the columns of all splits are the attributes of the training sentences."""
         if split == "test":
             return CoNLL2000("test", vocabulary=self.train.vocabulary, root=self.root)
         if not self.hold_out:
@@ -231,7 +231,7 @@ class WordAlignmentData(GapDataModule):
 
 
 class MultilabelData(GapDataModule):
-    """Trains on the training set of a :class:`torchssvm.datasets.Multilabel`; everything else is on the test set.
+    """Trains on the training set of a :class:`torchssvm.datasets.Multilabel`; evaluates on the test set.
 
     Args:
         dataset: ``"bibtex"``, ``"medical"`` or ``"scene"``.
@@ -259,7 +259,7 @@ class MultilabelData(GapDataModule):
         self._options = {"unit_rows": unit_rows, "bias": bias, "dense": dense}
 
     def prepare_data(self) -> None:
-        """Says which files are missing, if any."""
+        """Raise if files are missing."""
         for split in ("train", "test"):
             locate(self.dataset, split, self.root)
 
@@ -274,10 +274,10 @@ class HorseData(GapDataModule):
     Args:
         batch_size: Images of a training step; evaluation takes at least 16 at a time.
         pixels: Whether batches have the pixels too: :class:`torchssvm.datasets.PixelSegmentation`.
-        num_workers: Worker processes of each loader, and those that make the graphs, once.
+        num_workers: Worker processes of each loader, and for building the graphs.
         order: As :class:`GapDataModule` takes it.
         seed: As :class:`GapDataModule` takes it.
-        images: What :class:`HorseSegmentation` takes but for the split: ``root``, ``num_train``, ``size``,
+        images: Arguments of :class:`HorseSegmentation` other than the split: ``root``, ``num_train``, ``size``,
             ``settings``, ``cache`` and so on.
     """
 
@@ -295,7 +295,7 @@ class HorseData(GapDataModule):
         self._images = images
 
     def prepare_data(self) -> None:
-        """Makes the graphs, where they are not there."""
+        """Build missing graphs."""
         self._split("train")
 
     def read(self, split: Any) -> HorseSegmentation | None:
@@ -303,7 +303,7 @@ class HorseData(GapDataModule):
         return None if split == "val" else HorseSegmentation(split, workers=self.num_workers, **self._images)
 
     def shown(self, dataset: HorseSegmentation) -> HorseSegmentation | PixelSegmentation:
-        """With their pixels, if asked for."""
+        """The dataset, with pixels if ``pixels``."""
         return PixelSegmentation(dataset) if self.pixels else dataset
 
 
@@ -317,16 +317,16 @@ class LSPETData(GapDataModule):
             :class:`torchssvm.datasets.PoseTargets`.
         batch_size: Images of a training step; evaluation takes at least 16 at a time.
         size: ``"large"`` or ``"small"``, 800 or 100 images to train on.
-        hold_out: Share of them, from their end, that is validated on and not trained on; with 0 it is the test images
-            that are validated on.
+        hold_out: Share of them, from their end, that is held out for validation; with 0 validation uses the test
+            images.
         canvas: (H, W) in pixels.
-        stride: Pixels of a place of the grid, a side.
+        stride: Side of a place of the grid, in pixels.
         root: The folder that holds ``lspet``; None is ``TORCHSSVM_DATA`` or the cache.
-        keep: Whether images stay in memory once they were read.
+        keep: Whether images stay in memory after they are read.
         loading: As :class:`GapDataModule` takes it.
 
     Raises:
-        ValueError: ``hold_out`` leaves no image on one of the sides, or is out of range.
+        ValueError: ``hold_out`` is out of range, or leaves no image to train or to validate on.
     """
 
     def __init__(

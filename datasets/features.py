@@ -15,17 +15,17 @@ from .padded import PADDING, PaddedDataset
 
 
 class PrecomputedFeatures(PaddedDataset):
-    """A dataset whose ``x`` went through ``features`` once; targets, lengths and indices stay as they were.
+    """A dataset whose ``x`` was replaced by ``features(x)``, computed once; all else is unchanged.
 
     The module is called with a batch's padded ``x``, in evaluation mode and without gradients, on the device
-    of its parameters; afterwards each of its submodules is in the mode it was in. Features at padded
-    positions are set to zero. A module whose output depends on the padding (a convolution along the
-    sequence, say) sees each example padded to the longest of its batch: its own business.
+    of its parameters; afterwards each submodule has its former mode. Features at padded positions are set to
+    zero. Each example is padded to the longest of its batch; a module that depends on padding, such as a
+    convolution along the sequence, must handle this itself.
 
     Args:
         dataset: any map-style dataset with a ``collate`` that makes a :class:`torchssvm.core.batch.Batch`.
         features: maps [B, N, ...] to [B, N, D], or [B, ...] to [B, D] where batches have no lengths.
-        batch_size: examples per call of ``features``.
+        batch_size: examples in a call of ``features``.
         device: where the results are held; default: on the CPU.
     """
 

@@ -1,4 +1,4 @@
-"""Where the data lies: under ``TORCHSSVM_DATA``, or in a cache folder that is filled from the data's official page."""
+"""Data files: under ``TORCHSSVM_DATA``, or in a cache folder that downloads from the official page fill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cache_folder() -> Path:
 
 
 def folders(given: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Where to look, first to last: the folder given, or ``TORCHSSVM_DATA`` and the cache."""
+    """The folders to search, in order: ``root`` if given, else ``TORCHSSVM_DATA`` and the cache."""
     if given is not None:
         return [Path(given)]
     named = os.environ.get(VARIABLE)
@@ -27,7 +27,7 @@ def folders(given: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """A file or folder that must be there already.
+    """A file or folder that must exist.
 
     Args:
         path: Below one of :func:`folders`, e.g. ``"hansards/test/test.e"``.
@@ -35,7 +35,7 @@ def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Pa
         root: The only folder to look in; None is ``TORCHSSVM_DATA`` and the cache.
 
     Raises:
-        FileNotFoundError: It is in none of them; the message says what to fetch and where to put it.
+        FileNotFoundError: It is in none of the folders; the message says what to fetch and where to put it.
         ValueError: ``path`` leads out of the folders.
     """
     _check_inside(path)
@@ -50,19 +50,19 @@ def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Pa
 
 
 def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """A file with a known checksum: found, or downloaded into the cache (into ``root`` where that is given).
+    """A file with a known checksum: found, or downloaded into the cache (or into ``root``, if given).
 
     Args:
         path: Below one of :func:`folders`, e.g. ``"conll2000/train.txt.gz"``.
         url: Where it is downloaded from.
-        sha256: Of the file as published; every read checks it.
+        sha256: Checksum of the published file; every read checks it.
         page: The official page, for the messages.
         root: The only folder to look in; None is ``TORCHSSVM_DATA`` and the cache.
 
     Raises:
-        FileNotFoundError: It is not there and cannot be downloaded; the message says where to put it.
-        RuntimeError: What is there, or what was downloaded, is not the published file.
-        ValueError: ``path`` leads out of the folders; a download would, by a symbolic link.
+        FileNotFoundError: It is missing and cannot be downloaded; the message says where to put it.
+        RuntimeError: The file found or downloaded is not the published one.
+        ValueError: ``path`` leads out of the folders, or a download would, by a symbolic link.
     """
     try:
         place = find(path, page, root)
@@ -85,7 +85,7 @@ def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[s
 
 
 def _check_inside(path: str) -> None:
-    """Raise ValueError for a path that is absolute, or goes up."""
+    """Raise ValueError for a path that is absolute or has ``..``."""
     parts = [part for system in (PurePosixPath, PureWindowsPath) for part in system(path).parts]
     anchored = any(system(path).anchor for system in (PurePosixPath, PureWindowsPath))
     if anchored or ".." in parts or "\0" in path or not parts:
@@ -98,7 +98,7 @@ def _download(url: str, place: Path, sha256: str) -> None:
     if (found := _digest(content)) != sha256:
         raise RuntimeError(f"{url} gave another file than the published one: its SHA-256 is {found}, not {sha256}")
     place.parent.mkdir(parents=True, exist_ok=True)
-    # Under another name until it is whole: an interrupted download leaves nothing behind that looks like data.
+    # Under a temporary name until it is whole, so that an interrupted download does not look like data.
     with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
         file.write(content)
     os.replace(file.name, place)

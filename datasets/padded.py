@@ -1,4 +1,4 @@
-"""Sequences held padded in one tensor, so that a batch is one ``index_select``."""
+"""Padded sequences in one tensor, so that a batch is one ``index_select``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Example(NamedTuple):
 
 
 def place_of(i: int, n: int, what: str = "examples") -> int:
-    """Where item i of n stands, 0 to n-1; negative numbers count from the end.
+    """The position of item i of n, 0 to n-1; negative numbers count from the end.
 
     Raises:
         IndexError: There is no such item.
@@ -45,12 +45,12 @@ def place_of(i: int, n: int, what: str = "examples") -> int:
 
 
 def places_of(indices: Sequence[int] | Tensor, n: int, what: str = "examples") -> list[int]:
-    """Where items of n stand, as :func:`place_of`; those of a batch.
+    """The positions of a batch's items among n; see :func:`place_of`.
 
     Raises:
-        ValueError: There are none.
-        IndexError: One is out of range.
-        TypeError: One is not a whole number.
+        ValueError: ``indices`` is empty.
+        IndexError: A number is out of range.
+        TypeError: A number is not a whole number.
     """
     places = [_whole(i) for i in (indices.reshape(-1).tolist() if isinstance(indices, Tensor) else indices)]
     if not places:
@@ -69,7 +69,7 @@ def _whole(i: Any) -> int:
 
 
 def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
-    """Tensors of different sizes, with as many axes, in one: ``[B, ...]``, filled up with ``fill``."""
+    """Tensors with equally many axes in one tensor ``[B, ...]``, padded with ``fill``."""
     sizes = [max(each) for each in zip(*(tensor.shape for tensor in tensors), strict=True)]
     found = tensors[0].new_full((len(tensors), *sizes), fill)
     for row, tensor in zip(found, tensors, strict=True):
@@ -78,10 +78,10 @@ def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
 
 
 def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Sequence[_Item]], Batch]:
-    """A ``collate_fn`` for whatever a ``DataLoader`` fetched: a list of examples, or a batch already.
+    """A ``collate_fn`` that takes a list of examples, or a batch from ``__getitems__``, which it returns.
 
     Args:
-        make: A batch of at least one example.
+        make: Makes a batch of at least one example.
     """
 
     def collate(examples: Batch | Sequence[_Item]) -> Batch:
@@ -103,11 +103,11 @@ class PaddedDataset(Dataset[Example]):
         x: features, [n, N, ...], zero at the padded positions.
         y: labels, int64 [n, N], -1 at the padded positions.
         lengths: int64 [n], each in 1..N; None if nothing is padded, and then x may be [n, ...] and y [n].
-        index: int64 [n], the number that each example gives to its dual block; default 0..n-1.
+        index: int64 [n], the number of each example's dual block; None is 0..n-1.
 
     Raises:
-        TypeError: x or y is no tensor.
-        ValueError: There is no example, or sizes, lengths or numbers do not fit.
+        TypeError: x or y is not a tensor.
+        ValueError: There is no example; or sizes, lengths or numbers do not fit.
     """
 
     _held: Tensor  # x, or its bytes
@@ -142,12 +142,12 @@ class PaddedDataset(Dataset[Example]):
         self.index = index
         self._in_order = bool((index == torch.arange(n, device=index.device)).all())
         self._index: list[int] = index.tolist()
-        # The same numbers again, on the CPU: the length of a batch must not wait for a device.
+        # A copy on the CPU: the length of a batch must not wait for a device.
         self._cut: list[int] | None = None if lengths is None else lengths.tolist()
 
     @property
     def x(self) -> Tensor:
-        """Features, ``[n, N, ...]``; what is written to them counts."""
+        """Features, ``[n, N, ...]``; they may be changed in place."""
         self._held = self._held.to(self._dtype)
         return self._held
 
@@ -156,7 +156,7 @@ class PaddedDataset(Dataset[Example]):
         self._held, self._dtype = x, x.dtype
 
     def _pack(self) -> None:
-        """Keep whole numbers, such as pixels, as bytes, until somebody asks for ``x``: a fetch waits for memory."""
+        """Keep small whole numbers, such as pixels, as bytes until ``x`` is read: fetches are limited by memory."""
         x = self._held
         if x.dtype == torch.float32:
             pieces = [piece.to(torch.uint8) for piece in x.split(_ROWS)]

@@ -1,4 +1,4 @@
-"""Word alignment by matching: the learned model, and two rules on the Dice coefficient to compare it with."""
+"""Word alignment by matching: the learned model, and two baselines on the Dice coefficient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Links = frozenset[tuple[int, int]]
 
 
 def alignment_matching(in_features: int) -> LinearEdges:
-    """The matching of [B13] section 6: a link too many costs 1, a sure one that is missing 3, over the left words.
+    """The matching of [B13] section 6: a wrong link costs 1, a missed sure link 3, divided by the left words.
 
     Args:
         in_features: Numbers per word pair.
@@ -34,7 +34,7 @@ def align(head: nn.Module, dataset: Any, batch_size: int = 64) -> list[Links]:
 
     Args:
         head: With a ``structure`` whose labelings are ``[B, S, T]``.
-        dataset: Map-style, with ``__getitems__`` that makes batches.
+        dataset: Map-style; its ``__getitems__`` makes batches.
         batch_size: Examples at a time.
     """
     at = next(head.parameters()).device
@@ -52,7 +52,7 @@ def threshold_links(coefficients: Sequence[Tensor], threshold: float) -> list[Li
 
 
 def matching_links(coefficients: Sequence[Tensor], threshold: float) -> list[Links]:
-    """The matching with the largest sum of ``association - threshold``: ``threshold`` is what not to match is worth."""
+    """The matching with the largest sum of ``association - threshold``: links below ``threshold`` are not worth it."""
     return [_links(best_matching((values - threshold).unsqueeze(0))[0]) for values in coefficients]
 
 
@@ -66,8 +66,8 @@ def best_threshold(
 
     Args:
         rule: :func:`threshold_links` or :func:`matching_links`.
-        coefficients: Associations between 0 and 1, of sentences that the threshold may be chosen on.
-        error: The error of their links.
+        coefficients: Associations between 0 and 1 of the sentences to choose on.
+        error: The error of the links of these sentences.
         steps: How many thresholds are tried.
     """
     steps = check_whole(steps, "steps")

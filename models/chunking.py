@@ -12,6 +12,6 @@ def chunking_chain(in_features: int, num_tags: int = CHUNK_TAGS) -> SparseLinear
 
     Args:
         in_features: Columns of the vocabulary, ``CoNLL2000("train").in_features``.
-        num_tags: Other than 22 for a corpus of your own, ``dataset.num_states``.
+        num_tags: Number of tags, ``dataset.num_states``; 22 for CoNLL-2000.
     """
     return SparseLinearChain(in_features, num_tags)

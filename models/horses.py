@@ -14,14 +14,14 @@ from torchssvm.datasets.images.region_pooling import pool_regions
 from torchssvm.structures.graph_cut.head import Graphs
 
 _WIDTHS = (16, 32, 64, 96)
-_SCALES = (1.0, 4.0, 16.0)  # of the contrasts across a border
-_COLOUR = 10.0  # the squared distance of two colours, 3 at most, is of this order across borders that can be seen
+_SCALES = (1.0, 4.0, 16.0)  # k of the contrasts across a border
+_COLOUR = 10.0  # the squared distance of two colours, at most 3, has this order of magnitude across visible borders
 
 
 class PixelFeatures(nn.Module):
-    """A small U-Net: images ``[B, 3, H, W]`` from 0 to 1 -> features ``[B, width, H', W']``, at half their size.
+    """A small U-Net: images ``[B, 3, H, W]`` from 0 to 1 -> features ``[B, width, size[0] / 2, size[1] / 2]``.
 
-    Every image is resized to ``size`` first, so that the network always sees the same number of pixels.
+    Every image is first resized to ``size``, so that the network always sees the same number of pixels.
 
     Args:
         width: Features of a pixel.
@@ -88,13 +88,12 @@ class ForegroundClassifier(nn.Module):
 class RegionGraphs(nn.Module):
     """Graphs of superpixels whose nodes have pooled features of pixels: ``SegmentationPixels`` -> :class:`Graphs`.
 
-    A node has the mean of its pixels' features, and a constant. An edge has the length of the border of its two ends,
-    divided by the mean length in the image, and this length times ``exp(-k d)`` for several k: d is the mean squared
-    difference of the colours of the pixels on either side of the border, or that of the features of the two ends. All
-    are at least 0.
+    A node's features are the mean over its pixels, and a constant. An edge's features are the length of the border of
+    its two ends, divided by the mean length in the image, and this length times ``exp(-k d)`` for several k, where d is
+    the mean squared difference of colours across the border, or of the features of the two ends. All are at least 0.
 
     Args:
-        features: Features of pixels; they are trained through the nodes and the edges.
+        features: The network on pixels; gradients reach it through nodes and edges.
     """
 
     def __init__(self, features: PixelFeatures) -> None:
@@ -112,7 +111,7 @@ class RegionGraphs(nn.Module):
         return 1 + 2 * len(_SCALES)
 
     def forward(self, x: SegmentationPixels) -> Graphs:
-        """Every image is resized by itself: the padding of a batch changes nothing."""
+        """Every image is resized alone, so that the padding of a batch has no effect."""
         inside = x.regions >= 0
         heights, widths = inside.any(2).sum(1).tolist(), inside.any(1).sum(1).tolist()
         count = x.graph.nodes.shape[1]
@@ -136,12 +135,12 @@ class RegionGraphs(nn.Module):
 
 
 def border_contrasts(image: Tensor, regions: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """How long the border of two regions is, and how much the colours differ across it.
+    """The length of the border of two regions, and the difference of the colours across it.
 
     Args:
         image: ``[3, H, W]``.
         regions: ``[H, W]`` int64, the region of every pixel, 0 to N-1.
-        edges: ``[E, 2]`` int64, pairs of regions; -1 and -1 where there is none.
+        edges: ``[E, 2]`` int64, pairs of regions; both -1 in the padding.
 
     Returns:
         Pairs of neighbouring pixels on both sides of the border, divided by their mean over the edges, and the mean
@@ -167,7 +166,7 @@ def border_contrasts(image: Tensor, regions: Tensor, edges: Tensor) -> tuple[Ten
 
 
 class _Residual(nn.Module):
-    """Two convolutions, added to what they start from."""
+    """Two convolutions, added to their input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of handwritten words: the papers' linear chain, and a small CNN to put below it."""
+"""Models of handwritten words: the papers' linear chain, and a small CNN that gives its features."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def ocr_chain(in_features: int = ROWS * COLUMNS) -> LinearChain:
 class LetterFeatures(nn.Module):
     """A small convolutional network on the letters of a word: ``[B, N, 128]`` pixels -> ``[B, N, width]`` features.
 
-    Letters are seen one at a time and normalised one at a time, so that neighbours only meet in the chain above, and
-    padding changes nothing.
+    Each letter is processed and normalised alone: only the chain connects neighbours, and padding has no effect.
 
     Args:
         width: Features per letter.

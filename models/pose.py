@@ -36,8 +36,8 @@ _ROUNDS = 100
 
 
 def body_nodes(joints: Tensor) -> Tensor:
-    """The places of the 26 nodes of :data:`BODY`: the joints, the middles of upper and lower arms and legs, and two
-    places in the trunk a side, at a third and two thirds from shoulder to hip.
+    """The places of the 26 nodes of :data:`BODY`: the joints, the middles of upper and lower arms and legs, and on
+    each side of the trunk two places, at a third and two thirds from shoulder to hip.
 
     Args:
         joints: ``[..., 14, 2]``, in the order of :data:`JOINTS`.
@@ -58,8 +58,8 @@ def mean_displacements(
         places: ``[n, P, 2]``, (x, y) of every node in every pose, in places of the grid.
         parent: The parent of every node, -1 at a root.
         num_types: T; at most n.
-        least_spread: The smallest spread, in places: clusters may have one member.
-        seed: Of the starts.
+        least_spread: Lower limit of the spreads, in places: a cluster may have one member.
+        seed: Seed of the starts.
 
     Returns:
         ``displacements`` and ``spreads`` (standard deviations), each ``[E, 2, T, 2]`` float64, as
@@ -100,18 +100,18 @@ def body_pose(
 ) -> LinearPose:
     """The head of the papers' pose model, with its structure; with 13 types it has 2676 weights.
 
-    The loss is in units of the distance of left shoulder and right hip, the springs are in units of the spreads of
-    their displacements.
+    The loss is in units of the distance of left shoulder and right hip; springs are in units of the spreads of their
+    displacements.
 
     Args:
-        places: ``[n, 26, 2]``, what :func:`body_nodes` gives for the training poses, in places of the grid.
+        places: ``[n, 26, 2]``, from :func:`body_nodes` of the training poses, in places of the grid.
         grid: (H, W).
         num_types: T.
-        least_spread: The smallest spread, in places; None is a 20th of the grid's larger side, 2.4 of 48: somewhat more
-            than the clusters of real poses have, and a cluster may have one member. The narrower, the larger the
-            deformations of far places, and the longer the way from weights that are 0: train within
+        least_spread: Lower limit of the spreads, in places; None is a 20th of the grid's larger side, 2.4 of 48.
+            This is somewhat more than the spreads of real poses; a cluster may have one member. Narrow spreads make the
+            deformations of distant places large and training from zero weights slow: train with
             :func:`body_bounds`.
-        seed: Of k-means.
+        seed: Seed of k-means.
     """
     if places.ndim != 3 or places.shape[1] != len(BODY):
         raise ValueError(
@@ -124,18 +124,18 @@ def body_pose(
 
 
 def body_bounds(strength: float, types: float = 0.3) -> dict[str, tuple[Bound | None, Bound | None]]:
-    """Bounds for a head on maps of log-probabilities: springs hold, and maps count, from the first step on.
+    """Bounds for a head on maps of log-probabilities: springs and maps have an effect from the first step on.
 
-    The log-linear model with weights 1 for log-probabilities and for squared deformations in units of their spreads,
-    times ``strength``, is the least that the head may have: it starts there, and learns what to add. From weights 0 it
-    would start with loss-augmented poses that are spread over the whole image, whose squared deformations are a hundred
-    times as large as those of any body, and spend all its passes on making them unlikely. The linear weights are kept
-    within ``strength`` too, so that every spring stays at rest within half a spread of its mean displacement.
+    The lower bounds are ``strength`` times the weights of a log-linear model: 1 for log-probabilities and for squared
+    deformations in units of their spreads. Training starts there. From weights 0 the loss-augmented poses would be
+    spread over the whole image, with squared deformations a hundred times those of any body, and all passes would be
+    spent on excluding them. The linear weights lie within plus and minus ``strength``, so that every spring rests
+    within half a spread of its mean displacement.
 
     Args:
-        strength: Smallest weight of the unary maps and of squared deformations; positive. A margin between poses is to
-            be about 1, and their log-probabilities differ by tens: a few hundredths or less.
-        types: Smallest weight of the maps of types, as a share of ``strength``: neighbours say much the same.
+        strength: Smallest weight of the unary maps and of squared deformations; positive. A few
+            hundredths or less: log-probabilities of poses differ by tens, and margins should be about 1.
+        types: Smallest weight of the maps of types, as a share of ``strength``: maps of neighbours are redundant.
 
     Returns:
         By the name of a parameter of :class:`~torchssvm.LinearPose`, as ``StructuredSVM`` takes bounds.

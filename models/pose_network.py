@@ -1,4 +1,4 @@
-"""A small network that says of every place of an image which part of a body is there, and how its neighbours lie."""
+"""A small network that gives, for every place of an image, the probabilities of body parts and of arc types."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torchssvm.structures.pose.head import PoseMaps
 from torchssvm.structures.pose.structure import Pose
 
 STRIDE = 4
-"""Pixels of a place of the grid, a side."""
+"""Side of a place of the grid, in pixels."""
 
 _GROUP = 8  # channels normalised together
 
 
 class PoseNetwork(nn.Module):
-    """Images -> log-probabilities of places and types: what :class:`~torchssvm.LinearPose` weighs.
+    """Images -> log-probabilities of places and types, the features of :class:`~torchssvm.LinearPose`.
 
     After Chen and Yuille 2014 ("Articulated pose estimation by a graphical model with image dependent pairwise
     relations"): one network gives the scores of the parts and those of the types of their relations, at every place.
-    ``trunk`` (:class:`Hourglass`) gives features of the places, ``outputs`` (:class:`PoseOutputs`) is linear in them,
-    up to the normalisation. Where the network is frozen, keep the features: the maps are twenty times as large.
+    ``trunk`` (:class:`Hourglass`) gives features of the places; ``outputs`` (:class:`PoseOutputs`) is linear in them
+    up to the normalisation. For a frozen network keep the features, not the maps, which are twenty times larger.
 
     Args:
-        structure: The tree; its grid has a place for :data:`STRIDE` x :data:`STRIDE` pixels.
+        structure: The tree; a place of its grid has :data:`STRIDE` x :data:`STRIDE` pixels.
         widths: Channels on the grid and after each halving, multiples of 8.
         dropout: Probability of dropping a whole channel of the coarsest maps in training.
     """
@@ -51,14 +51,14 @@ class PoseNetwork(nn.Module):
 class Hourglass(nn.Module):
     """Images -> features of every place of a grid, ``[B, widths[0], H, W]``.
 
-    What is a left and what a right ankle is a matter of the whole body: the grid is halved until a side is small, and
-    comes back by bilinear upsampling, with the finer map of the same size added on the way. Every image is normalised
-    by itself, so that a batch changes nothing.
+    Telling a left from a right ankle needs the whole body: the grid is halved until it is small, then upsampled
+    bilinearly, adding the finer map of each size. Every image is normalised alone, so that results do not depend on
+    the batch.
 
     Args:
         grid: (H, W).
-        widths: As of :class:`PoseNetwork`, like ``dropout``.
-        dropout: Of the coarsest maps.
+        widths: See :class:`PoseNetwork`.
+        dropout: See :class:`PoseNetwork`.
     """
 
     def __init__(self, grid: tuple[int, int], widths: tuple[int, ...], dropout: float) -> None:
@@ -77,7 +77,7 @@ class Hourglass(nn.Module):
         )
         self.dropout = nn.Dropout2d(dropout)
         self.up = nn.ModuleList(nn.Sequential(*_layer(coarse, fine)) for fine, coarse in steps)
-        # The finest maps are most of the memory traffic: one layer is all they get.
+        # One layer only on the finest maps, which cause most of the memory traffic.
         self.merge = nn.ModuleList(
             _Residual(fine) if level else nn.Sequential(*_layer(fine, fine)) for level, (fine, _) in enumerate(steps)
         )
@@ -86,7 +86,7 @@ class Hourglass(nn.Module):
         """Images ``[B, 3, 4 H, 4 W]`` in 0..1 -> features.
 
         Raises:
-            ValueError: The shape is another.
+            ValueError: The shape is wrong.
         """
         expected = [3, *(STRIDE * places for places in self.grid)]
         if images.ndim != 4 or list(images.shape[1:]) != expected:
@@ -106,7 +106,7 @@ class PoseOutputs(nn.Module):
     """Features -> ``log p(place of node)``, over all places, and ``log p(type of arc | its first node is here)``.
 
     Args:
-        structure: As of :class:`PoseNetwork`.
+        structure: See :class:`PoseNetwork`.
         in_features: C, channels of the features.
     """
 
@@ -133,10 +133,10 @@ class PoseOutputs(nn.Module):
 
         Args:
             features: As :meth:`forward` takes them.
-            places: ``[B, P, 2]``, (x, y) of the nodes, in places of the grid; nodes that lie outside are left out.
+            places: ``[B, P, 2]``, (x, y) of the nodes, in places of the grid; nodes outside the grid are left out.
             blur: Standard deviation of the target around the true place, in places.
-            jitter: Standard deviation of the shift at which types are asked for: decoding asks for them beside the true
-                place too.
+            jitter: Standard deviation of a random shift of the place at which types are learned: decoding reads them
+                beside the true place too.
         """
         structure = self.structure
         limits = torch.tensor([structure.width, structure.height], device=places.device)
@@ -179,5 +179,5 @@ def _layer(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> list[nn
 
 
 def _mean(values: Tensor) -> Tensor:
-    """0 of nothing."""
+    """The mean; 0 of an empty tensor."""
     return values.sum() / max(values.numel(), 1)

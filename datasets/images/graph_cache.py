@@ -1,6 +1,6 @@
 """Graphs of superpixels on disk, opened memory-mapped: a folder of ``.npy`` files and a manifest.
 
-The numbers of all images stand one after another in one file for each kind; ``places.npy`` says where each image's end.
+Each file holds one kind of array for all images, one image after another; ``places.npy`` says where each image ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = tuple[str, tuple[int, ...], int]  # dtype, shape of a row, and which of 
 
 
 def layout(settings: GraphSettings) -> dict[str, Array]:
-    """The files of a cache, without ``places``."""
+    """The files of a cache other than ``places``."""
     return {
         "nodes": ("<f4", (settings.in_features,), 0),
         "sizes": ("<i4", (), 0),
@@ -41,7 +41,7 @@ def layout(settings: GraphSettings) -> dict[str, Array]:
 
 
 def key_of(pairs: Sequence[Pair], settings: GraphSettings, empty_masks: bool) -> dict[str, Any]:
-    """What a cache is made for, as JSON gives it back: another key is another cache."""
+    """The key of a cache, in values that survive JSON: images and settings that it is made for."""
     return {
         "format": FORMAT,
         "settings": asdict(settings),
@@ -52,7 +52,7 @@ def key_of(pairs: Sequence[Pair], settings: GraphSettings, empty_masks: bool) ->
 
 
 class StaleCache(ValueError):
-    """A cache is damaged, or is not one of the images and settings asked for; the message says how."""
+    """A cache is damaged, or was made for other images or settings; the message says which."""
 
 
 class CachedGraph(NamedTuple):
@@ -69,17 +69,17 @@ class CachedGraph(NamedTuple):
 
 
 class GraphCache:
-    """A finished cache, read-only. In another process it is opened anew: only its folder is sent there.
+    """A finished cache, read-only. Pickles contain the folder only; another process opens the cache anew.
 
-    Of image i with N superpixels, E edges and H x W pixels it has ``nodes`` ``[N, F]`` float32, ``sizes`` and
+    For image i with N superpixels, E edges and H x W pixels it has ``nodes`` ``[N, F]`` float32, ``sizes`` and
     ``foreground`` ``[N]`` int32 (pixels), ``edge_features`` ``[E, P]`` float32, ``edges`` ``[E, 2]`` int32, ``images``
     ``[H, W, 3]`` uint8, ``regions`` ``[H, W]`` uint16 and ``masks`` ``[H, W]`` bool.
 
     Args:
-        folder: Where it lies.
+        folder: Its folder.
 
     Raises:
-        StaleCache: A file is missing, cut off, or not the one that the manifest describes.
+        StaleCache: A file is missing, truncated, or does not match the manifest.
         FileNotFoundError: There is no finished cache.
     """
 
@@ -113,7 +113,7 @@ class GraphCache:
         return CachedGraph(**found)
 
     def check(self, pairs: Sequence[Pair], key: dict[str, Any]) -> None:
-        """Raise StaleCache unless this is the cache of these images, as they are now, and of these settings."""
+        """Raise StaleCache unless the cache was made for these images, unchanged, and these settings."""
         if difference := _difference(self.manifest["key"], key):
             raise StaleCache(f"the cache {self.folder} was made for {difference}")
         other = [pair.name for pair, row in zip(pairs, self.places, strict=True) if is_changed(pair, row)]
@@ -122,7 +122,7 @@ class GraphCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the disk."""
+        """Size on the disk, in bytes."""
         return sum(file.stat().st_size for file in self.folder.iterdir())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,19 +133,19 @@ class GraphCache:
 
 
 def is_changed(pair: Pair, place: Sequence[int] | np.ndarray) -> bool:
-    """Whether an image or its mask is not the file that a row of ``places`` was made of."""
+    """Whether an image or its mask has changed since a row of ``places`` was made."""
     known = [int(number) for number in place]
     return changed(pair.image, known[5:8]) or changed(pair.mask, known[8:11])
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few of many names."""
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file that is there whole, or not at all."""
+    """Write a file whole or not at all."""
     part = path.with_suffix(".part")
     with open(part, "w", encoding="utf-8") as file:
         json.dump(content, file)
@@ -182,7 +182,7 @@ def _opened(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> np.n
 
 
 def _difference(made: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """In words, what another key has that ``wanted`` has not; nothing if they are the same."""
+    """How another key differs from ``wanted``, in words; empty if they are equal."""
     if made == wanted:
         return ""
     parts = [

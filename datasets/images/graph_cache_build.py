@@ -1,4 +1,4 @@
-"""Building a cache of superpixel graphs: in worker processes if asked, and from where it was left after a break."""
+"""Build a cache of superpixel graphs, optionally in worker processes; an interrupted build is continued."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def open_cache(
     workers: int = 0,
     show: bool = True,
 ) -> GraphCache:
-    """The cache of these images: opened, or built first, or built to its end where that was broken off.
+    """Open the cache of these images; build it first if needed, continuing an interrupted build.
 
     Args:
-        folder: Where it lies, or will lie. A second process that asks for it waits.
+        folder: Its folder. A second process that needs the same cache waits.
         pairs: The images, training set first.
         settings: How graphs are made.
-        empty_masks: Whether masks may be without foreground.
-        skip: Whether unusable images are left out, instead of ending the run.
-        rebuild: Whether a finished cache of anything else, or a damaged one, is replaced.
-        workers: Processes that build.
+        empty_masks: Whether masks without foreground are allowed.
+        skip: Whether unusable images are left out instead of raising.
+        rebuild: Whether to replace a cache that is damaged or was made for anything else.
+        workers: Number of processes that build.
         show: Whether progress is shown.
 
     Raises:
-        StaleCache: What lies there is damaged, or made of other images or with other settings.
+        StaleCache: The folder has a cache that is damaged, or made for other images or settings.
         ValueError: An image is unusable.
     """
     key = key_of(pairs, settings, empty_masks)
@@ -89,7 +89,7 @@ def _build(
     workers: int,
     show: bool,
 ) -> None:
-    scikit_image()  # before hours of work on vocabularies, not after
+    scikit_image()  # fail before the long work on vocabularies
     from tqdm import tqdm
 
     files = {**layout(settings), PLACES: ("<i8", (PLACE_COLUMNS,), -1)}
@@ -143,7 +143,7 @@ def _build(
 def _resumed(
     folder: Path, pairs: Sequence[Pair], key: dict[str, Any], files: dict[str, Any]
 ) -> tuple[np.ndarray, dict]:
-    """What an earlier build left: the places of the images done, and the reasons why some of them were left out."""
+    """The progress of an earlier build: the places of finished images, and why others were left out."""
     nothing: tuple[np.ndarray, dict] = (np.zeros((0, PLACE_COLUMNS), np.int64), {})
     try:
         began = json.loads((folder / _BUILDING).read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def _resumed(
 
 
 class _Made(NamedTuple):
-    """What a worker sends back: a graph, or the reason why there is none."""
+    """The result of a worker: a graph, or the reason why there is none."""
 
     stamps: tuple[int, ...]
     reason: str = ""
@@ -189,7 +189,7 @@ def _graph(pair: Pair, settings: GraphSettings, vocabulary: Vocabulary, empty_ma
 
 @contextmanager
 def _mapping(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A ``map`` in order: in this process, or in ``workers`` others, a few images ahead of what has been taken."""
+    """An ordered ``map`` in this process, or in ``workers`` others, which compute a few images ahead."""
     if workers == 0:
         yield map
         return
@@ -215,7 +215,7 @@ def _mapping(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the folder, where the system has such locks; a killed one frees its lock."""
+    """Lock the folder for one process, where the system has such locks; a killed process frees its lock."""
     try:
         import fcntl
     except ModuleNotFoundError:  # not on Windows

@@ -1,4 +1,4 @@
-"""The vocabularies of a cache of superpixel graphs: made of its training images only, and kept with it."""
+"""The vocabularies of a cache of superpixel graphs, made from its training images and kept with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .segmentation_files import Pair, read_pair, stamps
 from .visual_words import Vocabulary, descriptors, k_means, pixels
 
 _FILE = "words.npz"
-_IMAGES = 500  # training images that are looked at, at most
+_IMAGES = 500  # largest number of training images in use
 
 
 class _Sample(NamedTuple):
@@ -30,7 +30,7 @@ class _Sample(NamedTuple):
 
 
 def _sample(numbered: tuple[int, Pair], settings: GraphSettings, count: int, empty_masks: bool) -> _Sample:
-    """Some descriptors and colours of one image; which ones depends on its number and the seed only."""
+    """Random descriptors and colours of one image; the choice depends only on its number and the seed."""
     number, pair = numbered
     now = stamps(pair)
     try:
@@ -55,7 +55,7 @@ def make_words(
     mapping: Callable[..., Iterator[Any]],
     show: bool,
 ) -> Vocabulary:
-    """The vocabularies of the training images, or of 500 of them, evenly spread, if there are more."""
+    """The vocabularies of the training images; of 500 evenly spread ones if there are more."""
     from tqdm import tqdm
 
     train = [number for number, pair in enumerate(pairs) if pair.train]
@@ -98,7 +98,7 @@ def read_words(folder: Path) -> Vocabulary | None:
 
 
 def words_are_of(folder: Path, pairs: Sequence[Pair]) -> bool:
-    """Whether the folder has vocabularies, and the images that they were made of are as they were."""
+    """Whether the folder has vocabularies whose images have not changed."""
     try:
         if read_words(folder) is None:
             return False

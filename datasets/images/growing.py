@@ -1,4 +1,4 @@
-"""An ``.npy`` file that grows by rows, and can be cut back to a number of rows."""
+"""An ``.npy`` file that grows by rows and can be truncated to a number of rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class GrowingArray:
     """Appends rows to a file that ``numpy.load`` reads, memory-mapped or not, after each :meth:`commit`.
 
     Args:
-        path: The file. It is made if ``rows`` is 0.
-        dtype: Of the numbers.
+        path: The file; a new one if ``rows`` is 0.
+        dtype: The dtype.
         trailing: Shape of a row.
-        rows: Rows of the file to keep; what comes after them is cut off.
+        rows: Rows of the file to keep; later ones are cut off.
 
     Raises:
         ValueError: The file has fewer rows.
@@ -45,7 +45,7 @@ class GrowingArray:
         self.rows += len(rows)
 
     def commit(self) -> None:
-        """Write the number of rows into the file, and everything to the disk."""
+        """Write the number of rows into the header, and flush the file to the disk."""
         shape = (self.rows, *self.trailing)
         text = repr({"descr": self.dtype.str, "fortran_order": False, "shape": shape})
         room = _HEADER - len(_MAGIC) - 2
@@ -56,11 +56,11 @@ class GrowingArray:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; what was not committed is not counted."""
+        """Close the file; rows that were not committed do not count."""
         self._file.close()
 
 
 def rows_in(path: Path, dtype: str, trailing: Sequence[int]) -> int:
-    """Whole rows that a file of :class:`GrowingArray` has, committed or not; 0 if it is not there."""
+    """Number of whole rows in a file of :class:`GrowingArray`, committed or not; 0 if there is no file."""
     row = np.dtype(dtype).itemsize * int(np.prod(trailing, dtype=np.int64))
     return max(path.stat().st_size - _HEADER, 0) // row if path.exists() else 0

@@ -1,4 +1,4 @@
-"""Pictures of images with the foreground that was found."""
+"""Pictures of images with the predicted foreground."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STRENGTH = 0.5
 def draw_segmentations(
     figure: Any, dataset: SuperpixelGraphs, rows: Sequence[int], labelings: Sequence[Tensor] | Tensor
 ) -> None:
-    """Images with the foreground found: green where it is right, red where there is too much, blue where it is missed.
+    """Images with the predicted foreground: green if right, red if wrong; missed foreground is blue.
 
     A white line is the border of the true mask.
 
@@ -39,7 +39,7 @@ def draw_segmentations(
 def draw_foregrounds(
     figure: Any, dataset: SuperpixelGraphs, rows: Sequence[int], found: Mapping[str, Sequence[Tensor]]
 ) -> None:
-    """Images with their true foreground, and below them with what each of several methods found, in the same colours.
+    """Images with their true foreground, and below with the predictions of several methods, in the same colours.
 
     Args:
         figure: A matplotlib figure or subfigure, empty.

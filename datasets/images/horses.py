@@ -27,46 +27,46 @@ class HorseSegmentation(SuperpixelGraphs):
     """Images of horses as graphs of superpixels with the features of [G16] appendix I.3: 1969, and 100 of an edge.
 
     The images are those of the Weizmann horse database (Borenstein and Ullman 2002) or of HorseSeg (Kolesnikov et al.
-    2014), or others in the same folders. [G16] has HorseSeg with the superpixels and features that its authors
-    published; those are not read here. Superpixels and features are made from the images: by SLIC, with gradient
-    histograms in the place of SIFT's. HorseSeg itself was not at hand when this was written: its folders are known
-    from what the authors of [G16] published, and the code has been tried on files made up in this layout only.
+    2014), or others in the same layout. Superpixels and features are computed from the images, by SLIC and with
+    gradient histograms in place of SIFT; the ones that the authors of HorseSeg published, which [G16] uses, are not
+    read. The layout of HorseSeg is known from the publications of the authors of [G16], and was tested on synthetic
+    files only.
 
-    ``root`` has, below it or below its folder ``weizmann_horse``, one of these pairs of folders:
+    ``root``, or its folder ``weizmann_horse``, has one of these pairs of folders:
 
     * ``rgb`` and ``figure_ground``: Weizmann. The first ``num_train`` images by name are for training.
     * ``images/HorseSeg`` and ``annotations/HorseSeg``: HorseSeg's ``HDSeg`` folder. The images in ``test`` are the test
       set; annotations end in ``.gt.png`` (by hand), ``.bb.png`` (made from boxes) or ``.no.png`` (automatic).
-    * ``images`` and ``masks``, or those that ``images`` and ``masks`` name. A subfolder ``test`` is the test set, or
-      else the first ``num_train`` are for training.
+    * ``images`` and ``masks``, or the folders named by these arguments. A subfolder ``test`` is the test set; without
+      one, the first ``num_train`` images are for training.
 
-    Every image is resized to its mask: Weizmann's are larger, all but one. The graphs are made once, with
-    vocabularies from the training images of this split, and kept in a folder, from where they are read memory-mapped.
-    A build that was broken off goes on where it was; a cache of files that have changed since is refused.
+    Every image is resized to its mask. The graphs are built once, with vocabularies from the training images, and kept
+    in a folder, from which they are read memory-mapped. An interrupted build is continued; a cache whose files have
+    changed since is refused.
 
     Args:
         split: ``"train"`` or ``"test"``. Both are in one cache.
         root: The folder; None is what ``TORCHSSVM_DATA`` names, or the cache folder, with ``weizmann_horse`` in it.
-        images: Subfolder of the images, and ``masks`` that of the masks; None is one of the pairs above.
-        masks: See ``images``.
-        num_train: Images to train on, where there is no folder ``test``.
+        images: Subfolder of the images; None, with ``masks``, is one of the pairs above.
+        masks: Subfolder of the masks.
+        num_train: Number of training images if there is no folder ``test``.
         size: For HorseSeg, the training set: ``"small"`` is annotated by hand, ``"medium"`` has those made from boxes
             besides, ``"large"`` all; None is all.
-        settings: How graphs are made.
+        settings: How graphs are built.
         balanced: Whether both classes cost the same in the loss, see :class:`SuperpixelGraphs`.
         cache: Folder of the graphs; None is one of its own for these folders and settings, in torchssvm's cache folder.
-        rebuild: Whether a cache that is stale or damaged is replaced.
+        rebuild: Whether to replace a cache that is stale or damaged.
         on_bad: What to do with an image that is missing, unreadable, too small, of another shape than its mask, or has
             an empty mask: ``"raise"`` an error that names it, or ``"skip"`` it, with a warning that lists them all.
-        empty_masks: Whether masks without foreground are usable.
-        workers: Processes that make graphs, if there are any to be made; with more than 0, a script needs
+        empty_masks: Whether masks without foreground are allowed.
+        workers: Processes that build the graphs; with more than 0, a script needs
             ``if __name__ == "__main__":``.
-        progress: Whether progress is shown while graphs are made.
+        progress: Whether progress is shown while graphs are built.
 
     Raises:
-        FileNotFoundError: The folders are not there; the message says where to put them.
+        FileNotFoundError: The folders are missing; the message says where to put them.
         ValueError: An argument or an image is wrong, or the cache (``StaleCache``).
-        ImportError: Graphs have to be made and scikit-image is not installed.
+        ImportError: Graphs must be built and scikit-image is not installed.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ def _place(root: str | os.PathLike[str] | None) -> Path:
 
 
 def _default_cache(place: Path, pairs: Sequence[Pair], settings: GraphSettings, empty_masks: bool) -> Path:
-    """A folder for these files and settings; not for their contents, so that changed files are found out."""
+    """A folder named after these paths and settings, not after file contents, so that changes are detected."""
     paths = [str(path and path.resolve()) for pair in pairs for path in (pair.image, pair.mask)]
     number = zlib.crc32(repr((key_of(pairs, settings, empty_masks), paths)).encode())
     return cache_folder() / "superpixels" / f"{place.name}-{number:08x}"

@@ -21,7 +21,7 @@ from ..padded import collating
 from .pose_scores import PoseScores, pose_scores
 
 MIRRORED = (5, 4, 3, 2, 1, 0, 11, 10, 9, 8, 7, 6, 12, 13)
-"""What each joint is in a mirror image: left and right change places."""
+"""The index of each joint's mirror image: left and right are exchanged."""
 
 LEFT_SHOULDER, RIGHT_HIP = 9, 2
 
@@ -32,26 +32,26 @@ _GREY = 128
 
 
 class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
-    """The first 1000 images of LSPET in which all 14 joints are seen: 800 to train on, 200 to test on.
+    """The first 1000 images of LSPET in which all 14 joints are visible: 800 for training, 200 for testing.
 
     It needs ``lspet/joints_1000.npz`` (``image`` ``[1000]``, the numbers of the images, and ``joints``
-    ``[1000, 14, 2]``, (x, y) in pixels) and ``lspet/images/imNNNNN.jpg``, under ``TORCHSSVM_DATA``. The annotations of
-    this set are noisy: they were made by many people.
+    ``[1000, 14, 2]``, (x, y) in pixels) and ``lspet/images/imNNNNN.jpg``, under ``TORCHSSVM_DATA``. The annotations are
+    noisy.
 
-    An item is ``(x, y, index)``: the image, float32 ``[3, H, W]`` in 0..1, scaled to fit the canvas with its sides in
-    proportion, grey beside it; its joints in pixels of the canvas, float32 ``[14, 2]``; and its number in this split.
+    An item is ``(x, y, index)``: the image, float32 ``[3, H, W]`` in 0..1, scaled to fit the canvas without
+    distortion, padded with grey; its joints in pixels of the canvas, float32 ``[14, 2]``; and its number in this split.
 
     Args:
         split: ``"train"`` or ``"test"``.
         size: ``"large"`` trains on 800 images, ``"small"`` on the first 100 of them, as [G16] did with theirs.
         canvas: (H, W) in pixels.
-        root: The folder that holds ``lspet``; None is ``TORCHSSVM_DATA`` or the cache.
-        keep: Whether images stay in memory once they were read, a byte for a pixel and channel: 110 kB each of the
-            default canvas.
+        root: The folder that has ``lspet``; None is ``TORCHSSVM_DATA`` and the cache.
+        keep: Whether images stay in memory after they are read, at a byte for each pixel and channel: 110 kB an image
+            on the default canvas.
 
     Attributes:
         joints: ``[n, 14, 2]`` float32, in pixels of the canvas.
-        scales: ``[n]`` float64, pixels of the canvas for each of the image.
+        scales: ``[n]`` float64, pixels of the canvas for each pixel of the image.
         numbers: The images' numbers in LSPET.
 
     Raises:
@@ -129,7 +129,7 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
         return Batch(torch.stack(images), torch.stack(joints), torch.tensor(index))
 
     def places(self, stride: int) -> Tensor:
-        """The joints on a grid with a place for every ``stride`` x ``stride`` pixels, ``[n, 14, 2]``, not rounded.
+        """The joints on a grid with a place for every ``stride`` x ``stride`` pixels, ``[n, 14, 2]``, unrounded.
 
         The grid has ``H // stride`` x ``W // stride`` places, the first for the pixels 0 to ``stride - 1``.
         """
@@ -137,11 +137,11 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
         return (self.joints / stride - 0.5).clamp(min=0.0).minimum(last)
 
     def pixels(self, places: Tensor, stride: int) -> Tensor:
-        """The middles of places of that grid in pixels of the canvas, float32 ``[..., 2]``."""
+        """The centres of places of that grid in pixels of the canvas, float32 ``[..., 2]``."""
         return stride * (places.to(torch.float32) + 0.5)
 
     def scores(self, found: Tensor) -> PoseScores:
-        """How good poses of all images are; the error is in pixels of the images as they were taken.
+        """Scores of poses of all images; errors are in pixels of the original images.
 
         The torso reaches from the left shoulder to the right hip.
 
@@ -149,7 +149,7 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
             found: ``[n, 14, 2]``, (x, y) of the joints in pixels of the canvas.
 
         Raises:
-            ValueError: The shape is another.
+            ValueError: The shape is wrong.
         """
         if found.shape != self.joints.shape:
             raise ValueError(f"found must be {list(self.joints.shape)}, got {list(found.shape)}")

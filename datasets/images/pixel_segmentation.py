@@ -16,7 +16,7 @@ from .superpixel_graphs import GraphExample, SuperpixelGraphs
 
 
 class SegmentationPixels(NamedTuple):
-    """Images with their graphs; one without its batch axis, in an item.
+    """A batch of images with their graphs; an item has no batch axis.
 
     Attributes:
         image: float32 ``[B, 3, H, W]`` from 0 to 1; zero in the padding, right and below.

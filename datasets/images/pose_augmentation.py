@@ -1,4 +1,4 @@
-"""Other views of images of people: mirrored, turned, scaled and shifted, joints and all."""
+"""Random views of images of people with their joints: mirrored, rotated, scaled and shifted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RandomViews(NamedTuple):
     """Random views of a batch of images; every image gets its own.
 
     Attributes:
-        mirror: Probability of a mirror image, in which left and right joints change their names.
-        turn: Largest angle, in degrees.
+        mirror: Probability of a mirror image, in which left and right joints are exchanged.
+        turn: Largest angle of rotation, in degrees.
         scale: Largest factor, and one over the smallest.
         shift: Largest shift, as a share of the side.
         light: Largest change of brightness and of contrast, as a share.
@@ -32,15 +32,15 @@ class RandomViews(NamedTuple):
     def __call__(
         self, images: Tensor, joints: Tensor, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Other views.
+        """Draw random views.
 
         Args:
-            images: ``[B, 3, H, W]`` in 0..1; what comes in from outside is grey.
-            joints: ``[B, 14, 2]``, (x, y) in pixels, the first pixel from 0 to 1. They may come to lie outside.
-            generator: Of the draws, on the CPU.
+            images: ``[B, 3, H, W]`` in 0..1; pixels from outside are grey.
+            joints: ``[B, 14, 2]``, (x, y) in pixels, the first pixel from 0 to 1. They may leave the image.
+            generator: The source of randomness, on the CPU.
 
         Returns:
-            Both, of the same shapes.
+            Images and joints of the same shapes.
         """
         batch, _, height, width = images.shape
 

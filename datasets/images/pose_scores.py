@@ -1,4 +1,4 @@
-"""How good poses are: detected joints, and their mean error."""
+"""Scores of poses: detected joints, and their mean error."""
 
 from __future__ import annotations
 

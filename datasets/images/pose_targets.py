@@ -15,7 +15,7 @@ from .lspet import LSPET
 
 
 class PoseTargets(Dataset[tuple[Tensor, Tensor, int]]):
-    """Some images of :class:`LSPET`, all by default, with y for :class:`torchssvm.Pose` in the place of joints.
+    """Images of :class:`LSPET`, all or some, with labelings of :class:`torchssvm.Pose` as y in place of joints.
 
     An item is ``(image, labeling, index)``, float32 ``[3, H, W]``, int64 ``[P, 4]``, and its number here.
 
@@ -23,8 +23,8 @@ class PoseTargets(Dataset[tuple[Tensor, Tensor, int]]):
         images: The images.
         label: Joints on the grid ``[n, 14, 2]`` -> labelings ``[n, P, 4]``, for example
             ``lambda joints: pose.labeling(body_nodes(joints))``.
-        stride: Pixels of a place of the grid, a side.
-        rows: The images that are taken, by their numbers.
+        stride: Side of a place of the grid, in pixels.
+        rows: The numbers of the images in use; None is all.
 
     Attributes:
         y: ``[n, P, 4]``, the labelings.

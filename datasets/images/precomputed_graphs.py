@@ -1,4 +1,4 @@
-"""Graphs in memory: read once, or what a frozen network makes of them."""
+"""Graphs in memory: read once, or computed once by a frozen network."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .superpixel_graphs import GraphExample, SuperpixelGraphs
 
 
 class PrecomputedGraphs(Dataset[GraphExample]):
-    """Images as graphs that are held in memory; targets and indices stay as they were.
+    """Images as graphs in memory; targets and indices are unchanged.
 
-    ``features`` is called with one image at a time, so that no image sees the padding of another; a module is called
-    in evaluation mode, on the device of its parameters, and each of its submodules is then in the mode it was in.
+    ``features`` is called with one image at a time, so that padding has no effect. A module is called in evaluation
+    mode, on the device of its parameters; afterwards each submodule has its former mode.
 
     Args:
-        dataset: :class:`SuperpixelGraphs`, :class:`PixelSegmentation`, or one of these graphs; an item's index is its
-            place.
-        features: A batch's x -> :class:`torchssvm.Graphs`; None takes the graphs as they are.
+        dataset: :class:`SuperpixelGraphs`, :class:`PixelSegmentation`, or a dataset like them; an item's index is its
+            position.
+        features: A batch's x -> :class:`torchssvm.Graphs`; None keeps the graphs.
 
     Raises:
         ValueError: The dataset is empty.

@@ -23,21 +23,21 @@ _ROWS = 256  # edges whose distances are made at a time
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """How images are made into graphs of superpixels.
+    """Settings for building graphs of superpixels from images.
 
     The defaults give 147 superpixels an image on average on the Weizmann horses, and the sizes of [G16]: 1969 features
     of a superpixel, 100 of an edge.
 
     Args:
         segments: Superpixels to aim at; SLIC finds fewer.
-        compactness: SLIC's, how much nearness counts against colour.
+        compactness: Argument of SLIC: weight of nearness against colour.
         gradient_words: Size of the vocabulary of gradient descriptors.
         colour_words: Size of the vocabulary of colours.
         grid: Positions are the cells of a grid x grid division of the image.
         cell: Side of one of the 16 cells of a gradient descriptor in pixels, even.
         stride: Pixels from one gradient descriptor to the next.
-        samples: Descriptors, and pixels, of the training images that a vocabulary is made from.
-        seed: Of the sampling and of k-means.
+        samples: Number of descriptors, and of pixels, of the training images that a vocabulary is made from.
+        seed: Seed of the sampling and of k-means.
 
     Raises:
         ValueError: A number is out of range.
@@ -81,7 +81,7 @@ class GraphSettings:
         return self.gradient_words, self.colour_words, self.grid**2
 
     def histograms(self) -> dict[tuple[str, int], slice]:
-        """Where each histogram stands among the features of a superpixel: kind, and order of the neighbourhood."""
+        """The columns of each histogram in a superpixel's features, by kind and order of the neighbourhood."""
         found, start = {}, 1
         for kind, width in zip(KINDS, self.widths, strict=True):
             for order in range(3):
@@ -116,7 +116,7 @@ def region_graph(image: np.ndarray, mask: np.ndarray, settings: GraphSettings, v
     Args:
         image: uint8 ``[H, W, 3]``, RGB.
         mask: bool ``[H, W]``, True in the foreground.
-        settings: How it is made.
+        settings: The settings.
         vocabulary: Centres of the words.
 
     Raises:
@@ -153,8 +153,8 @@ def node_features(
 ) -> np.ndarray:
     """Features of the superpixels, float32 ``[N, F]``: 1, and square roots of histograms.
 
-    A histogram is that of the words of one kind, divided by its sum, over the pixels of the superpixel (order 0), of
-    the superpixel and its neighbours (1), and of these and their neighbours (2). The square root gives every histogram
+    A histogram counts the words of one kind, divided by their number, over the pixels of the superpixel (order 0), of
+    the superpixel and its neighbours (1), or of these and their neighbours (2). The square root gives every histogram
     the Euclidean norm 1.
     """
     count = int(regions.max()) + 1

@@ -1,4 +1,4 @@
-"""From features of pixels to features of regions, so that a network on pixels can score superpixels."""
+"""Features of regions from features of pixels, so that a network on pixels can score superpixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def pool_regions(features: Tensor, regions: Tensor, num_regions: int | None = No
         features: ``[B, C, H, W]``, floating.
         regions: ``[B, H, W]`` int64, the region of every pixel, 0 to N-1; -1 where a pixel belongs to none, as in the
             padding of a batch.
-        num_regions: N; None is the largest number that occurs, plus 1, which waits for another device.
+        num_regions: N; None is the largest region plus 1, which synchronises with a GPU.
 
     Returns:
         ``[B, N, C]``; zero for regions without pixels.
@@ -35,7 +35,7 @@ def pool_regions(features: Tensor, regions: Tensor, num_regions: int | None = No
         raise ValueError(
             f"regions must lie between -1 and num_regions - 1 = {count - 1}, got {low if low < -1 else high}"
         )
-    # The pixels of no region go to one more row, which is cut off.
+    # Pixels without a region go to an extra row, which is cut off.
     place = torch.where(regions < 0, count, regions).flatten(1)
     place = place + (count + 1) * torch.arange(batch, device=place.device).unsqueeze(1)
     rows = batch * (count + 1)

@@ -1,4 +1,4 @@
-"""Images of one size for a network, and random views of them: masks move along."""
+"""Images of one size for a network, and random views of images with their masks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resized(images: SuperpixelGraphs, size: tuple[int, int]) -> tuple[Tensor, Te
 
 
 def random_views(image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Images and masks turned, scaled, shifted and mirrored, each by itself; and images recoloured.
+    """Randomly rotate, scale, shift and mirror each image with its mask, and change the colours of the image.
 
     Args:
         image: ``[B, 3, H, W]``, in 0..1.

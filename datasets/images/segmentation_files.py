@@ -1,4 +1,4 @@
-"""Images and their masks, as they lie in folders."""
+"""Folders of images and masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchssvm.core.extras import needs
 from .superpixels import NEEDS
 
 LAYOUTS = (("rgb", "figure_ground"), ("images/HorseSeg", "annotations/HorseSeg"), ("images", "masks"))
-"""Folders of images and of masks, in the order in which they are looked for: Weizmann, HorseSeg, and plain ones."""
+"""Folders of images and of masks, in the order of the search: Weizmann, HorseSeg, and plain ones."""
 
 QUALITIES = ("gt", "bb", "no")
 """Endings of HorseSeg's annotations: by hand, made from boxes, made from the image alone."""
@@ -29,7 +29,7 @@ _TEST = "test"
 
 
 class Pair(NamedTuple):
-    """An image and its mask; None for one that there is not."""
+    """The files of an image and its mask; None for a missing one."""
 
     name: str
     image: Path | None
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """By what a changed file is told: its size, time of change, and checksum; all 0 for no file."""
+    """Identifies a version of a file: size, time of change and checksum; all 0 for no file."""
 
     size: int
     time: int  # nanoseconds
@@ -62,11 +62,11 @@ def find_pairs(
         root: The folder.
         images: Subfolder of the images; None, with ``masks``, takes the first of ``LAYOUTS`` that is there.
         masks: Subfolder of the masks.
-        num_train: Images to train on.
-        qualities: The HorseSeg qualities to be used; None is all.
+        num_train: Number of training images.
+        qualities: The HorseSeg qualities in use; None is all.
 
     Raises:
-        FileNotFoundError: A folder is not there, or has no files.
+        FileNotFoundError: A folder is missing or empty.
         ValueError: Only one folder is named, or one of the two sets would be empty.
     """
     if (images is None) != (masks is None):
@@ -114,7 +114,7 @@ def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.nda
 
     Args:
         pair: The files.
-        empty_masks: Whether a mask may be without foreground.
+        empty_masks: Whether masks without foreground are allowed.
 
     Returns:
         uint8 ``[H, W, 3]``, RGB, and bool ``[H, W]``.
@@ -141,7 +141,7 @@ def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.nda
 
 
 def stamp(path: Path | None, known: Sequence[int] | None = None) -> Stamp:
-    """The stamp of a file as it is now; its checksum is not made again if size and time are those of ``known``."""
+    """The current stamp of a file; the checksum of ``known`` is kept if size and time are unchanged."""
     try:
         if path is None:
             return Stamp(0, 0, 0)
@@ -159,7 +159,7 @@ def stamps(pair: Pair) -> tuple[int, ...]:
 
 
 def changed(path: Path | None, known: Sequence[int]) -> bool:
-    """Whether a file's contents are others than those that the stamp ``known`` was taken of."""
+    """Whether a file's contents differ from those at the time of the stamp ``known``."""
     now = stamp(path, known)
     return (now.size, now.crc32) != (known[0], known[2])
 
@@ -199,7 +199,7 @@ def _read(path: Path) -> np.ndarray:
             # Palettes, CMYK and the like become colours; grey, bits, opacity and 16 bits stay.
             plain = picture.mode in ("1", "L", "LA", "I", "F", "RGB", "RGBA") or picture.mode.startswith("I;16")
             found = np.array(picture if plain else picture.convert("RGB"))
-    except Exception as error:  # decoders raise what they like
+    except Exception as error:  # decoders raise errors of many types
         raise ValueError(f"cannot read {path}, it may be cut off or no image: {error}") from error
     if found.ndim not in (2, 3) or found.size == 0 or found.dtype == object:
         raise ValueError(f"{path} is no picture: it holds an array of shape {list(found.shape)}")

@@ -1,4 +1,4 @@
-"""How good a segmentation into foreground and background is, counted in pixels."""
+"""Scores of segmentations into foreground and background, counted in pixels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class SegmentationScores(NamedTuple):
 
     Attributes:
         iou: Foreground found and true, divided by foreground found or true, over the pixels of all images.
-        mean_iou: The mean of the images' own; 1 where an image has no foreground and none is found.
-        accuracy: Share of the pixels, of all images, that are labelled right.
+        mean_iou: The mean over the images of each image's IoU, which is 1 if no foreground is true and none is found.
+        accuracy: Share of the pixels of all images with the right label.
         balanced_accuracy: The mean of the shares of the true foreground and of the true background, of all images, that
             are labelled right; where there is only one of them, its share.
     """
@@ -27,14 +27,14 @@ class SegmentationScores(NamedTuple):
 
 
 def segmentation_scores(found: Sequence[Tensor], masks: Sequence[Tensor]) -> SegmentationScores:
-    """Scores of foregrounds that were found, by any method.
+    """Scores of predicted foregrounds.
 
     Args:
         found: bool ``[H, W]`` for every image, True in the foreground; at least one.
         masks: The true ones.
 
     Raises:
-        ValueError: There are none, or a size, a shape or a dtype does not fit.
+        ValueError: There are no images, or a size, a shape or a dtype does not fit.
     """
     if len(found) != len(masks) or not len(masks):
         raise ValueError(f"found are {len(found)} foregrounds, and masks {len(masks)}: give as many, at least 1")

@@ -75,7 +75,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         return [self.cache.names[number] for number in self._numbers]
 
     def graph(self, i: int) -> CachedGraph:
-        """All that the cache has of image i: arrays that are views of its files, and cannot be written to."""
+        """The cache's arrays for image i: read-only views of its files."""
         return self.cache[self._numbers[place_of(i, len(self))]]
 
     def image(self, i: int) -> Tensor:
@@ -121,13 +121,13 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         return Batch(x, y, torch.tensor([e.index for e in examples]), lengths)
 
     def scores(self, labelings: Sequence[Tensor] | Tensor) -> SegmentationScores:
-        """How good labelings of all images are, in pixels of the masks.
+        """Scores of labelings of all images, in pixels of the masks.
 
         Args:
-            labelings: For every image of the split, in order, int64 ``[N]``, or longer: the padding is not looked at.
+            labelings: For every image of the split, in order, int64 ``[N]``, or longer; padding is ignored.
 
         Raises:
-            ValueError: There are not as many labelings as images, or one is too short, or has other labels than 0, 1.
+            ValueError: The numbers of labelings and images differ, or a labeling is too short or not 0 and 1.
         """
         if len(labelings) != len(self):
             raise ValueError(f"labelings are {len(labelings)}, and the dataset has {len(self)} images")
@@ -143,7 +143,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         return scores_of_counts(counts)
 
     def foreground(self, labelings: Sequence[Tensor] | Tensor) -> list[Tensor]:
-        """The foreground that labelings of all images stand for: for each image bool ``[H, W]``, as its mask.
+        """The foreground of labelings of all images: bool ``[H, W]`` for each image, shaped like its mask.
 
         Args:
             labelings: As in :meth:`scores`.

@@ -16,7 +16,7 @@ NEEDS = "superpixels need scikit-image, and Pillow, which comes with it: pip ins
 
 
 def superpixels(image: np.ndarray, count: int, compactness: float) -> np.ndarray:
-    """Superpixels of one image, every one connected, numbered from 0 without a gap.
+    """Connected superpixels of one image, numbered from 0 without gaps.
 
     Args:
         image: uint8 ``[H, W, 3]``, RGB.
@@ -36,7 +36,7 @@ def superpixels(image: np.ndarray, count: int, compactness: float) -> np.ndarray
 def adjacency(regions: np.ndarray) -> np.ndarray:
     """The pairs of regions that share a border, each once: int64 ``[E, 2]``, smaller number first, sorted.
 
-    Pixels are neighbours of those above, below, left and right of them.
+    A pixel has four neighbours: above, below, left and right.
 
     Args:
         regions: ``[H, W]``, regions 0 to N-1.

@@ -1,4 +1,4 @@
-"""Words of pixels: every pixel gets the number of the nearest centre of a vocabulary, or of a cell of a grid.
+"""Words of pixels: the number of the nearest centre of a vocabulary, or of a cell of a grid.
 
 The gradient words stand in for the densely sampled SIFT words of [G16] appendix I.3 (D. Lowe, *Distinctive Image
 Features from Scale-Invariant Keypoints*, 2004): descriptors of one size, upright, at the nodes of a grid.
@@ -17,7 +17,7 @@ _ORIENTATIONS = 8
 _CELLS = 4  # in each direction
 _FLAT = 0.05  # gradients of this size, in units of the grey scale 0 to 1 summed over a cell, are taken for noise
 _CLIP = 0.2  # Lowe's: no single gradient decides
-_ROWS = 4096  # points that are compared with the centres at a time
+_ROWS = 4096  # points compared with the centres at a time
 _GREY = (0.299, 0.587, 0.114)
 
 
@@ -128,13 +128,13 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
 def k_means(points: Tensor, count: int, seed: int, iterations: int = 25) -> Tensor:
     """Centres of ``count`` clusters, float32 ``[count, D]``: Lloyd's algorithm from k-means++ seeds.
 
-    A cluster that nothing is near to keeps its centre. See D. Arthur and S. Vassilvitskii, *k-means++*, 2007.
+    An empty cluster keeps its centre. See D. Arthur and S. Vassilvitskii, *k-means++*, 2007.
 
     Args:
         points: float32 ``[M, D]``.
         count: K.
-        seed: Of the first centres.
-        iterations: At most; it stops when no point changes its cluster.
+        seed: Seed of the first centres.
+        iterations: Largest number of iterations; it stops when no point changes its cluster.
 
     Raises:
         ValueError: There are fewer points than clusters.
@@ -162,7 +162,7 @@ def _first_centres(points: Tensor, count: int, generator: torch.Generator) -> Te
         last = points[chosen[-1]]
         distance = torch.minimum(distance, (squares - 2 * (points @ last) + last.square().sum()).clamp(min=0.0))
         total = distance.to(torch.float64).cumsum(0)
-        # Where all points have been chosen, any will do.
+        # If all points coincide with chosen ones, choose any.
         draw = torch.rand((), generator=generator, dtype=torch.float64) * total[-1]
         chosen.append(min(int(torch.searchsorted(total, draw, right=True)), len(points) - 1))
     return points[chosen].clone()

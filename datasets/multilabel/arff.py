@@ -29,10 +29,10 @@ class Attribute(NamedTuple):
     """A column of the file.
 
     Attributes:
-        name: Without quotes.
+        name: The name, without quotes.
         values: The numbers that a nominal attribute may take, by their spelling, the first declared first; None for a
             numeric attribute.
-        line: Where it is declared.
+        line: Line of the declaration.
     """
 
     name: str
@@ -41,19 +41,19 @@ class Attribute(NamedTuple):
 
     @property
     def omitted(self) -> float:
-        """What a sparse row that does not name the attribute means: 0, or the first of its nominal values."""
+        """The value in sparse rows that omit the attribute: 0, or the first of its nominal values."""
         return next(iter(self.values.values())) if self.values else 0.0
 
 
 @dataclass(frozen=True)
 class Arff:
-    """A file.
+    """The content of a file.
 
     Attributes:
-        source: Its name, for messages.
-        attributes: In their order.
+        source: The file, for messages.
+        attributes: The columns, in order.
         rows: ``[n, attributes]``.
-        lines: Of every row, from 1.
+        lines: Line number of every row, from 1.
     """
 
     source: str
@@ -65,16 +65,16 @@ class Arff:
 def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> Arff:
     """Read a file whose attributes are numbers: numeric, real, integer, or nominal with numbers such as ``{0,1}``.
 
-    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). What a sparse row leaves out
-    is 0, or the first value of a nominal attribute, as Weka has it. UTF-8, plain or gzipped.
+    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). Values omitted in a row
+    are 0, or the first value of a nominal attribute, as in Weka. UTF-8, plain or gzipped.
 
     Args:
         path: The file.
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
-        OSError: It cannot be opened.
-        ValueError: It is no such file; the message begins with its name and, where there is one, the line.
+        OSError: The file cannot be opened.
+        ValueError: The file is malformed; the message begins with its name and, if known, the line.
     """
     reading = _Reading(str(path))
     for place, line in enumerate(read_text(path, limit).split("\n"), start=1):
@@ -154,7 +154,7 @@ class _Reading:
         seen = set()
         for entry in _split(body, where) if body.strip() else ():
             digits, _, token = entry.partition(" " if " " in entry else "\t")
-            if digits.isascii() and digits.startswith("-") and digits[1:].strip("0").isdigit():  # -0 is just misspelt
+            if digits.isascii() and digits.startswith("-") and digits[1:].strip("0").isdigit():  # -0 is only misspelt
                 raise ValueError(f"{where}: attribute {digits} must not be negative: they are counted from 0")
             if not (digits.isascii() and digits.isdigit()) or not token.strip():
                 raise ValueError(f"{where}: {entry!r} must be the number of an attribute, a blank, and its value")
@@ -225,7 +225,7 @@ def _attribute(text: str, line: int, where: str) -> Attribute:
 
 
 def _split(text: str, where: str) -> list[str]:
-    """What stands between commas, quotes left on."""
+    """The entries between commas, with their quotes."""
     if "'" not in text and '"' not in text:
         return [token.strip() for token in text.split(",")]
     tokens, at = [], 0
@@ -246,7 +246,7 @@ def _unquoted(token: str) -> str:
 
 
 def number(token: str) -> float | None:
-    """A finite float32, or None. Python's own floats may have underscores."""
+    """A finite float32, or None. Underscores, which Python's float() allows, are refused."""
     try:
         value = float(token)
     except ValueError:

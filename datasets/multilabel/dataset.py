@@ -39,11 +39,11 @@ class Multilabel(Dataset[Example]):
     ========  =========  ======  ========  ======
 
     An item is ``(x, y, index)``: ``SparseFeatures`` with columns int64 ``[P]`` and values float32 ``[P]``, or, if
-    ``dense``, float32 ``[F]``; int64 ``[K]``, 1 for its labels and 0 for the others; and its number. A batch has the
-    features of its examples in one, columns -1 where padded (``[B, P]``, or ``[B, F]``), and y ``[B, K]``.
+    ``dense``, float32 ``[F]``; int64 ``[K]``, 1 for its labels and 0 for the others; and its number. A batch has x
+    ``[B, P]``, columns -1 where padded, or ``[B, F]`` if ``dense``, and y ``[B, K]``.
 
     The files are found under ``TORCHSSVM_DATA`` as ``multilabel/bibtex/bibtex-train.arff`` and ``.xml``. They are not
-    downloaded: the page has them as RAR archives, which Python cannot unpack.
+    downloaded, because the page has RAR archives, which Python cannot unpack.
 
     Args:
         name: ``"bibtex"``, ``"medical"`` or ``"scene"``.
@@ -54,14 +54,14 @@ class Multilabel(Dataset[Example]):
         root: The folder that has ``multilabel``; None is ``TORCHSSVM_DATA`` and the cache.
 
     Attributes:
-        features: ``[n, F]`` by rows; ``indptr``, ``indices`` and ``values`` are theirs, for compiled loops.
-        labels: ``[n, K]``, likewise; all values are 1.
-        label_names: Of every label.
-        feature_names: Of every feature.
+        features: ``[n, F]`` by rows; ``indptr``, ``indices`` and ``values`` are its arrays, for compiled loops.
+        labels: ``[n, K]`` by rows; all values are 1.
+        label_names: Name of every label.
+        feature_names: Name of every feature.
         source: The file.
 
     Raises:
-        FileNotFoundError: A file is not there; the message says where to put it.
+        FileNotFoundError: A file is missing; the message says where to put it.
         ValueError: There is no such name or split, or a file is malformed; the message has the line.
     """
 
@@ -95,7 +95,7 @@ class Multilabel(Dataset[Example]):
         bias: bool = False,
         dense: bool = False,
     ) -> Multilabel:
-        """A pair of files of Mulan's format: labels are what the XML file names, in its order.
+        """Read a pair of files in Mulan's format: labels are those in the XML file, in its order.
 
         Raises:
             OSError: A file cannot be opened.
@@ -116,22 +116,22 @@ class Multilabel(Dataset[Example]):
         bias: bool = False,
         dense: bool = False,
     ) -> Multilabel:
-        """A file of LIBSVM's format, ``1,5,7 12:0.5 90:1``.
+        """Read a file in LIBSVM's format, ``1,5,7 12:0.5 90:1``.
 
         Args:
             path: The file.
-            num_features: The same for the training and the test set, however many occur there; without the bias. None:
-                the first line of the file says examples, features and labels.
-            num_labels: Likewise.
+            num_features: Number of features without the bias, equal for training and test set; None if the first
+                line of the file has the numbers of examples, features and labels.
+            num_labels: Number of labels; None likewise.
             first_feature: The number of the first feature in the file, 0 or 1.
             first_label: The number of the first label in the file, 0 or 1.
-            unit_rows: As above.
-            bias: As above.
-            dense: As above.
+            unit_rows: See the class.
+            bias: See the class.
+            dense: See the class.
 
         Raises:
             OSError: The file cannot be opened.
-            ValueError: It is malformed, and the message begins with file and line; or an argument is.
+            ValueError: The file is malformed (the message begins with file and line), or an argument is out of range.
         """
         found = read_libsvm(path, num_features, num_labels, first_feature=first_feature, first_label=first_label)
         return cls._of(found, unit_rows, bias, dense)
@@ -170,17 +170,17 @@ class Multilabel(Dataset[Example]):
 
     @property
     def indices(self) -> Tensor:
-        """int32 ``[M]``, the features that are not zero, rising within an example."""
+        """int32 ``[M]``, the nonzero features, ascending within an example."""
         return self.features.indices
 
     @property
     def values(self) -> Tensor:
-        """float32 ``[M]``, of these features."""
+        """float32 ``[M]``, the values of these features."""
         return self.features.values
 
     @property
     def label_counts(self) -> Tensor:
-        """int64 ``[K]``, examples of each label."""
+        """int64 ``[K]``, number of examples with each label."""
         return self.labels.counts()
 
     @property

@@ -1,4 +1,4 @@
-"""Pictures of what labels have to do with each other: a heat map of all pairs, and the strongest pairs as a graph."""
+"""Pictures of interactions of labels: a heat map of all pairs, and the strongest pairs as a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _ATTRACTION, _REPULSION = "tab:red", "tab:blue"
-_NAMED = 60  # labels whose names still fit beside the heat map
+_NAMED = 60  # largest number of labels whose names fit beside the heat map
 _BEND = 0.25  # how far from the centre of the circle an edge passes, as a share of its ends' distance from it
 
 
@@ -32,12 +32,12 @@ def draw_interactions(
     Args:
         figure: A matplotlib figure or subfigure, empty; some 14 by 7 inches.
         interactions: ``[K, K]``, symmetric; the diagonal is not read.
-        names: Of the K labels.
-        strongest: Pairs of either sign that the graph shows.
-        most: Labels of the heat map, those with the strongest interactions.
+        names: Names of the K labels.
+        strongest: Number of pairs of either sign in the graph.
+        most: Largest number of labels in the heat map, those with the strongest interactions.
 
     Raises:
-        ValueError: ``interactions`` is not such a matrix, or names are missing or too many.
+        ValueError: ``interactions`` is not such a matrix, or the number of names differs.
     """
     values = _checked(interactions, names)
     left, right = figure.subplots(1, 2)
@@ -46,7 +46,7 @@ def draw_interactions(
 
 
 def draw_heat_map(axes: Any, interactions: Tensor, names: Sequence[str], *, most: int = 200) -> None:
-    """The interactions of labels, those that attract each other side by side; arguments as above."""
+    """The heat map, in which labels that attract each other are adjacent; arguments as in :func:`draw_interactions`."""
     values = _checked(interactions, names)
     kept = values.abs().sum(1).topk(min(most, len(values))).indices.sort().values
     kept = kept[together(values[kept][:, kept])]
@@ -65,7 +65,7 @@ def draw_heat_map(axes: Any, interactions: Tensor, names: Sequence[str], *, most
 
 
 def draw_pairs(axes: Any, interactions: Tensor, names: Sequence[str], *, strongest: int = 20) -> None:
-    """The strongest pairs of either sign, as edges between labels on a circle; arguments as above."""
+    """The strongest pairs as edges between labels on a circle; arguments as in :func:`draw_interactions`."""
     values = _checked(interactions, names)
     attracting, repelling = strongest_pairs(values, strongest)
     pairs = attracting + repelling
@@ -102,7 +102,7 @@ def strongest_pairs(interactions: Tensor, number: int) -> tuple[list[Pair], list
 
     Args:
         interactions: ``[K, K]``, symmetric; the diagonal is not read.
-        number: How many of each at most; pairs of 0 are in neither list.
+        number: Largest length of each list; pairs with interaction 0 are in neither.
     """
     rows, columns = torch.triu_indices(len(interactions), len(interactions), offset=1)
     values = interactions.detach().cpu()[rows, columns]
@@ -128,12 +128,12 @@ def together(interactions: Tensor) -> Tensor:
     if size < 3:
         return torch.arange(size)
     affinity = interactions.detach().double().cpu().clamp(min=0).fill_diagonal_(0)
-    # Weak ties between all keep labels without any from falling into one heap.
+    # Weak ties between all labels keep those without positive interactions apart.
     affinity = affinity + 1e-6 * (float(affinity.max()) or 1.0)
     degree = affinity.sum(1).rsqrt()
     laplacian = torch.eye(size, dtype=torch.float64) - degree[:, None] * affinity * degree
     fiedler = degree * torch.linalg.eigh(laplacian).eigenvectors[:, 1]
-    if fiedler[fiedler.abs().argmax()] < 0:  # the sign of an eigenvector is anybody's choice
+    if fiedler[fiedler.abs().argmax()] < 0:  # the sign of an eigenvector is arbitrary
         fiedler = -fiedler
     return fiedler.argsort(stable=True)
 
@@ -157,7 +157,7 @@ def _colour(value: float) -> str:
 
 
 def _curve(a: float, b: float) -> tuple[list[float], list[float]]:
-    """From angle a to angle b of the circle, bent towards the centre."""
+    """A curve from angle a to angle b of the circle, bent towards the centre."""
     share = [step / 24 for step in range(25)]
     lines = []
     for p, q in ((math.cos(a), math.cos(b)), (math.sin(a), math.sin(b))):

@@ -29,15 +29,15 @@ def read_libsvm(
     first_label: int = 0,
     limit: int = UNPACKED_LIMIT,
 ) -> LabelledRows:
-    """Read a file; features and labels are named by their numbers in it.
+    """Read a file.
 
-    A line without labels begins with its first feature, or a blank; the features of a line rise. What follows a ``#``
-    is a comment.
+    A line without labels begins with its first feature or a blank; features ascend within a line. Text after ``#`` is
+    a comment.
 
     Args:
         path: The file, plain or gzipped.
-        num_features: How many there are; None where the first line says so.
-        num_labels: How many there are; None where the first line says so.
+        num_features: Number of features; None if the first line gives it.
+        num_labels: Number of labels; None if the first line gives it.
         first_feature: The number of the first feature, 0 or 1.
         first_label: The number of the first label, 0 or 1.
         limit: Bytes that a gzip file may unpack to.
@@ -45,8 +45,8 @@ def read_libsvm(
     Raises:
         ImportError: scikit-learn is not installed.
         OSError: The file cannot be opened.
-        ValueError: It is malformed; the message begins with its name and, where there is one, the line. Or a number is
-            missing, or is not 0 or 1.
+        ValueError: The file is malformed (the message begins with its name and, if known, the line);
+            ``num_features`` or ``num_labels`` is needed; or the first numbers are not 0 or 1.
     """
     for name, value in (("first_feature", first_feature), ("first_label", first_label)):
         if isinstance(value, bool) or value not in (0, 1):
@@ -62,7 +62,7 @@ def read_libsvm(
         raise ValueError(f"{name} is needed: the first line of the file does not say (examples, features, labels)")
     check_whole(num_features, "num_features")
     check_whole(num_labels, "num_labels")
-    numbers = []  # of the lines that are examples
+    numbers = []  # line numbers of the examples
     for number, line in enumerate(lines[told:], start=1 + told):
         if line.partition("#")[0].strip():
             numbers.append(number)
@@ -77,7 +77,7 @@ def read_libsvm(
     try:
         matrix, labels = _load(lines[told:])
     except ValueError:
-        for number in numbers:  # scikit-learn does not say which line it is
+        for number in numbers:  # scikit-learn does not name the line
             try:
                 _load([lines[number - 1]])
             except ValueError as error:
@@ -121,7 +121,7 @@ def _places(
     total: int,
     path: str | os.PathLike[str],
 ) -> np.ndarray:
-    """Places counted from 0, of all rows, one after another."""
+    """The numbers of all rows counted from 0, one row after another."""
     for row, line in zip(rows, lines, strict=True):
         if len(set(row)) < len(row):
             twice = next(number for number in row if list(row).count(number) > 1)

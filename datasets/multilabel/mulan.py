@@ -1,4 +1,4 @@
-"""Mulan's format of multilabel data: an ARFF file, and an XML file that names those of its attributes that are labels.
+"""Mulan's format of multilabel data: an ARFF file, and an XML file that names the attributes that are labels.
 
 The format: http://mulan.sourceforge.net/format.html
 """
@@ -16,13 +16,13 @@ from .sparse_rows import SparseRows
 
 
 class LabelledRows(NamedTuple):
-    """Multilabel examples as they stand in a file.
+    """The multilabel examples of a file.
 
     Attributes:
         features: ``[n, F]``.
-        labels: ``[n, K]``, of ones.
-        feature_names: Of every feature.
-        label_names: Of every label.
+        labels: ``[n, K]``; all values are 1.
+        feature_names: Name of every feature.
+        label_names: Name of every label.
         source: The file, for messages.
     """
 
@@ -34,7 +34,7 @@ class LabelledRows(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A label that an XML file names, and its line."""
+    """A label in an XML file, and its line."""
 
     name: str
     line: int
@@ -47,17 +47,17 @@ def read_mulan(
     page: str | None = None,
     limit: int = UNPACKED_LIMIT,
 ) -> LabelledRows:
-    """Features in the order of the ARFF file, labels in that of the XML file.
+    """Read features in the order of the ARFF file, and labels in the order of the XML file.
 
     Args:
-        arff: The examples.
-        xml: The labels.
-        page: Where the files are published, for messages; None for files of one's own.
+        arff: The file of examples.
+        xml: The file of labels.
+        page: Where the files are published, for messages; None for your own files.
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
         OSError: A file cannot be opened.
-        ValueError: One is malformed, or they do not fit together; the message begins with file and line.
+        ValueError: A file is malformed, or they do not fit together; the message begins with file and line.
     """
     wanted = read_labels(xml, page=page)
     table = read_arff(arff, limit=limit)
@@ -83,15 +83,15 @@ def read_mulan(
 
 
 def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> list[Label]:
-    """The labels that an XML file names, in its order; those of a hierarchy one after another, parents first.
+    """The labels of an XML file, in order; in a hierarchy parents come first.
 
     Args:
         path: The file.
         page: As in :func:`read_mulan`.
 
     Raises:
-        OSError: It cannot be opened.
-        ValueError: It is no such file; the message begins with its name and the line.
+        OSError: The file cannot be opened.
+        ValueError: The file is malformed; the message begins with its name and the line.
     """
     lines: dict[str, int] = {}
     depth = 0
@@ -141,7 +141,7 @@ def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> lis
 
 
 def _check_labels(table: Arff, labels: list[int]) -> None:
-    """Labels are 0 or 1."""
+    """Raise ValueError unless labels are 0 or 1."""
     for place in labels:
         attribute = table.attributes[place]
         if attribute.values is not None and not set(attribute.values.values()) <= {0.0, 1.0}:

@@ -1,4 +1,4 @@
-"""How good sets of labels are: Hamming loss, exact matches, and F1 over all labels and of each."""
+"""Scores of sets of labels: Hamming loss, exact matches, micro and macro F1."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MultilabelScores:
-    """Counts of labels, and what follows from them; F1 is 0 where nothing is true and nothing is found.
+    """Counts of labels, and scores from them; the F1 of no true and no predicted labels is 0.
 
     Counts of several batches add up: ``a + b``.
 
     Attributes:
-        correct: int64 ``[K]``, examples that have the label and were given it.
-        predicted: int64 ``[K]``, examples that were given it.
-        true: int64 ``[K]``, examples that have it.
-        exact: Examples whose labels are all right.
-        examples: Examples there are, n.
+        correct: int64 ``[K]``, number of examples with the label whose prediction has it too.
+        predicted: int64 ``[K]``, number of examples whose prediction has the label.
+        true: int64 ``[K]``, number of examples with the label.
+        exact: Number of examples whose labels are all right.
+        examples: n.
     """
 
     correct: Tensor
@@ -54,12 +54,12 @@ class MultilabelScores:
 
     @property
     def precision(self) -> float:
-        """Share of the labels given that are true; 0 where none is given."""
+        """Precision: share of the predicted labels that are true; 0 if none is predicted."""
         return int(self.correct.sum()) / max(int(self.predicted.sum()), 1)
 
     @property
     def recall(self) -> float:
-        """Share of the true labels that are given; 0 where there is none."""
+        """Recall: share of the true labels that are predicted; 0 if there is none."""
         return int(self.correct.sum()) / max(int(self.true.sum()), 1)
 
     @property
@@ -74,7 +74,7 @@ class MultilabelScores:
 
     @property
     def macro_f1(self) -> float:
-        """The mean of :attr:`label_f1`, those of labels that do not occur included."""
+        """The mean of :attr:`label_f1`, including labels that do not occur."""
         return float(self.label_f1.mean())
 
     def __add__(self, other: MultilabelScores) -> MultilabelScores:
@@ -100,10 +100,10 @@ def multilabel_scores(true: Tensor, predicted: Tensor) -> MultilabelScores:
 
     Args:
         true: ``[n, K]``, 0 and 1 of any dtype.
-        predicted: Likewise.
+        predicted: As ``true``.
 
     Raises:
-        ValueError: The shapes differ, or are not ``[n, K]`` of at least one, or there is another number.
+        ValueError: The shapes differ, or are not ``[n, K]`` with n, K >= 1, or an entry is not 0 or 1.
     """
     if true.ndim != 2 or not true.numel() or true.shape != predicted.shape:
         shapes = f"{list(true.shape)} and {list(predicted.shape)}"

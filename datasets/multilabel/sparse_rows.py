@@ -1,4 +1,4 @@
-"""Rows that are mostly zero, one after another: compressed sparse rows (CSR)."""
+"""Compressed sparse rows (CSR)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SparseRows:
-    """A matrix ``[n, num_columns]`` by its numbers that are not zero.
+    """A matrix ``[n, num_columns]``, stored by its nonzero entries.
 
     Attributes:
         indptr: int64 ``[n + 1]``: row i has the entries ``indptr[i]`` to ``indptr[i + 1] - 1``.
-        indices: int32 ``[M]``, columns, rising within a row.
+        indices: int32 ``[M]``, columns, ascending within a row.
         values: float32 ``[M]``.
-        num_columns: Columns of the matrix.
+        num_columns: Number of columns.
     """
 
     indptr: Tensor
@@ -29,7 +29,7 @@ class SparseRows:
 
     @classmethod
     def of(cls, counts: ArrayLike, indices: ArrayLike, values: ArrayLike, num_columns: int) -> SparseRows:
-        """Rows from the number of entries of each, and all entries: sorted here by column, and without zeros."""
+        """Rows from the number of entries of each and all entries, which are sorted by column; zeros are dropped."""
         sizes = np.array(counts, np.int64)
         columns, numbers = np.array(indices, np.int32), np.array(values, np.float32)
         row = np.repeat(np.arange(len(sizes)), sizes)
@@ -51,7 +51,7 @@ class SparseRows:
         return torch.repeat_interleave(torch.arange(len(self)), self.indptr.diff(), output_size=len(self.indices))
 
     def counts(self) -> Tensor:
-        """Entries of each column, int64 ``[num_columns]``."""
+        """Number of entries of each column, int64 ``[num_columns]``."""
         return torch.bincount(self.indices, minlength=self.num_columns)
 
     def columns(self, which: Sequence[int]) -> SparseRows:
@@ -66,7 +66,7 @@ class SparseRows:
         return SparseRows(before[self.indptr], indices[order], values[order], len(which))
 
     def unit_rows(self) -> SparseRows:
-        """Every row divided by its Euclidean norm; rows of zeros stay."""
+        """Every row divided by its Euclidean norm; zero rows stay zero."""
         squares = torch.zeros(len(self), dtype=torch.float64).index_add_(0, self.row, self.values.double() ** 2)
         norms = squares.sqrt()[self.row]
         return SparseRows(self.indptr, self.indices, (self.values.double() / norms).float(), self.num_columns)
@@ -83,10 +83,10 @@ class SparseRows:
         return SparseRows(self.indptr + torch.arange(n + 1), indices, values, self.num_columns + 1)
 
     def dense(self, rows: Tensor | None = None) -> Tensor:
-        """The numbers of these rows (None: of all), float32 ``[R, num_columns]``."""
+        """These rows (None: all) as a dense matrix, float32 ``[R, num_columns]``."""
         taken = torch.arange(len(self)) if rows is None else rows
         columns, values = self.lists(taken)
-        found = torch.zeros(len(taken), self.num_columns + 1)  # the last column takes what pads the lists
+        found = torch.zeros(len(taken), self.num_columns + 1)  # the last column takes the padding
         found.scatter_(1, torch.where(columns < 0, self.num_columns, columns), values)
         return found[:, :-1].contiguous()
 

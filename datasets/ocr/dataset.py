@@ -67,7 +67,7 @@ class OCR(PaddedDataset):
     Args:
         split: ``"train"`` or ``"test"``.
         size: ``"small"`` or ``"large"``.
-        fold: which of the ten folds stands alone.
+        fold: the fold, of ten, that is a split of its own.
     """
 
     letters = "abcdefghijklmnopqrstuvwxyz"

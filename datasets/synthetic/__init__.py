@@ -1,1 +1,1 @@
-"""Data that was made up."""
+"""Synthetic data."""

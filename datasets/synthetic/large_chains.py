@@ -1,4 +1,4 @@
-"""Chains with thousands of states, made up, whose best weights are known."""
+"""Synthetic chains with thousands of states, whose best weights are known."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _ENTRIES = 4_000_000  # scores held at a time while decoding
 
 @dataclass(frozen=True)
 class ChainTruth:
-    """The weights that chains were drawn by; all others are zero.
+    """The sparse weights that chains are drawn from.
 
     Attributes:
         emission: ``[F, K]``.
-        transition: ``[K, K]``, of a pair of states, the first one before the second; none is negative.
+        transition: ``[K, K]``, from the first state to the second; none is negative.
     """
 
     emission: SparseRows
     transition: SparseRows
 
     def load_into(self, head: Any) -> None:
-        """Write the weights into a ``SparseLinearChain`` or ``LinearChain``: to compare with, not to train on.
+        """Write the weights into a ``SparseLinearChain`` or ``LinearChain``, for comparison, not for training.
 
         Raises:
             ValueError: The head has other sizes.
@@ -49,11 +49,11 @@ class ChainTruth:
     def decode(self, chains: SparseChains) -> Tensor:
         """The best states of all tokens, int64 ``[tokens]``.
 
-        Viterbi's recursion in time proportional to the transitions that are not zero: any other comes from the best
-        state of the token before.
+        Viterbi's recursion in time proportional to the number of nonzero transitions: all other transitions come from
+        the best state of the token before.
 
         Raises:
-            ValueError: The chains have other sizes.
+            ValueError: The chains have other numbers of features or states.
         """
         if (chains.in_features, chains.num_states) != (len(self.emission), self.emission.num_columns):
             raise ValueError(
@@ -68,8 +68,8 @@ class ChainTruth:
         return found
 
     def _decode(self, chains: SparseChains, part: Tensor, tokens: Tensor) -> np.ndarray:
-        """The states of some chains, one after another."""
-        scores = self._emissions(chains, tokens)  # [T, K]; from the left, with everything before, later on
+        """The best states of some chains, one chain after another."""
+        scores = self._emissions(chains, tokens)  # [T, K]; later the best score of the states up to here
         lengths = chains.lengths[part].numpy()
         starts = np.cumsum(lengths) - lengths
         before, extra, runs, reached = self._incoming
@@ -100,8 +100,8 @@ class ChainTruth:
 
     @cached_property
     def _incoming(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The transitions by their second state: first states, weights, where each run begins (and the end), and whose
-        run it is.
+        """The nonzero transitions sorted by second state: first states, weights, the start of each run (and the end),
+        and the second state of each run.
         """
         rows = self.transition
         order = torch.argsort(rows.indices.long() * len(rows) + rows.row)
@@ -125,7 +125,7 @@ class ChainTruth:
         amounts = (weights.double() * values[token, slot].double()[:, None])[real]
         size = len(tokens) * chains.num_states
         total = np.bincount(key[real].numpy(), amounts.numpy(), minlength=size)
-        return total.astype(np.float64).reshape(len(tokens), -1)  # of nothing at all NumPy makes whole numbers
+        return total.astype(np.float64).reshape(len(tokens), -1)  # NumPy makes integers of an empty list
 
 
 class LargeChains(SparseChains):
@@ -133,13 +133,13 @@ class LargeChains(SparseChains):
 
     A state is followed by one of ``successors`` others, with probabilities of its own, and with probability
     ``surprise`` by any. A token has ``draws`` features, each one of the ``own`` features of its state, or with
-    probability ``noise`` any. So the posterior of a labeling is the exponential of a score that is linear in the
-    features of ``SparseLinearChain``, with sparse weights, :attr:`truth`, and the most probable labeling is their
-    argmax: no method can be right about more chains in the mean. The first state is uniform.
+    probability ``noise`` any. The first state is uniform. The log-posterior of a labeling is linear in the features of
+    ``SparseLinearChain``, with sparse weights :attr:`truth`, whose argmax is the most probable labeling: no method is
+    right about more chains on average.
 
-    With as many features as states, as by default, a feature belongs to ``own`` states in the mean, so that a token
-    alone is ambiguous; see :attr:`truth_error`. Items and batches are those of :class:`SparseChains`, values are how
-    often a feature was drawn. The same arguments give the same chains; both splits have the same truth.
+    With as many features as states, the default, a feature belongs to ``own`` states on average, so that a token alone
+    is ambiguous; see :attr:`truth_error`. Items and batches are those of :class:`SparseChains`; a value is how often
+    the feature was drawn. The same arguments give the same chains; both splits have the same truth.
 
     Args:
         split: ``"train"`` or ``"test"``.
@@ -152,7 +152,7 @@ class LargeChains(SparseChains):
         draws: Features of a token.
         own: Features of a state.
         noise: Probability that a feature is any, above 0 and below 1.
-        seed: Of the truth and of the draws.
+        seed: Seed of the truth and of the draws.
 
     Attributes:
         truth: The weights with the highest posterior.
@@ -197,7 +197,7 @@ class LargeChains(SparseChains):
         chances = random.dirichlet(np.ones(successors), num_states)
         owned = random.integers(features, size=(num_states, own))
         self.split = split
-        # Log-odds against any state and any feature: what all have in common changes no argmax.
+        # Log-odds relative to any state and any feature: a common constant does not change the argmax.
         every = np.repeat(np.arange(num_states), own)
         odds = np.full(owned.size, (1.0 - noise) * features / (own * noise))
         starts = np.repeat(np.arange(num_states), successors)
@@ -234,12 +234,12 @@ class LargeChains(SparseChains):
 
     @cached_property
     def truth_error(self) -> float:
-        """Share of the tokens that the most probable labelings have wrong; decoded when it is first asked for."""
+        """Share of the tokens that the most probable labelings get wrong; decoded at the first use."""
         return float((self.truth.decode(self) != self.states).double().mean())
 
 
 def _log_odds(rows: np.ndarray, columns: np.ndarray, odds: np.ndarray, shape: tuple[int, int]) -> SparseRows:
-    """log(1 + odds), where the odds of the same place add up."""
+    """log(1 + odds); the odds of the same place are summed."""
     key, place = np.unique(rows * shape[1] + columns, return_inverse=True)
     total = np.bincount(place.ravel(), odds, minlength=len(key))
     counts = np.bincount(key // shape[1], minlength=shape[0])

@@ -1,7 +1,7 @@
-"""What a pair of words tells about itself: association, position, spelling, frequency, and its neighbours.
+"""Features of a pair of words: association, position, spelling, frequency, and its neighbours.
 
-In the manner of B. Taskar, S. Lacoste-Julien, D. Klein, *A Discriminative Matching Approach to Word Alignment* (EMNLP
-2005), and of its sequel (HLT-NAACL 2006). All features are numbers of the order of 1, and mostly between 0 and 1:
+After B. Taskar, S. Lacoste-Julien, D. Klein, *A Discriminative Matching Approach to Word Alignment* (EMNLP
+2005), and its sequel (HLT-NAACL 2006). All features are of the order of 1, most of them between 0 and 1:
 
 ========== ==========================================================================================================
 group      features of French word f at i of S, and English word e at j of T
@@ -29,16 +29,16 @@ from torch import Tensor
 from .alignment_text import SentencePair
 
 STEM = 5
-"""Letters that are kept of a word where words count as the same if they begin alike."""
+"""Length of the prefixes by which words are compared as stems."""
 
-_DISCOUNT = 2.0  # sentences: what was seen together once counts for little
+_DISCOUNT = 2.0  # sentences: discounts pairs that were seen together only once
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 Key = Callable[[str], str]
 
 
 def lower(word: str) -> str:
-    """The word in lower case: the unaligned text capitalises headings, the others do not."""
+    """The word in lower case: only the unaligned text capitalises headings."""
     return word.lower()
 
 
@@ -52,7 +52,7 @@ class CoOccurrence:
 
     Args:
         pairs: The text.
-        key: What counts as the same word.
+        key: Maps a word to its counted form.
 
     Raises:
         ValueError: There are no sentences.
@@ -71,13 +71,13 @@ class CoOccurrence:
             seen_f.append(f)
             seen_e.append(e)
             codes.append((f[:, None] << 32 | e).ravel())
-        # The last entry of each is that of a word that was never seen.
+        # The last entry of each counts unseen words.
         self.french_count = np.append(np.bincount(np.concatenate(seen_f), minlength=len(self.french)), 0)
         self.english_count = np.append(np.bincount(np.concatenate(seen_e), minlength=len(self.english)), 0)
         self._codes, self._counts = np.unique(np.concatenate(codes), return_counts=True)
 
     def numbers(self, pair: SentencePair) -> tuple[np.ndarray, np.ndarray]:
-        """The words of a sentence pair as places in the counts, ``[S]`` and ``[T]``."""
+        """The rows of the words of a sentence pair in the counts, ``[S]`` and ``[T]``."""
         unseen_f, unseen_e = len(self.french), len(self.english)
         return (
             np.array([self.french.get(self.key(w), unseen_f) for w in pair.french]),
@@ -103,13 +103,13 @@ class AlignmentFeatures:
     """Features of all word pairs of a sentence pair.
 
     Args:
-        pairs: The unaligned text that association and frequency are counted in.
+        pairs: The unaligned text, which gives association and frequency.
     """
 
     def __init__(self, pairs: Sequence[SentencePair]) -> None:
         self.words = CoOccurrence(pairs)
         self.stems = CoOccurrence(pairs, stem)
-        # Rank of every word by frequency, from 0; unseen words come last.
+        # The rank of every word by frequency, from 0; unseen words come last.
         self._french_rank = (-self.words.french_count).argsort(kind="stable").argsort(kind="stable")
         self._english_rank = (-self.words.english_count).argsort(kind="stable").argsort(kind="stable")
 
@@ -177,7 +177,7 @@ class AlignmentFeatures:
 
 
 def _association(name: str, values: np.ndarray, thresholds: Sequence[float]) -> dict[str, np.ndarray]:
-    """A coefficient, its bins, and how it does against the others of its row and of its column."""
+    """A coefficient, its bins, and its comparison with the others of its row and column."""
     row, row_next = _best_and_next(values, 1)
     column, column_next = _best_and_next(values, 0)
     first_f, first_e = (values == row) & (values > 0), (values == column) & (values > 0)
@@ -196,7 +196,7 @@ def _association(name: str, values: np.ndarray, thresholds: Sequence[float]) -> 
 
 
 def _best_and_next(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest and the second largest value along an axis, which stays."""
+    """The largest and the second largest value along an axis, which is kept."""
     ordered = np.sort(values, axis)
     first = ordered.take([-1], axis)
     return first, ordered.take([-2], axis) if values.shape[axis] > 1 else np.zeros_like(first)
@@ -253,7 +253,7 @@ def _spelling(pair: SentencePair) -> dict[str, np.ndarray]:
 
 
 def _common_prefix(a: str, b: str) -> int:
-    """How many letters two words begin with alike."""
+    """The length of the common prefix of two words."""
     count = 0
     for x, y in zip(a, b, strict=False):
         if x != y:
@@ -275,7 +275,7 @@ def _common_letters(a: str, b: str) -> float:
 
 
 def _neighbours(values: np.ndarray) -> dict[str, np.ndarray]:
-    """The same coefficient of the pairs before and after; beyond the ends of a sentence it is 0."""
+    """The coefficient of the pairs before and after; 0 beyond the ends of a sentence."""
     padded = np.pad(values, 1)
     before, after = padded[:-2, :-2], padded[2:, 2:]
     crossed = np.maximum(padded[:-2, 2:], padded[2:, :-2])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .columns import nul_byte
 
 Link = tuple[int, int]
-"""A French and an English word, by their places in the sentence, from 0."""
+"""A French and an English word, by their positions in the sentence, from 0."""
 
 _SENTENCE = re.compile(r"<s snum=(\d+)>(.*)</s>")
 _LINK = re.compile(r"(\d+)-(\d+)(-P)?")
@@ -22,7 +22,7 @@ class SentencePair(NamedTuple):
         french: Its words.
         english: Its words.
         sure: Links that an alignment must have.
-        possible: Links that an alignment may have; the sure ones are among them.
+        possible: Links that an alignment may have, including the sure ones.
     """
 
     french: tuple[str, ...]
@@ -38,8 +38,8 @@ def read_aligned(french: Path, english: Path, links: Path) -> list[SentencePair]
     ``3-5`` (a sure link of French word 3 with English word 5) and ``3-5-P`` (a possible one).
 
     Raises:
-        ValueError: A line is not of this form, a link names a word that is not there, or the files do not belong
-            together; the message has file and line.
+        ValueError: A line has another form, a link names a missing word, or the files do not belong together; the
+            message has file and line.
     """
     left, right, linked = _lines(french), _lines(english), _lines(links)
     _same_length({french: left, english: right, links: linked})
@@ -53,10 +53,10 @@ def read_aligned(french: Path, english: Path, links: Path) -> list[SentencePair]
 
 
 def read_unaligned(french: Path, english: Path) -> list[SentencePair]:
-    """Sentence pairs without links: one sentence a line, words apart by spaces.
+    """Sentence pairs without links: one sentence a line, words separated by spaces.
 
     Raises:
-        ValueError: A sentence has no words, or the files differ in their numbers of lines.
+        ValueError: A sentence has no words, or the files have different numbers of lines.
     """
     left, right = _lines(french), _lines(english)
     _same_length({french: left, english: right})

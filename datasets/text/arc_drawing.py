@@ -18,8 +18,8 @@ def draw_arcs(figure: Any, sentences: Sequence[Sentence], found: Sequence[Sequen
 
     Args:
         figure: A matplotlib figure or subfigure, empty.
-        sentences: What to draw, at least one; short sentences are easier to read.
-        found: The heads that were found, for each of them.
+        sentences: The sentences, at least one; short ones are easier to read.
+        found: The predicted heads of each sentence.
     """
     columns = min(2, len(sentences))
     axes = figure.subplots(-(-len(sentences) // columns), columns, squeeze=False).flatten()
@@ -41,7 +41,7 @@ def draw_arcs(figure: Any, sentences: Sequence[Sentence], found: Sequence[Sequen
 
 
 def _draw(axis: Any, head: int, token: int, top: float, **style: Any) -> None:
-    """One arc; that of the root falls from the top."""
+    """One arc; the root's arc comes from the top."""
     if head == 0:
         axis.plot([token, token], [top, 0.0], **style)
     else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 
-# Of their table 1; h is the head, t the token, w a word, g a tag, -1 and +1 the neighbours. The prefixes of long words
+# From their table 1; h is the head, t the token, w a word, g a tag, -1 and +1 the neighbours. Prefixes of long words
 # are left out.
 _ALONE = (("hw", "hg"), ("hw",), ("hg",))
 _PAIRS = (
@@ -27,7 +27,7 @@ _PAIRS = (
     ("hg", "hg+1", "tg", "tg+1"),
     ("hg-1", "hg", "tg", "tg+1"),
 )
-# All of a token's arcs have these, whatever its head: they tell heads apart only together with the distance.
+# All arcs of a token share these: they distinguish heads only together with the distance.
 _TOKEN = (("tw", "tg"), ("tw",), ("tg",))
 _BETWEEN = len(_ALONE) + len(_PAIRS) + len(_TOKEN)
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
@@ -40,7 +40,7 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
     The templates of McDonald, Crammer and Pereira (2005), "Online large-margin training of dependency parsers", table
     1: words and tags of head and token, the tags of their neighbours, each with and without the direction and the
     distance of the arc (1 to 5, up to 10, more), and with the direction the tags that stand between. A feature's column
-    is a hash of its text, so that training and test sentences agree without a list of words; two may share a column.
+    is a hash of its text, so that no list of words is needed; two features may share a column.
 
     Args:
         words: The T words.
@@ -52,7 +52,7 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
         features, and at arcs of a token to itself, which have none.
 
     Raises:
-        ValueError: There are not as many words as tags, or ``num_features`` is out of range.
+        ValueError: The numbers of words and tags differ, or ``num_features`` is out of range.
     """
     num_features = check_whole(num_features, "num_features", most=2**31 - 1)
     length = len(words)
@@ -79,7 +79,7 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
         columns.append(_mix(code, apart))
     hashed = np.stack(columns, 2) % np.uint64(num_features)
 
-    # Each tag that stands between head and token, once: where its count so far differs.
+    # Each tag between head and token, once: its counts before the two differ.
     kinds, kind = np.unique(tag[2:-1], return_inverse=True)
     count = np.zeros((length + 2, len(kinds)), np.int64)
     count[np.arange(2, length + 2), kind] = 1
@@ -98,6 +98,6 @@ def _codes(texts: Sequence[str]) -> np.ndarray:
 
 
 def _mix(code: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """A hash of both; sums and products are those of 64 bits."""
+    """A hash of both in 64-bit arithmetic."""
     mixed = (code ^ more) * _ODD
     return mixed ^ (mixed >> _HALF)

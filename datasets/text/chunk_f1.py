@@ -1,7 +1,7 @@
 """Precision, recall and F1 of chunks, by the rules of conlleval, the script of the CoNLL tasks.
 
-A chunk is found if one of the same type begins and ends at the same tokens. seqeval counts in the same way and is what
-the tests compare with; it brings scikit-learn along and has had no release since 2020, which is much for these rules.
+A chunk is correct if type, first and last token are right. seqeval counts in the same way, and the tests compare with
+it; it is no dependency because it needs scikit-learn and has had no release since 2020.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
     the next token that is not I-X.
 
     Args:
-        tags: Of its tokens: O, B-X or I-X.
+        tags: The tags of its tokens: O, B-X or I-X.
 
     Raises:
-        ValueError: A tag is none of these.
+        ValueError: A tag has another form.
     """
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise TypeError(f"tags={tags!r} must be a list of tags, such as ['B-NP', 'O']")
@@ -52,12 +52,12 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
 
 @dataclass(frozen=True)
 class Score:
-    """Counts of chunks, and what follows from them; a share of nothing is 0, as in conlleval.
+    """Counts of chunks and scores from them; a share of 0 chunks is 0, as in conlleval.
 
     Attributes:
-        correct: Chunks predicted that are true.
-        predicted: Chunks predicted.
-        true: Chunks there are.
+        correct: Number of predicted chunks that are true.
+        predicted: Number of predicted chunks.
+        true: Number of true chunks.
     """
 
     correct: int
@@ -76,7 +76,7 @@ class Score:
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of both."""
+        """Harmonic mean of precision and recall."""
         return 2.0 * self.correct / (self.predicted + self.true) if self.correct else 0.0
 
 
@@ -85,10 +85,10 @@ class ChunkScores:
     """Scores of all chunks and of each type; ``str`` is a table like conlleval's.
 
     Attributes:
-        overall: Of all chunks together.
-        by_type: Of each type that occurs, by alphabet.
-        tokens: Tokens there are.
-        wrong_tokens: Those whose tag is another than predicted.
+        overall: Scores of all chunks together.
+        by_type: Scores of each type that occurs, in alphabetical order.
+        tokens: Number of tokens.
+        wrong_tokens: Number of tokens whose predicted tag is wrong.
     """
 
     overall: Score
@@ -116,7 +116,7 @@ def chunk_scores(true: Iterable[Sequence[str]], predicted: Iterable[Sequence[str
 
     Args:
         true: The tags of each sentence.
-        predicted: Those predicted, of as many sentences of the same lengths.
+        predicted: The predicted tags of the same sentences.
 
     Raises:
         ValueError: Sentences or tags are missing, or a tag is not of the BIO form.

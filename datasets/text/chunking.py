@@ -1,4 +1,4 @@
-"""Sentences with tags as sparse chains: a list of columns for every token, and never a dense matrix."""
+"""Sentences with tags as sparse chains: every token has a list of columns."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from .sparse_chains import SparseChains
 class ChunkingDataset(SparseChains):
     """A map-style dataset of sentences; :meth:`collate` and ``__getitems__`` make its batches.
 
-    Items and batches are those of :class:`torchssvm.datasets.SparseChains`, with columns only: states of the tags of
-    sentences.
+    Items and batches are those of :class:`torchssvm.datasets.SparseChains`, with columns only; states are tags.
 
-    Attributes of the sentences that the vocabulary does not have are left out. Where the sentences have no tags, y is
-    -1 throughout: enough to predict, and nothing else.
+    Attributes that are not in the vocabulary are left out. If the sentences have no tags, y is -1 throughout, which
+    suffices for predictions.
 
     Args:
-        sentences: What :func:`torchssvm.datasets.text.columns.read_columns` read.
+        sentences: From :func:`torchssvm.datasets.text.columns.read_columns`.
         vocabulary: Columns and states.
-        stand_in: The tag that ``y`` shows in place of tags that the vocabulary does not have; None: they are an error.
-            :meth:`tags` are those of the file in any case, so that chunk scores are not touched.
-        found: The attributes of these sentences, where they have been made already.
+        stand_in: The tag in ``y`` for tags that are not in the vocabulary; None makes them an error.
+            :meth:`tags` always returns the tags of the file, so that chunk scores are not affected.
+        found: The attributes of these sentences, if they are computed already.
 
     Attributes:
         sentences: As given.
@@ -39,7 +38,8 @@ class ChunkingDataset(SparseChains):
         num_states: Tags of the vocabulary.
 
     Raises:
-        ValueError: A tag is not in the vocabulary; the message names file and line. Or ``found`` is of other sentences.
+        ValueError: A tag is not in the vocabulary (the message names file and line), or ``found`` belongs to other
+            sentences.
     """
 
     what = "sentences"
@@ -93,20 +93,20 @@ class ChunkingDataset(SparseChains):
         return self.sentences.tags[self.tokens(i)]
 
     def features(self, i: int) -> list[list[str]]:
-        """The attributes of the tokens of a sentence, without those that the vocabulary does not have."""
+        """The attributes of the tokens of a sentence that are in the vocabulary."""
         tokens, names = self.tokens(i), self.vocabulary.attributes
         rows = self.rows[tokens.start : tokens.stop + 1].tolist()
         return [[names[c] for c in self.columns[a:b].tolist()] for a, b in itertools.pairwise(rows)]
 
     def tags_of(self, labelings: Tensor, lengths: Tensor) -> list[list[str]]:
-        """The tags that a batch of predicted states stands for.
+        """The tags of a batch of predicted states.
 
         Args:
-            labelings: ``[B, N]`` int64, states; what lies beyond each length is not read.
+            labelings: ``[B, N]`` int64, states; entries beyond each length are ignored.
             lengths: ``[B]`` int64.
 
         Raises:
-            ValueError: A state is not one of the vocabulary.
+            ValueError: A state is not in the vocabulary.
         """
         names = self.vocabulary.tags
         inside = torch.arange(labelings.shape[1], device=labelings.device) < lengths.unsqueeze(1)
@@ -120,12 +120,12 @@ class ChunkingDataset(SparseChains):
         ]
 
     def hold_out(self, share: float = 0.1) -> tuple[ChunkingDataset, ChunkingDataset]:
-        """The first sentences to train on, and the last to choose by: both numbered from 0.
+        """The first sentences for training and the last for validation, both numbered from 0.
 
-        The vocabulary is made anew, of the first part alone and with the same ``min_count``; the tags stay.
+        The new vocabulary is that of the first part, with the same ``min_count`` and the same tags.
 
         Args:
-            share: Of the sentences, to be held out; the number is rounded.
+            share: Share of the sentences that is held out; their number is rounded.
 
         Raises:
             ValueError: ``share`` leaves one of the parts empty.

@@ -22,7 +22,7 @@ class Tagged(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """What of a chunk stands on one line: from letter ``left`` to ``right``."""
+    """The part of a chunk on one line: from letter ``left`` to ``right``."""
 
     line: float
     left: int
@@ -30,11 +30,11 @@ class _Piece(NamedTuple):
 
 
 def draw_chunks(figure: Any, sentences: Sequence[Tagged]) -> None:
-    """Predicted chunks as boxes, coloured by type; wrong ones framed in red, true ones that were missed in red beneath.
+    """Predicted chunks as boxes coloured by type; wrong ones are framed, missed ones underlined in red.
 
     Args:
         figure: A matplotlib figure or subfigure, empty.
-        sentences: Long ones go on on the next line.
+        sentences: The sentences; long ones continue on the next line.
     """
     axes = figure.subplots()
     axes.axis("off")
@@ -72,7 +72,7 @@ def _draw_box(axes: Any, row: Sequence[_Piece], chunk: Chunk, wrong: bool, size:
 
 
 def _places(sentences: Sequence[Sequence[str]]) -> Iterator[list[_Piece]]:
-    """Where each word stands; a sentence begins a line, a little below the one before."""
+    """The position of each word; every sentence begins a new line."""
     line = 0.0
     for words in sentences:
         row, left = [], 1
@@ -86,7 +86,7 @@ def _places(sentences: Sequence[Sequence[str]]) -> Iterator[list[_Piece]]:
 
 
 def _pieces(row: Sequence[_Piece], chunk: Chunk) -> Iterator[_Piece]:
-    """A chunk on each of its lines."""
+    """The parts of a chunk, one for each line."""
     places = row[chunk.start : chunk.stop]
     for line in sorted({place.line for place in places}):
         here = [place for place in places if place.line == line]

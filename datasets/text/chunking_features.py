@@ -1,4 +1,4 @@
-"""What is known of a token: the attributes of CRFsuite's tutorial on chunking, and the columns they get.
+"""Features of a token: the attributes of CRFsuite's tutorial on chunking, and their columns.
 
 The templates are those of http://www.chokkan.org/software/crfsuite/tutorial.html, which [B13] and [G16] (appendix I.2)
 used too. An attribute is a string such as ``w[0]=the`` or ``pos[-1]|pos[0]=IN|DT``.
@@ -25,7 +25,7 @@ TEMPLATES: tuple[tuple[tuple[str, int], ...], ...] = (
     *((("pos", d), ("pos", d + 1)) for d in (-2, -1, 0, 1)),
     *((("pos", d), ("pos", d + 1), ("pos", d + 2)) for d in (-2, -1, 0)),
 )
-"""The 19 kinds of attributes: fields (word or part of speech) and their places, counted from the token."""
+"""The 19 templates: fields (word or part of speech) and their offsets from the token."""
 
 BEGIN, END = "__BOS__", "__EOS__"
 """Attributes of the first and of the last token of a sentence."""
@@ -37,9 +37,9 @@ class Attributes(NamedTuple):
     """The attributes of every token, as lists of numbers.
 
     Attributes:
-        names: Of the attributes that occur, each once: template by template, each in the order of its values.
+        names: The attributes that occur, each once: template by template, each in the order of its values.
         rows: int64 ``[tokens + 1]``: token t has the attributes ``codes[rows[t] : rows[t + 1]]``.
-        codes: int32; numbers of names.
+        codes: int32, indices into ``names``.
     """
 
     names: list[str]
@@ -47,11 +47,11 @@ class Attributes(NamedTuple):
     codes: np.ndarray
 
     def counts(self) -> np.ndarray:
-        """How often each attribute occurs, int64."""
+        """The count of each attribute, int64."""
         return np.bincount(self.codes, minlength=len(self.names))
 
     def check(self, sentences: TaggedSentences) -> None:
-        """Raise ValueError unless these are the attributes of the sentences: of their words, tags and first tokens."""
+        """Raise ValueError unless these are the attributes of the sentences."""
         for prefix, wanted in (("w[0]=", sentences.words), ("pos[0]=", sentences.pos)):
             own = np.array([name.startswith(prefix) for name in self.names], bool)[self.codes]
             if [self.names[code] for code in self.codes[own]] != [prefix + value for value in wanted]:
@@ -70,9 +70,10 @@ class Attributes(NamedTuple):
 
 
 def attributes(sentences: TaggedSentences) -> Attributes:
-    """The attributes of all tokens; a template that would look outside the sentence gives none.
+    """The attributes of all tokens; a template that reaches outside the sentence gives none.
 
-    All tokens at once: words and parts of speech become numbers, and the strings are only made of what is distinct.
+    All tokens are processed at once: words and parts of speech become numbers, and only distinct attributes become
+    strings.
     The 211,727 tokens of CoNLL-2000's training set have 335,674 attributes.
     """
     fields = {"w": sentences.words, "pos": sentences.pos}
@@ -89,14 +90,14 @@ def attributes(sentences: TaggedSentences) -> Attributes:
         key = np.zeros(len(tokens), np.int64)
         for field, d in template:
             numbers, distinct = numbered[field]
-            if int(key.max(initial=0)) >= 2**62 // distinct:  # too large a product: their ranks will do
+            if int(key.max(initial=0)) >= 2**62 // distinct:  # the product would overflow: use ranks
                 key = np.unique(key, return_inverse=True)[1]
             key = key * distinct + numbers[tokens + d]
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         prefix = "|".join(f"{field}[{d}]" for field, d in template) + "="
         values = [map(fields[field].__getitem__, (tokens[first] + d).tolist()) for field, d in template]
         names = [prefix + "|".join(some) for some in zip(*values, strict=True)]
-        # Two keys are one attribute where words with a | in them are spelt the same together.
+        # Words that contain | can give two keys the same attribute.
         codes[tokens, column] = np.array([table.setdefault(name, len(table)) for name in names], np.int32)[inverse]
     codes[left == 0, -2] = table.setdefault(BEGIN, len(table))
     codes[right == 0, -1] = table.setdefault(END, len(table))
@@ -111,12 +112,12 @@ class Vocabulary:
     of the same templates.) A chain of 22 tags then has 75,289 * 22 + 22 * 22 + 3 * 22 = 1,656,908 weights.
 
     Args:
-        attributes: Attribute of every column, each once.
-        tags: Tag of every state, each once.
-        min_count: How often an attribute had to occur; kept for what is made of this vocabulary later.
+        attributes: The attribute of every column, all different.
+        tags: The tag of every state, all different.
+        min_count: How often an attribute had to occur; kept for datasets that are derived later.
 
     Raises:
-        ValueError: Attributes or tags are missing or come twice, or ``min_count`` is below 1.
+        ValueError: Attributes or tags are missing or duplicate, or ``min_count`` is below 1.
     """
 
     def __init__(self, attributes: Iterable[str], tags: Iterable[str], min_count: int = 1) -> None:
@@ -144,7 +145,7 @@ class Vocabulary:
         Args:
             sentences: With tags.
             min_count: How often an attribute must occur in them.
-            tags: The tags in their order; None is those of the sentences: O, then B and I of each type by alphabet.
+            tags: The tags in order; None is those of the sentences: O, then B and I of each type in alphabetical order.
 
         Raises:
             ValueError: ``min_count`` is below 1, or no attribute occurs so often, or the sentences have no tags.
@@ -157,7 +158,7 @@ class Vocabulary:
 
     @classmethod
     def from_attributes(cls, found: Attributes, min_count: int, tags: Sequence[str]) -> Vocabulary:
-        """The vocabulary of a training set whose attributes have been made; otherwise as :meth:`of`."""
+        """As :meth:`of`, from attributes that are computed already."""
         often = np.flatnonzero(found.counts() >= check_count(min_count)).tolist()
         if not often:
             raise ValueError(f"min_count={min_count}: no attribute occurs so often")
@@ -173,18 +174,18 @@ class Vocabulary:
         return len(self.tags)
 
     def state(self, tag: str) -> int | None:
-        """The number of a tag; None for another tag."""
+        """The number of a tag; None if it is unknown."""
         return self._states.get(tag)
 
     def columns(self, found: Attributes) -> tuple[np.ndarray, np.ndarray]:
-        """Row offsets int64 ``[tokens + 1]`` and columns int32; attributes that the vocabulary has not drop out."""
+        """Row offsets int64 ``[tokens + 1]`` and columns int32; unknown attributes are left out."""
         column = np.array([self._columns.get(name, -1) for name in found.names], np.int32)[found.codes]
         known = column >= 0
         before = np.concatenate([[0], np.cumsum(known, dtype=np.int64)])  # known attributes before each place
         return before[found.rows], column[known]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON."""
+        """Write the vocabulary as JSON."""
         content = {
             "format": _FORMAT,
             "min_count": self.min_count,
@@ -199,7 +200,7 @@ class Vocabulary:
 
         Raises:
             OSError: The file cannot be opened.
-            ValueError: It is something else, or damaged.
+            ValueError: It is not a saved vocabulary, or damaged.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -227,7 +228,7 @@ class Vocabulary:
 
 
 def sorted_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Each tag once: O, then B and I of each type by alphabet."""
+    """Each tag once: O, then B and I of each type in alphabetical order."""
     return tuple(sorted(set(tags), key=lambda tag: (tag != "O", tag[2:], tag[:1])))
 
 
@@ -237,7 +238,7 @@ def check_count(min_count: int) -> int:
 
 
 def _numbers(values: list[str]) -> tuple[np.ndarray, int]:
-    """The place of every value among the distinct ones, by alphabet; and how many of these there are."""
+    """The rank of every value among the sorted distinct values, and the number of these."""
     place = {value: number for number, value in enumerate(sorted(set(values)))}
     return np.array([place[value] for value in values], np.int64), len(place)
 

@@ -26,11 +26,11 @@ class TaggedSentences:
     """The tokens of all sentences of a file, one after another.
 
     Attributes:
-        words: Of every token.
+        words: Word of every token.
         pos: Part-of-speech tag of every token.
-        tags: Chunk tag of every token; None for a file without them.
+        tags: Chunk tag of every token; None for a file without tags.
         offsets: int64 ``[n + 1]``: sentence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``.
-        lines: int64 ``[tokens]``, the line of every token, from 1.
+        lines: int64 ``[tokens]``, the line number of every token, from 1.
         source: The file, for messages.
     """
 
@@ -59,7 +59,7 @@ class TaggedSentences:
         )
 
     def where(self, token: int) -> str:
-        """File and line of a token, as messages begin."""
+        """File and line of a token, for messages."""
         return f"{self.source}, line {self.lines[token]}"
 
 
@@ -68,18 +68,17 @@ def read_columns(
 ) -> TaggedSentences:
     """Read a column file.
 
-    Columns are separated by spaces or tabs; one or more empty lines end a sentence. UTF-8, plain or gzipped (told by
-    its first bytes, not by its name).
+    Columns are separated by spaces or tabs; one or more empty lines end a sentence. UTF-8, plain or gzipped (by
+    its first bytes, not its name).
 
     Args:
         path: The file.
-        tags_optional: Whether the third column may be missing, as in text that is to be tagged; from all lines then,
-            or from none.
+        tags_optional: Whether the third column may be missing, on all lines, as in text to predict tags for.
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
         OSError: The file cannot be opened.
-        ValueError: It is no such file; the message begins with its name and, where there is one, the line.
+        ValueError: The file is malformed; the message begins with its name and, if known, the line.
     """
     content = read_content(Path(path), limit)
     _check_encoding(content, path)
@@ -90,7 +89,7 @@ def read_columns(
     lines: list[int] = []
     ends: list[int] = []
     columns = 0  # of the first token, and so of all
-    # Bytes are split at ASCII blanks only: a no-break space may stand inside a word.
+    # Split bytes at ASCII blanks only: a word may contain a no-break space.
     for number, line in enumerate(content.split(b"\n"), start=1):
         fields = line.split()
         if not fields:
@@ -132,10 +131,10 @@ def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
 
     Args:
         path: The file.
-        limit: Bytes that it may unpack to; no more are unpacked.
+        limit: Bytes that it may unpack to; unpacking stops there.
 
     Raises:
-        ValueError: It begins as a gzip file, and is damaged or larger than ``limit``.
+        ValueError: It is a gzip file that is damaged, or unpacks to more than ``limit`` bytes.
     """
     limit = check_whole(limit, "limit")
     with path.open("rb") as file:
@@ -182,7 +181,7 @@ def _check_encoding(content: bytes, path: str | os.PathLike[str]) -> None:
 
 
 def nul_byte(where: str) -> str:
-    """What is said of a NUL byte in a text."""
+    """The message for a NUL byte in a text."""
     return f"{where}: a NUL byte; this is no text in UTF-8 (UTF-16 has such bytes: convert the file, e.g. with iconv)"
 
 

@@ -27,19 +27,19 @@ class CoNLL2000(ChunkingDataset):
     downloaded once into the cache folder. See :class:`torchssvm.datasets.ChunkingDataset` for items and batches, for
     ``hold_out`` and for files of your own.
 
-    The states are the 22 tags of the training set in the order of :attr:`chunk_tags`: O, then B and I of each type by
-    alphabet; ``I-LST`` does not occur there. It does occur in the test set, on two tokens, where ``y`` shows O in its
-    place; :meth:`tags` and chunk scores know better.
+    The states are the 22 tags of the training set in the order of :attr:`chunk_tags`: O, then B and I of each type in
+    alphabetical order, without ``I-LST``. Two tokens of the test set have the tag ``I-LST``: there ``y`` has O, while
+    :meth:`tags` and chunk scores use ``I-LST``.
 
     Args:
         split: ``"train"`` or ``"test"``.
         min_count: How often an attribute must occur in the training set to have a column: 1 keeps all 335,674, 3 (the
             default) keeps 75,289, about as many as the papers have.
-        vocabulary: That of another split, ``CoNLL2000("train").vocabulary``, which saves making it again.
+        vocabulary: ``CoNLL2000("train").vocabulary``, so that it is not made again.
         root: The folder that has ``conll2000``; None is ``TORCHSSVM_DATA`` and the cache.
 
     Raises:
-        FileNotFoundError: A file is not there and cannot be downloaded; the message says where to put it.
+        FileNotFoundError: A file is missing and cannot be downloaded; the message says where to put it.
         RuntimeError: A file is not the published one.
     """
 

@@ -33,7 +33,7 @@ class Sentence(NamedTuple):
         words: The T words (FORM).
         tags: Their parts of speech (UPOS, or XPOS where that is ``_``).
         heads: Their heads, 1 to T, and 0 at the root's only child.
-        line: Where its first token stands in the file.
+        line: Line of the first token in the file.
     """
 
     words: tuple[str, ...]
@@ -65,8 +65,8 @@ class _Word(NamedTuple):
 def read_conllu(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> list[Sentence]:
     """Read a treebank: UTF-8, plain or gzip, ten columns separated by tabs, an empty line after every sentence.
 
-    Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are passed over: the basic dependencies hold between
-    the words. The package conllu parses the lines; it checks neither columns nor trees, so that is done here.
+    Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are skipped: the basic dependencies connect words.
+    The package conllu parses the lines; columns and trees are checked here.
 
     Args:
         path: The file.
@@ -74,13 +74,13 @@ def read_conllu(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) ->
 
     Raises:
         ImportError: conllu is not installed.
-        ValueError: The file is none, or a sentence has no tree; the message begins with the file and the line.
+        ValueError: The file is not CoNLL-U, or a sentence has no tree; the message begins with file and line.
     """
     with needs("CoNLL-U files need conllu: pip install 'torchssvm[data]'", "conllu"):
         import conllu.exceptions
     sentences: list[Sentence] = []
     words: list[_Word] = []
-    begun = 0  # the line where a sentence begins that has not ended
+    begun = 0  # the line where the current sentence begins
     for number, line in enumerate([*read_text(path, limit).split("\n"), ""], start=1):
         where = f"{path}, line {number}"
         line = line.removesuffix("\r")
@@ -115,7 +115,7 @@ def read_conllu(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) ->
 
 
 def _is_word(token: Mapping[str, Any], expected: int, where: str) -> bool:
-    """Whether it is the next word; not a multiword token or an empty node."""
+    """Whether the ID is that of the next word, not of a multiword token or an empty node."""
     name, head = token["id"], token["head"]
     if isinstance(name, tuple):
         spelt, first, after = "".join(map(str, name)), name[0], name[1] == "."
@@ -133,7 +133,7 @@ def _is_word(token: Mapping[str, Any], expected: int, where: str) -> bool:
 
 
 def _check_tree(words: Sequence[_Word], path: str | os.PathLike[str]) -> None:
-    """Refuse heads that are not those of a tree with one root."""
+    """Raise ValueError unless the heads form a tree with one root."""
     for word in words:
         if word.head > len(words):
             raise ValueError(f"{path}, line {word.line}: HEAD is {word.head}, and the sentence has {len(words)} words")
@@ -161,17 +161,17 @@ def _check_tree(words: Sequence[_Word], path: str | os.PathLike[str]) -> None:
 class CoNLLU(Dataset[Example]):
     """The sentences of a CoNLL-U file, with hashed features of all their arcs.
 
-    An item is ``(x, y, index)``: columns ``[T, T+1, P]`` int64 as :func:`arc_columns` makes them, when they are asked
-    for; the heads, int64 ``[T]``; and its number in this dataset. :meth:`collate` pads items to a batch, whose x is
+    An item is ``(x, y, index)``: columns ``[T, T+1, P]`` int64, computed by :func:`arc_columns` when the item is
+    fetched; the heads, int64 ``[T]``; and its number in this dataset. :meth:`collate` pads items to a batch, whose x is
     ``SparseFeatures`` for the head ``LinearArcs(num_features)``.
 
     Args:
         path: The file.
         num_features: Columns of the features.
-        keep_features: Keep the features of a sentence once they are made, in ``4 T (T+1) P`` bytes (P is about 40), and
-            do not make them again in every pass.
-        skip_nonprojective: Leave sentences out whose arcs cross, which ``Projective()`` cannot have for targets:
-            training sentences. ``num_skipped`` says how many these were.
+        keep_features: Keep the features of a sentence, ``4 T (T+1) P`` bytes (P is about 40), instead of computing them
+            in every pass.
+        skip_nonprojective: Leave out sentences whose arcs cross, for training with ``Projective()``, which cannot have
+            them as targets. ``num_skipped`` is their number.
 
     Raises:
         ValueError: The file is not CoNLL-U (see :func:`read_conllu`), ``num_features`` is out of range, or no sentence
@@ -226,13 +226,13 @@ class CoNLLU(Dataset[Example]):
 
 
 class Attachment(NamedTuple):
-    """Unlabelled attachment scores: shares of tokens with the right head; None where there are no such tokens.
+    """Unlabelled attachment scores: shares of tokens with the right head; None without tokens.
 
     Attributes:
-        uas: Of all tokens.
-        uas_without_punctuation: Of those that are not punctuation themselves.
-        tokens: How many there are.
-        punctuation: How many of them are punctuation.
+        uas: Share of all tokens.
+        uas_without_punctuation: Share of the tokens that are not punctuation.
+        tokens: Number of tokens.
+        punctuation: Number of tokens that are punctuation.
     """
 
     uas: float | None
@@ -245,11 +245,11 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
     """Compare the heads of sentences with those of the treebank.
 
     Args:
-        found: The heads that were found for each sentence; what stands beyond its length is not looked at.
+        found: The predicted heads of each sentence; entries beyond its length are ignored.
         sentences: The sentences, in the same order.
 
     Raises:
-        ValueError: There are not as many on both sides, or a sentence has too few heads.
+        ValueError: The numbers of sentences differ, or a sentence has too few heads.
     """
     found, sentences = list(found), list(sentences)
     if len(found) != len(sentences):

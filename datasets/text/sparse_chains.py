@@ -1,4 +1,4 @@
-"""Chains of tokens whose features are lists: what all datasets for ``SparseLinearChain`` share."""
+"""Chains of tokens with lists of features: the base of all datasets for ``SparseLinearChain``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class SparseChains(Dataset[Example]):
         offsets: int64 ``[n + 1]``: chain i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``, at least one.
         rows: int64 ``[tokens + 1]``, and
         columns: int32: token t has the features ``columns[rows[t] : rows[t + 1]]``.
-        states: int64 ``[tokens]``, 0 to K - 1; -1 throughout where they are not known.
+        states: int64 ``[tokens]``, 0 to K - 1; -1 throughout if unknown.
         in_features: F; columns are 0 to F - 1.
         num_states: K.
-        values: float32, as many as columns; None: all are 1.
+        values: float32, as many as columns; None means that all are 1.
 
     Attributes:
         lengths: int64 ``[n]``, tokens of each chain; all arguments are attributes too.
@@ -77,7 +77,7 @@ class SparseChains(Dataset[Example]):
         within = torch.arange(max(int(count.max()), 1))
         there = within < count[..., None]
         at = torch.where(there, row[..., None] + within, 0)  # [B, N, P]
-        none = len(self.columns) == 0  # no feature may be known at all
+        none = len(self.columns) == 0  # there may be no known feature
         columns = torch.where(there, at if none else self.columns[at].long(), PADDING)
         values = None
         if self.values is not None:
@@ -98,7 +98,7 @@ class SparseChains(Dataset[Example]):
         )
 
     def tokens(self, i: int) -> slice:
-        """The tokens of a chain, among those of all."""
+        """The range of a chain's tokens."""
         at = place_of(i, len(self), self.what)
         return slice(int(self.offsets[at]), int(self.offsets[at + 1]))
 
@@ -108,7 +108,7 @@ class SparseChains(Dataset[Example]):
 
 
 def _stacked(tensors: Sequence[Tensor], fill: int) -> Tensor:
-    """``[T, P]`` tensors in one, ``[B, N, M]``."""
+    """``[T, P]`` tensors in one tensor ``[B, N, M]``."""
     most = max(tensor.shape[1] for tensor in tensors)
     wide = [pad(tensor, (0, most - tensor.shape[1]), value=fill) for tensor in tensors]
     return pad_sequence(wide, batch_first=True, padding_value=fill)

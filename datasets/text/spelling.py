@@ -1,4 +1,4 @@
-"""Spellings through a noisy channel: letters dropped, changed and swapped; and what is seen of a spelling."""
+"""Spellings through a noisy channel: letters dropped, changed and swapped; and attributes of spellings."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ class Spellings:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Spellings:
-        """Those of words that are not empty."""
+        """The letters of words, none of them empty."""
         sizes = np.fromiter(map(len, words), np.int64, len(words))
         letters = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), np.uint32)
         return cls(letters, np.concatenate([[0], np.cumsum(sizes)]))
 
     def words(self) -> list[str]:
-        """The words again."""
+        """The words as strings."""
         text = self.letters.tobytes().decode("utf-32-le", "surrogatepass")
         starts = self.starts.tolist()
         return [text[a:b] for a, b in itertools.pairwise(starts)]
 
     def corrupted(self, noise: float, random: np.random.Generator) -> Spellings:
-        """Each letter is hit with probability ``noise``: dropped, changed into any of a to z, or swapped with the next
-        one, as likely each. A word keeps its first letter where all would be dropped; swaps do not overlap.
+        """The words after noise: with probability ``noise`` a letter is dropped, changed into any of a to z, or swapped
+        with the next one, with equal shares. A word whose letters would all be dropped keeps the first; swaps do not
+        overlap.
 
-        The first words come out the same, however many follow.
+        The result for a word does not depend on the number of words after it.
         """
         chance = random.random((len(self.letters), 3))
         word = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
@@ -62,7 +63,7 @@ class Spellings:
         return Spellings(letters[kept], np.concatenate([[0], np.cumsum(sizes)]))
 
     def attributes(self) -> Attributes:
-        """What is seen of each word: its pairs of letters, its first and last three, and its length.
+        """The attributes of each word: its pairs of letters, its first and last three letters, and its length.
 
         Attributes are strings such as ``pair=^t``, ``pair=th``, ``begin=the``, ``end=the`` and ``length=3``, where
         ``^`` and ``$`` are the ends of the word; each comes at most once in a word.
@@ -92,7 +93,7 @@ class Spellings:
             _, place, inverse = np.unique(key, return_index=True, return_inverse=True)
             spelt = zip(*(each[place].tolist() for each in letters), strict=True)
             texts = [prefix + "".join(names[letter] for letter in some) for some in spelt]
-            # Two keys are one attribute where a word has a letter that stands for its end.
+            # Words that contain ^ or $ can give two keys the same attribute.
             codes.append(np.array([table.setdefault(text, len(table)) for text in texts])[inverse])
             tokens.append(owners)
         lengths = np.array([table.setdefault(f"length={size}", len(table)) for size in range(1, _LONGEST + 1)])

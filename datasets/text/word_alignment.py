@@ -42,8 +42,9 @@ class WordAlignment(Dataset[AlignmentExample]):
     :class:`torchssvm.Matching`, int64 ``[S, T]``; and its number in this split. Batches have ``x`` as
     :class:`torchssvm.Edges`, and the numbers of French words as lengths.
 
-    Sure links may be many to one, a matching may not: the target is the largest matching of sure links, and among
-    several the one nearest to the diagonal. All other sure and possible links are marked as possible, and cost nothing.
+    Sure links may be many to one, but the edges of a matching are one to one: the target is the largest matching of
+    sure links (of several, the one nearest to the diagonal). All other sure and possible links are marked as possible,
+    and cost nothing.
 
     The split is that of Taskar et al. (2006): of the 447 annotated test sentences of the shared task, ``train`` has the
     first 100 and ``test`` the other 347; ``dev`` are the shared task's 37 trial sentences. Features count associations
@@ -51,8 +52,8 @@ class WordAlignment(Dataset[AlignmentExample]):
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``.
-        root: The folder that ``hansards`` lies in; None is what ``TORCHSSVM_DATA`` names, or the cache.
-        features: Those of another split, to read the unaligned text only once; None makes new ones.
+        root: The folder that has ``hansards``; None is ``TORCHSSVM_DATA`` and the cache.
+        features: The ``features`` of another split, so that the unaligned text is read once; None computes them.
 
     Raises:
         ValueError: There is no such split, or a file is malformed; the message has file and line.
@@ -128,7 +129,7 @@ def target_of(pair: SentencePair) -> Tensor:
     for f, e in pair.possible:
         labeling[f, e] = POSSIBLE
     for f, e in pair.sure:
-        # All distances of a matching together weigh less than one link: it stays as large as it can be.
+        # All distances together weigh less than one link, so that the matching has the largest size.
         scores[0, f, e] = 1.0 - abs((f + 0.5) / s - (e + 0.5) / t) / (1 + min(s, t))
     labeling[best_matching(scores)[0]] = 1
     return labeling
@@ -140,7 +141,7 @@ def links_of(labeling: Tensor) -> frozenset[Link]:
 
 
 class AlignmentErrors(NamedTuple):
-    """How good alignments are (Och and Ney, *A Systematic Comparison of Various Statistical Alignment Models*, 2003).
+    """Scores of alignments (Och and Ney, *A Systematic Comparison of Various Statistical Alignment Models*, 2003).
 
     Attributes:
         error_rate: AER, ``1 - (|A and S| + |A and P|) / (|A| + |S|)``: 0 is perfect. A are the links found, S the sure
@@ -157,10 +158,10 @@ class AlignmentErrors(NamedTuple):
 def alignment_errors(found: Iterable[Iterable[Link]], pairs: Sequence[SentencePair]) -> AlignmentErrors:
     """Alignment error rate, precision and recall of the links found in each sentence pair.
 
-    Where there are no links to count, precision and recall are 1, and the error rate is 0.
+    Without links to count, precision and recall are 1, and the error rate is 0.
 
     Raises:
-        ValueError: There are not as many alignments as sentence pairs.
+        ValueError: The numbers of alignments and sentence pairs differ.
     """
     alignments = [frozenset(links) for links in found]
     if len(alignments) != len(pairs):

@@ -1,4 +1,4 @@
-"""Sentences as chains whose states are the words themselves, to be read from corrupted spellings."""
+"""Sentences as chains whose states are words, to be recovered from corrupted spellings."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ _MIN_COUNT = 3
 
 
 class WordChains(SparseChains):
-    """The sentences of CoNLL-2000 with a few letters of each word wrong; a labeling says which words they were.
+    """The sentences of CoNLL-2000 with misspelt words; a labeling gives the true words.
 
-    States are the K - 1 most frequent words of the training set, in lower case, and one for all others, state 0. What
-    is known of a token are the pairs of letters, the first and last three letters and the length of a spelling in
-    which each letter was dropped, changed or swapped with the next one, in all with probability ``noise``. So many
-    words look alike, and the words around them tell which it was: the decoder of a noisy channel, with K as large as
-    one likes.
+    States are the K - 1 most frequent words of the training set, in lower case, and state 0 for all others. The
+    attributes of a token are the pairs of letters, the first and last three letters and the length of a spelling in
+    which each letter was dropped, changed or swapped with the next one with total probability ``noise``. Many words
+    then look alike, and their neighbours tell them apart: the decoder of a noisy channel, for any K.
 
     The files are those of :class:`torchssvm.datasets.CoNLL2000`. Items and batches are those of :class:`SparseChains`,
     with columns only. The same arguments give the same spellings.
@@ -43,19 +42,19 @@ class WordChains(SparseChains):
     Args:
         split: ``"train"`` or ``"test"``.
         num_states: K, at least 2; None is that of ``vocabulary``, or 1000.
-        noise: How likely each letter is hit, 0 to below 1.
+        noise: Probability that a letter is changed, 0 to below 1.
         min_count: How often an attribute must occur in the training set; None is that of ``vocabulary``, or 3.
-        num_chains: How many sentences, the first ones; None: all. The vocabulary is of all in any case.
-        vocabulary: That of the training set; None: it is made again. ``tags`` of it are the words.
-        seed: Of the noise.
+        num_chains: Number of sentences, from the first; None is all. The vocabulary is always that of all.
+        vocabulary: The vocabulary of the training set, whose ``tags`` are the words; None makes it.
+        seed: Seed of the noise.
         root: The folder that has ``conll2000``; None is ``TORCHSSVM_DATA`` and the cache.
 
     Attributes:
         vocabulary: As above.
-        spellings: What is seen of every token.
+        spellings: The corrupted spelling of every token.
 
     Raises:
-        FileNotFoundError: A file is not there and cannot be downloaded; the message says where to put it.
+        FileNotFoundError: A file is missing and cannot be downloaded; the message says where to put it.
         ValueError: An argument is out of its range, or disagrees with the vocabulary.
     """
 
@@ -104,7 +103,7 @@ class WordChains(SparseChains):
         """Any sentences, each a list of words; give a test set the vocabulary of the training set, and another seed.
 
         Raises:
-            ValueError: There is no sentence, or one is empty, or a word is; or as above.
+            ValueError: There is no sentence, or a sentence or a word is empty; or as in the class.
         """
         if isinstance(sentences, str) or any(isinstance(sentence, str) for sentence in sentences):
             raise TypeError("sentences must be lists of words, and one is a str: split it, by sentence.split()")
@@ -157,7 +156,7 @@ class WordChains(SparseChains):
         self._words = words
 
     def words(self, i: int) -> list[str]:
-        """The true words of a sentence, those that are no state as well."""
+        """The true words of a sentence, including words without a state."""
         return self._words[self.tokens(i)]
 
     def observed(self, i: int) -> list[str]:
@@ -165,16 +164,16 @@ class WordChains(SparseChains):
         return self.spellings[self.tokens(i)]
 
     def features(self, i: int) -> list[list[str]]:
-        """The attributes of the tokens of a sentence, without those that the vocabulary does not have."""
+        """The attributes of the tokens of a sentence that are in the vocabulary."""
         tokens, names = self.tokens(i), self.vocabulary.attributes
         rows = self.rows[tokens.start : tokens.stop + 1].tolist()
         return [[names[c] for c in self.columns[a:b].tolist()] for a, b in itertools.pairwise(rows)]
 
     def words_of(self, states: Tensor | Sequence[int]) -> list[str]:
-        """The words that states stand for; padding (-1) stands for nothing.
+        """The words of states; padding (-1) is left out.
 
         Raises:
-            ValueError: A number is no state.
+            ValueError: A number is not a state.
         """
         numbers = [int(state) for state in states if int(state) != PADDING]
         if wrong := [number for number in numbers if not 0 <= number < self.num_states]:
@@ -183,7 +182,7 @@ class WordChains(SparseChains):
 
 
 def _most_frequent(words: Sequence[str], num_states: int) -> list[str]:
-    """``OTHER``, and the most frequent words; by alphabet where they are as frequent."""
+    """``OTHER`` and the most frequent words; ties in alphabetical order."""
     counts = Counter(words)
     check_whole(num_states, "num_states", 2, most=len(counts) + 1, advice=", one more than there are words")
     return [OTHER, *sorted(counts, key=lambda word: (-counts[word], word))[: num_states - 1]]

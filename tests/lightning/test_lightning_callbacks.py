@@ -173,12 +173,12 @@ class Subclass(StructuredSVM):
 
 
 REFUSED_CALLBACKS = {
-    "WeightAveraging": (WeightAveraging, "the gap would speak of other weights: use .*AveragedWeights"),
-    "EMAWeightAveraging": (EMAWeightAveraging, "the gap would speak of other weights: use .*AveragedWeights"),
-    "Averages": (Averages, "the gap would speak of other weights: use .*AveragedWeights"),
+    "WeightAveraging": (WeightAveraging, "the gap would be that of other weights: use .*AveragedWeights"),
+    "EMAWeightAveraging": (EMAWeightAveraging, "the gap would be that of other weights: use .*AveragedWeights"),
+    "Averages": (Averages, "the gap would be that of other weights: use .*AveragedWeights"),
     "StochasticWeightAveraging": (
         lambda: StochasticWeightAveraging(1e-2),
-        "the gap would speak of other weights: use .*AveragedWeights",
+        "the gap would be that of other weights: use .*AveragedWeights",
     ),
     "GradientAccumulationScheduler": (
         lambda: GradientAccumulationScheduler({0: 1, 1: 2}),

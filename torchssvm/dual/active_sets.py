@@ -1,4 +1,4 @@
-"""For every example a few labelings with their mass: the active set and the cache in one."""
+"""A few labelings of every example with their mass: active set and cache in one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _FIELDS = ("count", "length", "mass", "loss", "used", "known")
 class ActiveSets:
     """Up to ``capacity`` labelings for each of n examples; those with mass are the active set, all are the cache.
 
-    Labelings are kept in the smallest integer type that holds them. Where a rule asks for inner products of an
-    example's labelings, they are kept too, ``capacity^2`` numbers an example.
+    Labelings are kept in the smallest integer type that holds them. If a rule needs inner products of an example's
+    labelings, these are kept too: ``capacity^2`` numbers an example.
 
     Attributes:
-        count: ``[n]`` int64, labelings kept; they fill the first slots.
-        length: ``[n]`` int64, the example's length, 0 where it is not known.
+        count: ``[n]`` int64, number of labelings; they fill the first slots.
+        length: ``[n]`` int64, the example's length, 0 if unknown.
         mass: ``[n, C]`` float64, their dual mass.
         loss: ``[n, C]`` float64, their loss L_i.
-        used: ``[n, C]`` int64, when a slot was last a corner, by ``clock``.
-        labelings: Tensors ``[n, C, ...]``; empty until the first labeling comes.
-        gram: ``[n, C, C]`` inner products ``<Phi_i^T p(y), Phi_i^T p(y')>``; None where no rule asked for them.
+        used: ``[n, C]`` int64, the value of ``clock`` when the slot was last a corner.
+        labelings: Tensors ``[n, C, ...]``; an empty list before the first labeling.
+        gram: ``[n, C, C]`` inner products ``<Phi_i^T p(y), Phi_i^T p(y')>``; None if no rule needs them.
         known: ``[n, C]`` bool, whether a slot's row of ``gram`` is filled in.
     """
 
@@ -47,7 +47,7 @@ class ActiveSets:
 
     @staticmethod
     def bytes_each(labeling: Labeling, capacity: int, gram_bytes: int) -> int:
-        """Bytes for one example whose labelings are like the first row of ``labeling``."""
+        """Bytes of one example whose labelings have the sizes of the first row of ``labeling``."""
         numbers = sum(t[0].numel() * _narrow(t).itemsize for t in tree_tensors(labeling))
         return 16 + capacity * (numbers + 3 * 8 + 1 + capacity * gram_bytes)
 
@@ -58,7 +58,7 @@ class ActiveSets:
         return tree_replace(template, found)
 
     def victims(self, index: Tensor) -> Tensor:
-        """The slot that a new labeling takes: a free one, or the least recent without mass, or the least mass."""
+        """The slot for a new labeling: a free one, else the least recent without mass, else the one with least mass."""
         from torchssvm.dual.numba import victims
 
         slots = torch.empty_like(index, device="cpu")
@@ -66,13 +66,13 @@ class ActiveSets:
         return slots.to(index.device)
 
     def write(self, index: Tensor, slots: Tensor, labeling: Labeling, loss: Tensor) -> None:
-        """Put one labeling of each example ``index`` into its slot, without mass."""
+        """Write one labeling of each example ``index`` into its slot, with mass 0."""
         self.reserve(labeling)
         first = self.count[index] == 0
         for buffer, values in zip(self.labelings, tree_tensors(labeling), strict=True):
             values = fit(values, buffer.shape[2:], self.padding).to(buffer.dtype)
             buffer[index, slots] = values
-            if bool(first.any()):  # empty slots must hold labelings that can be scored
+            if bool(first.any()):  # fill empty slots with labelings that can be scored
                 buffer[index[first]] = values[first].unsqueeze(1)
         self.count[index] = torch.maximum(self.count[index], slots + 1)
         self.mass[index, slots] = 0.0
@@ -113,7 +113,7 @@ class ActiveSets:
         self.gram = None if self.gram is None else self.gram.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and numbers."""
+        """All state, as tensors and numbers."""
         return {
             "capacity": self.capacity,
             "clock": self.clock,
@@ -123,12 +123,12 @@ class ActiveSets:
         }
 
     def check_state(self, state: Any, where: str, dtype: torch.dtype) -> None:
-        """Raise ValueError if a state is damaged or of other sizes.
+        """Raise ValueError if a state is damaged or has other sizes.
 
         Args:
-            state: What ``state_dict`` gave.
-            where: What messages call it.
-            dtype: Of inner products.
+            state: The result of ``state_dict``.
+            where: Its name in messages.
+            dtype: The dtype of inner products.
         """
         n, capacity = shape = tuple(self.mass.shape)
         schema = {
@@ -152,7 +152,7 @@ class ActiveSets:
 
     @classmethod
     def restored(cls, state: dict[str, Any], padding: int, device: torch.device) -> ActiveSets:
-        """The active sets, to the bit, of a state that :meth:`check_state` has let pass."""
+        """The active sets of a state that passed :meth:`check_state`, with the same bits."""
         n, capacity = state["mass"].shape
         made = cls(n, capacity, padding, device)
         for name in _FIELDS:
@@ -164,7 +164,7 @@ class ActiveSets:
 
 
 def _narrow(values: Tensor) -> torch.dtype:
-    """The smallest dtype that holds these numbers."""
+    """The smallest integer dtype that holds these numbers."""
     if values.is_floating_point() or values.dtype == torch.bool or not values.numel():
         return values.dtype if values.numel() else torch.int8
     low, high = (int(v) for v in values.aminmax())

@@ -1,4 +1,4 @@
-"""The dual state in a checkpoint: what it holds, whether it fits, and how it is restored."""
+"""The dual state in a checkpoint: its content, its checks, and how it is restored."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ADVICE = (
     ": since format 4 heads hold their weights as nn.Linear does, [out, in], and boundary weights have other names. "
     "Load it with the release that wrote it, or train anew"
 )
-_ROUNDING = 1e-9  # of losses, which are never below 0 otherwise
+_ROUNDING = 1e-9  # of losses, which are at least 0 in exact arithmetic
 _TENSORS = ("loss", "gap_estimates", "oracle_gaps", "targets")
 _NUMBERS = ("certified_gap", "cache_hits", "steps", "oracle_calls", "visits", "moved", "relaxed")
 
 
 class SavedDual(Stateful):
-    """What a checkpoint holds of a ``DualState``, whose attributes these are."""
+    """The part of ``DualState`` that reads and writes checkpoints."""
 
     state_name = "dual"
 
@@ -37,7 +37,7 @@ class SavedDual(Stateful):
     recomputed: list[Tensor] | None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, exactly: tensors, numbers and strings only, so that ``weights_only=True`` can load it."""
+        """The exact state as tensors, numbers and strings, which ``weights_only=True`` can load."""
         return with_seal(
             {
                 "format": FORMAT,
@@ -91,7 +91,7 @@ class SavedDual(Stateful):
             raise damaged(f"{where}['storage'] is empty after {state['steps']} steps")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Blocks, counters and weights to the bit, from a state that :meth:`check_state` has let pass."""
+        """Restore the same bits of blocks, counters and weights from a state that passed :meth:`check_state`."""
         device = self.parameters[0].device
         for parameter, weights in zip(self.parameters, state["weights"], strict=True):
             parameter.copy_(weights)

@@ -1,4 +1,4 @@
-"""The storage by labelings: active sets, and the mean parts of what had to leave them."""
+"""The storage by labelings: active sets, and the mean parts of labelings that were merged."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Labelings(Storage):
     """Keeps the dual distribution of every block: up to ``capacity`` labelings and their mass.
 
     ``psi_i = -sum_c alpha_c (p(y_c) - p(y_i))``. The labelings with mass are the active set of the pairwise, away and
-    corrective directions; all of them are the cache of ``CacheOracle``. What does not fit goes to the *rest*: the least
-    recent labeling without mass is dropped, or else the one with the least mass is merged into one point of the
-    marginal polytope, kept as mean parts, which every direction treats as one more atom. At the start the rest is the
-    target itself, with all the mass. Memory is that of the labelings (T small integers each) and of a few numbers for
-    each; directions that need inner products add ``capacity^2`` numbers an example.
+    corrective directions; all labelings are the cache of ``CacheOracle``. If a block is full, a new labeling replaces
+    the least recent one without mass. If all have mass, the one with the least mass is merged into the *rest*: one
+    point of the marginal polytope, kept as mean parts, which every direction treats as one more atom. At the start the
+    rest is the target, with mass 1. Memory holds the labelings (T small integers each) and a few numbers for each;
+    directions that need inner products add ``capacity^2`` numbers an example.
 
     Args:
-        capacity: C, most labelings of a block.
+        capacity: C, the largest number of labelings of a block.
 
     Raises:
         ValueError: ``capacity`` is less than 1.
@@ -52,7 +52,7 @@ class Labelings(Storage):
         parameters: Sequence[torch.nn.Parameter],
         memory_limit: int | None,
     ) -> None:
-        """Tell the storage its problem."""
+        """Set the problem."""
         super().bind(num_examples, lam, structure, parameters, memory_limit)
         self.rest = MeanParts()
         self.rest.bind(num_examples, lam, structure, parameters, memory_limit)
@@ -60,7 +60,7 @@ class Labelings(Storage):
         self.sets = ActiveSets(num_examples, self.capacity, structure.padding, device)
         self.rest_mass = torch.ones(num_examples, dtype=torch.float64, device=device)
         self.rest_loss = torch.zeros(num_examples, dtype=torch.float64, device=device)  # as l_i: (1/n) mass * loss
-        self.mixed = torch.zeros(num_examples, dtype=torch.bool, device=device)  # the rest is more than the target
+        self.mixed = torch.zeros(num_examples, dtype=torch.bool, device=device)  # the rest holds merged labelings, too
 
     def keep_curvature(self) -> None:
         """Keep the inner products of each block's labelings from now on."""
@@ -91,7 +91,7 @@ class Labelings(Storage):
         return _StoredLabelings(self, index, potentials, target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
-        """Raise ValueError if an example is in two batches: masses cannot be moved twice from the same start."""
+        """Raise ValueError if an example is in two batches: each step starts from the same masses."""
         seen: set[int] = set()
         for batch, own in zip(batches, rows, strict=True):
             assert isinstance(batch, _StoredLabelings)
@@ -105,7 +105,7 @@ class Labelings(Storage):
             seen |= examples
 
     def remember(self, stored: Stored, corner: OracleResult) -> Callable[[], None] | None:
-        """Caches the corners of an exact pass, in free slots and in those without mass."""
+        """Cache the corners of an exact pass, in free slots and in slots without mass."""
         assert isinstance(stored, _StoredLabelings)
         new = (stored.lookup(corner.labeling) == 0).nonzero().flatten()
         if not len(new):
@@ -119,7 +119,7 @@ class Labelings(Storage):
         return keep
 
     def forget_features(self) -> None:
-        """Inner products are those of features that have moved."""
+        """Forget the inner products: they were computed from former features."""
         self.sets.known.fill_(False)
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
@@ -129,7 +129,7 @@ class Labelings(Storage):
         return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters, sparse=True)]
 
     def rescale(self, factor: float) -> None:
-        """``psi_i *= factor``: the mass that leaves the labelings goes to the target."""
+        """``psi_i *= factor``: the labelings' lost mass goes to the target."""
         sets = self.sets
         sets.mass *= factor
         self.rest_loss *= factor
@@ -137,7 +137,7 @@ class Labelings(Storage):
         self.rest_mass = factor * self.rest_mass + (1.0 - factor)
 
     def support(self) -> Tensor:
-        """How many labelings of each block have mass, ``[n]`` int64; the rest is not counted."""
+        """The number of labelings with mass in each block, ``[n]`` int64; the rest is not counted."""
         return (self.sets.mass > 0.0).sum(1)
 
     def nbytes(self) -> int:
@@ -188,7 +188,7 @@ class Labelings(Storage):
             setattr(self, name, state[name].to(device, copy=True))
 
     def _like(self, potentials: Potentials) -> Labeling:
-        """Some labeling, for its kind, sizes and dtypes."""
+        """A labeling of the right kind, sizes and dtypes."""
         if self._template is None:
             one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
             self._template = as_decoding(self.structure.argmax(one)).labeling
@@ -203,18 +203,18 @@ class Labelings(Storage):
         mass: Tensor | None = None,
         evict: Callable[[Tensor, Tensor], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Cache new labelings of the examples ``index`` ``[R]``, with ``mass`` ``[R]`` (None for none).
+        """Cache new labelings of the examples ``index``.
 
         Args:
             index: ``[R]`` int64.
             lengths: ``[R]`` int64, of the examples.
             labeling: ``[R, ...]``.
             loss: ``[R]``.
-            mass: ``[R]`` float64.
-            evict: Called with the positions, and the slots, that labelings with mass must leave; only with ``mass``.
+            mass: ``[R]`` float64; None for labelings without mass.
+            evict: Called with the positions and slots whose labelings with mass are replaced; needed with ``mass``.
 
         Returns:
-            The positions that were kept (all with mass are), and their slots.
+            The positions in ``index`` that were cached (all with mass are), and their slots.
         """
         sets = self.sets
         slots = sets.victims(index)
@@ -252,7 +252,7 @@ class Labelings(Storage):
 
 
 class _StoredLabelings(Stored):
-    """Column 0 of the atoms is the rest, column c + 1 is slot c."""
+    """The blocks of a batch; column 0 of the atoms is the rest, column c + 1 is slot c."""
 
     def __init__(self, storage: Labelings, index: Tensor, potentials: Potentials, target: Labeling) -> None:
         self.num_examples = storage.num_examples
@@ -268,13 +268,13 @@ class _StoredLabelings(Stored):
         self._rest_mass = storage.rest_mass[index]
         self._mixed = storage.mixed[index]
         self._gram: Tensor | None = None
-        self._learned = True  # whether the Gram matrix has rows for cached labelings that are not kept yet
+        self._learned = True  # whether the Gram matrix has rows of cached labelings that the storage lacks
         self._found: OracleResult | None = None
         self._labelings: Labeling = None
         if self._columns:
             held = sets.read(index, self._columns, storage._like(potentials))
             empty = count == 0
-            if bool(empty.any()):  # their slots hold nothing that could be scored; the rows of others will do
+            if bool(empty.any()):  # empty slots cannot be scored: copy the rows of another example
                 donor = int((~empty).to(torch.int8).argmax())
                 held = tree_map(lambda t: torch.where(_like_rows(empty, t), t[donor], t), held)
             self._labelings = self._structure.resize(held, target)
@@ -305,7 +305,7 @@ class _StoredLabelings(Stored):
         return self._structure.mean_loss(self.psi, self.target, potentials)
 
     def _relative(self, potentials: Potentials) -> Tensor:
-        """Scores of the cached labelings, ``[B, C]``; 0 where there is none."""
+        """Scores of the cached labelings relative to the target, ``[B, C]``; 0 in empty slots."""
         if not self._columns:
             return self._mass
         scores = self._structure.relative_scores(self._labelings, self.target, potentials.detach())
@@ -448,7 +448,7 @@ class _StoredLabelings(Stored):
         storage.rest_mass[index] = left
         if self._rest is None:
             return
-        # Rewritten, not added to: psi must stay mass times a point of the polytope when nearly all mass has left.
+        # Multiplied anew, not changed by a difference: psi must stay mass times a point of the polytope near mass 0.
         there = (self._mixed[rows] & (held > 0.0)).nonzero().flatten()
         ratio, own = left[there] / held[there], rows[there]
         storage.rest_loss[index[there]] *= ratio

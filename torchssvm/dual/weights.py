@@ -16,21 +16,21 @@ from torchssvm.dual.storage import Storage, Stored
 
 _MOVED = (
     "examples {examples} came with other features than at their first visit, and storage=Weights() keeps weights of "
-    "the old ones, so that the dual would bound nothing: use MeanParts() or Labelings(), which follow features that "
-    "move, or take dropout and augmentation out of the features. Structures that are padded on several axes say by "
-    "places() where their potentials matter"
+    "the old features, so that the dual would not be a bound: use MeanParts() or Labelings(), which follow features "
+    "that move, or remove dropout and augmentation from the features. Structures that are padded on several axes must "
+    "define places(), which says where their potentials count"
 )
 
 
 class Weights(Storage):
     """Keeps ``w_i = (1/(lam n)) Phi_i^T psi_i`` for every example, so that ``w = sum_i w_i``.
 
-    n times the number of weights: less than :class:`MeanParts` where potentials are large and weights are few (poses on
-    a grid). Steps need every example's own gradient, so a head without ``adjoint``
-    that ``torch.func`` cannot do pays two backward passes an example.
+    Memory is n times the number of weights: less than :class:`MeanParts` if potentials are large and weights are few
+    (poses on a grid). Steps need the gradient of every example: two backward passes an example if the head has no
+    ``adjoint`` and ``torch.func`` does not support it.
 
-    It cannot follow features that change, and refuses them: one number for the features of each example is kept from
-    its first visit, and compared at every later one and in exact passes.
+    Features must not change: one number for the features of each example is kept from its first visit and compared at
+    every later visit and in exact passes. Changed features raise RuntimeError.
     """
 
     needs_gradients = True
@@ -64,7 +64,7 @@ class Weights(Storage):
                     raise RuntimeError(_MOVED.format(examples=[example]))
 
     def check_features(self, stored: Stored, potentials: Potentials) -> None:
-        """Raise RuntimeError if an example comes with other features than those that its weights were summed from."""
+        """Raise RuntimeError if an example's features differ from those of its first visit."""
         assert isinstance(stored, _StoredWeights)
         value, size = stored.features = fingerprints(potentials, self.structure, self.parameters)
         if self._features is None:
@@ -80,7 +80,13 @@ class Weights(Storage):
         return [block.sum(0, dtype=torch.float64) for block in stored.blocks]
 
     def add(self, index: Tensor, blocks: list[Tensor], features: Tensor) -> None:
-        """``w_i += blocks_i`` for distinct examples, and what is known of their features; the first call allocates."""
+        """``w_i += blocks_i`` for distinct examples, and keep their first fingerprints; the first call allocates.
+
+        Args:
+            index: ``[R]`` int64.
+            blocks: ``[R, *shape]`` for each parameter.
+            features: ``[R]`` float64, the fingerprints.
+        """
         if self._blocks is None or self._features is None:
             self._blocks = [p.new_zeros(self.num_examples, *p.shape).detach() for p in self.parameters]
             self._features = torch.full((self.num_examples,), torch.inf, dtype=torch.float64, device=index.device)
@@ -93,12 +99,12 @@ class Weights(Storage):
         """Nothing to do: ``w_i = psi_i / (lam n)`` up to the head's adjoint, and both are multiplied by ``factor``."""
 
     def change_lam(self, lam: float) -> None:
-        """``w_i`` is inverse to ``lam``."""
+        """``w_i`` is proportional to ``1/lam``."""
         for block in self._blocks or []:
             block *= self.lam / lam
 
     def products(self) -> Tensor | None:
-        """The inner products with the weights."""
+        """``lam <w_i, w>`` of every block, ``[n]`` float64; None before the first step."""
         if self._blocks is None:
             return None
         total = torch.zeros(self.num_examples, dtype=torch.float64, device=self._blocks[0].device)
@@ -118,7 +124,7 @@ class Weights(Storage):
             self._features = self._features.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """The blocks, ``[n, *shape]`` for each parameter, and a number for the features of each example."""
+        """The blocks, ``[n, *shape]`` for each parameter, and the fingerprints of the features."""
         features = None if self._features is None else self._features.clone()
         return {"kind": "weights", "blocks": [block.clone() for block in self._blocks or []], "features": features}
 

@@ -1,4 +1,4 @@
-"""When the features are trained, and when the head."""
+"""The schedule of joint training: epochs on the features and on the head."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Alternate:
-    """``head`` epochs of BCFW on the head, then ``features`` epochs of the features' optimizer, and again.
+    """``head`` epochs of BCFW on the head, then ``features`` epochs of the features' optimizer, repeated.
 
     The head comes first: while its weights are zero, the hinge has no gradient for the features.
 
     Args:
-        features: Epochs of a round that train the features.
-        head: Epochs of a round that train the head.
+        features: Epochs of each round that train the features.
+        head: Epochs of each round that train the head.
 
     Raises:
-        ValueError: A number is not positive.
+        ValueError: A number is not a positive whole number.
     """
 
     features: int = 1

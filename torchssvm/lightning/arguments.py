@@ -1,4 +1,4 @@
-"""What ``StructuredSVM`` checks of its arguments, before anything is trained."""
+"""Checks of the arguments of ``StructuredSVM``."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from torchssvm.steps.direction import DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
 
 Direction = DirectionRule | Callable[..., Any]
-"""A direction rule. The second half is for configuration files: jsonargparse takes a protocol whose ``__call__``
-returns a Tensor for a way to make Tensors, and would refuse ``class_path: torchssvm.Pairwise``. What is no direction
-``choose_rules`` refuses."""
+"""A direction rule. The ``Callable`` is for configuration files: jsonargparse reads a protocol whose ``__call__``
+returns a Tensor as a factory of Tensors, and would refuse ``class_path: torchssvm.Pairwise``. ``choose_rules`` refuses
+any other callable."""
 
 
 def choose_rules(
     direction: Direction | None, oracle: OracleRule | None, storage: Storage | None, *, features_move: bool
 ) -> tuple[DirectionRule, OracleRule, Storage]:
-    """Direction, oracle rule and an empty storage that go together; None takes the default.
+    """Direction, oracle rule and an empty storage that fit together; None takes the default.
 
     Args:
         direction: None is ``FrankWolfe()``.
         oracle: None is ``MaxOracle()``.
-        storage: None is ``Labelings()`` where direction or oracle need labelings, else ``MeanParts()``.
+        storage: None is ``Labelings()`` if direction or oracle need labelings, else ``MeanParts()``.
         features_move: Whether the features below the head are trained.
 
     Raises:
-        TypeError: One of them is a class, or no such object at all.
-        ValueError: Direction or oracle need labelings that the storage does not keep; the storage cannot follow
-            features that move; or it belongs to a dual already.
+        TypeError: An argument is a class, or not an object of its kind.
+        ValueError: Direction or oracle need labelings and the storage keeps none; the features are trained and the
+            storage cannot follow them; or the storage already belongs to a dual.
     """
     chosen: Any = direction if direction is not None else FrankWolfe()
     oracle = oracle if oracle is not None else MaxOracle()
@@ -59,7 +59,7 @@ def choose_rules(
 
 
 def check_bounds(head: nn.Module, bounds: dict[str, tuple[Bound | None, Bound | None]]) -> None:
-    """Raise unless ``bounds`` are pairs that fit the parameters they name."""
+    """Raise unless every entry of ``bounds`` is a pair that fits the parameter it names."""
     named = dict(head.named_parameters())
     for name, pair in bounds.items():
         if name not in named:

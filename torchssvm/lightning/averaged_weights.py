@@ -1,4 +1,4 @@
-"""An average of the head's weights under a Lightning trainer, with a certificate of its own."""
+"""An average of the head's weights under a Lightning trainer, with its own certificate."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from torchssvm.solvers.certificate import Certificate
 
 
 class AveragedWeights(WeightAveraging):
-    """Keeps an average of the head's weights during a fit, and of ``sum_i l_i``, for a certificate of the average.
+    """Averages the head's weights and ``sum_i l_i`` during a fit, so that the average has its own certificate.
 
-    The average is a :class:`torchssvm.WeightedAverage` ([B13] Algorithm 4) unless another is asked for; see there what
-    makes its certificate valid. When the features are trained, the average begins anew.
+    The default is :class:`torchssvm.WeightedAverage` ([B13] Algorithm 4), which says when its certificate is valid.
+    The average restarts whenever the features are trained.
 
-    Unlike Lightning's own averages, this one changes nothing unasked: checkpoints and exports hold the trained weights,
-    validation uses them, and they stay in the head when training ends. ``with callback.applied(module):`` puts the
-    average into the head for a while.
+    Unlike with Lightning's own averages, checkpoints, exports and validation use the trained weights by default, and
+    these stay in the head when training ends. The head holds the average inside ``with callback.applied(module):``.
 
     Args:
-        swap_at_end: Put the average into the head when training ends. It should not be trained further then.
+        swap_at_end: Put the average into the head when training ends; do not train that head further.
         validate: Validate with the average.
         average: The class of the average: ``WeightedAverage``, ``SuffixAverage`` or ``UniformAverage``.
 
     Attributes:
-        average: The average itself; None before a fit has begun.
+        average: The average; None before the first fit.
     """
 
     certifies_its_average = True
@@ -46,13 +45,13 @@ class AveragedWeights(WeightAveraging):
         self.validate = validate
         self.average: Average | None = None
         self._make = average
-        self._steps = 0  # dual.steps when they were last looked at
+        self._steps = 0  # dual.steps at the last look
         self._validation = ExitStack()  # holds the average in the head
         self._loaded: dict[str, Any] | None = None
 
     @property
     def count(self) -> int:
-        """How many steps have been averaged."""
+        """Number of averaged steps."""
         return 0 if self.average is None else self.average.count
 
     @property
@@ -70,21 +69,21 @@ class AveragedWeights(WeightAveraging):
         return self._existing().weights
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Nothing yet: the head's parameters are known when the optimizer has been made."""
+        """Do nothing: the optimizer, which knows the parameters to average, does not exist yet."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin the average."""
+        """Start the average."""
         dual = find_bcfw(trainer).dual
         self.average, self._steps = self._make(dual.parameters, dual), dual.steps
         if trainer.ckpt_path is None:
             self._loaded = None
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go on with the average of the interrupted run: the optimizer's state has been loaded now."""
+        """Restore the average of the interrupted run: the optimizer's state is loaded by now."""
         self.on_train_start(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go on with the average of the interrupted run."""
+        """Restore the average of the interrupted run."""
         state, self._loaded = self._loaded, None
         if state is not None and self.average is not None:
             self.average.load_state_dict(state)
@@ -93,7 +92,7 @@ class AveragedWeights(WeightAveraging):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Average the weights that the step has led to."""
+        """Add the weights after the step to the average."""
         average = self._existing()
         assert average.dual is not None
         if average.dual.steps > self._steps:
@@ -106,13 +105,13 @@ class AveragedWeights(WeightAveraging):
             average.reset()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Average the weights if ``should_update`` counts epochs."""
+        """Add the weights to the average if ``should_update`` counts epochs."""
         if trainer.current_epoch > self._latest_update_epoch and self.should_update(epoch_idx=trainer.current_epoch):
             self._latest_update_epoch = trainer.current_epoch
             self._existing().update()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Swap, if that was asked for; the trained weights are certified before."""
+        """Certify the trained weights and put the average into the head, if ``swap_at_end``."""
         if self.swap_at_end and self.count:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, DualityGap):
@@ -120,7 +119,7 @@ class AveragedWeights(WeightAveraging):
             self._existing().copy_to_parameters()
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the average for validation, if that was asked for."""
+        """Put the average into the head for validation, if ``validate``."""
         if self.validate and trainer.training is False and self.count:
             self._validation.enter_context(self.applied(pl_module))
 
@@ -129,7 +128,7 @@ class AveragedWeights(WeightAveraging):
         self._validation.close()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Put the trained weights back where validation was cut off."""
+        """Put the trained weights back if validation was interrupted."""
         self._validation.close()
 
     @contextmanager
@@ -159,7 +158,7 @@ class AveragedWeights(WeightAveraging):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The average and when it was last updated."""
+        """The average, and the step and epoch of its last update."""
         return {
             "latest_update_step": self._latest_update_step,
             "latest_update_epoch": self._latest_update_epoch,
@@ -173,10 +172,10 @@ class AveragedWeights(WeightAveraging):
         self._loaded = state_dict["average"]
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Leave the trained weights in the checkpoint; the average is in ``state_dict`` of this callback."""
+        """Keep the trained weights in the checkpoint; the average is in this callback's ``state_dict``."""
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Nothing; see ``load_state_dict``."""
+        """Do nothing: ``load_state_dict`` keeps the average."""
 
     def _existing(self) -> Average:
         if self.average is None:

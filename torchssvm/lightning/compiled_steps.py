@@ -1,4 +1,4 @@
-"""Fixed features under a Trainer: kept once for the whole run, and visited by the compiled loop."""
+"""The compiled loop under a Trainer, on fixed features that are kept for the whole run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.solver import CompiledBCFW, check_compiled
 from torchssvm.steps.line_search import ExactSearch
 
-_SHARE = 0.5  # of the memory that is left, at most, for the features of all examples
+_SHARE = 0.5  # largest share of the free memory for the features of all examples
 
 
 def reason_not_compiled(module: Any) -> str | None:
@@ -56,18 +56,18 @@ def _transfer_hook(module: Any) -> str | None:
 
 
 def make_loop(module: Any, loader: DataLoader, *, required: bool) -> CompiledBCFW | None:
-    """Go through the training set once, keep its features, and make the loop for them.
+    """Read the training set once, keep its features, and make the loop for them.
 
     Args:
         module: A ``StructuredSVM`` in a fit, with its dual.
         loader: Its training loader.
-        required: Whether it is an error if the features do not fit in memory.
+        required: Raise if the features do not fit in memory.
 
     Returns:
-        The loop; None if the features would take more than half of the memory that is left.
+        The loop; None if the features would take more than half of the free memory.
 
     Raises:
-        MemoryError: They would, and ``required``.
+        MemoryError: The features would take more, and ``required``.
     """
     batches = _batches(module, exact_pass_loader(loader))
     first = next(batches)
@@ -93,7 +93,7 @@ def make_loop(module: Any, loader: DataLoader, *, required: bool) -> CompiledBCF
 
 
 def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:
-    """Every training example once, with what the head is given of it."""
+    """Every training example once, with the head's input as ``x``."""
     for batch in loader:
         batch = module.trainer.precision_plugin.convert_input(check_batch(batch))
         with module.trainer.precision_plugin.forward_context():

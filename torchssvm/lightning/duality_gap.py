@@ -1,4 +1,4 @@
-"""The exact gap during a run: what is logged, what stops it, and why it stopped."""
+"""Certifies a run under Lightning: logs the exact gap, stops at a tolerance, and records why the run ended."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from torchssvm.solvers.report import Entry, History
 class DualityGap(Callback):
     """Certifies the weights after the first epoch, every few epochs and when the run ends; stops at the tolerance.
 
-    An exact pass over the training examples, in their order, gives primal, dual and gap. Only such a certificate stops
-    a run. The pass also brings the gap estimates up to date, from which a ``GapBatchSampler`` draws. Weights follow
-    features that have moved first, so that the certificate is for the features as they stand.
+    An exact pass decodes every training example and gives primal, dual and gap. Only this certificate stops a run. The
+    pass also refreshes the gap estimates, from which a ``GapBatchSampler`` draws. If the features have been trained,
+    the weights are recomputed first, so that the certificate is for the current features.
 
     Logged at the end of every epoch, so that ``ModelCheckpoint(monitor="gap")`` and ``EarlyStopping(monitor="gap")``
-    work, wherever they stand among the callbacks:
+    work at any position among the callbacks:
 
-    * ``gap``, ``primal``, ``exact``: those of the last pass; ``exact`` is 0 where an approximate oracle makes primal
-      and gap upper bounds. ``gap_age`` is the number of epochs since that pass, 0 where it was in this one.
-    * ``dual``, ``oracle_calls``, ``passes``: as they stand (``dual`` of :class:`FactorwiseSVM`: that of the last pass).
-    * ``gap_estimate`` of BCFW: as it stands; the gap of the last pass where a block's gap is unknown.
+    * ``gap``, ``primal``, ``exact``: of the last pass; ``exact`` is 0 if an approximate oracle makes primal and gap
+      upper bounds. ``gap_age`` is the number of epochs since that pass, 0 for a pass at the end of this epoch.
+    * ``dual``, ``oracle_calls``, ``passes``: current values (``dual`` of :class:`FactorwiseSVM`: of the last pass).
+    * ``gap_estimate`` of BCFW: current value; the gap of the last pass while a block's gap is unknown.
 
-    Where validation ends an epoch, the pass comes before it. Where there is validation within the first epoch, there is
-    a pass before the first step too. Patience counts epochs, and a gap that is new every few epochs is no improvement
-    in between: give ``EarlyStopping`` at least ``every_n_epochs`` of it.
+    If validation ends an epoch, the pass comes before it. If there is validation within the first epoch, one more pass
+    comes before the first step. The patience of ``EarlyStopping`` counts epochs, and the gap is new only every
+    ``every_n_epochs``: give it a patience of at least ``every_n_epochs``.
 
-    It works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and for
-    :class:`FactorwiseSVM`, whose passes are those of its epochs. GDMM trains a relaxation of the problem: the gap that
-    stops it is ``relaxed_gap``, logged beside the others with ``relaxed_primal`` and ``relaxed_dual``; on chains it is
-    the gap itself, on label sets see :class:`torchssvm.FactorwiseCertificate`.
+    The callback works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and
+    for :class:`FactorwiseSVM`, where an epoch is a pass. GDMM trains a relaxation of the problem: the run stops on
+    ``relaxed_gap``, logged together with ``relaxed_primal`` and ``relaxed_dual``. On chains it is the gap itself, on
+    label sets see :class:`torchssvm.FactorwiseCertificate`.
 
     Args:
         tolerance: Stop when the certified gap is at most this.
-        every_n_epochs: Epochs between certificates; the first epoch has one in any case.
-        max_passes: Stop at the first epoch's end with as many effective passes; None is no limit.
-        batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Not needed
-            where a compiled loop or GDMM holds the examples.
-        violation: The mean consistency violation that a run of :class:`FactorwiseSVM` must reach too; 0 to 1.
+        every_n_epochs: Epochs between certificates; the first epoch always has one.
+        max_passes: Stop at the end of the epoch that reaches this many effective passes; None is no limit.
+        batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Unused if a
+            compiled loop or GDMM holds the examples.
+        violation: :class:`FactorwiseSVM` stops only if the mean consistency violation is at most this; 0 to 1.
 
     Attributes:
-        history: All certificates with the seconds since the fit began; a resumed run keeps those before it.
-        stopped_because: Why the run ended, a sentence; None while it runs.
+        history: All certificates with the seconds since the fit began; a resumed run keeps the earlier ones.
+        stopped_because: Why the run ended, as a sentence; None while it runs.
 
     Raises:
         ValueError: An argument is out of range.
@@ -86,17 +86,17 @@ class DualityGap(Callback):
         self.stopped_because: str | None = None
         self._certified_step = -1  # trainer.global_step of the last certificate
         self._certified_epoch = -1  # trainer.current_epoch of the last certificate
-        self._last_epoch = -1  # the last epoch whose end was seen to
+        self._last_epoch = -1  # the last epoch whose end was handled
         self._start: float | None = None
         self._loader: DataLoader | None = None
 
     @property
     def certificate(self) -> Certificate | None:
-        """The last one."""
+        """The last certificate; None before the first one."""
         return self.history[-1].certificate if self.history else None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse averages in the place of the trained weights; warn of a patience that the gap cannot meet.
+        """Refuse callbacks that replace the trained weights; warn of a patience shorter than ``every_n_epochs``.
 
         Raises:
             ValueError: Another callback leaves averaged weights in the module.
@@ -114,16 +114,18 @@ class DualityGap(Callback):
                 )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock; a run that is not resumed forgets the one before."""
+        """Start the clock; a run that is not resumed clears the history."""
         if trainer.ckpt_path is None:
             self.history, self._certified_step = [], -1
-            self._certified_epoch = self._last_epoch = trainer.current_epoch - 1  # a trainer that has fitted counts on
+            self._certified_epoch = self._last_epoch = (
+                trainer.current_epoch - 1
+            )  # a second fit continues the trainer's count
         self.stopped_because = None
         self._loader = None
         self._start_clock()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Make up for the end of an epoch that the interrupted run did not come to, or stop as it did."""
+        """In a resumed run, handle the end of the epoch before the checkpoint, and stop if the gap is reached."""
         self._end_epoch(trainer, pl_module, trainer.current_epoch - 1)
         if not self.history and _validates_early(trainer):
             self.certify(trainer, pl_module)
@@ -131,18 +133,18 @@ class DualityGap(Callback):
             self._publish(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify before the validation that ends the epoch: callbacks may save its weights by their gap."""
+        """Certify before the validation that ends the epoch, after which callbacks may save weights by their gap."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            with torch.inference_mode(False), torch.no_grad():  # what the pass leaves behind is trained further
+            with torch.inference_mode(False), torch.no_grad():  # tensors made here are trained further
                 self._end_epoch(trainer, pl_module, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify if it is time and validation has not come first, and log."""
+        """Certify if it is due and validation has not done so, and log."""
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
         metrics = self._figures(trainer)
-        # The same ones in the bar each time, as Lightning asks: an exact run may turn inexact, and back.
+        # Lightning wants the same names in the bar each time, and ``exact`` may change during a run.
         shown = ("primal", "gap", "exact", *(["relaxed_gap"] if "relaxed_gap" in metrics else []))
         pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
         pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
@@ -152,19 +154,19 @@ class DualityGap(Callback):
         self.finish(trainer, pl_module)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify a run that was resumed with nothing left to train."""
+        """Certify a resumed run that had nothing left to train."""
         self.finish(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Say that the run was cut off."""
+        """Record that the run was interrupted."""
         self.stopped_because = f"interrupted: {type(exception).__name__}" + (f": {exception}" if str(exception) else "")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Let the worker processes go."""
+        """Stop the worker processes."""
         self._loader = None
 
     def certify(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Certificate:
-        """The certificate of the weights as they stand, made now unless the last one is of this very step."""
+        """The certificate of the current weights; the last one if no step was made since."""
         if self._certified_step == trainer.global_step and self.history:
             return self.history[-1].certificate
         follow_features: Any = getattr(pl_module, "follow_features", None)
@@ -178,14 +180,14 @@ class DualityGap(Callback):
         return certificate
 
     def finish(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify the final weights and settle why the run ended; the second call does nothing."""
+        """Certify the final weights and record why the run ended; a second call does nothing."""
         if self.stopped_because is not None:
             return
         if self._certified_step != trainer.global_step or not self.history:
             self.certify(trainer, pl_module)
-            self._certified_epoch = trainer.current_epoch - 1  # the epochs are over, and all are counted
+            self._certified_epoch = trainer.current_epoch - 1  # trainer.current_epoch already counts the last epoch
             metrics = self._publish(trainer)
-            for logger in trainer.loggers:  # no logging through the module any more
+            for logger in trainer.loggers:  # the module cannot log after training
                 logger.log_metrics(metrics, step=trainer.global_step)
                 logger.save()
         self.stopped_because = self._reason(trainer)
@@ -203,14 +205,14 @@ class DualityGap(Callback):
             trainer.should_stop = True
 
     def _publish(self, trainer: L.Trainer) -> dict[str, float]:
-        """Show callbacks what stands, also where nothing can be logged."""
+        """Set the metrics that callbacks read, also where the module cannot log."""
         metrics = self._figures(trainer)
         device = trainer.strategy.root_device
         trainer.callback_metrics.update({name: torch.tensor(value, device=device) for name, value in metrics.items()})
         return metrics
 
     def _figures(self, trainer: L.Trainer) -> dict[str, float]:
-        """What is logged; see the class."""
+        """The logged metrics; see the class."""
         certificate = self.certificate
         assert certificate is not None
         names = ["primal", "dual", "gap", "oracle_calls", "passes", "exact"]
@@ -271,7 +273,7 @@ class DualityGap(Callback):
         return time.perf_counter() - self._start
 
     def state_dict(self) -> dict[str, Any]:
-        """The history as numbers, and which step and epoch it reaches."""
+        """The history as numbers, and the step and epoch of the last certificate."""
         return {
             "history": [{**dataclasses.asdict(c), "at": seconds} for c, seconds in self.history],
             "certified_step": self._certified_step,
@@ -280,7 +282,7 @@ class DualityGap(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the history of the interrupted run."""
+        """Restore the history of the interrupted run."""
         entries = [dict(entry) for entry in state_dict["history"]]
         self.history = [Entry(seconds=entry.pop("at"), certificate=_read(entry)) for entry in entries]
         self._certified_step = state_dict["certified_step"]
@@ -293,8 +295,8 @@ def _read(entry: dict[str, Any]) -> Certificate:
 
 
 def _validates_early(trainer: L.Trainer) -> bool:
-    """Whether there is validation within the first epoch, where callbacks may ask for a gap."""
-    every: float | None = trainer.val_check_batch  # None where validation goes by the clock
+    """Whether there is validation within the first epoch, at which callbacks may read the gap."""
+    every: float | None = trainer.val_check_batch  # None if validation is timed
     return trainer.enable_validation and (every is None or every < trainer.num_training_batches)
 
 

@@ -1,4 +1,4 @@
-"""Exact passes from inside a Lightning run."""
+"""Exact passes during a Lightning run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def find_gdmm(trainer: L.Trainer) -> GDMM | None:
 
 
 def find_problem(trainer: L.Trainer) -> DualState:
-    """What is trained: n, lam, structure and parameters.
+    """The training problem: n, lam, structure and parameters.
 
     Raises:
-        RuntimeError: The trainer has no optimizer of a dual (yet).
+        RuntimeError: The trainer has neither BCFW nor GDMM (yet).
     """
     gdmm = find_gdmm(trainer)
     return find_bcfw(trainer).dual if gdmm is None else gdmm.problem.dual
@@ -51,7 +51,7 @@ def passes_so_far(trainer: L.Trainer) -> float:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every part is in the mode it was in."""
+    """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -62,12 +62,12 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def certify_run(trainer: L.Trainer, module: L.LightningModule, loader: Iterable[Any], *, refresh: bool) -> Certificate:
-    """Certify the weights that the module holds, with its features as they stand, in the trainer's precision.
+    """Certify the module's current weights on its current features, in the trainer's precision.
 
     Args:
         trainer: The trainer; its progress bar shows the pass.
         module: Its ``forward`` gives the potentials.
-        loader: Every training example once; not needed where a compiled loop holds them.
+        loader: Every training example once; unused if a compiled loop or GDMM holds them.
         refresh: As in :func:`torchssvm.certify`.
     """
     if (gdmm := find_gdmm(trainer)) is not None:
@@ -82,7 +82,7 @@ def certify_run(trainer: L.Trainer, module: L.LightningModule, loader: Iterable[
 
 
 def in_precision(trainer: L.Trainer, module: L.LightningModule) -> Callable[..., Any]:
-    """The module's forward in the trainer's precision; what is made of the potentials stays out of autocast."""
+    """The module's forward under the trainer's autocast, which ends before the potentials are used."""
     precision = trainer.precision_plugin
 
     def forward(*args: Any) -> Any:
@@ -93,7 +93,7 @@ def in_precision(trainer: L.Trainer, module: L.LightningModule) -> Callable[...,
 
 
 def visible(trainer: L.Trainer, loader: Iterable[Any], description: str) -> Iterator[Any]:
-    """The batches, with a bar of their own beside the trainer's if it shows one."""
+    """The batches, with a progress bar of their own if the trainer shows one."""
     bar = trainer.progress_bar_callback
     total = len(loader) if isinstance(loader, Sized) else None
     if isinstance(bar, TQDMProgressBar) and bar.is_enabled:

@@ -1,4 +1,4 @@
-"""A LightningModule that trains a head by GDMM, for outputs too large to decode."""
+"""A LightningModule that trains a head by GDMM, for outputs that are too large to decode."""
 
 from __future__ import annotations
 
@@ -25,28 +25,30 @@ from torchssvm.solvers.gdmm.solver import GDMM
 class FactorwiseSVM(Predicting):
     """Max-margin training of a head under a ``Trainer`` by :class:`torchssvm.GDMM`: no decoding, no learning rate.
 
-    Every batch's examples are visited; the last batch of an epoch completes the pass, with the examples that no batch
-    had, and moves the multipliers. Features are computed once, when a fit begins, and kept: they are not trained, and a
-    dataset must give an example the same features each time. A fit during which their weights are changed in place is
-    refused (changes through ``.data`` are not noticed); :class:`StructuredSVM` trains them jointly with the head.
-    :class:`DualityGap` certifies and stops, on the gap of the relaxation that GDMM minimises (on chains the gap itself)
-    and on the consistency violation; the optimizer's duals travel in checkpoints. It needs
-    ``Trainer(accelerator="cpu")``.
+    Each training step visits the examples of its batch. The last step of an epoch visits the examples that were in no
+    batch, which completes the pass, and moves the multipliers.
+
+    Features are computed once, when a fit begins, and kept: they are not trained, and the dataset must give an example
+    the same features each time. A fit raises if the weights of ``features`` change in place (changes through ``.data``
+    go unnoticed). :class:`StructuredSVM` trains features jointly with the head.
+
+    :class:`DualityGap` certifies, and stops on the consistency violation and on the gap of the relaxation that GDMM
+    minimises (on chains the gap itself). Checkpoints hold the duals. The module needs ``Trainer(accelerator="cpu")``.
 
     Args:
-        head: One of those that :class:`torchssvm.GDMM` trains.
+        head: A head that :class:`torchssvm.GDMM` trains.
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
-        features: What is below the head, ``x`` -> features; None gives ``x`` to the head.
-        rule: How blocks move; see :class:`torchssvm.GDMM`, like the rest.
+        features: The module below the head, ``x`` -> features; None gives ``x`` to the head.
+        rule: How blocks move; see :class:`torchssvm.GDMM` for this and the next two.
         penalty: rho and eta.
         oracle: The factorwise oracle.
-        seed: Of the order in which an epoch's leftover examples are visited.
-        features_optimizer: Of :class:`StructuredSVM`, and so is ``joint``: must be None.
-        joint: Must be None.
+        seed: Seed of the order in which the examples that were in no batch are visited.
+        features_optimizer: Must be None; an argument of :class:`StructuredSVM`.
+        joint: Must be None; an argument of :class:`StructuredSVM`.
 
     Raises:
         ValueError: ``lam`` is not positive.
-        TypeError: The head is of no kind that GDMM trains, or there is a ``features_optimizer`` or ``joint``.
+        TypeError: GDMM does not train this kind of head, or ``features_optimizer`` or ``joint`` is given.
     """
 
     def __init__(
@@ -72,12 +74,12 @@ class FactorwiseSVM(Predicting):
         self.head, self.features, self.lam = head, features, lam
         self.structure = find_structure(head, None)
         self.rule, self.penalty, self.oracle, self.seed = rule, penalty, oracle, seed
-        self._kept: dict[str, int] = {}  # versions of the features' tensors when they were read
+        self._kept: dict[str, int] = {}  # versions of the features' tensors when the features were computed
         self.train(self.training)
 
     @property
     def dual(self) -> DualState:
-        """The training problem: n, lam, structure and parameters. GDMM's duals are its own, see :attr:`gdmm`."""
+        """The training problem: n, lam, structure and parameters. The duals are in :attr:`gdmm`."""
         return self.gdmm.problem.dual
 
     @property
@@ -93,12 +95,12 @@ class FactorwiseSVM(Predicting):
         return optimizer
 
     def configure_callbacks(self) -> list[Callback]:
-        """No callbacks; the first hook of a run, which refuses what the trainer cannot be asked for."""
+        """Refuse settings of the trainer that do not work here, in the first hook of a run; no callbacks."""
         check_trainer(self.trainer, averages=False)
         return []
 
     def setup(self, stage: str) -> None:
-        """Refuse what cannot work."""
+        """Refuse several processes and devices other than the CPU."""
         if stage == "fit" and self.trainer.world_size > 1:
             raise ValueError(
                 f"world size {self.trainer.world_size}: FactorwiseSVM trains in one process, so that every dual has "
@@ -111,7 +113,7 @@ class FactorwiseSVM(Predicting):
             )
 
     def configure_optimizers(self) -> GDMM:
-        """GDMM on the features of the training dataset."""
+        """GDMM on the features of the training set."""
         run = self._run
         run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
         if run.sampler is not None:
@@ -136,20 +138,20 @@ class FactorwiseSVM(Predicting):
                 oracle=self.oracle,
                 seed=self.seed,
             )
-        # What computing the features moves itself, such as a count of calls, says nothing of them.
+        # Tensors that computing the features changes, such as a count of calls, are not watched.
         self._kept = {name: at for name, at in self._versions().items() if before.get(name, at) == at}
         if resume is not None:
             resume.rewind(None)
         return optimizer
 
     def _batches(self) -> Iterator[Batch]:
-        """Every training example once, with what the head is given of it."""
+        """Every training example once, with the head's input as ``x``."""
         for batch in exact_pass_loader(self.training_loader):
             batch = check_batch(batch)
             yield batch.replace(x=self.extract(batch.x))
 
     def _versions(self) -> dict[str, int]:
-        """How often each tensor that the features depend on was changed in place, where torch counts that."""
+        """For every tensor of the features, how often it was changed in place, where torch counts this."""
         if self.features is None:
             return {}
         buffers = {name: buffer for name, buffer in self.features.named_buffers() if buffer.is_floating_point()}
@@ -157,12 +159,12 @@ class FactorwiseSVM(Predicting):
         return {name: t._version for name, t in tensors.items() if not (is_lazy(t) or t.is_inference())}
 
     def follow_features(self) -> None:
-        """Refuse features that have moved since the fit began; here the weights cannot follow them.
+        """Refuse features that changed since the fit began: GDMM keeps the features of that moment.
 
-        GDMM keeps what the features gave then. Changes in place are noticed, those through ``.data`` are not.
+        Changes in place are noticed, changes through ``.data`` are not.
 
         Raises:
-            RuntimeError: They have.
+            RuntimeError: The features have changed.
         """
         now = self._versions()
         if any(now.get(name) != version for name, version in self._kept.items()):
@@ -172,16 +174,16 @@ class FactorwiseSVM(Predicting):
             )
 
     def on_train_epoch_start(self) -> None:
-        """Refuse features that have moved."""
+        """Refuse features that have changed."""
         self.follow_features()
 
     def on_train_epoch_end(self) -> None:
-        """Refuse features that have moved, in the last epoch too."""
+        """Refuse features that have changed in the last epoch."""
         super().on_train_epoch_end()
         self.follow_features()
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Visit the examples of the batch; the last one completes the pass."""
+        """Visit the examples of the batch; the last batch completes the pass."""
         gdmm = self.gdmm
         gdmm.visit(check_batch(batch).index)
         if batch_idx + 1 < self.trainer.num_training_batches:

@@ -1,4 +1,4 @@
-"""The training loader as Lightning holds it, and a loader for exact passes over the same examples."""
+"""Lightning's training loader, and a loader for exact passes over the same examples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
     """The loader that Lightning will train from, before it is first iterated.
 
     ``configure_optimizers`` must know n, and a ``GapBatchSampler`` must know the dual before worker processes fetch
-    ahead. ``trainer.fit_loop.setup_data`` would start them, so the loader is asked for here, once, and left where
+    ahead. ``trainer.fit_loop.setup_data`` would start them, so the loader is requested here, once, and stored where
     Lightning looks for it.
 
     Raises:
-        TypeError: Training does not come from one DataLoader over a dataset that knows its length.
-        ValueError: The dataset is empty, or loaders are to be made again during the run.
+        TypeError: Training examples do not come from one DataLoader.
+        ValueError: The trainer reloads its loaders during the run.
     """
     reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if reload:
@@ -44,8 +44,8 @@ def count_examples(loader: DataLoader) -> int:
     """n, the size of the loader's dataset.
 
     Raises:
-        TypeError: The dataset does not know its length.
-        ValueError: It is empty.
+        TypeError: The dataset has no length.
+        ValueError: The dataset is empty.
     """
     if not isinstance(loader.dataset, Sized):
         raise TypeError(
@@ -65,10 +65,10 @@ def gap_sampler(loader: DataLoader) -> GapBatchSampler | None:
 
 
 def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> DataLoader:
-    """Every training example once, in order; torch's global random state is not used.
+    """A loader of every training example once, in order; it leaves torch's global random state alone.
 
     Args:
-        loader: The training loader; dataset, collate function and workers are taken from it.
+        loader: The training loader, which gives dataset, collate function and workers.
         batch_size: Examples of a batch; None is four training batches, at least 64.
     """
     if batch_size is None:

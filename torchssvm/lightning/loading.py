@@ -1,4 +1,4 @@
-"""Models from checkpoints: which head, features and structure a checkpoint needs, and the head made from its words."""
+"""Models from checkpoints: head and structure are rebuilt from the checkpoint where this is possible."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KEY = "torchssvm_model"
 
 
 class Loading(L.LightningModule):
-    """Writes into checkpoints what the model is made of, and makes it again where that is possible.
+    """Describes head, features and structure in checkpoints, and rebuilds them where this is possible.
 
-    A subclass sets ``head``, ``features`` and ``structure``, which are arguments of the same names.
+    A subclass sets ``head``, ``features`` and ``structure``, and has arguments of the same names.
     """
 
     head: nn.Module
@@ -28,7 +28,7 @@ class Loading(L.LightningModule):
     structure: Structure
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the model is made of."""
+        """Add the description of head, features and structure."""
         super().on_save_checkpoint(checkpoint)
         own = getattr(self.head, "structure", None)
         checkpoint[_KEY] = {
@@ -47,23 +47,23 @@ class Loading(L.LightningModule):
         weights_only: bool | None = True,
         **arguments: Any,
     ) -> Any:
-        """The model of a checkpoint, for predictions; ``trainer.fit(..., ckpt_path=...)`` goes on with its training.
+        """The model of a checkpoint, for predictions; ``trainer.fit(..., ckpt_path=...)`` continues its training.
 
-        A head of this package is made as the checkpoint says. Give ``head=`` if it is another one, ``features=`` where
-        there were features below it, and ``structure=`` if it was one of your own: their weights are overwritten.
-        Classes that bring an ``__init__`` of their own are made as Lightning makes them, from ``hparams``.
+        A head of this package is rebuilt from the checkpoint. Pass ``head=`` for any other head, ``features=`` if the
+        model had features, and ``structure=`` if it was your own; the checkpoint's weights are loaded into them.
+        Subclasses with their own ``__init__`` are made as Lightning makes them, from ``hparams``.
 
         Args:
             checkpoint_path: The file.
-            map_location: As Lightning's, and so are the next two.
-            hparams_file: Hyperparameters to use in the place of those of the checkpoint.
-            strict: Whether the names of the weights must be the same.
-            weights_only: Whether only tensors and plain values may be read; the default.
-            arguments: Arguments of the class, in the place of those of the checkpoint.
+            map_location: As in Lightning; so are the next two.
+            hparams_file: Hyperparameters that replace those of the checkpoint.
+            strict: Whether the names of the weights must match.
+            weights_only: Whether to read only tensors and plain values; None is True.
+            arguments: Arguments of the class that replace those of the checkpoint.
 
         Raises:
-            ValueError: The checkpoint cannot say how to make the head, the features or the structure, is damaged, or
-                wants classes made from import paths.
+            ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is damaged,
+                or names import paths of classes to make.
             RuntimeError: The weights do not fit the model.
         """
         weights_only = True if weights_only is None else weights_only
@@ -87,12 +87,12 @@ class Loading(L.LightningModule):
 
 
 def _entry(thing: Any) -> dict[str, Any]:
-    """The name of the class, and the recipe if there is one."""
+    """The name of the class, and its recipe or None."""
     return {"class": type(thing).__name__, "recipe": describe(thing)}
 
 
 def _read(path: Any, weights_only: bool) -> dict[str, Any]:
-    """The checkpoint; of a file only what is looked at."""
+    """The checkpoint; a file is memory-mapped, so that only the entries in use are read."""
     if isinstance(path, str | Path) and Path(path).is_file():
         return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
     if isinstance(path, str | Path):
@@ -104,10 +104,10 @@ def _read(path: Any, weights_only: bool) -> dict[str, Any]:
 
 
 def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Head and structure, if they are not given.
+    """Head and structure, unless given.
 
     Raises:
-        ValueError: They cannot be made, or there were features, and none are given.
+        ValueError: They cannot be rebuilt; or the model had features, and none are given.
     """
     call = f"{cls.__name__}.load_from_checkpoint(path"
     made: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Features, a head and a structure, as Lightning applies them."""
+"""Decoding, validation and test with features, a head and a structure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchssvm.lightning.steps import check_batch, errors
 
 
 class Predicting(Loading, Resumable):
-    """Decodes, validates and tests; features that are not being trained are in evaluation mode, without gradients.
+    """Decodes, validates and tests; features that are not trained are in evaluation mode, without gradients.
 
     A subclass sets ``head``, ``features``, ``structure`` and ``lam``, and trains the head.
     """
@@ -32,7 +32,7 @@ class Predicting(Loading, Resumable):
     lam: float
 
     def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
-        """Input -> potentials, differentiable in the head's weights; the features are not trained through it.
+        """Input -> potentials, differentiable in the head's weights only, not in the features.
 
         Args:
             x: Input of the features, or of the head.
@@ -51,7 +51,7 @@ class Predicting(Loading, Resumable):
         return as_decoding(self.structure.argmax(self(x, lengths))).labeling
 
     def train(self, mode: bool = True) -> Predicting:
-        """Set the mode; features that are not being trained stay in evaluation mode."""
+        """Set the mode; features that are not trained stay in evaluation mode."""
         super().train(mode)
         if not self._run.trains_features:
             self._rest()
@@ -59,10 +59,10 @@ class Predicting(Loading, Resumable):
 
     @contextmanager
     def _overwriting(self, *, resumed: bool) -> Iterator[None]:
-        """Around the making of an optimizer, which sets weights to those of its duals and warns: in a fit's own words.
+        """Make an optimizer inside; its warning that it overwrites the head's weights is replaced by one for a fit.
 
         Args:
-            resumed: Whether a checkpoint's weights come next, so that nothing is lost.
+            resumed: Whether the weights of a checkpoint are loaded next; then nothing is lost, and no warning is given.
         """
         before = [p.detach().clone() for p in self.head.parameters()]
         with warnings.catch_warnings():
@@ -88,7 +88,7 @@ class Predicting(Loading, Resumable):
         self._evaluate(batch, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Labeling:
-        """The decoded outputs of the batch."""
+        """The highest-scoring outputs of the batch."""
         batch = check_batch(batch)
         return self.decode(batch.x, batch.lengths)
 
@@ -98,7 +98,7 @@ class Predicting(Loading, Resumable):
             self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight)
 
     def extract(self, x: Any) -> Any:
-        """What the head is given of an input: its features, without gradients, in evaluation mode unless trained."""
+        """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained."""
         if self.features is None:
             return x
         if self.features.training and not self._run.trains_features:

@@ -38,7 +38,7 @@ def describe(thing: Any) -> Recipe | None:
 def rebuild(recipe: Any) -> Any:
     """What a recipe describes; a head has zeros for its weights.
 
-    Nothing is imported, and no class is made that is not that ``torchssvm.structures`` exports.
+    Nothing is imported, and only classes that ``torchssvm.structures`` exports are made.
 
     Args:
         recipe: What :func:`describe` gave.

@@ -1,4 +1,4 @@
-"""What a ``Trainer`` may be asked for and a fit by exact steps cannot do: refused before anything is set up."""
+"""Settings of a ``Trainer`` that contradict exact steps, refused before anything is set up."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.trainer.states import TrainerFn
 
-# What rounds weights to fewer bits than float32, or rescales gradients, by the names that Lightning has for it.
+# Lightning's names of precisions that round weights to fewer bits than float32, or rescale gradients.
 _INEXACT = ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
 
 _NO_RATE = "the step is exact, so there is no learning rate to find: remove it"
 
 
 def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
-    """Refuse what contradicts a fit; to be called from ``configure_callbacks``, the first hook of a run.
+    """Refuse settings that contradict a fit; called from ``configure_callbacks``, the first hook of a run.
 
-    Lightning's own check of clipping and accumulation comes after that hook, and its advice, to change to automatic
-    optimisation, cannot be followed here.
+    Lightning itself checks clipping and accumulation after that hook, and advises automatic optimisation, which is
+    impossible here.
 
     Args:
-        trainer: The trainer. Nothing is refused unless it is to fit.
+        trainer: The trainer; only fits are checked.
         averages: Whether ``AveragedWeights`` can average the weights.
 
     Raises:
-        ValueError: The trainer clips gradients, accumulates them or rounds weights; or a callback does, searches for
-            a learning rate or a batch size, or leaves other weights in the module than those that were trained; or the
-            whole module went through ``torch.compile``.
+        ValueError: The trainer clips or accumulates gradients or rounds weights; a callback accumulates, prunes,
+            searches for a learning rate or a batch size, or leaves averaged weights in the module; or the whole module
+            was compiled by ``torch.compile``.
     """
     if trainer.state.fn != TrainerFn.FITTING:
         return
@@ -78,14 +78,14 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
 
 
 def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
-    """Refuse callbacks that leave an average in the module, of which no certificate of the trained weights speaks.
+    """Refuse callbacks that leave an average in the module: the certificate is for the trained weights.
 
     Args:
         trainer: The trainer.
         possible: Whether ``AveragedWeights`` can average the weights.
 
     Raises:
-        ValueError: There is such a callback.
+        ValueError: The trainer has such a callback.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name = type(callback).__name__
@@ -93,10 +93,10 @@ def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
             continue
         certifies = getattr(callback, "certifies_its_average", False)  # AveragedWeights and its subclasses
         if certifies and not possible:
-            raise ValueError(f"{name} averages the weights of BCFW's steps, and there are none of these: remove it")
+            raise ValueError(f"{name} averages the weights of BCFW's steps, and this fit has none: remove it")
         if not certifies:
             way = "use torchssvm.lightning.AveragedWeights(), which certifies its average" if possible else "remove it"
             raise ValueError(
                 f"{name} validates, saves and leaves averaged weights in the place of the trained ones, and the gap "
-                f"would speak of other weights: {way}"
+                f"would be that of other weights: {way}"
             )

@@ -23,18 +23,18 @@ from torchssvm.solvers.report import RunReport, evaluate
 class Report(Callback):
     """Writes ``report.json`` and ``convergence.png`` when training ends, and a table to the screen.
 
-    Certificates are those of the run's :class:`DualityGap`; without one, only the final weights are certified. Training
-    examples and test examples (of ``test_dataloader``, else of validation) are decoded once. A run that is interrupted
-    from the keyboard leaves a report of what was certified until then.
+    The certificates are those of the run's :class:`DualityGap`; without that callback only the final weights are
+    certified. Training and test examples (of ``test_dataloader``, else of validation) are decoded once. A run that is
+    interrupted from the keyboard leaves a report of its certificates so far.
 
     Args:
-        folder: Where to.
-        task: What was trained, in a few words; None describes the training dataset.
+        folder: Folder of the files.
+        task: Title of the report; None is a description of the training dataset.
         draw_examples: ``(figure, batch, labelings) -> None`` draws a few test examples with their predictions below the
             curves, such as ``torchssvm.datasets.ocr.drawing.draw_words``.
 
     Attributes:
-        report: What was written; None before that.
+        report: The report; None before it is written.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Report(Callback):
         self._own = DualityGap(tolerance=0.0)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock, if no ``DualityGap`` keeps it."""
+        """Start the clock, in case there is no ``DualityGap``."""
         self.report = None
         self._own.on_fit_start(trainer, pl_module)
 
@@ -68,7 +68,7 @@ class Report(Callback):
         self._write(trainer, pl_module, gap, train=on_train, test=on_test)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Write what is certain."""
+        """Write the certificates of a run that was interrupted from the keyboard."""
         gap = self._gap(trainer)
         if isinstance(exception, KeyboardInterrupt) and gap.history:
             gap.on_exception(trainer, pl_module, exception)
@@ -76,7 +76,7 @@ class Report(Callback):
             print(self.report)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show the table, below the progress bar; a run that was resumed with nothing left to train gets one too."""
+        """Print the table below the progress bar, also for a resumed run that had nothing left to train."""
         if self.report is None:
             self.on_train_end(trainer, pl_module)
         print(f"{self.report}\n{'written to'.ljust(16)}  {self.folder}")

@@ -1,4 +1,4 @@
-"""What a module needs for its interrupted runs to go on exactly."""
+"""Exact resumption of interrupted runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchssvm.steps.orders import GapBatchSampler
 
 _KEY = "torchssvm"
 
-# What Lightning says of situations that are right here: the beginnings of its messages.
+# The beginnings of Lightning's warnings that do not apply here.
 _MISPLACED_ADVICE = (
     r"Using ModelCheckpoint with manual optimization and every_n_train_steps",
     r"Found \d+ module\(s\) in eval mode at the start of training",
@@ -28,18 +28,18 @@ _NOT_RESUMABLE = r"You're resuming from a checkpoint that ended before the epoch
 
 
 class Run:
-    """What belongs to a fit and not to the model.
+    """The state of a fit, apart from the model.
 
     Attributes:
         loader: The training loader; None before the first fit.
         sampler: Its batch sampler, if that is a ``GapBatchSampler``.
-        resume: Where a checkpoint was taken, until the resumed run trains its first batch.
+        resume: The point to resume from, until the resumed run trains its first batch.
         at_first_batch: The random state to set before that batch.
         before_validation: The random state to set after validation.
-        features_moved: Whether the features have been trained since the weights were last those of the dual.
+        features_moved: Whether the features were trained since the weights were last computed from the dual.
         trains_features: Whether this epoch trains the features.
-        loop: The compiled loop, where it is used.
-        uncompiled: Whether it was found that it cannot be.
+        loop: The compiled loop, if it is used.
+        uncompiled: Whether the compiled loop was tried and cannot be used.
     """
 
     def __init__(self) -> None:
@@ -63,12 +63,11 @@ class Run:
 
 
 class Resumable(L.LightningModule):
-    """Saves sampler and random state with every checkpoint, and goes back to them when a run is resumed.
+    """Saves the state of sampler and random generators in every checkpoint, and restores it when a run is resumed.
 
-    A run that was killed and resumed from any of its checkpoints then ends as if it had been left alone, to the bit:
-    anywhere in an epoch with a ``GapBatchSampler``, at the end of an epoch with any loader. What Lightning leaves out
-    on the way (validation, the end of an epoch whose last batch was saved, batches that workers have fetched ahead)
-    is made up for.
+    A run that was killed and resumed ends with the same bits as an uninterrupted one: from checkpoints anywhere in an
+    epoch with a ``GapBatchSampler``, from those at the end of an epoch with any loader. This covers steps that
+    Lightning skips on resuming: validation, and the end of an epoch that was saved at its last batch.
     """
 
     def __init__(self) -> None:
@@ -104,9 +103,9 @@ class Resumable(L.LightningModule):
             warnings.filterwarnings("ignore", message=pattern)
 
     def on_train_start(self) -> None:
-        """In a resumed run, go back to the moment of the checkpoint: the callbacks may have made up for an exact pass.
+        """In a resumed run, restore the state of the checkpoint, which callbacks may have changed by an exact pass.
 
-        The loader's iterator was made before that, and worker processes have fetched ahead: it is made again.
+        The loader's iterator is made again: its workers have fetched batches by the former state.
         """
         resume, run = self._run.resume, self._run
         if resume is None:
@@ -115,34 +114,34 @@ class Resumable(L.LightningModule):
         resume.rewind(run.sampler)
         if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
             iter(fetcher)
-        if run.sampler is not None:  # a validation loop may yet be passed over, which draws random numbers
+        if run.sampler is not None:  # Lightning may still skip through a validation loop, which draws random numbers
             run.at_first_batch = resume.random if resume.in_epoch else RandomState()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """From here on checkpoints are of this run."""
+        """End the resumption: from here on checkpoints describe this run."""
         if self._run.at_first_batch is not None:
             self._run.at_first_batch.restore()
         self._run.resume = self._run.at_first_batch = None
 
     def on_train_epoch_end(self) -> None:
-        """A run that was resumed after the last batch of an epoch has not begun the next one."""
+        """Restore the checkpoint's state again if the run was resumed after the last batch of an epoch."""
         if self._run.resume is not None:
             self._run.resume.rewind(self._run.sampler)
             self._run.at_first_batch = None
 
     def on_validation_model_zero_grad(self) -> None:
-        """Validation leaves the random state as it was: a run resumed after it must find the same."""
+        """Keep the random state, which validation must not change: a run that is resumed after it skips it."""
         super().on_validation_model_zero_grad()
         self._run.before_validation = RandomState()
 
     def on_validation_epoch_end(self) -> None:
-        """See ``on_validation_model_zero_grad``."""
+        """Restore the random state from before validation."""
         if self._run.before_validation is not None:
             self._run.before_validation.restore()
             self._run.before_validation = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the run is: random state, sampler, and whether the features have moved."""
+        """Add random state, sampler, and whether the features were trained since the last recomputation."""
         run = self._run
         if run.loader is None or "optimizer_states" not in checkpoint:
             return
@@ -154,21 +153,21 @@ class Resumable(L.LightningModule):
         checkpoint[_KEY] = point.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep where the run was until training continues."""
+        """Keep the resume point until training continues."""
         fitting = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         state = checkpoint.get(_KEY) if fitting else None
         self._run.resume = None if state is None else ResumePoint.from_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies are of the model, not of the run: the loader's sampler knows the dual."""
+        """Copies contain the model, not the run, whose sampler refers to the dual."""
         return {**super().__getstate__(), "_run": Run()}
 
 
 def _begin_next_epoch(trainer: L.Trainer) -> None:
-    """Where the checkpoint is of the last batch of an epoch, have Lightning begin the next one as any other.
+    """After a checkpoint of the last batch of an epoch, have Lightning begin the next epoch as usual.
 
-    It takes that epoch as over, and the next one as begun: the counters of begun epochs would stay one behind, and the
-    checkpoints of this run be misread.
+    Lightning takes the next epoch as begun already and does not count it: the counter of begun epochs would stay one
+    behind, and the checkpoints of this run would be misread.
     """
     loop = trainer.fit_loop
     begun: Any = loop.epoch_progress.total

@@ -1,4 +1,4 @@
-"""Where in a run a checkpoint was taken: sampler and random state."""
+"""The point of a run at which a checkpoint was taken: sampler and random state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchssvm.steps.orders import GapBatchSampler
 
 @dataclass
 class ResumePoint:
-    """What a checkpoint says of the moment it was taken; kept until the resumed run trains its first batch.
+    """The point of a run at which a checkpoint was taken; kept until the resumed run trains its first batch.
 
     Attributes:
-        num_examples: n of the run.
-        features_moved: Whether the features have been trained since the weights were last those of the dual.
+        num_examples: n.
+        features_moved: Whether the features were trained since the weights were last computed from the dual.
         random: Random state.
         sampler: State of the ``GapBatchSampler``; None if there was none.
         in_epoch: Whether the epoch under way has batches left.
@@ -32,11 +32,11 @@ class ResumePoint:
     def now(
         cls, num_examples: int, features_moved: bool, sampler: GapBatchSampler | None, used: int, left: bool
     ) -> ResumePoint:
-        """The present moment.
+        """The current point.
 
         Args:
             num_examples: n.
-            features_moved: As the attribute.
+            features_moved: See the class.
             sampler: The training loader's, if it is a ``GapBatchSampler``.
             used: Batches of this epoch that training has used.
             left: Whether this epoch has batches left.
@@ -58,7 +58,7 @@ class ResumePoint:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
-        """Read what ``state_dict`` gave.
+        """The point from its ``state_dict``.
 
         Raises:
             ValueError: The state is damaged.
@@ -74,7 +74,7 @@ class ResumePoint:
         return cls(**{**state, "random": RandomState(state["random"])})
 
     def rewind(self, sampler: GapBatchSampler | None) -> None:
-        """Bring sampler and random state to that moment."""
+        """Restore sampler and random state."""
         if sampler is not None and self.sampler is not None:
             sampler.load_state_dict(self.sampler)
         self.random.restore()

@@ -1,4 +1,4 @@
-"""Checkpoints of a Lightning ``Trainer`` that a killed process cannot lose."""
+"""Checkpoints of a Lightning ``Trainer`` that survive a killed process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchssvm.core.files import damage, previous, whole_file
 class SafeCheckpointIO(TorchCheckpointIO):
     """Writes local checkpoints whole or not at all: ``Trainer(plugins=[SafeCheckpointIO()])``.
 
-    Lightning itself writes to the system's folder for temporary files, and moves the file from there. Where that folder
-    is on another file system than the checkpoints, moving is copying: a process that is killed meanwhile leaves half a
-    file under the checkpoint's name, and loses the one before it where both have one name, such as ``last.ckpt``. Here
-    the file is written beside its place, brought to the disk and renamed, and a file that is overwritten is kept with
-    ``.previous`` added: it is loaded, with a warning, where the other is missing or damaged. Paths with a protocol,
-    such as ``s3://``, are left to Lightning.
+    Lightning itself writes to the system's temporary folder and moves the file from there. If that folder is on another
+    file system, moving is copying: a process that is killed meanwhile leaves half a file under the checkpoint's name,
+    and the former file of the same name, such as ``last.ckpt``, is lost. Here the file is written to the same folder,
+    flushed to the disk and renamed. A file that is overwritten is kept with ``.previous`` added to its name, and is
+    loaded, with a warning, if the newer one is missing or damaged. Lightning handles paths with a protocol, such as
+    ``s3://``.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -38,23 +38,23 @@ class SafeCheckpointIO(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
-        """Read the checkpoint, or the one before it where it is missing or damaged.
+        """Read the checkpoint, or the previous one if it is missing or damaged.
 
         Raises:
-            FileNotFoundError: There is neither.
+            FileNotFoundError: Both are missing.
         """
         found = path if "://" in str(path) else _whole(Path(os.path.realpath(path)))
         return super().load_checkpoint(found, *args, **options)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove the checkpoint, and the one kept before it."""
+        """Remove the checkpoint and the previous one."""
         super().remove_checkpoint(path)
         if "://" not in str(path):
             previous(Path(path)).unlink(missing_ok=True)
 
 
 def _whole(path: Path) -> Path:
-    """The file, or the one before it if that is whole and the file is not."""
+    """The file, or the previous one if only that is whole."""
     before = previous(path)
     if path.is_dir() or _is_whole(path) or not _is_whole(before):
         return path

@@ -1,4 +1,4 @@
-"""What a step sees of a batch, and what it reports of it."""
+"""The check of a batch, and the errors that are logged for it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torchssvm.solvers.report import count_errors
 
 
 class Mean(NamedTuple):
-    """A mean over a batch, and over how many things it is taken."""
+    """A mean over a batch, and the number of values in it."""
 
     value: Tensor
     weight: int
 
 
 def check_batch(batch: Any) -> Batch:
-    """The batch, if it is one.
+    """The batch.
 
     Raises:
-        TypeError: It is not a :class:`torchssvm.Batch`.
+        TypeError: ``batch`` is not a :class:`torchssvm.Batch`.
     """
     if not isinstance(batch, Batch):
         raise TypeError(
@@ -36,7 +36,9 @@ def check_batch(batch: Any) -> Batch:
 
 @torch.no_grad()
 def errors(structure: Structure, potentials: Potentials, target: Any) -> dict[str, Mean]:
-    """Task loss of plain decoding; shares of wrong tokens and of examples with one, of integers by position."""
+    """The mean task loss of decoding; for labelings of one integer a position also the shares of wrong tokens and
+    of examples with a wrong token.
+    """
     target = structure.check_target(target, potentials)
     labeling = as_decoding(structure.argmax(potentials)).labeling
     size = potentials.batch_size

@@ -43,47 +43,48 @@ class StructuredSVM(Predicting):
     """Max-margin training of a head under a ``Trainer``: BCFW, no learning rate, one dual block for each example.
 
     Batches are :class:`torchssvm.Batch`; the training dataset is map-style, and an item knows its index. The dual state
-    is made when a fit begins, lives in the optimizer and travels in checkpoints, never in the module's ``state_dict``.
-    A ``GapBatchSampler`` in the training loader is bound to it, and makes runs resumable in the middle of an epoch.
+    is made when a fit begins. The optimizer holds it and checkpoints save it; the module's ``state_dict`` does not
+    contain it. A ``GapBatchSampler`` in the training loader is bound to it; runs can then be resumed within an epoch.
 
-    Features are either none, or frozen (without ``features_optimizer``: evaluation mode and no gradients, always), or
-    trained in turn with the head: their optimizer descends the structured hinge with the head's weights held, and the
-    head's weights are recomputed from the dual before BCFW continues.
+    Without ``features_optimizer`` the features are frozen: always in evaluation mode, without gradients. With it,
+    epochs on the features and on the head alternate: the optimizer descends the structured hinge while the head's
+    weights are fixed, and the head's weights are recomputed from the dual before BCFW continues.
 
-    A fit refuses at once what exact steps cannot do: clipping, accumulation, 16-bit weights, Lightning's averages (see
-    :class:`AveragedWeights`), pruning, and searches for a learning rate or a batch size. Validation and tests log
-    ``val_loss``, the mean task loss, and of integers by position ``val_token_error`` and ``val_example_error``, the
-    shares of wrong tokens and of examples with one. ``load_from_checkpoint(path)`` makes a model of an own head again.
+    A fit refuses settings that contradict exact steps: clipping, accumulation, 16-bit weights, Lightning's averages
+    (use :class:`AveragedWeights`), pruning, and searches for a learning rate or a batch size. Validation logs
+    ``val_loss``, the mean task loss, and for labelings of one integer a position ``val_token_error`` and
+    ``val_example_error``, the shares of wrong tokens and of examples with a wrong token; tests log the same as
+    ``test_...``. ``load_from_checkpoint(path)`` rebuilds a model whose head is of this package.
 
     Args:
         head: Features -> potentials, linear in all its weights.
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
-        features: What is below the head, ``x`` -> features; None gives ``x`` to the head.
+        features: The module below the head, ``x`` -> features; None gives ``x`` to the head.
         features_optimizer: ``parameters -> torch.optim.Optimizer``; trains the features too.
-        joint: Which epochs train which; None is ``Alternate()``. Only with ``features_optimizer``.
+        joint: Which epochs train the features, which the head; None is ``Alternate()``. Needs ``features_optimizer``.
         structure: What an output is; None is ``head.structure``.
-        storage: How dual blocks are kept; None is ``Labelings()`` where ``direction`` or ``oracle`` move between single
-            labelings, else ``MeanParts()``. Both follow features that are trained, ``Weights()`` does not. Every fit
-            begins with an empty copy.
+        storage: How dual blocks are kept; None is ``Labelings()`` if ``direction`` or ``oracle`` need labelings, else
+            ``MeanParts()``. Both allow features that are trained, ``Weights()`` does not. Every fit begins with an
+            empty copy.
         block_steps: How far each block of a batch goes, such as ``CommonStep()``; None is ``BoxQP(sweeps=5)``.
-        direction: Which direction to take, such as ``Pairwise()`` or ``Corrective()``; None is ``FrankWolfe()``.
-        oracle: When to decode, and when to go to a labeling found before: ``CacheOracle()``; None is ``MaxOracle()``,
-            always decode. With a cache, ``cache_hits`` is logged.
-        memory_limit: Bytes that the dual blocks may take; None is what the device has left.
+        direction: The direction of a step, such as ``Pairwise()`` or ``Corrective()``; None is ``FrankWolfe()``.
+        oracle: When to decode: ``CacheOracle()`` reuses cached labelings and logs ``cache_hits``; None is
+            ``MaxOracle()``, which always decodes.
+        memory_limit: Bytes that the dual blocks may take; None is the free memory of the device.
         bounds: ``(lower, upper)`` by the name of a parameter of the head, such as ``{"transition": (0.0, None)}``; see
             :class:`torchssvm.BCFW`.
         line_search: How far a step goes; None is ``ExactSearch()``.
-        compiled: Whether fixed features are kept for the whole run and visited by :class:`torchssvm.CompiledBCFW`, the
-            examples of a batch one after another (``block_steps`` is then not needed). None is whenever
-            it can be (``LinearChain`` or ``LinearMulticlass`` on the CPU with its own structure, features that are not
-            trained and fit in half of the memory that is left, no bounds, Numba installed). Give False if a dataset is
-            to give an example other features each time.
+        compiled: Whether :class:`torchssvm.CompiledBCFW` makes the steps: features are computed once and kept for the
+            whole run, and the examples of a batch are visited one after another (``block_steps`` is unused). None is
+            True where possible: ``LinearChain`` or ``LinearMulticlass`` on the CPU with its own structure, features
+            that are not trained and fit in half of the free memory, no bounds. Use False if the dataset gives an
+            example other features each time (augmentation).
 
     Raises:
         ValueError: Arguments contradict each other (such as a direction that needs labelings and a storage that keeps
             none), a number is out of range, or bounds do not fit the head.
-        TypeError: A bound is neither a number nor a tensor; ``direction``, ``oracle`` or ``storage`` is not such an
-            object.
+        TypeError: A bound is neither a number nor a tensor; ``direction``, ``oracle`` or ``storage`` is not an object
+            of its kind.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class StructuredSVM(Predicting):
         self.log("hinge", hinge.detach(), prog_bar=True, batch_size=len(batch.index))
 
     def compiled_loop(self) -> CompiledBCFW | None:
-        """The compiled loop of the fit under way, made when it is first asked for; None where it cannot be used."""
+        """The compiled loop of this fit, made at the first call; None if it cannot be used."""
         run = self._run
         if self.compiled is False or run.loader is None or run.uncompiled:
             return None
@@ -194,9 +195,9 @@ class StructuredSVM(Predicting):
         return run.loop
 
     def _log_progress(self, batch_idx: int) -> None:
-        """Figures for the bar; not in every step, because the dual's value is a pass over all weights."""
+        """Log figures for the bar, only every few steps: the dual's value costs a pass over all weights."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        last = batch_idx + 1 == self.trainer.num_training_batches  # callbacks may monitor what is logged
+        last = batch_idx + 1 == self.trainer.num_training_batches  # callbacks may monitor these figures
         if batch_idx % _BAR_EVERY and self.trainer.global_step % max(every, 1) and not last:
             return
         dual = self.dual
@@ -210,7 +211,7 @@ class StructuredSVM(Predicting):
     # The run
 
     def configure_callbacks(self) -> list[Callback]:
-        """No callbacks; the first hook of a run, which refuses what the trainer cannot be asked for."""
+        """Refuse settings of the trainer that do not work here, in the first hook of a run; no callbacks."""
         check_trainer(self.trainer, averages=True)
         return []
 
@@ -225,7 +226,7 @@ class StructuredSVM(Predicting):
             )
 
     def configure_optimizers(self) -> list[Optimizer]:
-        """BCFW with a new dual state for the training dataset, and the features' optimizer if there is one."""
+        """BCFW with a new dual state for the training dataset, and the optimizer of the features, if any."""
         run = self._run
         run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
         n, resume = count_examples(self.training_loader), run.resume
@@ -252,7 +253,7 @@ class StructuredSVM(Predicting):
         return optimizers
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The head's parameters, those with bounds in groups of their own."""
+        """The head's parameters, each bounded one in its own group."""
         named = dict(self.head.named_parameters())
         free = [p for name, p in named.items() if name not in self.bounds]
         pairs = self.bounds.items()
@@ -260,14 +261,14 @@ class StructuredSVM(Predicting):
         return [{"params": free}, *bounded] if free else bounded
 
     def on_train_start(self) -> None:
-        """Turn to the features or to the head, and go back to the moment that a resumed run was saved at."""
+        """Choose between features and head, and restore the state that a resumed run was saved in."""
         self._turn()
         if self._run.resume is not None and not self._run.resume.in_epoch and not self._run.trains_features:
             self.follow_features()
         super().on_train_start()
 
     def on_train_epoch_start(self) -> None:
-        """Turn to the features or to the head; weights follow the features first."""
+        """Choose between features and head; for the head, recompute its weights from the dual if the features moved."""
         self._turn()
         if not self._run.trains_features:
             self.follow_features()
@@ -276,7 +277,7 @@ class StructuredSVM(Predicting):
         return self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)
 
     def _turn(self) -> None:
-        """Begin what the schedule has for this epoch; trained features are in the modes that they were given in."""
+        """Follow the schedule for this epoch; features that are trained get back the modes of their submodules."""
         self._run.trains_features = self._features_turn()
         if self.features is None:
             return
@@ -284,14 +285,14 @@ class StructuredSVM(Predicting):
             part.training = self._run.trains_features and self._modes.get(name, True)
 
     def teardown(self, stage: str) -> None:
-        """Leave the features in evaluation mode, and let the compiled loop go."""
+        """Set the features to evaluation mode and drop the compiled loop."""
         if stage == "fit":
             self._run.trains_features = False
             self._run.loop = None
             self._rest()
 
     def follow_features(self) -> None:
-        """Recompute the weights from the dual if the features have been trained since; else do nothing."""
+        """Recompute the weights from the dual if the features were trained since the last time."""
         if not self._run.features_moved:
             return
         with evaluating(self):

@@ -15,10 +15,10 @@ from torch import Tensor
 class WritePredictions(BasePredictionWriter):
     """Writes a line of JSON for every example of ``Trainer.predict``: ``{"index": 7, "labeling": [14, 12, 12]}``.
 
-    Of labelings with ``labels`` and what follows from them, such as those of graph cuts, it writes the labels.
+    Of labelings with an attribute ``labels``, such as those of graph cuts, only the labels are written.
 
     Args:
-        path: The file; its folder is made, and what was in it is replaced.
+        path: The file; its folder is made, and an existing file is replaced.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -9,11 +9,11 @@ from torchssvm.steps.numba import AWAY
 
 
 class Away:
-    """Away from the worst active labeling, or towards the corner, whichever promises more ([G16] Algorithm 4).
+    """Away from the worst active labeling or towards the corner, whichever has the larger slope ([G16] Algorithm 4).
 
     Away: ``alpha <- alpha + gamma c (alpha - e_a)`` with ``c = alpha_a / (1 - alpha_a)``; a step of 1 drops the away
-    corner. A block whose whole mass lies there has no away direction and takes the Frank-Wolfe one. The slopes are
-    compared before the directions are scaled to a largest step of 1.
+    corner. A block with all its mass on the away corner takes the Frank-Wolfe direction. The slopes are compared before
+    the directions are scaled to a largest step of 1.
     """
 
     needs_labelings = True

@@ -1,4 +1,4 @@
-"""Whether to ask the max oracle, or to go to a labeling that it returned before."""
+"""Whether to call the max oracle or to reuse a cached labeling."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class OracleRule(Protocol):
     """Decides for which blocks of a batch the max oracle is called."""
 
     needs_labelings: bool
-    """Whether it looks at cached labelings: the dual must then be stored as ``Labelings()``."""
+    """Whether the rule reads cached labelings; it then needs ``storage=Labelings()``."""
 
     def misses(self, gaps: Tensor, index: Tensor, dual: DualState) -> Tensor:
-        """Where the cache is not good enough, ``[B]`` bool.
+        """Blocks for which the oracle is called, ``[B]`` bool.
 
         Args:
-            gaps: ``[B]`` float64, block gaps towards the best cached labeling; -inf where nothing is cached.
+            gaps: ``[B]`` float64, block gaps towards the best cached labeling; -inf if none is cached.
             index: ``[B]`` int64, the examples.
             dual: The dual state.
         """
@@ -45,18 +45,18 @@ class MaxOracle:
 
 
 class CacheOracle:
-    """Decode only where the cache promises too little ([G16] section 3.3, Algorithm 5).
+    """Decode only if the block gap of the best cached labeling is small ([G16] section 3.3, Algorithm 5).
 
-    With g_i the block's gap when the max oracle last saw it, and g the last exact gap, the cached corner serves if its
-    own block gap is at least ``max(factor g_i, floor g / n)``. Exact passes refresh both and fill the cache.
+    With g_i the block's gap at its last oracle call, and g the last exact gap, the cached labeling is used if its own
+    block gap is at least ``max(factor g_i, floor g / n)``. Exact passes refresh g_i and g, and fill the cache.
 
     Args:
-        factor: F, the local part.
-        floor: nu, the global part; what convergence is proved with ([G16] Theorem 3).
+        factor: F, the local criterion.
+        floor: nu, the global criterion; convergence needs it positive ([G16] Theorem 3).
 
     Raises:
-        ValueError: One of them is negative or not finite.
-        TypeError: One of them is no number.
+        ValueError: An argument is negative or not finite.
+        TypeError: An argument is not a number.
     """
 
     needs_labelings = True
@@ -67,12 +67,12 @@ class CacheOracle:
 
     def misses(self, gaps: Tensor, index: Tensor, dual: DualState) -> Tensor:
         """Where the best cached labeling's gap is below the threshold, or not positive."""
-        # No local part is zero even where the last gap is not known: 0 * inf would be nan.
+        # 0 * inf would be nan where g_i is unknown.
         threshold = self.factor * dual.oracle_gaps[index] if self.factor > 0.0 else torch.zeros_like(gaps)
         return (gaps < threshold.clamp(min=self.least(dual))) | (gaps <= 0.0)
 
     def least(self, dual: DualState) -> float:
-        """``floor g / n``, or 0 where no exact pass has told g yet."""
+        """``floor g / n``; 0 before the first exact pass."""
         known = math.isfinite(dual.certified_gap)
         return self.floor * dual.certified_gap / dual.num_examples if known else 0.0
 

@@ -1,4 +1,4 @@
-"""Re-optimisation over a block's active set."""
+"""The corrective direction: optimise over a block's active set."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torchssvm.steps.numba import CORRECTIVE
 
 
 class Corrective:
-    """To the best distribution over the block's cached labelings, the corner among them (fully corrective).
+    """Towards the best distribution over the block's cached labelings and the corner (fully corrective).
 
-    The dual restricted to one block is a small quadratic on a simplex. It is climbed by exact pairwise steps, each from
-    the active labeling with the smallest hinge to the labeling with the largest, until these differ by less than
-    ``tolerance`` of what they differed by at the start, or ``steps`` have been made. Every step costs O(M): no decoding
-    and no weights. The line search over the batch then starts from a direction whose exact step is 1 for a block alone.
+    The dual restricted to one block is a small concave quadratic on a simplex. It is maximised by exact pairwise steps,
+    each from the active labeling with the smallest hinge to the labeling with the largest, until the difference of
+    these hinges is below ``tolerance`` times its first value, or after ``steps`` steps. A step costs O(M) for M
+    labelings: no decoding and no weights. For a block alone, the exact step along the result is 1 once solved.
 
     Args:
-        steps: Most pairwise steps for each block.
-        tolerance: Fraction of the first difference at which a block counts as solved.
+        steps: Largest number of pairwise steps for each block.
+        tolerance: Fraction of the first difference of hinges at which a block counts as solved.
 
     Raises:
         ValueError: ``steps`` is less than 1, or ``tolerance`` is not in [0, 1).
@@ -36,7 +36,7 @@ class Corrective:
             raise ValueError(f"tolerance={tolerance} must be at least 0 and less than 1")
 
     def __call__(self, atoms: Atoms) -> Tensor:
-        """The new distributions less the old ones."""
+        """The new masses minus the old ones."""
         return atoms.choose(CORRECTIVE, self.steps, self.tolerance)
 
     def __repr__(self) -> str:

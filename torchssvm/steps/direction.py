@@ -1,4 +1,4 @@
-"""What a rule for directions sees of the blocks of a batch, and what it decides."""
+"""The interface of direction rules: the atoms of a batch's blocks, and the change of their masses."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torchssvm.steps.numba import CORRECTIVE, HYBRID, choose_each
 
 
 class Atoms:
-    """The blocks of a batch as distributions over a few atoms: what is known of their outputs at the present weights.
+    """The blocks of a batch as distributions over a few atoms, scored at the current weights.
 
-    Column 0 is the *rest*: everything in the block that is not kept as a labeling, as one point of the marginal
-    polytope. Storages without labelings have nothing else in the block. The columns after it are the cached labelings,
-    and the last one is the corner of the max oracle, unless that is cached already.
+    Column 0 is the *rest*: the part of the block that is not kept as labelings, one point of the marginal polytope.
+    Storages without labelings keep the whole block there. The next columns are the cached labelings, and the last one
+    is the corner of the max oracle, unless that is cached.
 
     Attributes:
         mass: ``[B, M]`` float64, the dual distribution alpha_i over the atoms; rows sum to 1.
         scores: ``[B, M]`` float64, ``<p(y) - p(y_i), theta_i>`` of every atom.
         losses: ``[B, M]`` float64, L_i of every atom.
         valid: ``[B, M]`` bool, which columns are atoms of this block.
-        hinges: ``[B, M]`` float64, ``scores + losses``; where it is largest the dual grows fastest.
-        corner: ``[B]`` int64, the column to go to: the best output that was found.
+        hinges: ``[B, M]`` float64, ``scores + losses``; the dual grows fastest towards the largest.
+        corner: ``[B]`` int64, the column of the best output that was found.
         num_examples: n.
     """
 
@@ -53,7 +53,7 @@ class Atoms:
         return (best - (self.mass * self.hinges).sum(1)) / self.num_examples
 
     def curvature(self) -> Tensor:
-        """``[B, M, M]`` float64: ``<Phi_i^T p(y), Phi_i^T p(y')> / (lam n^2)``, p relative to the target's.
+        """``[B, M, M]`` float64: ``<Phi_i^T p(y), Phi_i^T p(y')> / (lam n^2)``, p relative to the parts of the target.
 
         With r = hinges/n, changing the masses by c changes the dual by ``<c, r> - c^T G c / 2``.
         """
@@ -69,8 +69,8 @@ class Atoms:
 
         Args:
             rule: ``PAIRWISE``, ``AWAY``, ``HYBRID`` or ``CORRECTIVE``.
-            steps: Of the corrective direction.
-            tolerance: Of the corrective direction.
+            steps: The argument of ``Corrective``.
+            tolerance: The argument of ``Corrective``.
         """
         size, atoms = self.mass.shape
         curved = rule in (HYBRID, CORRECTIVE)
@@ -86,10 +86,10 @@ class DirectionRule(Protocol):
     """Chooses the direction of every block of a batch."""
 
     needs_labelings: bool
-    """Whether it moves mass between single labelings: the dual must then be stored as ``Labelings()``."""
+    """Whether the rule moves mass between single labelings; it then needs ``storage=Labelings()``."""
 
     needs_curvature: bool
-    """Whether it reads ``atoms.curvature()``."""
+    """Whether the rule reads ``atoms.curvature()``."""
 
     def __call__(self, atoms: Atoms) -> Tensor:
         """The change of ``atoms.mass`` for a step of 1, ``[B, M]`` float64.

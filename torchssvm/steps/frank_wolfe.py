@@ -16,7 +16,7 @@ class FrankWolfe:
     rule = FRANK_WOLFE
 
     def __call__(self, atoms: Atoms) -> Tensor:
-        """All mass to the corner."""
+        """Move all mass to the corner."""
         return atoms.towards(atoms.corner) - atoms.mass
 
     def __repr__(self) -> str:

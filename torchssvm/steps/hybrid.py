@@ -1,4 +1,4 @@
-"""The best of the three classical directions, block by block."""
+"""The best of the Frank-Wolfe, pairwise and away directions for each block."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torchssvm.steps.numba import HYBRID
 
 
 class Hybrid:
-    """Frank-Wolfe, pairwise or away: for every block the one whose exact step raises the dual most.
+    """Frank-Wolfe, pairwise or away: for every block the direction whose exact step raises the dual most.
 
-    With slope v and curvature q along a direction, the exact step in [0, 1] gains ``v gamma - q gamma^2 / 2``; both
-    follow from the block's own inner products, so that the best of the three is known before the step.
+    With slope v and curvature q along a direction, the exact step gamma in [0, 1] gains ``v gamma - q gamma^2 / 2``.
+    v and q follow from the block's inner products, so that the gains are known before the step.
     """
 
     needs_labelings = True

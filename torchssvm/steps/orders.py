@@ -1,4 +1,4 @@
-"""In which order the blocks are visited: gap sampling and the other orders, as a resumable batch sampler."""
+"""The order in which blocks are visited: gap sampling and other orders, as a resumable batch sampler."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from torchssvm.dual.state import DualState, check_dual
 
 
 class Order(Protocol):
-    """Draws batches from the block gaps as they were last seen."""
+    """Draws batches from the last known block gaps."""
 
     needs_gaps: bool
-    """Whether draws depend on the gaps; if not, a whole epoch is drawn at once."""
+    """Whether draws depend on the gaps; otherwise a whole epoch is drawn at once."""
 
     def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
         """``batches`` tensors of ``batch_size`` distinct examples each.
@@ -30,7 +30,7 @@ class Order(Protocol):
         Args:
             gaps: ``[n]`` float64, finite and non-negative.
             batches: How many batches to draw.
-            batch_size: Examples of a batch, at most n.
+            batch_size: Examples in a batch, at most n.
             generator: The only source of randomness.
         """
         ...
@@ -40,7 +40,7 @@ class Order(Protocol):
 class Proportional:
     """Probability proportional to ``gap ** power`` ([G16] Algorithm 2 for power 1), distinct within a batch.
 
-    Blocks without a gap are drawn, uniformly, only where too few others are left to fill a batch.
+    Blocks with gap 0 are drawn, uniformly, only if the others are too few to fill a batch.
     """
 
     power: float = 1.0
@@ -50,7 +50,7 @@ class Proportional:
         object.__setattr__(self, "power", check_number(self.power, "power", 0.0))
 
     def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
-        """Successive weighted draws, leaving out what the batch has already."""
+        """Successive weighted draws, leaving out examples that the batch already has."""
         largest = float(gaps.max())
         weights = (gaps / largest) ** self.power if largest > 0.0 else torch.ones_like(gaps)
         ends = weights.cumsum(0)
@@ -61,7 +61,7 @@ class Proportional:
         return [self._batch(list(dict.fromkeys(row)), weights, batch_size, generator) for row in drawn.tolist()]
 
     def _batch(self, distinct: list[int], weights: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
-        """The first ``batch_size`` of the numbers drawn, or what else it takes to have as many."""
+        """The first ``batch_size`` distinct numbers, filled up with further draws if they are fewer."""
         if len(distinct) >= batch_size:
             return torch.tensor(distinct[:batch_size])
         # Few weights dominate: the others follow in the order of exponential variables with their weights as rates
@@ -79,7 +79,7 @@ class LargestGap:
     needs_gaps = True
 
     def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
-        """The largest gaps in descending order; ties, and what is left when all are used, in random order."""
+        """The largest gaps in descending order, ties in random order; after all n blocks the order repeats."""
         n = len(gaps)
         shuffled = torch.randperm(n, generator=generator)
         order = shuffled[gaps[shuffled].argsort(descending=True, stable=True)]
@@ -112,21 +112,22 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
     """Batches for a ``DataLoader(batch_sampler=...)``, drawn by the block gaps and resumable in the middle of an epoch.
 
     An epoch is ``ceil(n / batch_size)`` batches. Examples whose gap is unknown come first, in random order. After that,
-    gap-based orders draw in chunks of ``chunk`` batches, always from the gaps as they were when the chunk before the
-    last one had been used up: the draws are then the same with and without worker processes, as long as these fetch at
-    most ``chunk`` batches ahead.
+    orders that need gaps draw chunks of ``chunk`` batches. Each chunk is drawn from the gaps at the moment when the
+    chunk before the last was used up, so that draws are the same with and without worker processes, provided that
+    these fetch at most ``chunk`` batches ahead.
 
     Args:
-        dual: Whose gaps to use; None where ``bind`` gives it later (``StructuredSVM`` does), with ``num_examples``.
-        batch_size: Examples of a batch; capped at n.
+        dual: The dual whose gaps are used; None if ``bind`` sets it later, as ``StructuredSVM`` does; then
+            ``num_examples`` is needed.
+        batch_size: Examples in a batch; capped at n.
         num_examples: n, the size of the dataset; None is the dual's.
         order: ``Proportional(power=1.0)`` (the default), ``LargestGap()``, ``Uniform()``, ``Permutation()``.
         seed: Seed of this sampler's own generator.
-        chunk: Batches of a chunk; None is a twentieth of an epoch, at least 8.
+        chunk: Batches in a chunk; None is a twentieth of an epoch, at least 8.
 
     Raises:
-        TypeError: ``dual`` or ``order`` is something else, or a size is no number.
-        ValueError: A size is not a positive whole number, or ``num_examples`` is not that of the dual.
+        TypeError: ``dual`` or ``order`` is of another type, or a size is not a number.
+        ValueError: A size is not a positive whole number, or ``num_examples`` differs from that of the dual.
     """
 
     state_name = "sampler"
@@ -157,13 +158,13 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         self.chunk = max(8, math.ceil(len(self) / 20)) if chunk is None else check_whole(chunk, "chunk")
         self.epoch = 0
         self._generator = torch.Generator().manual_seed(check_seed(seed))
-        self._drawn: list[Tensor] = []  # batches of the epoch under way, used or not
+        self._drawn: list[Tensor] = []  # batches of the current epoch, used or not
         self._first = 0  # position in the epoch of _drawn[0]: 0 unless resumed
         self._snapshots: dict[int, Tensor] = {}  # batches used -> gaps at that moment
         self._visits = 0  # the dual's visits at position _first
         self._started = False  # whether an epoch has begun here
-        self._continues = False  # whether the next iteration goes on with an epoch that was loaded
-        self._iterator: weakref.ref[Iterator[list[int]]] | None = None  # of the epoch under way
+        self._continues = False  # whether the next iteration continues a loaded epoch
+        self._iterator: weakref.ref[Iterator[list[int]]] | None = None  # of the current epoch
         self._at_continuing: Callable[[], None] | None = None
         self._by_permutation: Callable[[], bool] | None = None
         self._dual: DualState | None = None
@@ -174,12 +175,12 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         """Use the gaps of ``dual``.
 
         Args:
-            dual: The dual of the dataset that the batches are for.
-            by_permutation: Says of the epoch under way that every example is to come once in it, whatever the order is:
-                for epochs that train something else than the blocks.
+            dual: The dual of the dataset.
+            by_permutation: Returns whether the current epoch visits every example once, in place of ``order``: for
+                epochs that train the features, not the blocks.
 
         Raises:
-            ValueError: It is of a dataset of another size.
+            ValueError: The dual is for another number of examples.
         """
         if check_dual(dual).num_examples != self.num_examples:
             raise ValueError(
@@ -195,14 +196,14 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         dual.mailbox.observe(self)
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches in an epoch."""
         return math.ceil(self.num_examples / self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of one epoch, or the rest of the one that a loaded state was in.
+        """The batches of one epoch, or the remaining batches of a loaded epoch.
 
-        That rest is empty if the state was saved by the loop's body on the last batch: what a training loop does at
-        the end of an epoch is then still to be done.
+        None remain if the state was saved in the loop's body at the last batch; the code that follows the loop then
+        still has to run.
         """
         batches = self._batches()
         self._iterator = weakref.ref(batches)
@@ -222,7 +223,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         self._started = True
         self._visits = dual.visits + len(
             dual.mailbox.waiting
-        )  # batches of an epoch before, accumulated for the next step
+        )  # batches of the epoch before, accumulated for the next step
         position = self._first
         while position < len(self):
             if position - self._first >= len(self._drawn):
@@ -232,7 +233,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
 
     @property
     def used(self) -> int:
-        """Batches of this epoch that training has used, as the dual counted them; not one whose step is pending."""
+        """Batches of this epoch whose steps were made, by the dual's count of visits."""
         if not self._started:
             return self._first
         visits = max(self._bound().visits - self._visits, 0)
@@ -240,22 +241,22 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
 
     @property
     def in_epoch(self) -> bool:
-        """Whether an epoch is under way: its loop still holds the iterator, though all its batches may be used."""
+        """Whether the loop of an epoch still holds its iterator; all its batches may be used."""
         return self._continues or (self._iterator is not None and self._iterator() is not None)
 
     def before_continuing(self, action: Callable[[], None]) -> None:
-        """Call ``action`` when the next iteration goes on with an epoch that was loaded, before its first batch."""
+        """Call ``action`` before the first batch when the next iteration continues a loaded epoch."""
         self._at_continuing = action
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
-        """Everything that the next draws depend on, drawn but unused batches included.
+        """Everything that the next draws depend on, including batches that are drawn and not used yet.
 
-        Where all batches of the epoch are used, the state is of the end of that epoch if the loop over it still holds
-        its iterator (as ``for batch in loader`` does until it is left), else of the beginning of the next one.
+        If all batches of the epoch are used, the state is the end of that epoch while the loop still holds its
+        iterator (as ``for batch in loader`` does until it ends), and the beginning of the next epoch after that.
 
         Args:
-            used: Batches of this epoch that training has used; None is as the dual counted them. Training that skips
-                steps says it here; all of them say that the epoch is over.
+            used: Batches of this epoch that training has used; None is the dual's count. Needed if training skips
+                steps; ``len(self)`` means that the epoch is over.
         """
         over = used is not None or not self.in_epoch
         used = self.used if used is None else used
@@ -299,7 +300,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
             raise damaged(f"{where}['snapshots'] should hold gaps by the number of a batch")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue where a state was taken that :meth:`check_state` has let pass: with the rest of that epoch."""
+        """Continue the epoch of a state that passed :meth:`check_state`."""
         self._generator.set_state(state["generator"].cpu())
         self.epoch, self._first = state["epoch"], state["used"]
         self._drawn = [batch.cpu() for batch in state["drawn"]]
@@ -308,12 +309,12 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         self._iterator = self._at_continuing = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies are in no epoch's loop."""
+        """Copies are outside of any epoch's loop."""
         return {**vars(self), "_iterator": None, "_at_continuing": None}
 
     @property
     def bound_dual(self) -> DualState | None:
-        """The dual whose gaps are used; None where there is none yet."""
+        """The dual whose gaps are used; None before ``bind``."""
         return self._dual
 
     def _bound(self) -> DualState:
@@ -330,14 +331,14 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         return self._bound().gap_estimates.detach().to("cpu", copy=True)
 
     def after_step(self) -> None:
-        """Keep the gaps of this moment if a chunk has just been used up; the dual calls this."""
+        """Keep the current gaps if a chunk was just used up; the dual calls this."""
         at = self.used // self.chunk * self.chunk
         if self._order.needs_gaps and at not in self._snapshots:
             self._snapshots[at] = self._gaps()
             self._snapshots.pop(at - 3 * self.chunk, None)
 
     def _unseen(self, gaps: Tensor) -> list[Tensor]:
-        """Examples with unknown gaps, in random order and full batches; the last one is filled up with others."""
+        """Batches of the examples with unknown gaps, in random order; the last batch is filled up with others."""
         unknown = torch.isinf(gaps).nonzero().flatten()
         if not self._order.needs_gaps or not len(unknown):
             return []
@@ -351,7 +352,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         return batches[: len(self)]
 
     def _extend(self, position: int) -> None:
-        """Draw up to the end of the chunk that ``position`` lies in, or of the epoch."""
+        """Draw batches to the end of the chunk that contains ``position``, or to the end of the epoch."""
         if not self._order.needs_gaps:
             self._drawn += self._order.draw(
                 torch.zeros(self.num_examples), len(self) - position, self.batch_size, self._generator
@@ -363,7 +364,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         gaps = self._snapshots.get(known)
         gaps = self._gaps() if gaps is None else gaps
         finite = torch.where(torch.isinf(gaps), 0.0, gaps)
-        # What was unknown then has been drawn in this epoch: it counts as an average block until its gap is read.
+        # Blocks unknown at that moment were drawn in this epoch: they count as average until their gaps are read.
         finite = torch.where(torch.isinf(gaps), finite.mean() if bool(finite.any()) else 1.0, finite)
         count = min((chunk + 1) * self.chunk, len(self)) - position
         self._drawn += self.order.draw(finite, count, self.batch_size, self._generator)

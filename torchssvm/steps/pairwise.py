@@ -19,7 +19,7 @@ class Pairwise:
     rule = PAIRWISE
 
     def __call__(self, atoms: Atoms) -> Tensor:
-        """The mass of the worst active labeling to the corner."""
+        """Move the mass of the away corner to the corner."""
         return atoms.choose(PAIRWISE)
 
     def __repr__(self) -> str:
