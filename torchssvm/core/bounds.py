@@ -30,6 +30,8 @@ class Box:
     Attributes:
         lower: For each parameter a tensor that broadcasts to it, or None where it has no bounds.
         upper: Alike.
+        bounded: For each parameter, whether any of its weights has a bound.
+        has_bounds: Whether any weight has one.
 
     Raises:
         ValueError: A bound is NaN, of another shape than its parameter, or leaves no finite weight.
@@ -55,15 +57,8 @@ class Box:
             free = bool(torch.isinf(low).all()) and bool(torch.isinf(high).all())
             self.lower.append(None if free else low)
             self.upper.append(None if free else high)
-
-    def __bool__(self) -> bool:
-        """Whether any weight has a bound."""
-        return any(lower is not None for lower in self.lower)
-
-    @property
-    def bounded(self) -> list[bool]:
-        """For each parameter, whether any of its weights has a bound."""
-        return [lower is not None for lower in self.lower]
+        self.bounded = [lower is not None for lower in self.lower]
+        self.has_bounds = any(self.bounded)
 
     @property
     def is_cone(self) -> bool:

@@ -153,7 +153,7 @@ def _random_potentials(
 ) -> Iterator[Potentials]:
     """Random potentials; if weights are bounded, the head's potentials for random weights within the bounds."""
     for _ in range(_RANDOM_ROUNDS):
-        if box:
+        if box.has_bounds:
             names = [name for name, _ in head.named_parameters()]
             values = dict(zip(names, _random_weights(list(head.parameters()), box, generator), strict=True))
             buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}

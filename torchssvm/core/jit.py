@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numba
 import torch
 from torch import Tensor
 
@@ -15,39 +16,15 @@ COMPILED = (torch.float32, torch.float64)
 """The dtypes that kernels of scores take."""
 
 
-class Kernel:
-    """A function that Numba compiles when it is first called; other kernels may call it too.
-
-    Importing Numba takes half a second: it waits for that call. The code is cached on disk, and lets go of Python's
-    global lock while it runs. It makes no arrays: it writes to those that it is given.
-    """
-
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        functools.update_wrapper(self, function)
-        # Numba counts references to arrays, with an atomic operation whenever one is taken out of a tuple: that took a
-        # third of all time. No kernel makes or keeps arrays, so that the runtime that counts is left out.
-        self._function, self._options = function, {"cache": True, "nogil": True, "_nrt": False, **options}
-
-    @functools.cached_property
-    def dispatcher(self) -> Any:
-        """What Numba makes of the function."""
-        import numba
-
-        return numba.njit(**self._options)(self._function)
-
-    @property
-    def _numba_type_(self) -> Any:
-        """What Numba asks for where another kernel calls this one."""
-        return self.dispatcher._numba_type_
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Run what is compiled."""
-        return self.dispatcher(*arguments)
+# Kernels are cached on disk and let go of Python's global lock while they run. They make and keep no arrays, so that
+# Numba's runtime is left out: it counts references, with an atomic operation whenever an array is taken out of a tuple,
+# and that took a third of all time.
+_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
 
 
 def njit(function: Callable[..., Any]) -> Any:
     """Compile in the written order of operations, so that rounding and ties are those of the source."""
-    return Kernel(function)
+    return numba.njit(**_OPTIONS)(function)
 
 
 def njit_fastmath(function: Callable[..., Any]) -> Any:
@@ -56,7 +33,7 @@ def njit_fastmath(function: Callable[..., Any]) -> Any:
     Results are those of the source up to rounding, and the same at every call on one machine; NaN and infinities
     propagate.
     """
-    return Kernel(function, fastmath={"contract", "nsz", "reassoc"})
+    return numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "reassoc"})(function)
 
 
 def fits_numba(*tensors: Tensor) -> bool:

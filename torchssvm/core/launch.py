@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from torchssvm.core import tuning
-from torchssvm.core.jit import COMPILED, Kernel
+from torchssvm.core.jit import COMPILED
 from torchssvm.core.threads import run_in_chunks
 
 
@@ -23,8 +23,19 @@ def once(tensor: Tensor) -> Tensor:
     return tensor[:1] if tensor.stride(0) == 0 and tensor.shape[0] else tensor
 
 
+def by_example(matrices: Tensor) -> Tensor:
+    """Matrices ``[K, K]``, ``[B, K, K]`` or ``[B, N, K, K]`` as ``[B or 1, N or 1, K, K]``, a view.
+
+    One that is seen B times is there once.
+    """
+    if matrices.ndim == 2:
+        return matrices.expand(1, 1, -1, -1)
+    matrices = once(matrices)
+    return matrices.unsqueeze(1) if matrices.ndim == 3 else matrices
+
+
 def launch(
-    kernel: Kernel,
+    kernel: Callable[..., Any],
     inputs: Sequence[Any],
     outputs: Sequence[Tensor],
     work: np.ndarray,
@@ -48,9 +59,8 @@ def launch(
         (x.detach() if x.requires_grad else x).contiguous().numpy() if isinstance(x, Tensor) else x for x in inputs
     ]
     filled = [x.numpy() for x in outputs]
-    call = kernel.dispatcher
 
     def run(begin: int, end: int, _: int) -> Any:
-        return call(*given, begin, end, *memory(), *filled)
+        return kernel(*given, begin, end, *memory(), *filled)
 
     return run_in_chunks(run, work, grain=tuning.GRAIN / each)

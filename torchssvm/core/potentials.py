@@ -236,23 +236,21 @@ def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argume
 
 def inner(a: Parts, b: Parts) -> Tensor:
     """Per-example inner products ``<a_i, b_i>``, summed over all names: ``[B]`` float64."""
-    total: Tensor | None = None
-    for name, tensor in a.items():
-        value = _row_products(tensor, b[name])
-        total = value if total is None else total + value
-    if total is None:
+    if not a:
         raise ValueError("parts are empty")
-    return total
+    others = [b[name] for name in a]
+    others = [other[:1] if other.stride(0) == 0 else other for other in others]  # one tensor seen B times
+    fit = [fits_numba(tensor, other) for tensor, other in zip(a.values(), others, strict=True)]
+    values = [_row_products(*pair) for pair in zip(a.values(), others, fit, strict=True)]
+    return sum(values[1:], values[0])
 
 
-def _row_products(a: Tensor, b: Tensor) -> Tensor:
-    """``<a_i, b_i>``, ``[B]`` float64."""
-    if not (a.requires_grad or b.requires_grad) and a.dtype == b.dtype and len(a):
-        one = b[:1] if b.stride(0) == 0 else b  # one tensor seen B times
-        if fits_numba(a, one):
-            total = torch.empty(len(a), dtype=torch.float64)
-            _inner(a.flatten(1).numpy(), one.flatten(1).numpy(), total.numpy())
-            return total
+def _row_products(a: Tensor, b: Tensor, fits: bool) -> Tensor:
+    """``<a_i, b_i>``, ``[B]`` float64; where ``fits``, Numba's kernels take both."""
+    if fits and not (a.requires_grad or b.requires_grad) and a.dtype == b.dtype and len(a):
+        total = torch.empty(len(a), dtype=torch.float64)
+        _inner(a.flatten(1).numpy(), b.flatten(1).numpy(), total.numpy())
+        return total
     return (a * b).flatten(1).sum(1, dtype=torch.float64)
 
 

@@ -45,7 +45,7 @@ class SavedDual(Stateful):
                 "lam": self._lam,
                 "structure": repr(self.structure),
                 "weights": [parameter.detach().clone() for parameter in self.parameters],
-                "box": self.box.state_dict(self.unclipped) if self.box else None,
+                "box": self.box.state_dict(self.unclipped) if self.box.has_bounds else None,
                 "recomputed": None if self.recomputed is None else [tensor.clone() for tensor in self.recomputed],
                 **{name: getattr(self, name).clone() for name in _TENSORS},
                 **{name: getattr(self, name) for name in _NUMBERS},

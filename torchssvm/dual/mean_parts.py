@@ -47,8 +47,9 @@ class MeanParts(Storage):
         if self.buffers.keys() != potentials.tensors.keys():
             raise ValueError(f"the dual holds blocks for {sorted(self.buffers)}, and the potentials are {potentials}")
         psi = {}
-        for name, buffer in self.buffers.items():
-            shape = potentials.tensors[name].shape
+        counts = {name: _rows(potentials, name) for name in self.buffers}
+        for name, rows in counts.items():
+            buffer, shape = self.buffers[name], potentials.tensors[name].shape
             longest, trailing = (shape[1], shape[2:]) if name in potentials.ragged else (1, shape[1:])
             held = buffer.values.shape[1:]
             if held != trailing and (potentials.lengths is None or len(held) != len(trailing)):
@@ -56,7 +57,6 @@ class MeanParts(Storage):
                     f"the blocks of {name} hold {list(held)} numbers a row, and example {int(index[0])} came with "
                     f"{list(trailing)}: examples of different sizes need lengths, in every batch"
                 )
-            rows = _rows(potentials, name)
             found, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
                 example = int(index[wrong])
@@ -93,11 +93,12 @@ class MeanParts(Storage):
         """``psi_i += factors_i parts_i`` (None: 1) for distinct examples; the first call allocates."""
         if factors is None:
             factors = torch.ones(len(index), dtype=torch.float64, device=index.device)
-        for name, values in parts.items():
+        counts = {name: _rows(potentials, name) for name in parts}
+        for name, rows in counts.items():
+            values = parts[name] if name in potentials.ragged else parts[name].unsqueeze(1)
             if name not in self.buffers:
                 self.buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
-            values = values if name in potentials.ragged else values.unsqueeze(1)
-            self.buffers[name].add(index, _rows(potentials, name), values, factors)
+            self.buffers[name].add(index, rows, values, factors)
 
     def rescale(self, factor: float) -> None:
         """``psi_i *= factor``."""

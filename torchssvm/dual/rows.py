@@ -32,6 +32,7 @@ class RowBuffer:
         self.values = torch.zeros(1, dtype=dtype, device=device)
         self.used = 1
         self.examples = 0
+        self._compiled = fits_numba(self.values)
 
     @property
     def complete(self) -> bool:
@@ -59,7 +60,7 @@ class RowBuffer:
         shape = (len(index), longest, *trailing)
         if self.used == 1:
             return self.values.new_zeros(shape), -1
-        if shape[2:] == self.values.shape[1:] and fits_numba(self.values, index):
+        if self._compiled and index.is_contiguous() and shape[2:] == self.values.shape[1:]:
             found = self.values.new_empty(shape)
             flat = found.numpy().reshape(*shape[:2], math.prod(shape[2:]))
             return found, _read(*self._as_arrays(), index.numpy(), (_NONE if rows is None else rows).numpy(), flat)
@@ -81,7 +82,8 @@ class RowBuffer:
             self._place(index, rows)
         self._reserve(values.shape[2:])
         factors = factors.to(values.dtype)
-        if values.shape[2:] == self.values.shape[1:] and fits_numba(self.values, index, values, factors):
+        fits = self._compiled and all(tensor.is_contiguous() for tensor in (index, values, factors))
+        if fits and values.shape[2:] == self.values.shape[1:]:
             flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))
             _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
             return
@@ -143,6 +145,7 @@ class RowBuffer:
     def to(self, device: torch.device) -> None:
         """Move everything."""
         self.start, self.rows, self.values = (t.to(device) for t in (self.start, self.rows, self.values))
+        self._compiled = fits_numba(self.values)
 
     def state_dict(self) -> dict[str, Any]:
         """The rows in use, and where they lie."""

@@ -170,7 +170,7 @@ class DualState(SavedDual):
     def value(self) -> float:
         """The dual objective at the weights held now, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
         self.to(self.parameters[0].device)
-        if not self.box and not self.written_to():
+        if not self.box.has_bounds and not self.written_to():
             return float(self.loss.sum()) - self.lam / 2 * self._held_square
         return self.objective(float(self.loss.sum()), self.unclipped)
 
@@ -181,7 +181,7 @@ class DualState(SavedDual):
             loss: ``sum_i l_i``.
             unclipped: v, for each parameter; without bounds ``v = w``, and the objective is ``loss - lam/2 |w|^2``.
         """
-        if not self.box:
+        if not self.box.has_bounds:
             return loss - self.lam / 2 * squared_norm(unclipped)
         v, w = flat(unclipped), flat(self.box.clip(unclipped))
         return loss - self.lam * float(w @ (v - w / 2))
@@ -349,7 +349,7 @@ class DualState(SavedDual):
         """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``: they are now those of the dual."""
         for held, value in zip(self.unclipped, unclipped, strict=True):
             held.copy_(value)
-        if self.box:
+        if self.box.has_bounds:
             for parameter, weights in zip(self.parameters, self.box.clip(self.unclipped), strict=True):
                 if parameter is not weights:
                     parameter.copy_(weights)
@@ -368,12 +368,12 @@ class DualState(SavedDual):
         if self.recomputed is not None:
             self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.recomputed, directions, strict=True))
         elif not any(d.is_sparse for d in directions):
-            if self.box:
+            if self.box.has_bounds:
                 self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.unclipped, directions, strict=True))
             else:
                 torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
                 self.remember_weights()
-        elif self.box:
+        elif self.box.has_bounds:
             self.remember_weights(self._held_square + self._move_each(directions, rate))
         else:
             inner, squared = products(self.parameters, directions) if known is None else known
@@ -404,8 +404,8 @@ class DualState(SavedDual):
 
     def discard(self) -> None:
         """Forget proposed steps, as ``zero_grad`` forgets their gradients; their batches count as seen."""
-        if dropped := self.mailbox.take():
-            self.visits += len(dropped)
+        if self.mailbox.waiting:
+            self.visits += len(self.mailbox.take())
             self.mailbox.notify()
 
     def written_to(self) -> bool:
@@ -430,11 +430,11 @@ class DualState(SavedDual):
         """
         self.version += 1
         self._unread += blocks
+        self._written = [p._version for p in self.parameters]
         if squared is None or not self.is_large or self._unread * _PER_BLOCK >= self._numbers:
             squared, self._unread = squared_norm(self.parameters), 0
         self._held_square = max(squared, 0.0)
         self.held_norm = math.sqrt(self._held_square)
-        self._written = [p._version for p in self.parameters]
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:

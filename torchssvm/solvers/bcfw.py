@@ -93,7 +93,7 @@ class BCFW(Stateful, Optimizer):
         if overwritten:
             warn(
                 "the head's weights were not zero, and BCFW starts from those of its dual: they are now "
-                + ("zero" if not dual.box else "those nearest to zero within their bounds"),
+                + ("zero" if not dual.box.has_bounds else "those nearest to zero within their bounds"),
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -132,7 +132,7 @@ class BCFW(Stateful, Optimizer):
                 "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step "
                 "(zero_grad() after backward() drops it, and a step takes it only once)"
             )
-        if len({type(step) for step in steps}) > 1:
+        if len(set(map(type, steps))) > 1:
             raise RuntimeError("the proposals are of two kinds: call zero_grad() between a compiled loop and BlockGap")
         with full_precision(self.dual.parameters[0].device):
             steps[0].take(self, steps)
@@ -153,8 +153,8 @@ class BCFW(Stateful, Optimizer):
                 moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
                 largest = _largest_step(proposals)
-            gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
-            if dual.box:  # the box QP is a model below the dual: the best step may lie beyond its own
+            if dual.box.has_bounds:  # the box QP is a model below the dual: the best step may lie beyond its own
+                gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
                 largest = _farthest_step(proposals, coefficients)
             if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
                 dual.storage.check_together([proposal.stored for proposal in proposals], moving)

@@ -122,7 +122,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     length = squared_norm(weights)
     value = dual.objective(float(dual.loss.sum()), weights)
     difference = _squared_distance(dual.unclipped, weights)
-    if dual.box:
+    if dual.box.has_bounds:
         difference = max(difference, _squared_distance(dual.parameters, dual.box.clip(weights)))
     drift = (difference / length) ** 0.5 if length > 0.0 else difference**0.5
     if crosses(primal, value, dual.parameters[0].dtype, dual.lam * length):

@@ -70,7 +70,9 @@ class ExactSearch:
     def __call__(self, line: Line) -> float:
         """The maximiser in ``[0, line.largest]``; the first one where the dual is flat."""
         return (
-            _exact_step_in_box(line) if line.box else exact_step(line.value, line.squared_norm, line.lam, line.largest)
+            _exact_step_in_box(line)
+            if line.box.has_bounds
+            else exact_step(line.value, line.squared_norm, line.lam, line.largest)
         )
 
     def __repr__(self) -> str:

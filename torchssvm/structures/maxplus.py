@@ -6,21 +6,7 @@ are those of the order written here.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from torchssvm.core.jit import njit
-from torchssvm.core.launch import once
-
-
-def by_example(matrices: Tensor) -> Tensor:
-    """Matrices ``[K, K]``, ``[B, K, K]`` or ``[B, N, K, K]`` as ``[B or 1, N or 1, K, K]``, a view.
-
-    One that is seen B times is there once.
-    """
-    if matrices.ndim == 2:
-        return matrices.expand(1, 1, -1, -1)
-    matrices = once(matrices)
-    return matrices.unsqueeze(1) if matrices.ndim == 3 else matrices
 
 
 @njit

@@ -61,7 +61,7 @@ def validate_weights(
         raise ValueError("the head's parameters have another shape, dtype or device now: make a new compiled loop")
     if not all(p.is_contiguous() for p in dual.parameters):
         raise ValueError("the head's parameters must be contiguous")
-    if dual.box:
+    if dual.box.has_bounds:
         raise TypeError("the head's weights have bounds, which are not compiled; use BlockGap and BCFW")
     # With many weights, only writes that torch tracks are detected here; exact passes read all weights.
     written = dual.written_to() or not dual.is_large

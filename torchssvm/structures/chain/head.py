@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.jit import fits_numba
+from torchssvm.core.jit import arrays, fits_numba
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
 from torchssvm.structures.arguments import check_range, check_structure
@@ -114,10 +114,10 @@ class LinearChain(nn.Module):
         else:
             span = check_range(lengths, batch, longest)
         last = lengths - 1
+        extra = [self.bias, self.start_transitions, self.end_transitions]
         with full_precision(x.device):
             x = x.to(self.emission.dtype)
-            extra = [self.bias, self.start_transitions, self.end_transitions]
-            if all(weights is None for weights in extra):
+            if self.bias is None and self.start_transitions is None:
                 emission = product(x, self.emission)
             elif transformed():
                 emission = product(x, self.emission) + everywhere(longest, last, *extra)
@@ -239,7 +239,7 @@ def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tenso
     """Add what every token, the first and the last one get, in place; each may be None."""
     extra = [emission.new_zeros(emission.shape[2]) if t is None else t.detach() for t in (bias, first, end)]
     if fits_numba(emission, last, *extra):
-        kernels.add_everywhere(*(t.numpy() for t in (emission, last, *extra)))
+        kernels.add_everywhere(*arrays(emission, last, *extra))
         return emission
     emission[torch.arange(len(last), device=last.device), last] += extra[2]
     emission[:, 1:] += extra[0]

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from torchssvm.core import tuning
 from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import compiles, launch
+from torchssvm.core.launch import by_example, compiles, launch
 from torchssvm.core.operators import define
 from torchssvm.core.scratch import scratch
 from torchssvm.structures.chain.by_level import viterbi_by_level
 from torchssvm.structures.chain.numba import decode
-from torchssvm.structures.maxplus import by_example
 
 _NONE = np.empty(0, np.int64)
 

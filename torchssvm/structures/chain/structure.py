@@ -10,11 +10,12 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.launch import by_example
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Marginals, OracleResult, Structure, digest
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
 from torchssvm.structures.chain import numba as kernels
-from torchssvm.structures.chain.labelings import chain_parts, chain_scores, four_axes
+from torchssvm.structures.chain.labelings import chain_parts, chain_scores
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 
@@ -64,9 +65,9 @@ class Chain(Structure):
     def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
         """Viterbi with the Hamming loss added to the emissions."""
         emission, transition, labels = potentials.tensors["emission"], potentials.tensors["transition"], _labels(target)
+        costs = self._token_costs(target)
         if fits_numba(emission, labels) and labels.shape == emission.shape[:2]:
             augmented = torch.empty_like(emission)
-            costs = _NONE if self._uniform(target) else self.costs(target)[0]
             emission_in, costs_in, labels_in, out = arrays(emission, costs, labels, augmented)
             if kernels.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out):
                 return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
@@ -121,14 +122,15 @@ class Chain(Structure):
 
     def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
         """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
-        emission, pairs = parts["emission"], four_axes(parts["transition"])
+        emission, transition = parts["emission"], parts["transition"]
+        pairs = transition.unsqueeze(1) if self.shared else transition
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
         if fits and kernels.scatter(*arrays(found, true, emission, pairs)):
             return parts
         states, dtype = self.num_states, emission.dtype
         real = (true >= 0).to(dtype)
         both = real[:, 1:]
-        transition = parts["transition"].view(*parts["transition"].shape[:-2], states * states)
+        transition = transition.view(*transition.shape[:-2], states * states)
         for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
             emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
             places = labels[:, :-1] * states + labels[:, 1:]
@@ -148,9 +150,8 @@ class Chain(Structure):
             _labels(labeling),
         )
         labels = _labels(target)
-        one = four_axes(transition[:1] if transition.stride(0) == 0 else transition)
+        costs, one = self._token_costs(target), by_example(transition)
         if fits_numba(emission, one, found, labels) and found.shape == labels.shape == emission.shape[:2]:
-            costs = _NONE if self._uniform(target) else self.costs(target)[0]
             score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
             tables = arrays(found, labels, costs, emission, one, score, loss)
             if kernels.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
@@ -210,9 +211,10 @@ class Chain(Structure):
             raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
 
-    def _uniform(self, target: Tensor | WeightedLabels) -> bool:
-        """Whether all tokens of an example cost the same."""
-        return not isinstance(target, WeightedLabels) and self.class_weight is None
+    def _token_costs(self, target: Tensor | WeightedLabels) -> Tensor:
+        """``costs(target)`` for the kernels; empty where all tokens of an example cost the same."""
+        uniform = self.class_weight is None and not isinstance(target, WeightedLabels)
+        return _NONE if uniform else self.costs(target)[0]
 
     def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
         """The labels with -1 beyond each length."""

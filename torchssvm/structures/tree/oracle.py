@@ -8,10 +8,9 @@ from torch import Tensor
 
 from torchssvm.core import tuning
 from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import compiles, launch
+from torchssvm.core.launch import by_example, compiles, launch
 from torchssvm.core.operators import define
 from torchssvm.core.scratch import scratch
-from torchssvm.structures.maxplus import by_example
 from torchssvm.structures.tree.numba import decode
 
 _NONE = np.empty(0, np.int64)
