@@ -16,15 +16,9 @@ COMPILED = (torch.float32, torch.float64)
 """The dtypes that kernels of scores take."""
 
 
-# Kernels are cached on disk and let go of Python's global lock while they run. They make and keep no arrays, so that
-# Numba's runtime is left out: it counts references, with an atomic operation whenever an array is taken out of a tuple,
-# and that took a third of all time.
-_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
-
-
 def njit(function: Callable[..., Any]) -> Any:
     """Compile in the written order of operations, so that rounding and ties are those of the source."""
-    return numba.njit(**_OPTIONS)(function)
+    return _compile(function)
 
 
 def njit_fastmath(function: Callable[..., Any]) -> Any:
@@ -33,7 +27,17 @@ def njit_fastmath(function: Callable[..., Any]) -> Any:
     Results are those of the source up to rounding, and the same at every call on one machine; NaN and infinities
     propagate.
     """
-    return numba.njit(**_OPTIONS, fastmath={"contract", "nsz", "reassoc"})(function)
+    return _compile(function, fastmath={"contract", "nsz", "reassoc"})
+
+
+def _compile(function: Callable[..., Any], **options: Any) -> Any:
+    # Kernels release the GIL. They make and keep no arrays, so that Numba's runtime is left out: it counts references,
+    # with an atomic operation whenever an array is taken out of a tuple, and that took a third of all time.
+    options = {"nogil": True, "_nrt": False, **options}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no folder that the cache could be written to: compile in every process
+        return numba.njit(**options)(function)
 
 
 def fits_numba(*tensors: Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.schema import Each, Entry, Maybe, Same, check, damaged
 from torchssvm.core.structure import Labeling, fit
+from torchssvm.dual.numba import victims
 
 _FIELDS = ("count", "length", "mass", "loss", "used", "known")
 
@@ -59,8 +60,6 @@ class ActiveSets:
 
     def victims(self, index: Tensor) -> Tensor:
         """The slot for a new labeling: a free one, else the least recent without mass, else the one with least mass."""
-        from torchssvm.dual.numba import victims
-
         slots = torch.empty_like(index, device="cpu")
         victims(*(t[index].cpu().numpy() for t in (self.count, self.mass, self.used)), slots.numpy())
         return slots.to(index.device)
