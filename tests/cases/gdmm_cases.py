@@ -264,7 +264,7 @@ class FactorGraphTestCase(ABC):
             gdmm.visit(view)
             gdmm.end_pass()
         assert_same(saved(pairs[0]), saved(pairs[1]))
-        assert {signature[0].layout for signature in self.compiled().signatures} == {"C"}
+        assert {signature[0].layout for signature in self.compiled().dispatcher.signatures} == {"C"}
 
     @abstractmethod
     def compiled(self) -> Any:

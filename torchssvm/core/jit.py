@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numba
 import torch
 from torch import Tensor
 
@@ -16,9 +15,42 @@ COMPILED = (torch.float32, torch.float64)
 """The dtypes that kernels of scores take."""
 
 
+class Kernel:
+    """A function that Numba compiles when it is first called; other kernels may call it too.
+
+    Numba is imported at that call, since it takes half a second. Kernels release the GIL. They make and keep no arrays:
+    they write to those that they are given.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        functools.update_wrapper(self, function)
+        # Numba's runtime is left out: it counts references, with an atomic operation whenever an array is taken out of
+        # a tuple, and that took a third of all time.
+        self._function, self._options = function, {"nogil": True, "_nrt": False, **options}
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """Numba's own object; its code is cached on disk."""
+        import numba
+
+        try:
+            return numba.njit(cache=True, **self._options)(self._function)
+        except RuntimeError:  # there is no folder that the cache could be written to: compile in every process
+            return numba.njit(**self._options)(self._function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """Numba asks for it where another kernel calls this one."""
+        return self.dispatcher._numba_type_
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the compiled function."""
+        return self.dispatcher(*arguments)
+
+
 def njit(function: Callable[..., Any]) -> Any:
     """Compile in the written order of operations, so that rounding and ties are those of the source."""
-    return _compile(function)
+    return Kernel(function)
 
 
 def njit_fastmath(function: Callable[..., Any]) -> Any:
@@ -27,17 +59,7 @@ def njit_fastmath(function: Callable[..., Any]) -> Any:
     Results are those of the source up to rounding, and the same at every call on one machine; NaN and infinities
     propagate.
     """
-    return _compile(function, fastmath={"contract", "nsz", "reassoc"})
-
-
-def _compile(function: Callable[..., Any], **options: Any) -> Any:
-    # Kernels release the GIL. They make and keep no arrays, so that Numba's runtime is left out: it counts references,
-    # with an atomic operation whenever an array is taken out of a tuple, and that took a third of all time.
-    options = {"nogil": True, "_nrt": False, **options}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no folder that the cache could be written to: compile in every process
-        return numba.njit(**options)(function)
+    return Kernel(function, fastmath={"contract", "nsz", "reassoc"})
 
 
 def fits_numba(*tensors: Tensor) -> bool:

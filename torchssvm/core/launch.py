@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from torchssvm.core import tuning
-from torchssvm.core.jit import COMPILED
+from torchssvm.core.jit import COMPILED, Kernel
 from torchssvm.core.threads import run_in_chunks
 
 
@@ -35,7 +35,7 @@ def by_example(matrices: Tensor) -> Tensor:
 
 
 def launch(
-    kernel: Callable[..., Any],
+    kernel: Kernel,
     inputs: Sequence[Any],
     outputs: Sequence[Tensor],
     work: np.ndarray,
@@ -59,8 +59,9 @@ def launch(
         (x.detach() if x.requires_grad else x).contiguous().numpy() if isinstance(x, Tensor) else x for x in inputs
     ]
     filled = [x.numpy() for x in outputs]
+    call = kernel.dispatcher
 
     def run(begin: int, end: int, _: int) -> Any:
-        return kernel(*given, begin, end, *memory(), *filled)
+        return call(*given, begin, end, *memory(), *filled)
 
     return run_in_chunks(run, work, grain=tuning.GRAIN / each)

@@ -17,7 +17,6 @@ from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.storage import Storage, Stored
 from torchssvm.solvers.compiled.head_adapter import HeadAdapter, find_adapter
 from torchssvm.solvers.compiled.inner import fill_inner, list_tokens
-from torchssvm.solvers.compiled.loop import visit_batch
 from torchssvm.solvers.compiled.packing import offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Options, Scalars, make_scratch
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
@@ -91,6 +90,8 @@ def _visit(
     n: int,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Labelings, gammas, gaps and combined gradients; ``psi`` are the blocks, shaped like the potentials."""
+    from torchssvm.solvers.compiled.loop import visit_batch  # it imports Numba, which takes half a second
+
     adapter = find_adapter(head)
     if not structure.same_as(adapter.structure):
         raise TypeError(

@@ -20,7 +20,6 @@ from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.head_adapter import find_adapter
-from torchssvm.solvers.compiled.loop import visit_blocks
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
@@ -254,6 +253,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         Returns:
             Visits made.
         """
+        from torchssvm.solvers.compiled.loop import visit_blocks  # it imports Numba, which takes half a second
+
         dual, memory = self.dual, self._memory
         tree = sums_of(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)
         counters = torch.tensor([0, 0, memory.clock, 0])
