@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,32 +34,6 @@ def draw_segmentations(
     for axis, row, labeling in zip(axes, rows, labelings, strict=False):
         _show(axis, dataset.mask(row).numpy(), overlay(dataset, row, labeling))
         axis.set_title(dataset.names[row], fontsize=8)
-
-
-def draw_foregrounds(
-    figure: Any, dataset: SuperpixelGraphs, rows: Sequence[int], found: Mapping[str, Sequence[Tensor]]
-) -> None:
-    """Images with their true foreground, and below with the predictions of several methods, in the same colours.
-
-    Args:
-        figure: A matplotlib figure or subfigure, empty.
-        dataset: The images.
-        rows: Numbers of those that are drawn, at least one.
-        found: For every method, by its name, bool ``[H, W]`` for each of them.
-    """
-    axes = figure.subplots(1 + len(found), len(rows), squeeze=False)
-    for axis in axes.flatten():
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.set_frame_on(False)
-    masks = [dataset.mask(row) for row in rows]
-    for name, line, foregrounds in zip(("true", *found), axes, (masks, *found.values()), strict=True):
-        line[0].set_ylabel(name, fontsize=7)
-        for axis, row, mask, own in zip(line, rows, masks, foregrounds, strict=True):
-            image = dataset.image(row).permute(1, 2, 0).numpy()
-            _show(axis, mask.numpy(), _tinted(image, mask.numpy(), own.cpu().numpy()))
-    for axis, row in zip(axes[0], rows, strict=True):
-        axis.set_title(dataset.names[row], fontsize=7)
 
 
 def overlay(dataset: SuperpixelGraphs, row: int, labeling: Tensor) -> np.ndarray:

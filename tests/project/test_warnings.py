@@ -12,11 +12,11 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from items import Items
 from problems import Problem, chain, multiclass
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, CuttingPlane, DualState, certify, solve
-from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
@@ -42,22 +42,6 @@ def warned_here(words: str) -> Iterator[None]:
 def not_zero(problem: Problem) -> Problem:
     torch.nn.init.ones_(next(problem.head.parameters()))
     return problem
-
-
-class Items(Dataset):
-    """A problem as a map-style dataset."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-    def __len__(self) -> int:
-        return self.problem.n
-
-    def __getitem__(self, i: int) -> int:
-        return i
-
-    def collate(self, rows: list[int]) -> Batch:
-        return self.problem.batch(rows)
 
 
 def test_in_a_plain_loop():

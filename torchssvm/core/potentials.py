@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import fits_numba, njit_fastmath
-from torchssvm.core.precision import full_precision as full_precision  # for the many that take both from here
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""

@@ -18,7 +18,7 @@ _CONVERGED = 1e-3  # steps are re-scaled by the line search, and corners are onl
 
 
 class BoxQP(BlockSteps):
-    """A step for every block of a batch, from the box QP ([B13] section 4 for one block, ``math.md`` section 4).
+    """A step for every block of a batch, from the box QP; for one block it is that of [B13] section 4.
 
     It maximises ``sum_i gamma_i v_i - |sum_i gamma_i g_i|^2 / (2 lam n^2)`` over ``[0, 1]^B`` by coordinate ascent.
     Where the head gives no per-example gradients, all gammas are 1.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.lists import Lists
 from torchssvm.core.potentials import Parts, Potentials
@@ -70,54 +70,40 @@ class Sequential(BlockSteps):
                 "block_steps=Sequential() needs a LinearChain or LinearMulticlass head on fixed features: the "
                 "potentials have no called_with"
             )
+        from torchssvm.solvers.compiled.loop import visit_batch  # it imports Numba, which takes half a second
+
         assert isinstance(stored, StoredParts)
         head, x = potentials.called_with
-        labeling, gammas, gaps, combined = _visit(head, x, structure, target, stored.psi, losses, lam, n)
-        return Visited(structure.examine(labeling, target, potentials.detach()), gammas, gaps, combined)
+        adapter = find_adapter(head)
+        if not structure.same_as(adapter.structure):
+            raise TypeError(
+                f"the dual's structure is {structure}, and Sequential() decodes by the head's, {adapter.structure}"
+            )
+        rows, examples = (
+            _from_lists(adapter, x, target) if isinstance(x, SparseFeatures) else (None, _dense(adapter, x, target))
+        )
+        model = adapter.model(rows)
+        model = model._replace(**{name: getattr(model, name).copy() for name in model._fields[:5]})
+        gradient = model._replace(**{name: 0 * getattr(model, name) for name in model._fields[:5]})
+        blocks = _blocks(adapter, stored.psi)
+        states, batch = adapter.num_states, len(losses)
+        longest, pairs = int(np.diff(examples.start).max()), 0 if adapter.pairs is None else states
+        scratch = make_scratch(longest, states, model.emission.shape[1], pairs, 2, examples.added.dtype)
+        steps, gaps = np.zeros(batch), np.zeros(batch)
+        labels = np.full((batch, stored.psi[adapter.emission].shape[1] if pairs else 1), structure.padding)
+        scalars = Scalars(losses.clone().numpy(), gaps, np.zeros(batch))
+        options = Options(FrankWolfe.rule, 0, 0.0, False, 0.0, 0.0, lam, n, False)
+        counters = np.zeros(4, np.int64)
+        visit_batch(examples, model, gradient, blocks, scalars, options, scratch, counters, labels, steps)
+        combined = [torch.from_numpy(array).contiguous() for array in adapter.trained(gradient)]
+        if rows is not None:
+            combined[0] = rows_of(rows, combined[0], adapter.weights()[0].shape, coalesced=True)
+        labeling = torch.from_numpy(labels if pairs else labels[:, 0])
+        found = structure.examine(labeling, target, potentials.detach())
+        return Visited(found, torch.from_numpy(steps), torch.from_numpy(gaps), combined)
 
     def __repr__(self) -> str:
         return "Sequential()"
-
-
-def _visit(
-    head: nn.Module,
-    x: Tensor | SparseFeatures,
-    structure: Structure,
-    target: Labeling,
-    psi: Parts,
-    losses: Tensor,
-    lam: float,
-    n: int,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Labelings, gammas, gaps and combined gradients; ``psi`` are the blocks, shaped like the potentials."""
-    from torchssvm.solvers.compiled.loop import visit_batch  # it imports Numba, which takes half a second
-
-    adapter = find_adapter(head)
-    if not structure.same_as(adapter.structure):
-        raise TypeError(
-            f"the dual's structure is {structure}, and Sequential() decodes by the head's, {adapter.structure}"
-        )
-    rows, examples = (
-        _from_lists(adapter, x, target) if isinstance(x, SparseFeatures) else (None, _dense(adapter, x, target))
-    )
-    model = adapter.model(rows)
-    model = model._replace(**{name: getattr(model, name).copy() for name in model._fields[:5]})
-    gradient = model._replace(**{name: 0 * getattr(model, name) for name in model._fields[:5]})
-    blocks = _blocks(adapter, psi)
-    states, batch = adapter.num_states, len(losses)
-    longest, pairs = int(np.diff(examples.start).max()), 0 if adapter.pairs is None else states
-    scratch = make_scratch(longest, states, model.emission.shape[1], pairs, 2, examples.added.dtype)
-    steps, gaps = np.zeros(batch), np.zeros(batch)
-    labels = np.full((batch, psi[adapter.emission].shape[1] if pairs else 1), structure.padding)
-    scalars = Scalars(losses.clone().numpy(), gaps, np.zeros(batch))
-    options = Options(FrankWolfe.rule, 0, 0.0, False, 0.0, 0.0, lam, n, False)
-    counters = np.zeros(4, np.int64)
-    visit_batch(examples, model, gradient, blocks, scalars, options, scratch, counters, labels, steps)
-    combined = [torch.from_numpy(array).contiguous() for array in adapter.trained(gradient)]
-    if rows is not None:
-        combined[0] = rows_of(rows, combined[0], adapter.weights()[0].shape, coalesced=True)
-    labeling = torch.from_numpy(labels)
-    return labeling if pairs else labeling.squeeze(1), torch.from_numpy(steps), torch.from_numpy(gaps), combined
 
 
 def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
