@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from torchssvm.core import tuning
 from torchssvm.core.jit import COMPILED, Kernel
 from torchssvm.core.threads import run_in_chunks
+
+_KEPT = 2**24  # bytes; larger buffers are not kept
+_LINE = 64  # bytes of a cache line
 
 
 def compiles(*scores: Tensor) -> bool:
@@ -39,17 +44,18 @@ def launch(
     inputs: Sequence[Any],
     outputs: Sequence[Tensor],
     work: np.ndarray,
-    memory: Callable[[], tuple[Any, ...]],
+    memory: Sequence[tuple[int, torch.dtype] | Callable[[], Any]],
     each: float = 1.0,
 ) -> list[Any]:
-    """Fill ``outputs``: ``kernel(*inputs, begin, end, *memory(), *outputs)`` for ranges of about equal work.
+    """Fill ``outputs``: ``kernel(*inputs, begin, end, *memory, *outputs)`` for ranges of about equal work.
 
     Args:
         kernel: Handles the examples ``begin`` to ``end - 1``.
         inputs: Tensors, given as contiguous arrays; anything else is given as it is.
         outputs: Contiguous tensors, given as arrays of the same memory.
         work: ``[B]``, of each example, in any unit.
-        memory: What a thread needs of its own, of any content: see :func:`.scratch`.
+        memory: What a thread needs of its own, of any content: numbers and dtype of an array, one for each dtype, or a
+            function that returns the thread's workspace.
         each: To how many pairs of states a unit of work compares: see ``tuning.GRAIN``.
 
     Returns:
@@ -62,6 +68,28 @@ def launch(
     call = kernel.dispatcher
 
     def run(begin: int, end: int, _: int) -> Any:
-        return call(*given, begin, end, *memory(), *filled)
+        own = [need() if callable(need) else scratch(*need) for need in memory]
+        return call(*given, begin, end, *own, *filled)
 
     return run_in_chunks(run, work, grain=tuning.GRAIN / each)
+
+
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.by_dtype: dict[torch.dtype, np.ndarray] = {}
+
+
+_kept = _Buffers()
+
+
+def scratch(count: int, dtype: torch.dtype) -> np.ndarray:
+    """At least ``count`` uninitialised numbers, aligned to a cache line; this thread's next call reuses the buffer."""
+    kept = _kept.by_dtype.get(dtype)
+    if kept is not None and len(kept) >= count:
+        return kept
+    # 50% more than asked for, so that slowly growing batches do not allocate each time.
+    buffer = torch.empty(count + count // 2 + _LINE // dtype.itemsize, dtype=dtype).numpy()
+    buffer = buffer[-buffer.ctypes.data % _LINE // dtype.itemsize :]
+    if buffer.nbytes <= _KEPT:
+        _kept.by_dtype[dtype] = buffer
+    return buffer

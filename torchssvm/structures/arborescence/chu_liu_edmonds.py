@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchssvm.core.launch import launch
 from torchssvm.core.operators import define
-from torchssvm.core.scratch import scratch
 from torchssvm.structures.arborescence.eisner import check_arcs, check_sizes, empty_arborescence
 from torchssvm.structures.arborescence.numba import decode_nonprojective
 
@@ -55,7 +54,7 @@ def _decode(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[
         (scores.detach().to("cpu", torch.float64), known, single_root),
         (heads, value),
         known.astype(np.float64) ** 2,
-        lambda: (scratch(size * size, torch.float64), scratch(3 * size * size + 14 * size, torch.int64)),
+        [(size * size, torch.float64), (3 * size * size + 14 * size, torch.int64)],
         each=4,
     )
     return heads.to(scores.device), value.to(scores.device, scores.dtype)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
-from torchssvm.core.scratch import scratch
 from torchssvm.structures.arborescence.numba import decode
 
 
@@ -54,7 +53,7 @@ def _on_cpu(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[
         (scores, known, single_root),
         (heads, value),
         0.5 * known.astype(np.float64) ** 3,  # a span of width w has 3 w splits; T^3 / 2 in total
-        lambda: (scratch(6 * size * size, value.dtype), scratch(3 * (2 * size + 2), torch.int64)),
+        [(6 * size * size, value.dtype), (3 * (2 * size + 2), torch.int64)],
     )
     return heads, value
 

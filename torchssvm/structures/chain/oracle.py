@@ -10,7 +10,6 @@ from torchssvm.core import tuning
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import by_example, compiles, launch
 from torchssvm.core.operators import define
-from torchssvm.core.scratch import scratch
 from torchssvm.structures.chain.by_level import viterbi_by_level
 from torchssvm.structures.chain.numba import decode
 
@@ -62,7 +61,7 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
         (emission, pairs, known, order, group, shape),
         (labels, value),
         run[order] if len(order) else run,
-        lambda: (scratch(room, value.dtype), scratch(group, torch.int64)),
+        [(room, value.dtype), (group, torch.int64)],
         each=states**2,
     )
     if (row := max(bad, default=-1)) >= 0:

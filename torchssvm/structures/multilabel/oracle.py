@@ -6,13 +6,13 @@ A set y of K labels scores ``sum_i u_i y_i + sum_{i<j} w_ij y_i y_j``, a quadrat
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchssvm.core.launch import launch
-from torchssvm.core.scratch import scratch
 from torchssvm.structures.multilabel.message_passing import Workspace, workspace
 from torchssvm.structures.multilabel.numba import decode
 from torchssvm.structures.multilabel.reference import best_label_sets_torch
@@ -73,13 +73,13 @@ def best_label_sets(
         (unary.cpu(), (weights if weights.ndim == 3 else weights.unsqueeze(0)).cpu(), sweeps, effort),
         (labels, value, bound),
         np.ones(batch),
-        lambda: (scratch(2 * size, torch.float64), _memory(size)),
+        [(2 * size, torch.float64), partial(_workspace, size)],
         each=_EACH,
     )
     return labels.to(unary.device), value.to(unary.device), bound.to(unary.device)
 
 
-def _memory(num_labels: int) -> Workspace:
+def _workspace(num_labels: int) -> Workspace:
     """This thread's working memory for K labels, kept from call to call."""
     held: Workspace | None = getattr(_local, "memory", None)
     if held is None or len(held.free) != num_labels:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
-from torchssvm.core.scratch import scratch
 from torchssvm.structures.pose.distance_transform_numba import transform
 
 DENSE = 128
@@ -59,10 +58,7 @@ def _on_cpu(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]:
         (scores, springs.to(torch.float64).reshape(-1, 4), DENSE),
         (value, place),
         np.full(batch, float(area) * (min(height, DENSE) + min(width, DENSE))),
-        lambda: (
-            scratch(area + 2 * (height + width), value.dtype),
-            scratch(area + 2 * max(height, width), torch.int64),
-        ),
+        [(area + 2 * (height + width), value.dtype), (area + 2 * max(height, width), torch.int64)],
     )
     return value, place
 

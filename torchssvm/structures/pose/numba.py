@@ -34,7 +34,8 @@ def decode(node, kinds, cost_x, cost_y, parent, order, wide, begin, end, memory,
     rows, reached, message = images[0], images[1], images[2]  # unpacked slices would lose their contiguous type
     scores = memory[start : start + types * height * width].reshape(types, height, width)
     start += types * height * width
-    table_x, table_y = memory[start : start + width - 1 + wide], memory[start + width - 1 + wide :]
+    table_x, start = memory[start : start + width - 1 + wide], start + width - 1 + wide
+    table_y = memory[start : start + 2 * height]
     table_x[:] = 0.0
     best_kind = chosen[: kinds.shape[1] * height * width].reshape(kinds.shape[1], height, width)
     for b in range(begin, end):

@@ -9,7 +9,6 @@ from torch import Tensor
 from torchssvm.core import tuning
 from torchssvm.core.launch import compiles, launch, once
 from torchssvm.core.operators import define
-from torchssvm.core.scratch import scratch
 from torchssvm.structures.pose.distance_transform import best_along_last
 from torchssvm.structures.pose.numba import decode
 from torchssvm.structures.tree.oracle import node_depths
@@ -69,7 +68,7 @@ def _on_cpu(
         (node, kinds, once(cost_x), once(cost_y), parent, order, wide),
         (place, kind, value),
         np.full(batch, float(edges * types * types) * height * width * (height + width)),
-        lambda: (scratch(room, value.dtype)[:room], scratch(edges * height * width, torch.int32)),
+        [(room, value.dtype), (edges * height * width, torch.int32)],
     )
     return place, kind, value
 

@@ -10,7 +10,6 @@ from torchssvm.core import tuning
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import by_example, compiles, launch
 from torchssvm.core.operators import define
-from torchssvm.core.scratch import scratch
 from torchssvm.structures.tree.numba import decode
 
 _NONE = np.empty(0, np.int64)
@@ -64,7 +63,7 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
         (node, edges, parents, known, group, shape),
         (labels, value),
         known if len(known) else np.full(batch, longest),
-        lambda: (scratch(room, value.dtype), scratch((2 * group + 1) * longest + 2, torch.int64)),
+        [(room, value.dtype), ((2 * group + 1) * longest + 2, torch.int64)],
         each=states**2,
     )
     if max(bad, default=-1) >= 0:
