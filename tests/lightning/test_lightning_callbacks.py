@@ -36,7 +36,7 @@ from lightning.pytorch.tuner import Tuner  # noqa: E402
 from short_words import MODELS, N, Watch, Words, svm, trainer  # noqa: E402
 
 from torchssvm import BCFW, BlockGap, DualState, LinearChain, certify  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, StructuredSVM  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, StructuredSVM, epoch_parts  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -53,13 +53,24 @@ def same(a: L.LightningModule, b: L.LightningModule) -> bool:
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def plain(compiled: bool | None = False, epochs: int = 4) -> StructuredSVM:
+@pytest.fixture(autouse=True)
+def four_parts(monkeypatch) -> None:
+    """The compiled loop has as many batches an epoch as the loader."""
+    monkeypatch.setattr(epoch_parts, "WHOLE", 3)
+
+
+def plain(compiled: bool | None = False, epochs: int = 4, *callbacks: Callback) -> StructuredSVM:
     """Trained without any callback but the certificates."""
     model = svm(compiled)
-    trainer(DualityGap(1e-9, every_n_epochs=2), max_epochs=epochs, enable_checkpointing=False).fit(
-        model, Words().by_gaps()
-    )
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    trainer(gap, *callbacks, max_epochs=epochs, enable_checkpointing=False).fit(model, Words().by_gaps())
     return model
+
+
+class FromTheLoader(Callback):
+    """Changes nothing but where batches come from."""
+
+    needs_batches = True
 
 
 # What works
@@ -90,7 +101,8 @@ def test_callbacks_that_watch_change_nothing(make, compiled: bool | None, tmp_pa
         callback, gap, max_epochs=4, logger=CSVLogger(tmp_path), enable_progress_bar=bar, default_root_dir=tmp_path
     )
     fitting.fit(model, Words().by_gaps(), Words().everything())
-    assert same(model, plain(compiled))
+    beside = [FromTheLoader()] if isinstance(callback, AveragedWeights) else []
+    assert same(model, plain(compiled, 4, *beside))
     assert certify(model.head, model.dual, Words().everything()).gap == pytest.approx(gap.certificate.gap, abs=1e-6)
 
 

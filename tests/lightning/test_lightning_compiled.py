@@ -38,15 +38,15 @@ def words() -> PaddedDataset:
 
 @pytest.fixture
 def visits(monkeypatch):
-    """How many examples the compiled loop was given."""
+    """How many examples the compiled loop visited."""
     seen: list[int] = []
-    visit = CompiledBCFW.visit
+    visit = CompiledBCFW._visit
 
-    def spy(self, index):
-        seen.append(len(index))
-        return visit(self, index)
+    def spy(self, *args, **options):
+        seen.append(visit(self, *args, **options))
+        return seen[-1]
 
-    monkeypatch.setattr(CompiledBCFW, "visit", spy)
+    monkeypatch.setattr(CompiledBCFW, "_visit", spy)
     return seen
 
 

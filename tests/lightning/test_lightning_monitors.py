@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 
 from torchssvm import LinearChain, certify  # noqa: E402
-from torchssvm.lightning import DualityGap, FactorwiseSVM, StructuredSVM  # noqa: E402
+from torchssvm.lightning import DualityGap, FactorwiseSVM, StructuredSVM, epoch_parts  # noqa: E402
 
 NAMES = ("gap", "gap_age", "primal", "dual", "passes", "oracle_calls", "exact")
 
@@ -134,6 +134,12 @@ def test_a_patience_that_the_gap_cannot_meet_is_warned_of():
             )
 
 
+@pytest.fixture(autouse=True)
+def four_parts(monkeypatch) -> None:
+    """The compiled loop has as many batches an epoch as the loader."""
+    monkeypatch.setattr(epoch_parts, "WHOLE", 3)
+
+
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
@@ -174,7 +180,7 @@ def test_a_run_with_monitors_goes_on_to_the_same_bits(compiled: bool | None, ste
 
     def run(folder: Path, *more: Callback, **options) -> tuple[StructuredSVM, DualityGap, Watch, EarlyStopping]:
         gap, watch = DualityGap(1e-9, every_n_epochs=2), Watch()
-        stopping = EarlyStopping("gap", patience=100)
+        stopping = EarlyStopping("gap", min_delta=100.0, patience=100)
         saving = ModelCheckpoint(dirpath=folder, monitor="gap", save_top_k=2)
         model = svm(compiled)
         fitting = trainer(stopping, saving, gap, watch, *more, max_epochs=4, val_check_interval=interval)
@@ -194,5 +200,5 @@ def test_a_run_with_monitors_goes_on_to_the_same_bits(compiled: bool | None, ste
     assert [e.certificate.gap for e in whole[1].history] == [e.certificate.gap for e in again[1].history]
     monitored = [[{name: seen[name] for name in NAMES} for seen in watch.seen] for watch in (whole[2], again[2])]
     assert monitored[0][len(monitored[0]) - len(monitored[1]) :] == monitored[1]
-    if interval == 1.0:  # Lightning passes over a validation that was due at the very step, and its checks with it
+    if interval == 1.0 and steps % 4:  # Lightning skips the checks of a validation that was due at that step
         assert whole[3].wait_count == again[3].wait_count

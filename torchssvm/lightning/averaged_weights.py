@@ -37,6 +37,9 @@ class AveragedWeights(WeightAveraging):
 
     certifies_its_average = True
 
+    needs_batches = True
+    """A compiled loop takes its batches from the training loader beside this callback."""
+
     def __init__(
         self, swap_at_end: bool = False, validate: bool = False, average: type[Average] = WeightedAverage
     ) -> None:

@@ -13,6 +13,7 @@ from torchssvm.core.batch import Batch, tree_tensors
 from torchssvm.core.memory import available_memory
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.lightning.epoch_parts import own_draws
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader
 from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.compiled.head_adapter import find_adapter
@@ -56,7 +57,7 @@ def _transfer_hook(module: Any) -> str | None:
 
 
 def make_loop(module: Any, loader: DataLoader, *, required: bool) -> CompiledBCFW | None:
-    """Read the training set once, keep its features, and make the loop for them.
+    """Read the training set once, keep its features, and make the loop for them, with the loader's order and seed.
 
     Args:
         module: A ``StructuredSVM`` in a fit, with its dual.
@@ -89,7 +90,16 @@ def make_loop(module: Any, loader: DataLoader, *, required: bool) -> CompiledBCF
         yield first
         yield from batches
 
-    return CompiledBCFW(module.head, module.dual, everything(), direction=module.direction, oracle=module.oracle)
+    order, seed = own_draws(module.trainer, loader) or (None, 0)
+    return CompiledBCFW(
+        module.head,
+        module.dual,
+        everything(),
+        direction=module.direction,
+        oracle=module.oracle,
+        order=order,
+        seed=seed,
+    )
 
 
 def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:

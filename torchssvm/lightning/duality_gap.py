@@ -13,33 +13,41 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
+from torchssvm.core.arguments import check_object
 from torchssvm.core.caller import warn
+from torchssvm.dual.state import DualState
 from torchssvm.lightning.exact_pass import certify_run, find_bcfw, find_gdmm, passes_so_far
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.refusals import refuse_averages
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.report import Entry, History
+from torchssvm.solvers.schedules import Schedule, WhenEstimated, counting_from
+from torchssvm.solvers.trainer import IDLE_EPOCHS
+
+_EPOCHS = 10  # between certificates, where neither epochs nor a schedule say so
+_MONITORED = ("primal", "dual", "gap", "exact", "gap_age", "passes", "oracle_calls", "gap_estimate", "relaxed_gap")
 
 
 class DualityGap(Callback):
-    """Certifies the weights after the first epoch, every few epochs and when the run ends; stops at the tolerance.
+    """Certifies the weights when the schedule says so, or every few epochs, and at the end; stops at the tolerance.
 
     An exact pass decodes every training example and gives primal, dual and gap. Only this certificate stops a run. The
-    pass also refreshes the gap estimates, from which a ``GapBatchSampler`` draws. If the features have been trained,
-    the weights are recomputed first, so that the certificate is for the current features.
+    pass also refreshes the gap estimates, from which examples are drawn. If the features have been trained, the weights
+    are recomputed first, so that the certificate is for the current features.
 
-    Logged at the end of every epoch, so that ``ModelCheckpoint(monitor="gap")`` and ``EarlyStopping(monitor="gap")``
-    work at any position among the callbacks:
+    Logged at the end of every epoch from the first certificate on; ``ModelCheckpoint(monitor="gap")`` and
+    ``EarlyStopping(monitor="gap")`` work at any position among the callbacks:
 
     * ``gap``, ``primal``, ``exact``: of the last pass; ``exact`` is 0 if an approximate oracle makes primal and gap
       upper bounds. ``gap_age`` is the number of epochs since that pass, 0 for a pass at the end of this epoch.
     * ``dual``, ``oracle_calls``, ``passes``: current values (``dual`` of :class:`FactorwiseSVM`: of the last pass).
     * ``gap_estimate`` of BCFW: current value; the gap of the last pass while a block's gap is unknown.
 
-    If validation ends an epoch, the pass comes before it. If there is validation within the first epoch, one more pass
-    comes before the first step. The patience of ``EarlyStopping`` counts epochs, and the gap is new only every
-    ``every_n_epochs``: give it a patience of at least ``every_n_epochs``.
+    If another callback has ``monitor="gap"`` or another of these figures, the first epoch ends with a pass; if there is
+    validation within that epoch, a pass comes before its first step too. If validation ends an epoch, the pass comes
+    before it. The patience of ``EarlyStopping`` counts epochs, most of which have no new gap: give it a patience of
+    twice ``every_n_epochs``.
 
     The callback works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and
     for :class:`FactorwiseSVM`, where an epoch is a pass. GDMM trains a relaxation of the problem: the run stops on
@@ -48,27 +56,32 @@ class DualityGap(Callback):
 
     Args:
         tolerance: Stop when the certified gap is at most this.
-        every_n_epochs: Epochs between certificates; the first epoch always has one.
-        max_passes: Stop at the end of the epoch that reaches this many effective passes; None is no limit.
+        every_n_epochs: Epochs between certificates; the first epoch has one too. None follows ``schedule``, and is 10
+            for :class:`FactorwiseSVM`.
+        max_passes: Stop where this many effective passes are reached; None is no limit.
         batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Unused if a
             compiled loop or GDMM holds the examples.
         violation: :class:`FactorwiseSVM` stops only if the mean consistency violation is at most this; 0 to 1.
+        schedule: When passes are made, as in :func:`torchssvm.solve`; asked every quarter of an epoch. None is
+            ``WhenEstimated()``. Its answers must follow from the dual's counters and the certificates.
 
     Attributes:
         history: All certificates with the seconds since the fit began; a resumed run keeps the earlier ones.
         stopped_because: Why the run ended, as a sentence; None while it runs.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or both ``every_n_epochs`` and ``schedule`` are given.
+        TypeError: ``schedule`` is not a Schedule.
     """
 
     def __init__(
         self,
         tolerance: float = 0.01,
-        every_n_epochs: int = 10,
+        every_n_epochs: int | None = None,
         max_passes: float | None = None,
         batch_size: int | None = None,
         violation: float = 0.01,
+        schedule: Schedule | None = None,
     ) -> None:
         if not (tolerance >= 0.0 and math.isfinite(tolerance)):
             raise ValueError(f"tolerance={tolerance} must be at least 0 and finite")
@@ -77,7 +90,12 @@ class DualityGap(Callback):
                 raise ValueError(f"{name}={value} must be positive")
         if not 0.0 <= violation <= 1.0:
             raise ValueError(f"violation={violation} must be 0 to 1")
+        if schedule is not None:
+            check_object(schedule, "schedule", "due", "WhenEstimated()")
+            if every_n_epochs is not None:
+                raise ValueError(f"every_n_epochs={every_n_epochs} and schedule={schedule} contradict: give one")
         self.tolerance = tolerance
+        self.schedule = schedule
         self.violation = violation
         self.every_n_epochs = every_n_epochs
         self.max_passes = max_passes
@@ -89,6 +107,8 @@ class DualityGap(Callback):
         self._last_epoch = -1  # the last epoch whose end was handled
         self._start: float | None = None
         self._loader: DataLoader | None = None
+        self._schedule: Schedule | None = None  # of this run
+        self._hits = 0  # cache hits at the last certificate
 
     @property
     def certificate(self) -> Certificate | None:
@@ -104,13 +124,14 @@ class DualityGap(Callback):
         if stage != "fit":
             return
         refuse_averages(trainer)
+        usual = self.every_n_epochs or _EPOCHS
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            patience = callback.patience if isinstance(callback, EarlyStopping) else self.every_n_epochs
-            if patience < self.every_n_epochs and callback.monitor in ("gap", "primal"):
+            patience = callback.patience if isinstance(callback, EarlyStopping) else usual
+            if patience < usual and callback.monitor in ("gap", "primal"):
                 warn(
                     f"EarlyStopping(monitor={callback.monitor!r}, patience={patience}) stops before the second "
                     f"certificate that could improve it: its patience counts epochs, and DualityGap certifies every "
-                    f"{self.every_n_epochs}. Give it patience={2 * self.every_n_epochs}, or every_n_epochs=1 here"
+                    f"{usual}. Give it patience={2 * usual}, or every_n_epochs=1 here"
                 )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -120,17 +141,42 @@ class DualityGap(Callback):
             self._certified_epoch = self._last_epoch = (
                 trainer.current_epoch - 1
             )  # a second fit continues the trainer's count
+        if trainer.ckpt_path is None:
+            self._hits = 0
         self.stopped_because = None
-        self._loader = None
+        self._loader = self._schedule = None
+        if self.every_n_epochs is None:
+            self._schedule = counting_from(_Beginning(), self.schedule or WhenEstimated())
+            for entry in self.history:
+                self._schedule.after(entry.certificate)
         self._start_clock()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """In a resumed run, handle the end of the epoch before the checkpoint, and stop if the gap is reached."""
         self._end_epoch(trainer, pl_module, trainer.current_epoch - 1)
-        if not self.history and _validates_early(trainer):
+        if not self.history and _validates_early(trainer) and (self._schedule is None or _is_monitored(trainer)):
             self.certify(trainer, pl_module)
             self._certified_epoch = trainer.current_epoch - 1
             self._publish(trainer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Ask the schedule every quarter of an epoch, and stop within the epoch if the gap is reached."""
+        total = trainer.num_training_batches
+        quarter = 1 if math.isinf(total) else math.ceil(total / 4)
+        if self._schedule is None or ((batch_idx + 1) % quarter and batch_idx + 1 != total):
+            return
+        if find_gdmm(trainer) is None and self._due(find_bcfw(trainer).dual):
+            self.certify(trainer, pl_module)
+            self._publish(trainer)
+            self._stop_if_reached(trainer)
+
+    def _due(self, dual: DualState) -> bool:
+        assert self._schedule is not None
+        idle = dual.cache_hits - self._hits >= IDLE_EPOCHS * dual.num_examples or dual.gap_estimate == 0.0
+        spent = self.max_passes is not None and dual.passes >= self.max_passes
+        return self._schedule.due(dual, self.tolerance) or spent or idle
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Certify before the validation that ends the epoch, after which callbacks may save weights by their gap."""
@@ -143,6 +189,8 @@ class DualityGap(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Certify if it is due and validation has not done so, and log."""
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
+        if not self.history:
+            return
         metrics = self._figures(trainer)
         # Lightning wants the same names in the bar each time, and ``exact`` may change during a run.
         shown = ("primal", "gap", "exact", *(["relaxed_gap"] if "relaxed_gap" in metrics else []))
@@ -176,6 +224,10 @@ class DualityGap(Callback):
             self._loader = exact_pass_loader(_training_loader(trainer, pl_module), self.batch_size)
         certificate = certify_run(trainer, pl_module, self._loader, refresh=True)
         self.history.append(Entry(certificate, self._seconds()))
+        if find_gdmm(trainer) is None:
+            self._hits = find_bcfw(trainer).dual.cache_hits
+        if self._schedule is not None:
+            self._schedule.after(certificate)
         self._certified_step, self._certified_epoch = trainer.global_step, trainer.current_epoch
         return certificate
 
@@ -195,13 +247,21 @@ class DualityGap(Callback):
     def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> None:
         if epoch > self._last_epoch:
             self._last_epoch = epoch
-            spent = self.max_passes is not None and passes_so_far(trainer) >= self.max_passes
-            if epoch == 0 or not self.history or (epoch + 1) % self.every_n_epochs == 0 or spent:
+            if self._ends_with_a_pass(trainer, epoch):
                 self.certify(trainer, pl_module)
                 self._certified_epoch = epoch
         if self.history:
             self._publish(trainer)
-        if self.history and self._certified_step == trainer.global_step and (self._reached() or self._spent()):
+            self._stop_if_reached(trainer)
+
+    def _ends_with_a_pass(self, trainer: L.Trainer, epoch: int) -> bool:
+        if self._schedule is not None and find_gdmm(trainer) is None:
+            return not self.history and _is_monitored(trainer)
+        spent = self.max_passes is not None and passes_so_far(trainer) >= self.max_passes
+        return epoch == 0 or not self.history or (epoch + 1) % (self.every_n_epochs or _EPOCHS) == 0 or spent
+
+    def _stop_if_reached(self, trainer: L.Trainer) -> None:
+        if self._certified_step == trainer.global_step and (self._reached() or self._spent()):
             trainer.should_stop = True
 
     def _publish(self, trainer: L.Trainer) -> dict[str, float]:
@@ -279,6 +339,7 @@ class DualityGap(Callback):
             "certified_step": self._certified_step,
             "certified_epoch": self._certified_epoch,
             "last_epoch": self._last_epoch,
+            "cache_hits": self._hits,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -288,10 +349,23 @@ class DualityGap(Callback):
         self._certified_step = state_dict["certified_step"]
         self._certified_epoch = state_dict.get("certified_epoch", state_dict["last_epoch"])
         self._last_epoch = state_dict["last_epoch"]
+        self._hits = state_dict.get("cache_hits", 0)
 
 
 def _read(entry: dict[str, Any]) -> Certificate:
     return FactorwiseCertificate(**entry) if "violation" in entry else Certificate(**entry)
+
+
+class _Beginning:
+    """The progress of a run before its first step."""
+
+    num_examples, passes, gap_estimate = 1, 0.0, math.inf
+
+
+def _is_monitored(trainer: L.Trainer) -> bool:
+    """Whether a callback reads a figure of a certificate."""
+    callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+    return any(getattr(callback, "monitor", None) in _MONITORED for callback in callbacks)
 
 
 def _validates_early(trainer: L.Trainer) -> bool:

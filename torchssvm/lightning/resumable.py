@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from torchssvm.core.random_state import RandomState
 from torchssvm.dual.state import DualState
+from torchssvm.lightning.epoch_parts import EpochParts
 from torchssvm.lightning.exact_pass import find_bcfw
 from torchssvm.lightning.loaders import count_examples, gap_sampler
 from torchssvm.lightning.resume import ResumePoint
@@ -32,7 +33,7 @@ class Run:
 
     Attributes:
         loader: The training loader; None before the first fit.
-        sampler: Its batch sampler, if that is a ``GapBatchSampler``.
+        sampler: What draws the examples: the loader's ``GapBatchSampler``, or the compiled loop in ``EpochParts``.
         resume: The point to resume from, until the resumed run trains its first batch.
         at_first_batch: The random state to set before that batch.
         before_validation: The random state to set after validation.
@@ -44,7 +45,7 @@ class Run:
 
     def __init__(self) -> None:
         self.loader: DataLoader | None = None
-        self.sampler: GapBatchSampler | None = None
+        self.sampler: GapBatchSampler | EpochParts | None = None
         self.resume: ResumePoint | None = None
         self.at_first_batch: RandomState | None = None
         self.before_validation: RandomState | None = None
@@ -110,6 +111,7 @@ class Resumable(L.LightningModule):
         resume, run = self._run.resume, self._run
         if resume is None:
             return
+        resume.check_batches(run.sampler)
         _begin_next_epoch(self.trainer)
         resume.rewind(run.sampler)
         if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:

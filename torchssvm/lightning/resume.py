@@ -7,7 +7,10 @@ from typing import Any
 
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Maybe, check
+from torchssvm.lightning.epoch_parts import EpochParts
 from torchssvm.steps.orders import GapBatchSampler
+
+Draws = GapBatchSampler | EpochParts | None
 
 
 @dataclass
@@ -18,7 +21,7 @@ class ResumePoint:
         num_examples: n.
         features_moved: Whether the features were trained since the weights were last computed from the dual.
         random: Random state.
-        sampler: State of the ``GapBatchSampler``; None if there was none.
+        sampler: State of the ``GapBatchSampler`` or of the ``EpochParts``; None if there were none.
         in_epoch: Whether the epoch under way has batches left.
     """
 
@@ -29,15 +32,13 @@ class ResumePoint:
     in_epoch: bool
 
     @classmethod
-    def now(
-        cls, num_examples: int, features_moved: bool, sampler: GapBatchSampler | None, used: int, left: bool
-    ) -> ResumePoint:
+    def now(cls, num_examples: int, features_moved: bool, sampler: Draws, used: int, left: bool) -> ResumePoint:
         """The current point.
 
         Args:
             num_examples: n.
             features_moved: See the class.
-            sampler: The training loader's, if it is a ``GapBatchSampler``.
+            sampler: What draws the examples, if it has a state.
             used: Batches of this epoch that training has used.
             left: Whether this epoch has batches left.
         """
@@ -73,8 +74,27 @@ class ResumePoint:
         check(state, schema, "torchssvm")
         return cls(**{**state, "random": RandomState(state["random"])})
 
-    def rewind(self, sampler: GapBatchSampler | None) -> None:
-        """Restore sampler and random state."""
-        if sampler is not None and self.sampler is not None:
+    @property
+    def in_parts(self) -> bool:
+        """Whether the compiled loop drew the examples, in the parts of an epoch."""
+        return self.sampler is not None and "parts" in self.sampler
+
+    def rewind(self, sampler: Draws) -> None:
+        """Restore sampler and random state. A state of another kind of sampler, from the end of an epoch, is left out.
+
+        Raises:
+            ValueError: The state does not fit the sampler.
+        """
+        if sampler is not None and self.sampler is not None and isinstance(sampler, EpochParts) == self.in_parts:
             sampler.load_state_dict(self.sampler)
         self.random.restore()
+
+    def check_batches(self, sampler: Draws) -> None:
+        """Raise ValueError if the rest of the epoch has other batches than the epoch began with."""
+        if self.in_epoch and isinstance(sampler, EpochParts) != self.in_parts:
+            drew = ("the training loader", "the compiled loop")
+            raise ValueError(
+                f"the checkpoint is from the middle of an epoch for which {drew[self.in_parts]} drew the examples, and "
+                f"now {drew[not self.in_parts]} does: resume with the same compiled=, loader and trainer settings, or "
+                "from the end of an epoch"
+            )

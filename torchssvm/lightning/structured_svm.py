@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchssvm.core.batch import Batch
@@ -21,6 +21,7 @@ from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.arguments import Direction, check_bounds, choose_rules
 from torchssvm.lightning.compiled_steps import make_loop, reason_not_compiled
+from torchssvm.lightning.epoch_parts import EpochPart, EpochParts, own_draws, put_back, replace_loader
 from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
@@ -35,6 +36,7 @@ from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.line_search import LineSearch
+from torchssvm.steps.orders import GapBatchSampler
 
 _BAR_EVERY = 10
 
@@ -137,21 +139,23 @@ class StructuredSVM(Predicting):
 
     # Steps
 
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """One step of BCFW on the head, or of the features' optimizer on the hinge."""
+    def training_step(self, batch: Batch | EpochPart, batch_idx: int) -> None:
+        """One step of BCFW on the head, or of the features' optimizer on the hinge; or visits of the compiled loop."""
+        if isinstance(batch, EpochPart):
+            self._visit(batch.visits)
+            if batch_idx + 1 == self.trainer.num_training_batches:
+                self._log_figures(on_step=False, on_epoch=True, batch_size=1)
+            return
         batch = check_batch(batch)
         if self._run.trains_features:
             self._train_features(batch)
             return
-        optimizer = self._optimizer(bcfw=True)
-        optimizer.zero_grad()
-        if (loop := self.compiled_loop()) is not None:
-            if self.features is not None and self.features.training:
-                self.features.eval()
-            self.dual.mailbox.put(ProposedVisits(loop, batch.index))
-            optimizer.step()
+        if self.compiled_loop() is not None:
+            self._visit(batch.index)
             self._log_progress(batch_idx)
             return
+        optimizer = self._optimizer(bcfw=True)
+        optimizer.zero_grad()
         loss = BlockGap(self.dual, self.direction, oracle=self.oracle, block_steps=self.block_steps)
         extracted = self.extract(batch.x)
         with full_precision(self.device):
@@ -159,6 +163,16 @@ class StructuredSVM(Predicting):
             self.manual_backward(loss(potentials, batch.y, batch.index))
             optimizer.step()
         self._log_progress(batch_idx)
+
+    def _visit(self, visits: Tensor | int) -> None:
+        """Let the compiled loop visit these examples, or so many of its own choice."""
+        loop, optimizer = self.compiled_loop(), self._optimizer(bcfw=True)
+        assert loop is not None
+        if self.features is not None and self.features.training:
+            self.features.eval()
+        optimizer.zero_grad()
+        self.dual.mailbox.put(ProposedVisits(loop, visits))
+        optimizer.step()
 
     def _train_features(self, batch: Batch) -> None:
         assert self.features is not None
@@ -200,13 +214,16 @@ class StructuredSVM(Predicting):
         last = batch_idx + 1 == self.trainer.num_training_batches  # callbacks may monitor these figures
         if batch_idx % _BAR_EVERY and self.trainer.global_step % max(every, 1) and not last:
             return
+        self._log_figures()
+
+    def _log_figures(self, **options: Any) -> None:
         dual = self.dual
-        self.log("dual", dual.value(), prog_bar=True)
-        self.log("oracle_calls", float(dual.oracle_calls), prog_bar=True)
+        figures = {"dual": dual.value(), "oracle_calls": float(dual.oracle_calls)}
         if self.oracle.needs_labelings:
-            self.log("cache_hits", float(dual.cache_hits), prog_bar=True)
+            figures["cache_hits"] = float(dual.cache_hits)
         if (estimate := dual.gap_estimate) < float("inf"):  # every block has been seen
-            self.log("gap_estimate", estimate, prog_bar=True)
+            figures["gap_estimate"] = estimate
+        self.log_dict(figures, prog_bar=True, **options)
 
     # The run
 
@@ -244,7 +261,7 @@ class StructuredSVM(Predicting):
         )
         with self._overwriting(resumed=resume is not None):
             optimizers: list[Optimizer] = [BCFW(self._groups(), dual, line_search=self.line_search)]
-        if run.sampler is not None:
+        if isinstance(run.sampler, GapBatchSampler):
             run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
             resume.rewind(run.sampler)
@@ -261,11 +278,25 @@ class StructuredSVM(Predicting):
         return [{"params": free}, *bounded] if free else bounded
 
     def on_train_start(self) -> None:
-        """Choose between features and head, and restore the state that a resumed run was saved in."""
+        """Choose between features and head, and restore the state that a resumed run was saved in.
+
+        Where the compiled loop can draw the examples itself, it does so from here on, and nothing is loaded any more.
+        """
         self._turn()
+        self._draw_in_loop()
         if self._run.resume is not None and not self._run.resume.in_epoch and not self._run.trains_features:
             self.follow_features()
         super().on_train_start()
+
+    def _draw_in_loop(self) -> None:
+        run = self._run
+        draws = None if run.loader is None else own_draws(self.trainer, run.loader)
+        follows = run.resume is None or run.resume.in_parts or not run.resume.in_epoch
+        if draws is None or not follows or type(self).training_step is not StructuredSVM.training_step:
+            return
+        if (loop := self.compiled_loop()) is not None:
+            run.sampler = EpochParts(loop)
+            replace_loader(self.trainer, run.sampler)
 
     def on_train_epoch_start(self) -> None:
         """Choose between features and head; for the head, recompute its weights from the dual if the features moved."""
@@ -289,6 +320,8 @@ class StructuredSVM(Predicting):
         if stage == "fit":
             self._run.trains_features = False
             self._run.loop = None
+            if isinstance(self._run.sampler, EpochParts) and self._run.loader is not None:
+                put_back(self.trainer, self._run.loader)
             self._rest()
 
     def follow_features(self) -> None:

@@ -12,7 +12,8 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
 
-_IDLE_EPOCHS = 100  # an exact pass is due after this many epochs of visits without an oracle call
+IDLE_EPOCHS = 100
+"""An exact pass is due after this many epochs of visits without an oracle call."""
 
 Proof = TypeVar("Proof", bound=Certificate)
 
@@ -117,7 +118,7 @@ def run_until(
     for visits in steps:
         visited += visits
         idle = visited - round((progress.passes - start) * n)  # visits without an oracle call: the cache answered
-        due = schedule.due(progress, tolerance) or progress.passes >= max_passes or idle >= _IDLE_EPOCHS * n
+        due = schedule.due(progress, tolerance) or progress.passes >= max_passes or idle >= IDLE_EPOCHS * n
         if due or not visits:
             certificate, over = check()
             if over:

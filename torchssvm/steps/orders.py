@@ -232,6 +232,11 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
             position += 1
 
     @property
+    def seed(self) -> int:
+        """The seed of the draws."""
+        return self._generator.initial_seed()
+
+    @property
     def used(self) -> int:
         """Batches of this epoch whose steps were made, by the dual's count of visits."""
         if not self._started:

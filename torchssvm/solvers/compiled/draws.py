@@ -29,7 +29,7 @@ class Draws(Stateful):
     state_name = "draws"
 
     def __init__(self, order: Order, dual: DualState, seed: int) -> None:
-        if type(order) not in (Proportional, Uniform, Permutation) or getattr(order, "power", 1.0) != 1.0:
+        if not can_draw(order):
             raise TypeError(f"order={order} is not compiled; use Proportional(), Uniform() or Permutation()")
         self.order, self.dual = order, dual
         self.generator = torch.Generator().manual_seed(check_seed(seed))
@@ -72,3 +72,8 @@ class Draws(Stateful):
         """Continue the draws from a state that :meth:`check_state` accepted."""
         self.generator.set_state(state["generator"].cpu())
         self._waiting = state["waiting"].to("cpu", copy=True)
+
+
+def can_draw(order: Order) -> bool:
+    """Whether the compiled loop has this order."""
+    return type(order) in (Proportional, Uniform, Permutation) and getattr(order, "power", 1.0) == 1.0

@@ -15,11 +15,12 @@ class ProposedVisits:
 
     Args:
         loop: The loop; it has the optimizer's dual.
-        index: ``[V]`` int64, the examples, visited one after another.
+        visits: Examples ``[V]`` int64, visited one after another; or the number of visits, of blocks that the loop
+            draws.
     """
 
-    def __init__(self, loop: CompiledBCFW, index: Tensor) -> None:
-        self.loop, self.index = loop, index
+    def __init__(self, loop: CompiledBCFW, visits: Tensor | int) -> None:
+        self.loop, self.visits = loop, visits
 
     def take(self, optimizer: Any, together: list[Any]) -> None:
         """Visit the blocks, and publish the mean step as the optimizer's ``lr``."""
@@ -27,8 +28,9 @@ class ProposedVisits:
         for proposal in together:
             dual.visits += 1  # before the dual notifies its observers
             try:
-                mean_step = proposal.loop.visit(proposal.index)
+                visits = proposal.visits
+                (proposal.loop.visit if isinstance(visits, Tensor) else proposal.loop.step)(visits)
             except BaseException:
                 dual.visits -= 1
                 raise
-            optimizer.show_rate(mean_step / dual.lam)
+            optimizer.show_rate(proposal.loop.mean_step / dual.lam)

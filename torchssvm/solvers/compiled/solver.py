@@ -82,6 +82,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         adapter = find_adapter(head)
         validate_problem(adapter, dual)
         self._adapter, self._layout = adapter, [(p.shape, p.dtype) for p in dual.parameters]
+        self._made = 0  # visits of the last call
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
         validate_weights(adapter, dual, self._layout, begun=False)
         check_rules(self.direction, self.oracle, dual.storage)
@@ -138,15 +139,17 @@ class CompiledBCFW(DualTrainer, Stateful):
             self._end(None)
         return done
 
+    @property
+    def mean_step(self) -> float:
+        """Mean step of the last call's visits, between 0 and 1."""
+        return float(self._scratch.step[0]) / max(self._made, 1)
+
     @torch.no_grad()
-    def visit(self, index: Tensor) -> float:
+    def visit(self, index: Tensor) -> None:
         """Visit the given blocks, one after another.
 
         Args:
             index: ``[V]`` int64, examples; a repeated example is visited again.
-
-        Returns:
-            The mean step, between 0 and 1.
 
         Raises:
             ValueError: ``index`` is not valid; or as :meth:`step`, like the rest.
@@ -163,7 +166,6 @@ class CompiledBCFW(DualTrainer, Stateful):
                     self._make_room()
         finally:
             self._end(given)
-        return float(self._scratch.step[0]) / max(len(given), 1)
 
     @torch.no_grad()
     def certify(self, *, refresh: bool = True) -> Certificate:
@@ -233,12 +235,12 @@ class CompiledBCFW(DualTrainer, Stateful):
             dual.set_weights(dual.recomputed)
         dual.discard()
         self._scratch.step[:] = 0.0
-        self._moved = dual.moved
+        self._made = 0
 
     def _end(self, index: Tensor | None) -> None:
         self._memory.remember_lengths(index)
         squared = self.dual.held_norm**2 + float(self._scratch.step[1])
-        self.dual.remember_weights(squared, self.dual.moved - self._moved)
+        self.dual.remember_weights(squared, self._made)
         self._seen = (self._contents, self.dual.version)
         self.dual.mailbox.notify()
 
@@ -279,6 +281,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             dual.cache_hits += hits
             dual.steps += made
             dual.moved += made
+            self._made += made
             if drawn:
                 self.draws.used(made)
         return made
