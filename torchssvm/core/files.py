@@ -74,7 +74,7 @@ def previous(path: Path) -> Path:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a file from ``torch.save``; None if its checksums, which ``torch.load`` ignores, are right.
+    """A message if a file from ``torch.save`` is damaged, else None; ``torch.load`` does not verify the checksums.
 
     Raises:
         PermissionError: The file cannot be opened.

@@ -1,4 +1,4 @@
-"""A fixed direction in parts space, which tells linear maps apart without decoding."""
+"""A fixed direction in parts space, by which linear maps are compared without decoding."""
 
 from __future__ import annotations
 

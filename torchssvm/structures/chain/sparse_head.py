@@ -1,4 +1,4 @@
-"""The linear head of chains with sparse features: no dense features, no pass over all weights."""
+"""The linear head of chains with sparse features: a step touches the weights of the batch's columns only."""
 
 from __future__ import annotations
 
