@@ -139,7 +139,7 @@ def check_object(value: Any, name: str, method: str, such: str) -> None:
 def check_dataset(dataset: Any) -> None:
     """Raise TypeError if the dataset has no length, which map-style datasets have."""
     if not hasattr(dataset, "__len__"):
-        raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
+        raise TypeError(f"dataset must be a map-style dataset with a length, not a {type(dataset).__name__}")
 
 
 def check_parameters(params: Any, dual: str = "") -> None:
@@ -166,7 +166,7 @@ def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
         and not (value.is_meta or value.dtype.is_complex or value.is_quantized or value.is_nested)
     ):
         return value
-    raise TypeError(f"{name} must be a dense, real tensor, and it is {describe(value)}{advice}")
+    raise TypeError(f"{name} must be a dense, real tensor, not {describe(value)}{advice}")
 
 
 def read_numbers(tensor: Tensor) -> list[int] | None:

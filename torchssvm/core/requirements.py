@@ -234,7 +234,7 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
                 row = int((best > most + slack).nonzero()[0])
                 return (
                     f"row {row}: its output has {float(best[row]):.6g}, and no output that enumerate() lists has more "
-                    f"than {float(most[row]):.6g}: it is no output. The oracle of a relaxation must return "
+                    f"than {float(most[row]):.6g}: it is not an output. The oracle of a relaxation must return "
                     "Decoding(..., relaxed=True)"
                 )
     for labeling in others:

@@ -101,7 +101,7 @@ class LinearChain(nn.Module):
             ValueError: A shape or a length does not fit.
         """
         if not isinstance(x, Tensor):
-            raise TypeError(f"x is a {type(x).__name__}, and must be a tensor: SparseLinearChain takes SparseFeatures")
+            raise TypeError(f"x must be a tensor, not a {type(x).__name__}: SparseLinearChain takes SparseFeatures")
         if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.in_features:
             raise ValueError(f"x must be [B, N, {self.in_features}], got {list(x.shape)}")
         batch, longest, _ = x.shape
