@@ -46,7 +46,7 @@ def maxplus_rows(maxima, scores, rows, matrix, block):
         scores: ``[M, width]``.
         rows: The places of these rows.
         matrix: ``[K, K]``; ``width`` is at least K, and a multiple of the columns of a block.
-        block: Scratch space for a block of the matrix, small enough to stay in the cache.
+        block: Room for a block of the matrix, small enough to stay in the cache.
     """
     if rows.shape[0] == 1:
         maxplus_matvec(maxima[rows[0]], scores[rows[0], : matrix.shape[0]], matrix, True)

@@ -24,8 +24,8 @@ def decode(emission, pairs, lengths, order, group, shape, begin, end, memory, pl
             ``group = 1`` the block is a copy of the whole matrix with padded rows; with 0 rows nothing is copied.
         begin: Place of the first chain.
         end: One past the place of the last chain.
-        memory: Scratch space for a block and for ``2 * group * N`` rows of scores.
-        places: Scratch space for ``group`` integers.
+        memory: Room for a block and for ``2 * group * N`` rows of scores.
+        places: Room for ``group`` integers.
         labels: ``[B, N]``, to be filled.
         value: ``[B]``, to be filled.
 

@@ -132,7 +132,7 @@ class SparseEmission(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        """Gradients of values, weights and biases, as far as they are needed."""
+        """Gradients of values, weights and biases; None where not needed."""
         (v,) = upstream
         values, last, weight = ctx.saved_tensors
         lists, (values_need, weight_needs, *needs) = ctx.lists, ctx.needs_input_grad
