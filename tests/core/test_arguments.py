@@ -336,7 +336,7 @@ def test_memory_limits(limit):
         (lambda: LinearPose(3), "structure=3 must be a Pose"),
         (lambda: Chain(3, class_weight=[1, 1, 1]), "class_weight must be a dense.*a list: make it a tensor"),
         (lambda: Multiclass(3, cost=torch.eye(3).to_sparse()), "cost must be a dense.*sparse"),
-        (lambda: Pose([-1], None, (2, 2), size=1.0), "displacements must be a dense, real tensor, and it is NoneType"),
+        (lambda: Pose([-1], None, (2, 2), size=1.0), "displacements must be a dense, real tensor, not NoneType"),
         (lambda: Arborescence("projective"), r"among='projective' must be an object such as Projective\(\)"),
         (lambda: GraphCut("maxflow"), r"oracle='maxflow' must be an object such as RoofDual\(\)"),
         (lambda: Multilabel(3, decoder=MessagePassing), "decoder=<class .* must be an object such as MessagePassing"),
@@ -359,7 +359,10 @@ def test_memory_limits(limit):
         (lambda: certify(*_compiled(), refresh="no"), "refresh='no' must be True or False"),
         (lambda: primal(LinearChain(3, 3), None, [], 0.1), "structure=None must be a torchssvm.Structure"),
         (lambda: check(LinearChain(3, 3), Chain(3), None), r"takes a module, .*and a NoneType"),
-        (lambda: regularization_path(LinearChain(3, 3), None, epsilon=0.1, lam_min=0.1), "dataset is a NoneType"),
+        (
+            lambda: regularization_path(LinearChain(3, 3), None, epsilon=0.1, lam_min=0.1),
+            "dataset must be .*, not a NoneType",
+        ),
         (lambda: grid_search(LinearChain(3, 3), [1], "abc", tolerance=0.1), "lams='abc' must be a list of numbers"),
         (lambda: multiclass(1).train().dual.rescale("x"), "factor='x' must be a number"),
     ],
@@ -473,8 +476,8 @@ X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: PaddedDataset([[1]], Y), "x must be a dense, real tensor, and it is a list"),
-        (lambda: PaddedDataset(X, None), "y must be a dense, real tensor, and it is NoneType"),
+        (lambda: PaddedDataset([[1]], Y), "x must be a dense, real tensor, not a list"),
+        (lambda: PaddedDataset(X, None), "y must be a dense, real tensor, not NoneType"),
         (lambda: PaddedDataset(X.to("meta"), Y), "x must be .* meta device"),
         (lambda: PaddedDataset(X[:0], Y[:0]), r"x has shape \[0, 4, 2\]: it must hold at least one example"),
         (lambda: PaddedDataset(X, Y, torch.tensor([1.0, 2.0, 3.0])), r"lengths must be int64 \[3\]"),
@@ -515,7 +518,7 @@ X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
         (lambda: EdgePotentials({}), "tensors must be a tensor or a mapping"),
         (lambda: start_at_largest_lam(LinearChain(3, 3), None, [], tolerance=0.1), "dual is a NoneType"),
         (lambda: recompute_weights(LinearChain(3, 3), None, []), "dual is a NoneType"),
-        (lambda: grid_search(LinearChain(3, 3), None, [0.1], tolerance=0.1), "dataset is a NoneType"),
+        (lambda: grid_search(LinearChain(3, 3), None, [0.1], tolerance=0.1), "dataset must be .*, not a NoneType"),
     ],
 )
 def test_data_of_another_kind(make, words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from functools import cache
 from pathlib import Path
 
@@ -136,6 +137,12 @@ def test_the_library_imports_from_where_a_name_is_defined():
         if is_face(other) and (name == other or name.startswith(other + "."))
     ]
     assert not wrong
+
+
+def test_structures_export_only_their_own_classes():
+    """A checkpoint may rebuild every class that ``torchssvm.structures`` exports."""
+    exported = vars(importlib.import_module("torchssvm.structures")).values()
+    assert all(value.__module__.startswith("torchssvm.structures.") for value in exported if isinstance(value, type))
 
 
 def test_optional_packages_are_imported_late():

@@ -417,10 +417,10 @@ def test_files_that_are_something_else(tmp_path):
         load_checkpoint(file, head=head)
     with pytest.raises(ValueError, match=r"is no file: give the path that was given to save_checkpoint"):
         load_checkpoint(tmp_path, head=head)
-    with pytest.raises(IsADirectoryError, match="is no file, and cannot be replaced"):
+    with pytest.raises(IsADirectoryError, match="is not a file, and cannot be replaced"):
         save_checkpoint(tmp_path, head=head)
     (tmp_path / "new.pt.previous").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"new\.pt\.previous is no file"):
+    with pytest.raises(IsADirectoryError, match=r"new\.pt\.previous is not a file"):
         save_checkpoint(tmp_path / "new.pt", head=head)
     assert not (tmp_path / "new.pt").exists()
 

@@ -245,9 +245,9 @@ def test_only_the_weights_of_the_dual_are_certified(storage):
     before = training.snapshot()
     wrong = (
         (other, "has other weights than the dual"),
-        (lambda x, lengths: other(x, lengths), "not those of the dual's parameters alone"),
-        (lambda x, lengths: copy.deepcopy(head)(x, lengths), "not those of the dual's parameters alone"),
-        (lambda x, lengths: both(head(x, lengths), other(x, lengths)), "not those of the dual's parameters alone"),
+        (lambda x, lengths: other(x, lengths), "do not come from the dual's parameters alone"),
+        (lambda x, lengths: copy.deepcopy(head)(x, lengths), "do not come from the dual's parameters alone"),
+        (lambda x, lengths: both(head(x, lengths), other(x, lengths)), "do not come from the dual's parameters alone"),
         (lambda x, lengths: head(x, lengths).detach(), "carry no gradient"),
     )
     for head_given, message in wrong:
@@ -395,8 +395,8 @@ def test_check_finds_a_relaxation_that_does_not_say_so():
 
     _, _, _, batch = train_one_of_three(True, 0)
     head = LinearMulticlass(2, 3, bias=False).double()
-    assert "it is no output" in str(check(head, Unmarked(True), batch))
-    assert "it is no output" not in str(check(head, Unmarked(False), batch))
+    assert "it is not an output" in str(check(head, Unmarked(True), batch))
+    assert "it is not an output" not in str(check(head, Unmarked(False), batch))
 
 
 # -- What once went unseen, or was refused without a reason ------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What arguments must be: numbers, whole numbers, tensors. One check for each kind, with the same words everywhere."""
+"""Checks of arguments, one for each kind of argument: whole numbers, numbers, flags, tensors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torchssvm.core.precision import transformed
 
 
 def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = None, advice: str = "") -> int:
-    """The whole number as a plain int; NumPy's are taken, truth values are not.
+    """``value`` as an int; NumPy's integers are accepted, bools are not.
 
     Args:
-        value: What was given.
-        name: What messages call it.
-        least: The smallest that is allowed.
-        most: The largest, if there is one.
-        advice: What the message ends with.
+        value: The argument.
+        name: Its name in error messages.
+        least: The smallest allowed number.
+        most: The largest allowed number; None for no limit.
+        advice: The end of the error message.
 
     Raises:
-        ValueError: It is out of range, or a number that is not whole.
-        TypeError: It is no number.
+        ValueError: ``value`` is out of range, or not whole.
+        TypeError: ``value`` is not a number.
     """
     if is_whole(value):
         found = operator.index(value)
@@ -41,15 +41,15 @@ def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = Non
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a whole number, Python's or NumPy's; a truth value is none."""
+    """Whether ``value`` is an integer, Python's or NumPy's, and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def as_number(value: Any, name: str) -> float:
-    """The number as a plain float, whatever it is; NumPy's are taken, truth values are not.
+    """``value`` as a float, infinite and NaN included; NumPy's numbers are accepted, bools are not.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: ``value`` is not a number.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} must be a number, not a {type(value).__name__}")
@@ -59,19 +59,19 @@ def as_number(value: Any, name: str) -> float:
 def check_number(
     value: Any, name: str, least: float = -math.inf, *, above: float = -math.inf, finite: bool = True, advice: str = ""
 ) -> float:
-    """The number as a plain float; NumPy's are taken, truth values are not.
+    """``value`` as a float; NumPy's numbers are accepted, bools are not.
 
     Args:
-        value: What was given.
-        name: What messages call it.
-        least: The smallest that is allowed.
-        above: What it must be more than.
-        finite: Whether it must be finite; it is never NaN.
-        advice: What the message ends with.
+        value: The argument.
+        name: Its name in error messages.
+        least: The smallest allowed number.
+        above: An exclusive lower bound.
+        finite: Whether infinite numbers are refused; NaN always is.
+        advice: The end of the error message.
 
     Raises:
-        ValueError: It is out of range.
-        TypeError: It is no number.
+        ValueError: ``value`` is out of range.
+        TypeError: ``value`` is not a number.
     """
     found = as_number(value, name)
     if found >= least and (found > above or above == -math.inf) and (not finite or math.isfinite(found)):
@@ -83,15 +83,11 @@ def check_number(
 
 
 def check_positive(value: Any, name: str) -> float:
-    """The number as a plain float, if it is positive and finite.
-
-    Args:
-        value: What was given.
-        name: What messages call it.
+    """``value`` as a float; ``name`` is its name in error messages.
 
     Raises:
-        ValueError: It is not positive, or not finite.
-        TypeError: It is no number.
+        ValueError: ``value`` is not positive and finite.
+        TypeError: ``value`` is not a number.
     """
     if isinstance(value, bool):
         raise ValueError(f"{name}={value} must be positive and finite")
@@ -99,21 +95,21 @@ def check_positive(value: Any, name: str) -> float:
 
 
 def check_limit(value: Any, name: str = "memory_limit") -> int | None:
-    """A number of bytes as a plain int, or None where there is no limit of one's own.
+    """A number of bytes as an int; None, for no explicit limit, stays None.
 
     Raises:
-        ValueError: It is negative, or not whole.
-        TypeError: It is no number.
+        ValueError: ``value`` is negative, or not whole.
+        TypeError: ``value`` is not a number.
     """
     return None if value is None else check_whole(value, name, 0, advice=": a number of bytes, or None")
 
 
 def check_seed(value: Any, name: str = "seed") -> int:
-    """The seed of a generator as a plain int.
+    """The seed of a random generator as an int.
 
     Raises:
-        ValueError: It is not whole, or takes more than 64 bits.
-        TypeError: It is no number.
+        ValueError: ``value`` is not whole, or needs more than 64 bits.
+        TypeError: ``value`` is not a number.
     """
     if is_whole(value) and not -(2**63) <= value < 2**64:
         raise ValueError(f"{name}={value} must be a whole number of 64 bits")
@@ -121,48 +117,48 @@ def check_seed(value: Any, name: str = "seed") -> int:
 
 
 def check_flags(**given: Any) -> None:
-    """Raise TypeError, with its name, for what is neither True nor False: the word ``"no"`` would count as True."""
+    """Raise TypeError for an argument that is neither True nor False: the string ``"no"`` would count as True."""
     for name, value in given.items():
         if not isinstance(value, bool | np.bool_):
             raise TypeError(f"{name}={value!r} must be True or False")
 
 
 def check_object(value: Any, name: str, method: str, such: str) -> None:
-    """Raise TypeError unless the value is an object with this method, and no class.
+    """Raise TypeError unless ``value`` is an object, not a class, with this method.
 
     Args:
-        value: What was given.
-        name: What messages call it.
-        method: What it must have.
-        such: One that would do, for messages.
+        value: The argument.
+        name: Its name in error messages.
+        method: The name of the method.
+        such: A valid argument, for error messages.
     """
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         raise TypeError(f"{name}={value!r} must be an object such as {such}")
 
 
 def check_dataset(dataset: Any) -> None:
-    """Raise TypeError unless the dataset is a map-style one, which has a length."""
+    """Raise TypeError if the dataset has no length, which map-style datasets have."""
     if not hasattr(dataset, "__len__"):
-        raise TypeError(f"dataset is a {type(dataset).__name__}, and must be a map-style dataset with a length")
+        raise TypeError(f"dataset must be a map-style dataset with a length, not a {type(dataset).__name__}")
 
 
 def check_parameters(params: Any, dual: str = "") -> None:
-    """Raise TypeError where a whole module, or something else, stands in the place of its parameters."""
+    """Raise TypeError if ``params`` is not an iterable of parameters, for example if it is a whole module."""
     if not isinstance(params, Iterable) or isinstance(params, Tensor | str):
         advice = "pass its parameters: head.parameters()" if hasattr(params, "parameters") else "pass head.parameters()"
         raise TypeError(f"params is a {type(params).__name__}: {advice}{dual}")
 
 
 def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
-    """The tensor, if it is one that can be computed with: dense, real, and with numbers in it.
+    """``value``, if it is a dense, real tensor that holds numbers.
 
     Args:
-        value: What was given.
-        name: What messages call it.
-        advice: What the message ends with where it is no tensor.
+        value: The argument.
+        name: Its name in error messages.
+        advice: The end of the error message.
 
     Raises:
-        TypeError: It is no tensor, or a sparse, complex or meta tensor.
+        TypeError: ``value`` is not a tensor, or it is a sparse, nested, quantized, complex or meta tensor.
     """
     if (
         isinstance(value, Tensor)
@@ -170,11 +166,11 @@ def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
         and not (value.is_meta or value.dtype.is_complex or value.is_quantized or value.is_nested)
     ):
         return value
-    raise TypeError(f"{name} must be a dense, real tensor, and it is {describe(value)}{advice}")
+    raise TypeError(f"{name} must be a dense, real tensor, not {describe(value)}{advice}")
 
 
 def read_numbers(tensor: Tensor) -> list[int] | None:
-    """The numbers of a tensor with one axis; None where ``torch.vmap`` has put it in the place of many."""
+    """The numbers of a tensor with one axis; None under ``torch.vmap``, where they cannot be read."""
     try:
         return tensor.tolist()
     except RuntimeError:
@@ -184,16 +180,16 @@ def read_numbers(tensor: Tensor) -> list[int] | None:
 
 
 def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
-    """The tensor, if it is int64 of this shape: targets that are labels, an index, lengths.
+    """``value``, if it is a dense int64 tensor of this shape, such as labels, an index or lengths.
 
     Args:
-        value: What was given.
-        name: What messages call it.
-        shape: The shape that it must have.
-        form: What the numbers are, for messages.
+        value: The argument.
+        name: Its name in error messages.
+        shape: The required shape.
+        form: The meaning of the numbers, for error messages.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: ``value`` is anything else.
     """
     if (
         isinstance(value, Tensor)
@@ -207,14 +203,14 @@ def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
 
 
 def as_parents(parent: Any) -> Tensor:
-    """The parents of a tree's nodes as int64 ``[N]`` on the CPU; whether they are a tree is another question.
+    """The parents of a tree's nodes as int64 ``[N]`` on the CPU; that they form a tree is not checked.
 
     Raises:
-        ValueError: It is no list of whole numbers.
+        ValueError: ``parent`` is not a list of whole numbers.
     """
     try:
         tree = torch.as_tensor(parent).detach().cpu()
-    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # words, ragged lists, a meta tensor
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # strings, ragged lists, a meta tensor
         tree = torch.empty(0)
     if tree.ndim != 1 or not len(tree) or tree.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"parent must be a list of whole numbers, one for each node, got {parent!r}")
@@ -222,7 +218,7 @@ def as_parents(parent: Any) -> Tensor:
 
 
 def describe(value: Any) -> str:
-    """What something is, for the end of a message: the dtype and the shape of a tensor, the kind of anything else."""
+    """The end of an error message: a tensor's dtype and shape, or the type of any other value, with advice."""
     if value is None:
         return "NoneType"
     if not isinstance(value, Tensor):

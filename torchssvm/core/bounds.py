@@ -19,19 +19,19 @@ class Box:
     """``lower <= w <= upper``, weight by weight, for the parameters of a head.
 
     The dual blocks determine ``v = A alpha``; under bounds the weights are ``w = clip(v, lower, upper)``. Without
-    bounds w is v itself: ``clip`` returns the very tensors that it was given. Zero need not be allowed: a new dual
-    stands for v = 0, so its weights are the ones of the box that are nearest to zero.
+    bounds w is v itself: ``clip`` returns its arguments. Zero may lie outside the box: a new dual has v = 0, so its
+    weights are the point of the box nearest to zero.
 
     Args:
         parameters: The head's parameters.
-        bounds: For each of them ``(lower, upper)``, None for no bound; empty for no bounds at all. They are copied, in
-            the parameters' dtype.
+        bounds: For each parameter ``(lower, upper)``, None for no bound; empty for no bounds at all. They are copied
+            in the parameters' dtype.
 
     Attributes:
-        lower: For each parameter a tensor that broadcasts to it, or None where it has no bounds.
-        upper: Alike.
+        lower: For each parameter a tensor that broadcasts to it, or None if it has no bounds.
+        upper: Likewise.
         bounded: For each parameter, whether any of its weights has a bound.
-        has_bounds: Whether any weight has one.
+        has_bounds: Whether any weight has a bound.
 
     Raises:
         ValueError: A bound is NaN, of another shape than its parameter, or leaves no finite weight.
@@ -83,7 +83,7 @@ class Box:
         return True
 
     def same_as(self, other: Box) -> bool:
-        """Whether both boxes hold the same weights."""
+        """Whether both boxes have the same bounds."""
         for mine, others in ((self.lower, other.lower), (self.upper, other.upper)):
             for a, b in zip(mine, others, strict=True):
                 if (a is None) != (b is None):
@@ -93,19 +93,19 @@ class Box:
         return True
 
     def to(self, device: torch.device) -> None:
-        """Move the bounds."""
+        """Move the bounds to ``device``."""
         self.lower = [None if bound is None else bound.to(device) for bound in self.lower]
         self.upper = [None if bound is None else bound.to(device) for bound in self.upper]
 
     def separate(self, values: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The v to hold: a tensor of its own, from ``values``, where there are bounds, else the parameter itself."""
+        """The v of each parameter: the tensor of ``values`` if the parameter has bounds, else the parameter itself."""
         return [
             parameter if lower is None else value
             for value, parameter, lower in zip(values, parameters, self.lower, strict=True)
         ]
 
     def state_dict(self, unclipped: Sequence[Tensor]) -> dict[str, Any]:
-        """Bounds and v, a tensor for each parameter that has bounds and None for the others."""
+        """Bounds and v: a tensor for each parameter with bounds, None for the others."""
         held = [None if lower is None else v for v, lower in zip(unclipped, self.lower, strict=True)]
         return {
             name: [None if tensor is None else tensor.clone() for tensor in tensors]
@@ -119,19 +119,19 @@ class Box:
         return Maybe({"lower": bounds, "upper": bounds, "unclipped": unclipped})
 
     def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter], where: str) -> None:
-        """Raise ValueError if a state as declared has other bounds, or contradicts itself.
+        """Raise ValueError if the state has other bounds than this box, or contradicts itself.
 
         Args:
-            state: What ``state_dict`` gave, or None for no bounds.
+            state: A ``state_dict()`` that fits its declaration, or None for no bounds.
             parameters: The head's parameters.
-            where: What messages call the state.
+            where: The state's name in error messages.
         """
         there = Box(parameters)
         if state is not None:
             try:
                 there = Box(parameters, list(zip(state["lower"], state["upper"], strict=True)))
             except (TypeError, ValueError) as error:
-                raise damaged(f"{where} is no box of the weights: {error}") from error
+                raise damaged(f"{where} does not hold bounds of the weights: {error}") from error
         if not there.same_as(self):
             raise ValueError(
                 "the checkpoint is of another problem: its weights have other bounds. Make BCFW with parameter groups "
@@ -140,10 +140,10 @@ class Box:
         if state is not None and any(
             value is None and bounded for value, bounded in zip(state["unclipped"], self.bounded, strict=True)
         ):
-            raise damaged(f"{where}['unclipped'] has nothing where weights have bounds")
+            raise damaged(f"{where}['unclipped'] is None for a parameter with bounds")
 
     def restored(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The v of a state that :meth:`check_state` has let pass; a parameter itself where it has no bounds."""
+        """The v of a state that :meth:`check_state` has accepted; the parameter itself if it has no bounds."""
         held = parameters if state is None else state["unclipped"]
         return [
             parameter if lower is None else value.to(parameter.device, copy=True)

@@ -1,4 +1,4 @@
-"""One number for the target of every example: whether a dual still sees the targets that it was trained on."""
+"""Digests of targets: from them a dual knows whether an example still has the target that it was trained on."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torchssvm.core.jit import fits_numba, njit
 
 _ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
 
-_SIZE = 2**63 - 1  # all bits but the sign: the real number -0.0 is 0
+_SIZE = 2**63 - 1  # all bits except the sign, so that -0.0 counts as 0
 
 UNKNOWN = 0
-"""The digest of a target that was not seen yet; no target has it."""
+"""Stands for a target that was not seen yet; no target has this digest."""
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
 def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
-    """A digest of every example's target, ``[B]`` int64, whatever it is padded to; never ``UNKNOWN``.
+    """A digest of each example's target, ``[B]`` int64, which does not depend on the padding; never ``UNKNOWN``.
 
-    The length of an example counts, and numbers count with their places, other than those that padding is made of: 0,
-    and negative whole numbers.
+    It depends on the example's length, and on all numbers and their places. Numbers that occur as padding do not count:
+    0 and negative integers.
 
     Args:
-        target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` gives them.
-        lengths: ``[B]`` int64; None where nothing is padded.
+        target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` returns them.
+        lengths: ``[B]`` int64; None if nothing is padded.
     """
     total: Tensor | None = None
     for place, leaf in enumerate(tree_tensors(target)):
@@ -45,11 +45,11 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
 
 
 def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -> Tensor:
-    """The sum over each example's numbers, mixed with their places, and its length: ``[B]`` int64.
+    """The sum of each example's numbers, mixed with their places, and of its length: ``[B]`` int64.
 
     Args:
-        numbers: ``[B, ...]`` int64; of real numbers their bits.
-        where: ``[1, ...]`` int64.
+        numbers: ``[B, ...]`` int64: integers, or the bits of floating-point numbers.
+        where: ``[1, ...]`` int64, the numbers of the places.
         lengths: ``[B]`` int64, or None.
         signed: Whether numbers below 0 are padding.
     """
@@ -86,7 +86,7 @@ def _sum_each(numbers: Any, where: Any, lengths: Any, signed: bool, total: Any) 
 
 @lru_cache(maxsize=64)
 def _places(leaf: int, shape: Sequence[int], device: torch.device) -> Tensor:
-    """A number for every place of a leaf, ``[1, *shape]`` int64, that does not depend on how far it is padded."""
+    """A number for each place in a tensor, ``[1, *shape]`` int64, which does not depend on the padded size."""
     where = torch.full((1,) * (len(shape) + 1), leaf + 1, dtype=torch.int64, device=device)
     for axis, size in enumerate(shape, 1):
         along = torch.arange(1, size + 1, device=device)
@@ -95,6 +95,6 @@ def _places(leaf: int, shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _mix(numbers: Tensor) -> Tensor:
-    """Low bits must depend on high ones, as well as the other way round."""
+    """Make low bits depend on high bits; in products only high bits depend on low ones."""
     numbers = (numbers ^ (numbers >> 29)) * _ODD[2]
     return numbers ^ (numbers >> 32)

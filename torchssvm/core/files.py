@@ -35,7 +35,7 @@ def whole_file(path: str | os.PathLike[str], *, keep_previous: bool = False) -> 
     before = previous(path)
     for taken in (path, before) if keep_previous else (path,):
         if taken.exists() and not taken.is_file():
-            raise IsADirectoryError(f"{taken} is no file, and cannot be replaced by one: give another path")
+            raise IsADirectoryError(f"{taken} is not a file, and cannot be replaced by one: give another path")
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
     partial, second = _beside(path), _beside(path)
@@ -74,7 +74,7 @@ def previous(path: Path) -> Path:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a file from ``torch.save``; None if its checksums, which ``torch.load`` ignores, are right.
+    """A message if a file from ``torch.save`` is damaged, else None; ``torch.load`` does not verify the checksums.
 
     Raises:
         PermissionError: The file cannot be opened.
@@ -85,7 +85,7 @@ def damage(path: Path) -> str | None:
     except PermissionError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        return f"{path} is damaged, or no checkpoint: {error}"
+        return f"{path} is damaged, or not a checkpoint: {error}"
     return None if wrong is None else f"{path} is damaged: the checksum of {wrong} is wrong"
 
 

@@ -1,7 +1,7 @@
-"""Gradients of a head's weights: of a whole batch by autograd, and of each example.
+"""Gradients with respect to a head's weights: of a whole batch by autograd, and of each example.
 
-Those of each example come from the head's own ``adjoint`` where it gives one, else from ``torch.func``,
-``vmap(vjp(head))`` on the inputs that it was called with, else from one backward pass for every example.
+Gradients of each example come from the head's own ``adjoint`` if it has one, else from ``torch.func``
+(``vmap(vjp(head))`` on the inputs of its call), else from one backward pass for each example.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform,
 from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.row_sparse import combine_rows, dense, distance, squared_norm
 
-_KEY = "torchssvm.head_call"  # where a node of autograd keeps the call that made it
-_MOST = 1 << 26  # numbers in the gradients of all examples of a batch, where they are made unasked
-_TOLERANCE = 1e-3  # of what torch.func finds, against autograd: other answers than rounding's are wrong in every digit
+_KEY = "torchssvm.head_call"  # in the metadata of an autograd node: the head's call that made the node
+_MOST = 1 << 26  # size of all per-example gradients of a batch, up to which `cheap_adjoint` uses torch.func
+_TOLERANCE = 1e-3  # of torch.func relative to autograd: rounding errors are smaller, other errors larger
 
 _agrees: WeakKeyDictionary[nn.Module, tuple[bool, ...] | None] = WeakKeyDictionary()
-"""Heads that ``torch.func`` has differentiated: which inputs had an axis of examples; None where it cannot."""
+"""For each head that ``torch.func`` was tried on: which inputs had an axis of examples; None if it failed."""
 
 
 class _HeadCall(NamedTuple):
-    """What a head was called with, to call it again for each example.
+    """A call of a head, to be repeated for each example.
 
     Attributes:
         head: The head.
         inputs: Its arguments and keyword arguments.
-        versions: Of the tensors among them: whoever writes to one afterwards makes them other inputs.
+        versions: Versions of their tensors; writing to a tensor afterwards changes its version.
     """
 
     head: nn.Module
@@ -42,9 +42,9 @@ class _HeadCall(NamedTuple):
 
 
 def remember_call(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """Leave at the potentials which call of ``head`` made them, for as long as their graph lives.
+    """Record the call of ``head`` in the autograd graph of the potentials that it made.
 
-    Nothing is left where the head knows its own adjoint, or within a transform of ``torch.func``.
+    Nothing is recorded if the head gives its own ``adjoint``, or within a transform of ``torch.func``.
     """
     if (isinstance(output, Potentials) and output.adjoint is not None) or transformed():
         return
@@ -63,10 +63,10 @@ def per_example_adjoint(
         potentials: The batch.
         parts: Parts of every example.
         parameters: The head's.
-        sparse: Whether to leave sparse what the head gives as sparse tensors.
+        sparse: Whether gradients that are sparse tensors stay sparse.
 
     Raises:
-        ValueError: The head's own ``adjoint`` gave other shapes.
+        ValueError: The head's own ``adjoint`` returned wrong shapes.
     """
     found = _own_adjoint(potentials, parts, parameters) or _by_func(potentials, parts, parameters)
     if found is not None:
@@ -80,9 +80,9 @@ def per_example_adjoint(
 
 
 def cheap_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor] | None:
-    """As :func:`per_example_adjoint`, sparse tensors left sparse; None where it takes a backward pass an example.
+    """As :func:`per_example_adjoint` with ``sparse=True``; None if it would be slow or large.
 
-    And where the head gives no ``adjoint`` and the gradients of the batch would be more than 2^26 numbers.
+    Slow is a backward pass for each example; large are more than 2^26 numbers that torch.func would compute.
     """
     found = _own_adjoint(potentials, parts, parameters)
     if found is None and potentials.batch_size * sum(p.numel() for p in parameters) <= _MOST:
@@ -106,18 +106,18 @@ def _own_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tens
 def gram_product(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
     """``Phi_i Phi_i^T parts_i`` for every example: the change of its potentials along its own gradient.
 
-    Uses the head's own ``gram_product`` where it gives one, else ``torch.func`` as :func:`per_example_adjoint` does,
-    else two backward passes for every example.
+    Uses the head's own ``gram_product`` if it has one, else ``torch.func`` as :func:`per_example_adjoint` does, else
+    two backward passes for each example.
 
     Raises:
-        ValueError: The head's ``gram_product`` gave other shapes.
-        RuntimeError: The potentials carry no graph, or one that cannot be differentiated twice.
+        ValueError: The head's ``gram_product`` returned wrong shapes.
+        RuntimeError: The potentials have no graph, or one that cannot be differentiated twice.
     """
     with full_precision(potentials.device):
         if potentials.gram_product is not None:
             return conform(potentials.gram_product(parts), potentials, "the head's gram_product")
         if (call := _call_of(potentials, parameters)) is not None:
-            # Potentials are linear in the weights: along a gradient they change by their value at it.
+            # Potentials are linear in the weights: their change along a gradient is their value at the gradient.
             return _of_each(call, parts, lambda at, gradient: at(gradient))
         return _gram_product_by_autograd(potentials, parts, parameters)
 
@@ -132,7 +132,7 @@ def _gram_product_by_autograd(potentials: Potentials, parts: Parts, parameters: 
             found = torch.autograd.grad(
                 outputs, list(parameters), inputs, retain_graph=True, create_graph=True, allow_unused=True
             )
-            # The backward pass is linear in what goes into it: differentiating it once more is the forward pass.
+            # The backward pass is linear in its input, and its derivative is the forward pass.
             used = [g for g in found if g is not None and g.requires_grad]
             changes = torch.autograd.grad(used, inputs, [g.detach() for g in used], allow_unused=True) if used else []
         for name, change in zip(names, changes, strict=False):
@@ -146,7 +146,7 @@ def adjoint(
 ) -> list[Tensor]:
     """``sum_i Phi_i^T parts_i`` by autograd, one tensor for every parameter; the graph is kept.
 
-    ``sparse`` says whether gradients that are sparse tensors stay so.
+    ``sparse`` says whether gradients that are sparse tensors stay sparse.
     """
     names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
     with full_precision(potentials.device):
@@ -182,7 +182,7 @@ def _by_func(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor])
 
 
 def _call_of(potentials: Potentials, parameters: Sequence[Tensor]) -> _HeadCall | None:
-    """The call that made these potentials, where torch.func can make it again for each example."""
+    """The call that made these potentials, if torch.func can repeat it for each example; else None."""
     nodes = [tensor.grad_fn for tensor in potentials.tensors.values()]
     calls = [None if node is None else _notes(node).get(_KEY) for node in nodes]
     call = calls[0]
@@ -200,12 +200,12 @@ def _call_of(potentials: Potentials, parameters: Sequence[Tensor]) -> _HeadCall 
 
 
 def _is_right(call: _HeadCall, potentials: Potentials, parameters: Sequence[Tensor]) -> bool:
-    """Whether torch.func can do the head, and finds what autograd does: each example's gradient, told by its factor."""
+    """Whether torch.func can differentiate the head and agrees with autograd on a weighted sum of the examples."""
     parts = {name: _numbers(tensor.detach()) for name, tensor in potentials.tensors.items()}
     factors = torch.arange(1.0, potentials.batch_size + 1.0, device=potentials.device).sqrt()
     try:
         gradients = _gradients_of(call, parts)
-    except Exception:  # whatever the head raises when its inputs are those of a transform
+    except Exception:  # a head may raise anything when it is called within a transform
         return False
     expected = adjoint(potentials, scale(parts, factors), parameters)
     size = squared_norm(expected) ** 0.5
@@ -217,7 +217,7 @@ def _is_right(call: _HeadCall, potentials: Potentials, parameters: Sequence[Tens
 
 
 def _numbers(like: Tensor) -> Tensor:
-    """Numbers that are all different, of no random generator."""
+    """Different numbers shaped like ``like``, made without a random generator."""
     return torch.arange(1.0, like.numel() + 1.0, dtype=like.dtype, device=like.device).cos().view(like.shape)
 
 
@@ -228,13 +228,13 @@ def _gradients_of(call: _HeadCall, parts: Parts) -> list[Tensor]:
 
 @torch.no_grad()
 def _of_each(call: _HeadCall, parts: Parts, finish: Callable[..., dict[str, Tensor]]) -> dict[str, Tensor]:
-    """``finish(potentials_of, Phi_i^T parts_i)`` of every example.
+    """``finish(potentials_of, Phi_i^T parts_i)`` of every example, stacked to ``[B, ...]``.
 
     Args:
         call: The call.
         parts: ``[B, ...]`` each.
-        finish: Takes the example's potentials as a function of weights by name, and its gradient, both by name; what it
-            returns is stacked to ``[B, ...]``.
+        finish: Takes a function from weights to the example's potentials, and the example's gradient; weights,
+            potentials, gradients and results are dicts.
     """
     head, size = call.head, len(next(iter(parts.values())))
     weights = {name: parameter.detach() for name, parameter in head.named_parameters()}
@@ -257,7 +257,7 @@ def _of_each(call: _HeadCall, parts: Parts, finish: Callable[..., dict[str, Tens
 
 
 def _notes(node: Any) -> dict[str, Any]:
-    """What users of autograd have left at a node; it lives as long as the node."""
+    """The metadata of an autograd node; it lives as long as the node."""
     return node.metadata
 
 

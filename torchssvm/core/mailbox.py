@@ -1,4 +1,4 @@
-"""Where a loss leaves the steps that it proposes, until an optimizer takes them, and who wants to know of steps."""
+"""The mailbox: a loss puts proposed steps into it, an optimizer takes them out, and observers are told."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ class ProposedStep(Protocol):
     """A step that an optimizer can take."""
 
     def take(self, optimizer: Any, together: list[Any]) -> None:
-        """Take this step and those that were accumulated with it.
+        """Take this step and the steps accumulated with it.
 
         Args:
-            optimizer: Whose weights move.
-            together: All of them, this one first.
+            optimizer: The optimizer whose weights change.
+            together: All accumulated steps, this one first.
         """
         ...
 
 
 class Observer(Protocol):
-    """Wants to know of steps."""
+    """An object that is told about steps."""
 
     def after_step(self) -> None:
-        """A step was taken or discarded."""
+        """Called after a step was taken or discarded."""
         ...
 
 
 class Mailbox:
-    """Proposed steps in the order in which they came; it does not know what is in them.
+    """Proposed steps, in the order of their proposal.
 
     Attributes:
-        waiting: The steps that nobody has taken yet: several where gradients are accumulated.
+        waiting: The steps not yet taken; several if gradients are accumulated.
     """
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class Mailbox:
         self.waiting.append(step)
 
     def take(self) -> list[ProposedStep]:
-        """The steps proposed since the last call; they are forgotten here."""
+        """Remove and return all waiting steps."""
         taken, self.waiting = self.waiting, []
         return taken
 
     def observe(self, observer: Observer) -> None:
-        """Call ``observer.after_step()`` whenever a step was taken or discarded, as long as it lives."""
+        """Call ``observer.after_step()`` after each step taken or discarded; the reference is weak."""
         self._observers.add(observer)
 
     def forget(self, observer: Observer) -> None:
-        """Call it no more."""
+        """Stop calling ``observer.after_step()``."""
         self._observers.discard(observer)
 
     def notify(self) -> None:
@@ -61,7 +61,7 @@ class Mailbox:
             observer.after_step()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles; observers that are copied along observe the copy."""
+        """The state for copies and pickles; observers copied together with the mailbox observe the copy."""
         return {**vars(self), "_observers": list(self._observers)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A fixed direction in parts space, which tells linear maps apart without decoding."""
+"""A fixed direction in parts space, by which linear maps are compared without decoding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
         size += sum(float((w.double() * g.double()).abs().sum()) for w, g in zip(weights, gradients, strict=True))
     if math.isfinite(size) and not abs(found - expected) <= 1e4 * torch.finfo(potentials.dtype).eps * size:
         raise ValueError(
-            "head gave potentials that are not those of the dual's parameters alone: it has other weights, or adds "
+            "head gave potentials that do not come from the dual's parameters alone: it has other weights, or adds "
             "other terms. Pass the head that the dual was made for, or a copy of it"
         )
 

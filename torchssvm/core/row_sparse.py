@@ -1,6 +1,6 @@
-"""Gradients of which few rows are not zero: sparse tensors ``[F, K]``, and ``[B, F, K]`` of the examples of a batch.
+"""Gradients with few non-zero rows: sparse tensors ``[F, K]``, and ``[B, F, K]`` for the examples of a batch.
 
-They are coalesced; the axes of examples and of rows are sparse, and rows dense. Parameters of one axis have no K.
+They are coalesced; the axes of examples and rows are sparse, K is dense. Parameters with one axis have no K.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from torchssvm.core.jit import arrays, fits_numba, njit_fastmath
 
-_NUMBERS = 1 << 22  # that are dense at a time
+_NUMBERS = 1 << 22  # how many numbers `gram_of_rows` makes dense at a time
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The tensor with all its zeros."""
+    """The tensor in dense layout."""
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def per_example_rows(example: Tensor, row: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sparse per-example gradients; what comes more than once adds up.
+    """Sparse per-example gradients; values with the same example and row add up.
 
     Args:
-        example: ``[M]`` int64, whose each row of ``values`` is.
-        row: ``[M]`` int64, which row of the parameter it belongs to.
-        values: ``[M, K]``, or ``[M]`` for a parameter of one axis.
+        example: ``[M]`` int64, the example of each row of ``values``.
+        row: ``[M]`` int64, its row in the parameter.
+        values: ``[M, K]``, or ``[M]`` for a parameter with one axis.
         shape: ``[B, F, K]`` or ``[B, F]``.
     """
     indices = torch.stack([example, row])
@@ -36,7 +36,7 @@ def per_example_rows(example: Tensor, row: Tensor, values: Tensor, shape: Sequen
 
 
 def select_examples(gradients: Tensor, examples: Tensor) -> Tensor:
-    """The gradients of some examples, ``[R, ...]``, coalesced where they are sparse.
+    """The gradients of some examples, ``[R, ...]``, coalesced if sparse.
 
     Args:
         gradients: ``[B, ...]``.
@@ -59,7 +59,7 @@ def combine_rows(gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 def gram_of_rows(gradients: Tensor) -> Tensor:
-    """``<g_a, g_b>`` of the examples of a batch, ``[B, B]``; columns are made dense a few at a time.
+    """``<g_a, g_b>`` of the examples of a batch, ``[B, B]``; a few rows of the parameter are made dense at a time.
 
     Args:
         gradients: Sparse ``[B, F, K]``.
@@ -86,7 +86,7 @@ def rows_of(row: Tensor, values: Tensor, shape: Sequence[int], *, coalesced: boo
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """``sum <a, b>`` in float64; tensors of ``b`` may be sparse, and of ``a`` only their rows are read then."""
+    """``sum <a, b>`` in float64; tensors of ``b`` may be sparse, then only their rows of ``a`` are read."""
     return sum(_products(x, y)[0] for x, y in zip(a, b, strict=True))
 
 
@@ -97,7 +97,7 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All numbers of ``tensors`` in one float64 vector; of sparse ones those that are there."""
+    """All numbers of ``tensors`` in one float64 vector; sparse tensors give their stored numbers."""
     with torch.no_grad():
         numbers = [(t.coalesce().values() if t.is_sparse else t).reshape(-1) for t in tensors]
         return torch.cat(numbers).to(torch.float64)
@@ -132,13 +132,13 @@ def _row_products(x: Any, row: Any, y: Any) -> tuple[float, float]:
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """``|a - b|``, where each pair is sparse or dense together."""
+    """``|a - b|``; both tensors of a pair are sparse, or both dense."""
     return squared_norm([(x - y) for x, y in zip(a, b, strict=True)]) ** 0.5
 
 
 @torch.no_grad()
 def add_to(held: Tensor, change: Tensor, rate: float) -> None:
-    """``held += rate change``; of a sparse change only its rows are read and written."""
+    """``held += rate change`` in place; a sparse ``change`` reads and writes only its rows."""
     if change.is_sparse:
         change = change.coalesce()
         held.index_add_(0, change.indices()[0], change.values(), alpha=rate)

@@ -61,12 +61,13 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     """The smallest and the largest length.
 
     Raises:
+        TypeError: ``lengths`` is not a tensor.
         ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
     """
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
     check_int64(lengths, "lengths", (batch,), ", one for each example")
-    if (numbers := read_numbers(lengths)) is None:  # the head has already been called with them
+    if (numbers := read_numbers(lengths)) is None:  # under torch.vmap: the first call of the head has checked them
         return 1, longest
     low, high = min(numbers, default=1), max(numbers, default=1)
     if low < 1 or high > longest:

@@ -1,7 +1,7 @@
-"""Max-plus algebra, where plus is the maximum and times is plus: products, and Viterbi with them, compiled by Numba.
+"""Max-plus matrix products (maximum for plus, plus for times), and Viterbi with them, compiled by Numba.
 
-Maxima are written ``v if v > r else r``: LLVM then uses vector instructions without fast-math, and rounding and ties
-are those of the order written here.
+Maxima are written ``v if v > r else r``: LLVM vectorises this without fast-math, so rounding and ties follow the order
+of the code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torchssvm.core.jit import njit
 
 @njit
 def maxplus_matvec(maxima, scores, block, fresh):
-    """``maxima[k] = max(maxima[k], scores[j] + block[j, k])`` over all j; ``fresh`` forgets what stands there."""
+    """``maxima[k] = max(maxima[k], scores[j] + block[j, k])`` over all j; ``fresh`` ignores the old ``maxima``."""
     states, columns = min(scores.shape[0], block.shape[0]), block.shape[1]
     j = 0
     if fresh:
@@ -19,7 +19,7 @@ def maxplus_matvec(maxima, scores, block, fresh):
         for k in range(columns):
             maxima[k] = score + block[0, k]
         j = 1
-    while j + 4 <= states:  # four at once: a quarter of the reads and writes of maxima
+    while j + 4 <= states:  # four rows at once save three quarters of the reads and writes of maxima
         a, b, c, d = scores[j], scores[j + 1], scores[j + 2], scores[j + 3]
         for k in range(columns):
             best = maxima[k]
@@ -44,9 +44,9 @@ def maxplus_rows(maxima, scores, rows, matrix, block):
     Args:
         maxima: ``[M, width]``, to be filled at ``rows``.
         scores: ``[M, width]``.
-        rows: Which.
+        rows: The places of these rows.
         matrix: ``[K, K]``; ``width`` is at least K, and a multiple of the columns of a block.
-        block: Room for a block of the matrix, which stays in the cache.
+        block: Room for a block of the matrix, small enough to stay in the cache.
     """
     if rows.shape[0] == 1:
         maxplus_matvec(maxima[rows[0]], scores[rows[0], : matrix.shape[0]], matrix, True)
@@ -62,7 +62,7 @@ def maxplus_rows(maxima, scores, rows, matrix, block):
 
 @njit
 def copy_block(matrix, top, left, block):
-    """Copy as much of ``matrix[top:, left:]`` as there is and as fits."""
+    """Copy ``matrix[top:, left:]`` to ``block``, cropped to the smaller of the two."""
     columns = min(block.shape[1], matrix.shape[1] - left)
     for j in range(min(block.shape[0], matrix.shape[0] - top)):
         source, target = matrix[top + j, left : left + columns], block[j]
@@ -79,7 +79,7 @@ def add(row, message, states):
 
 @njit
 def first_of_largest(scores, states):
-    """The smallest state of the highest score."""
+    """The smallest state with the highest score."""
     best = 0
     for k in range(1, states):
         if scores[k] > scores[best]:
@@ -89,12 +89,12 @@ def first_of_largest(scores, states):
 
 @njit
 def first_maximiser(message, scores, matrix, state, states):
-    """The smallest state that gives ``state`` its message: the same sums again, so equal exactly."""
+    """The smallest previous state that attains ``message[state]``: the same sum is computed again, bit for bit."""
     highest = message[state]
     for j in range(states):
         if scores[j] + matrix[j, state] == highest:
             return j
-    return 0  # a NaN equals nothing
+    return 0  # only if the message is NaN
 
 
 @njit
@@ -103,7 +103,8 @@ def send_forward(scores, messages, matrices, length, states):
 
     Args:
         scores: ``[N, width]``, the emissions at first; then the best prefix that ends in each state.
-        messages: ``[N, width]``, to be filled: at t what each state at t + 1 gets from the prefixes that end at t.
+        messages: ``[N, width]``, to be filled: row t has the best score of the positions up to t and of the
+            transition to each state at t + 1.
         matrices: ``[N-1 or 1, at least K, width or K]``.
         length: T.
         states: K.
@@ -116,10 +117,9 @@ def send_forward(scores, messages, matrices, length, states):
 
 @njit
 def backtrack(scores, messages, matrices, length, states, labels):
-    """The best states of a chain, from the last to the first, after :func:`send_forward`; returns their score.
+    """Write the best states of a chain, from the last to the first, after :func:`send_forward`; returns their score.
 
-    The forward pass keeps maxima only: the state before is the first one that gives the maximum, found again for the
-    best states alone.
+    The forward pass stores no back-pointers: each previous state is found again as the first that attains the maximum.
     """
     state = first_of_largest(scores[length - 1], states)
     value = scores[length - 1, state]

@@ -123,7 +123,7 @@ class TestData:
         ]:
             with pytest.raises(ValueError, match=message):
                 made(**options)
-        with pytest.raises(TypeError, match="x must be a dense, real tensor, and it is a list"):
+        with pytest.raises(TypeError, match="x must be a dense, real tensor, not a list"):
             made(x=problem.x.tolist())
         with pytest.raises(TypeError, match="y must be"):
             made(y=problem.y.tolist())

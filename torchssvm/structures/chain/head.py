@@ -37,7 +37,7 @@ class LinearChain(nn.Module):
     Raises:
         ValueError: A size is out of range, or ``structure`` has another number of states, or disagrees about shared
             transitions.
-        TypeError: A size is no number, or ``structure`` is none of chains.
+        TypeError: A size is not a number, or ``structure`` is not a structure of chains.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LinearChain(nn.Module):
         self.end_transitions = nn.Parameter(torch.zeros(num_states)) if boundary else None
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {
             "num_states": self.structure.num_states,
             "bias": self.bias is not None,
@@ -78,11 +78,11 @@ class LinearChain(nn.Module):
 
     @staticmethod
     def by_feature(weight: Any) -> Any:
-        """``emission`` with a row for each feature, ``[F, K]``, and back: a view of a tensor or an array."""
+        """Transpose ``emission`` to ``[F, K]``, a row for each feature, or back: a view of a tensor or an array."""
         return weight.T
 
     def extra_repr(self) -> str:
-        """What it was made with."""
+        """The constructor's arguments."""
         states, bias = self.structure.num_states, self.bias is not None
         options = {"in_features": self.in_features, "num_states": states, "bias": bias}
         options |= {"boundary": self.start_transitions is not None}
@@ -93,15 +93,15 @@ class LinearChain(nn.Module):
         """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
 
         Args:
-            x: Features; what stands beyond a length is read but never matters, as long as it is finite.
+            x: Features, finite; values beyond a length have no effect.
             lengths: ``[B]`` int64, 1 to N; None means N for all.
 
         Raises:
-            TypeError: ``x`` is no tensor.
+            TypeError: ``x`` is not a tensor.
             ValueError: A shape or a length does not fit.
         """
         if not isinstance(x, Tensor):
-            raise TypeError(f"x is a {type(x).__name__}, and must be a tensor: SparseLinearChain takes SparseFeatures")
+            raise TypeError(f"x must be a tensor, not a {type(x).__name__}: SparseLinearChain takes SparseFeatures")
         if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.in_features:
             raise ValueError(f"x must be [B, N, {self.in_features}], got {list(x.shape)}")
         batch, longest, _ = x.shape
@@ -143,7 +143,7 @@ class LinearChain(nn.Module):
         gram: Callable[[], Tensor],
         x: Any,
     ) -> Potentials:
-        """The potentials, and the algebra of features that only the emissions see.
+        """The potentials with their adjoint and Gram product; features enter the emissions only.
 
         Args:
             emission: ``[B, N, K]``.
@@ -151,7 +151,7 @@ class LinearChain(nn.Module):
             span: The smallest and the largest length.
             per_example: ``v [B, N, K] -> sum_t v_t x_t^T``, ``[B, *emission.shape]``.
             gram: ``x_t . x_u`` of each example's tokens, ``[B, N, N]``.
-            x: The features, where the potentials depend on nothing that is trained but the weights; else None.
+            x: The features, or None if they need a gradient themselves.
         """
         batch, longest, _ = emission.shape
         transition = self.transition if self.positions is None else self.transition[: longest - 1]
@@ -190,7 +190,7 @@ class LinearChain(nn.Module):
         )
 
     def _pad(self, pairs: Tensor) -> Tensor:
-        """Position-dependent pairs of a shorter batch, as gradients of all positions."""
+        """The gradient of ``transition`` from a batch's pairs: zero at positions that the batch does not have."""
         if self.positions is None or pairs.shape[1] == self.positions - 1:
             return pairs
         padded = pairs.new_zeros(pairs.shape[0], *self.transition.shape)
@@ -201,7 +201,7 @@ class LinearChain(nn.Module):
 def everywhere(
     longest: int, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
 ) -> Tensor | float:
-    """What is added to ``W x[t]``, ``[B, N, K]``, in plain operations."""
+    """The sum of the biases at every token, which broadcasts to ``[B, N, K]``, in plain torch operations."""
     position = torch.arange(longest, device=last.device).view(1, -1, 1)
     total: Tensor | float = 0.0 if bias is None else bias
     if first is not None and end is not None:
@@ -210,18 +210,19 @@ def everywhere(
 
 
 class _Emission(torch.autograd.Function):
-    """``W x[t] + bias + [t first] first + [t last] end`` in one node of the graph; the last three may each be None."""
+    """``W x[t] + bias + [t first] first + [t last] end`` in one autograd node; each of the last three may be None."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, last: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
     ) -> Tensor:
-        ctx.save_for_backward(x, last, weight if ctx.needs_input_grad[0] else None)  # steps write to the weight
+        # The weight is saved only if needed: steps change it in place.
+        ctx.save_for_backward(x, last, weight if ctx.needs_input_grad[0] else None)
         return add_biases(x @ weight.t(), last, bias, first, end)  # in the precision that the head has set
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        # In plain differentiable operations: `gram_product` of heads without their own differentiates this once more.
+        # All operations are differentiable: `gram_product` by autograd differentiates this backward pass.
         (v,) = upstream
         x, last, weight = ctx.saved_tensors
         x_needs, _, _, *needs = ctx.needs_input_grad
@@ -236,7 +237,7 @@ class _Emission(torch.autograd.Function):
 
 
 def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None) -> Tensor:
-    """Add what every token, the first and the last one get, in place; each may be None."""
+    """Add the biases of all tokens, of the first and of the last token to ``emission`` in place; each may be None."""
     extra = [emission.new_zeros(emission.shape[2]) if t is None else t.detach() for t in (bias, first, end)]
     if fits_numba(emission, last, *extra):
         kernels.add_everywhere(*arrays(emission, last, *extra))
@@ -248,7 +249,7 @@ def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tenso
 
 
 def sums_of(v: Tensor, last: Tensor) -> Sequence[Tensor]:
-    """Every example's sum over all its tokens, the first and the last one, ``[B, K]`` each."""
+    """Each example's sum of ``v`` over all tokens, and ``v`` at its first and at its last token: ``[B, K]`` each."""
     if fits_numba(v, last) and not v.requires_grad:
         sums = v.new_empty(3, v.shape[0], v.shape[2])
         kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())

@@ -1,4 +1,4 @@
-"""Scores and parts of given chain labelings, many for each example: what cached labelings cost instead of decoding."""
+"""Scores and parts of given chain labelings, such as the cached ones: many for each example, without decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor
     Args:
         labels: ``[B, C, N]`` int64, -1 beyond the length.
         emission: ``[B, N, K]``.
-        transition: ``[B, K, K]`` for each chain (or one matrix seen B times), or ``[B, N-1, K, K]``.
+        transition: ``[B, K, K]`` for each chain (or one matrix expanded to B), or ``[B, N-1, K, K]``.
 
     Returns:
         ``[B, C]`` float64.
@@ -67,7 +67,7 @@ def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tens
 
 
 def _places(labels: Tensor, states: int, by_position: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the states and pairs of each sequence lie in the flattened potentials, and which positions are real."""
+    """The places of each sequence's states and pairs in the flattened potentials, and the mask of real positions."""
     real = labels >= 0
     known = labels.clamp(min=0)
     position = torch.arange(labels.shape[2], device=labels.device)
@@ -78,7 +78,7 @@ def _places(labels: Tensor, states: int, by_position: bool) -> tuple[Tensor, Ten
 
 
 def four_axes(transition: Tensor) -> Tensor:
-    """``[B, N-1 or 1, K, K]``; a view, also of one matrix seen B times."""
+    """A view of the transitions as ``[B, N-1 or 1, K, K]``."""
     return transition if transition.ndim == 4 else transition.unsqueeze(1)
 
 

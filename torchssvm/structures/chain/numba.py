@@ -1,4 +1,4 @@
-"""The loops of chains on a CPU, compiled by Numba: Viterbi, and what heads and structures do label by label."""
+"""The CPU loops of chains, compiled by Numba: Viterbi, and loops of the head and the structure over labels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ def decode(emission, pairs, lengths, order, group, shape, begin, end, memory, pl
 
     Args:
         emission: ``[B, N, K]``.
-        pairs: ``[B or 1, N-1 or 1, K, K]``; one matrix for all where ``group > 1``.
-        lengths: ``[B]``; empty for N everywhere.
-        order: ``[B]``, longest first, where ``group > 1``; empty for the natural order.
-        group: Chains that share each block of the transitions while it is in the cache.
+        pairs: ``[B or 1, N-1 or 1, K, K]``; one matrix for all if ``group > 1``.
+        lengths: ``[B]``; empty if all are N.
+        order: ``[B]``, the chains by descending length if ``group > 1``; empty for the natural order.
+        group: Number of chains that share each block of the transitions while it is in the cache.
         shape: Rows and columns of a block of the transitions, and the width of a row of scores, at least K. With
-            ``group = 1`` a block is all of them, with padded rows, copied to serve many positions; without rows,
-            transitions are read where they are.
-        begin: First of the chains.
-        end: One more than the last.
-        memory: Room for a block, and for ``2 * group * N`` rows of scores.
-        places: Room for ``group`` whole numbers.
+            ``group = 1`` the block is a copy of the whole matrix with padded rows; with 0 rows nothing is copied.
+        begin: Place of the first chain.
+        end: One past the place of the last chain.
+        memory: Room for a block and for ``2 * group * N`` rows of scores.
+        places: Room for ``group`` integers.
         labels: ``[B, N]``, to be filled.
         value: ``[B]``, to be filled.
 
@@ -60,7 +59,7 @@ def decode(emission, pairs, lengths, order, group, shape, begin, end, memory, pl
             running = members
             for t in range(1, length):
                 while lengths.shape[0] and lengths[order[first + running - 1]] <= t:
-                    running -= 1  # of chains in lockstep, the shortest ends first
+                    running -= 1  # the shortest chains are last
                 for g in range(running):
                     places[g] = g * longest + t - 1
                 maxplus_rows(messages, scores, places[:running], matrices[0], blocks[0])
@@ -87,7 +86,7 @@ def decode(emission, pairs, lengths, order, group, shape, begin, end, memory, pl
 
 @njit
 def mask(labels: Any, lengths: Any, states: int, masked: Any) -> bool:
-    """Write the labels with -1 beyond each length; False if a label is not one of the states."""
+    """Write the labels with -1 beyond each length; False if a label is not a state."""
     for b in range(labels.shape[0]):
         for t in range(labels.shape[1]):
             masked[b, t] = labels[b, t] if t < lengths[b] else -1
@@ -98,9 +97,9 @@ def mask(labels: Any, lengths: Any, states: int, masked: Any) -> bool:
 
 @njit
 def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: Any, augmented: Any) -> bool:
-    """Add a position's cost to all states but the label's; False if a label is not one of the states.
+    """Add each position's cost to all states except the label; False if a label is not a state.
 
-    Without ``costs`` (no rows) every real position costs ``uniform``, or the T-th part of it.
+    If ``costs`` is empty, each of the T real positions costs ``uniform``, or ``uniform / T`` with ``normalize``.
     """
     for b in range(emission.shape[0]):
         cost = 0.0
@@ -134,9 +133,9 @@ def examine(
     score: Any,
     loss: Any,
 ) -> bool:
-    """Relative score and loss of ``found``; NaN where some potential of the example is not finite.
+    """Relative score and loss of ``found``; the score is NaN if a potential of the example is not finite.
 
-    Costs as in ``augment``. False if ``found`` or ``labels`` are not one of the states somewhere.
+    Costs are as in ``augment``. False if ``found`` or ``labels`` has a number that is not a state.
     """
     for b in range(found.shape[0]):
         matrix = pairs[b if pairs.shape[0] > 1 else 0]
@@ -144,8 +143,8 @@ def examine(
         while length < labels.shape[1] and labels[b, length] >= 0:
             length += 1
         each = uniform / length if normalize and length else uniform
-        # Both scores are summed as those of cached labelings are (``labelings.chain_scores``), and the loss position by
-        # position: a labeling scores the same wherever it comes from, so that ties are decided alike.
+        # Summed in the order of ``labelings.chain_scores``: a labeling gets the same score, bit for bit, whether it is
+        # decoded or cached, so ties are broken in the same way.
         own, true, cost = 0.0, 0.0, 0.0
         for t in range(length):
             state, label = found[b, t], labels[b, t]
@@ -175,9 +174,9 @@ def examine(
 
 @njit
 def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> bool:
-    """Add the states and pairs of ``found`` to the parts, and take away those of ``labels``.
+    """Add the states and pairs of ``found`` to the parts, and subtract those of ``labels``.
 
-    False, and nothing done, if ``found`` or ``labels`` are not one of the states somewhere.
+    Returns False, and changes nothing, if ``found`` or ``labels`` has a number that is not a state.
     """
     for b in range(found.shape[0]):
         for t in range(found.shape[1]):
@@ -203,7 +202,7 @@ def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> bool:
 def add_everywhere(emission: Any, last: Any, bias: Any, at_first: Any, at_last: Any) -> None:
     """``(row + [t last] at_last) + (bias + [t first] at_first)`` for every row ``[K]`` of ``emission [B, N, K]``.
 
-    In this order: the compiled loop rounds in the same way, so that both decide ties alike.
+    The compiled loop adds in the same order, so both round, and break ties, in the same way.
     """
     batch, longest, states = emission.shape
     for b in range(batch):
@@ -218,7 +217,7 @@ def add_everywhere(emission: Any, last: Any, bias: Any, at_first: Any, at_last: 
 
 @njit
 def sum_everywhere(parts: Any, last: Any, sums: Any) -> None:
-    """The adjoint: sums ``[3, B, K]`` over all tokens, the first and the last one."""
+    """The adjoint of ``add_everywhere``, ``[3, B, K]``: the sum over all tokens, the first and the last token."""
     batch, longest, states = parts.shape
     for b in range(batch):
         for k in range(states):

@@ -1,4 +1,4 @@
-"""The linear head of chains with sparse features: no dense features, no pass over all weights."""
+"""The linear head of chains with sparse features: a step touches the weights of the batch's columns only."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class SparseEmission(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        """Gradients of values, weights and biases, as far as they are needed."""
+        """Gradients of values, weights and biases; None where not needed."""
         (v,) = upstream
         values, last, weight = ctx.saved_tensors
         lists, (values_need, weight_needs, *needs) = ctx.lists, ctx.needs_input_grad

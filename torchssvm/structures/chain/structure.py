@@ -27,7 +27,7 @@ class Chain(Structure):
 
     Potentials: ``emission`` ``[B, N, K]``; ``transition`` ``[B, K, K]`` (previous, next), the same at every position,
     or ``[B, N-1, K, K]`` with ``shared=False``. Labelings: ``[B, N]`` int64, -1 beyond an example's length. Targets are
-    labelings (whatever stands beyond the length is ignored), or :class:`WeightedLabels`.
+    labelings (values beyond the length are ignored), or :class:`WeightedLabels`.
 
     The loss is the Hamming loss, ``sum_t weight_t class_weight[target_t] [y_t != target_t]``.
 
@@ -73,8 +73,7 @@ class Chain(Structure):
                 return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
         costs, _ = self.costs(target)
         costs = costs.to(emission.dtype).unsqueeze(2)
-        # Adding the token's cost everywhere and taking it back at the target leaves 0 there to rounding, not exactly:
-        # so the cost is written where the label is wrong.
+        # The cost at the target is set to 0: adding it and subtracting it again would leave a rounding error.
         augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
         return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
 
@@ -96,7 +95,7 @@ class Chain(Structure):
         emission.scatter_(2, labels.clamp(min=0).unsqueeze(2), real.unsqueeze(2).to(emission.dtype))
         both = real[:, 1:].to(emission.dtype)
         pairs = (labels[:, :-1] * states + labels[:, 1:]).clamp(min=0)
-        if self.shared:  # ones, in any order
+        if self.shared:  # sums of ones are exact in any order
             transition = torch.zeros(batch, states * states, device=labels.device).scatter_add_(1, pairs, both)
             return {"emission": emission, "transition": transition.view(batch, states, states)}
         transition = torch.zeros(batch, max(longest - 1, 0), states * states, device=labels.device)
@@ -106,7 +105,7 @@ class Chain(Structure):
     def difference(
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
     ) -> Parts:
-        """The states and pairs that appear, less those that disappear."""
+        """Parts of the labeling less parts of the target."""
         parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
         return self._scatter(parts, _labels(labeling), _labels(target))
 
@@ -117,11 +116,11 @@ class Chain(Structure):
         target: Tensor | WeightedLabels,
         potentials: Potentials,
     ) -> Parts:
-        """Into ``parts``; padding is left alone."""
+        """Add the difference to ``parts`` in place; padding does not change."""
         return self._scatter(parts, _labels(labeling), _labels(target))
 
     def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
-        """Add the states and pairs of ``found`` and take away those of ``true``, in place."""
+        """Add the states and pairs of ``found`` and subtract those of ``true``, in place."""
         emission, transition = parts["emission"], parts["transition"]
         pairs = transition.unsqueeze(1) if self.shared else transition
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
@@ -134,7 +133,7 @@ class Chain(Structure):
         for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
             emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
             places = labels[:, :-1] * states + labels[:, 1:]
-            if self.shared:  # a pair may come several times: 1 each time, in any order
+            if self.shared:  # a pair may occur several times; sums of ones are exact in any order
                 transition.scatter_add_(1, places, sign * both)
             else:
                 transition.scatter_add_(2, places.unsqueeze(2), (sign * both).unsqueeze(2))
@@ -143,7 +142,7 @@ class Chain(Structure):
     def examine(
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
     ) -> OracleResult:
-        """Looked up in the potentials: a labeling of length T costs 4 T - 2 reads, and a glance at all for NaN."""
+        """Score and loss from looked-up potentials: 4 T - 2 reads for length T, and a search of all for NaN."""
         emission, transition, found = (
             potentials.tensors["emission"],
             potentials.tensors["transition"],
@@ -159,7 +158,7 @@ class Chain(Structure):
         return super().examine(labeling, target, potentials)
 
     def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
-        """Looked up in the potentials, ``[B, C]`` float64: a labeling of length T costs 2 T - 1 reads."""
+        """Sums of looked-up potentials, ``[B, C]`` float64: 2 T - 1 reads for a labeling of length T."""
         everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
         scores = chain_scores(everything, potentials.tensors["emission"], potentials.tensors["transition"])
         return scores[:, :-1] - scores[:, -1:]
@@ -167,7 +166,7 @@ class Chain(Structure):
     def mean_difference(
         self, labelings: Tensor, mass: Tensor, target: Tensor | WeightedLabels, potentials: Potentials
     ) -> Parts:
-        """The mass of each state and pair, less all of it at the target's."""
+        """The mass of each state and pair, less the total mass at the target's."""
         everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
         emission, transition = chain_parts(
@@ -185,7 +184,7 @@ class Chain(Structure):
         return (costs * (_labels(labeling) != labels)).sum(1)
 
     def loss_potentials(self, target: Tensor | WeightedLabels) -> tuple[dict[str, Tensor], Tensor]:
-        """Emissions that cost a wrong state, ``[B, N, K]``; transitions cost nothing; the constant is zero."""
+        """The cost of each wrong state, ``[B, N, K]``; transitions cost nothing; the constant is zero."""
         costs, labels = self.costs(target)
         delta = costs.unsqueeze(2).repeat(1, 1, self.num_states).scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)
         return {"emission": delta}, delta.new_zeros(len(delta))
@@ -212,7 +211,7 @@ class Chain(Structure):
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
 
     def _token_costs(self, target: Tensor | WeightedLabels) -> Tensor:
-        """``costs(target)`` for the kernels; empty where all tokens of an example cost the same."""
+        """``costs(target)`` for the kernels; empty if all tokens of an example cost the same."""
         uniform = self.class_weight is None and not isinstance(target, WeightedLabels)
         return _NONE if uniform else self.costs(target)[0]
 
@@ -238,7 +237,7 @@ class Chain(Structure):
             yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
 
     def costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
-        """What a wrong label costs at every token (``[B, N]`` float64, zero in the padding), and the true labels."""
+        """The cost of a wrong label at each token (``[B, N]`` float64, zero in the padding), and the true labels."""
         labels = _labels(target)
         real = labels >= 0
         costs = real.to(torch.float64)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchssvm.core.jit import on_device
 
 _IN_REGISTERS = 128  # up to this many states, the transitions of a chain stay in registers
-_TILE = 64  # states of a tile otherwise, for previous and for next states
+_TILE = 64  # with more states: the rows and the columns of a tile of the transitions
 
 
 def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class LinearGraph(nn.Module):
         self.pairwise = nn.Parameter(torch.zeros(edge_features))
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"node_features": len(self.unary), "edge_features": len(self.pairwise)}
 
     def forward(self, x: Graphs, lengths: Tensor | None = None) -> GraphPotentials:

@@ -47,7 +47,7 @@ class LinearEdges(nn.Module):
         self.weight = nn.Parameter(torch.zeros(in_features))
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"in_features": len(self.weight)}
 
     def forward(self, x: Tensor | Edges, lengths: Tensor | None = None) -> EdgePotentials:

@@ -43,7 +43,7 @@ class LinearMulticlass(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"num_classes": self.structure.num_classes, "bias": self.bias is not None}
 
     def forward(self, x: Tensor, lengths: None = None) -> Potentials:

@@ -38,7 +38,7 @@ class Multiclass(Structure):
         self.cost = cost.to(torch.float64)
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """What the constructor needs beside attributes of the same names, to make such a structure again."""
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal structure."""
         return {"cost": None if torch.equal(self.cost, 1.0 - torch.eye(self.num_classes)) else self.cost}
 
     def argmax(self, potentials: Potentials) -> Decoding:

@@ -60,7 +60,7 @@ class LinearMultilabel(nn.Module):
         self.pairwise = nn.Parameter(torch.zeros(self.structure.num_pairs)) if pairwise else None
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {
             "num_labels": self.structure.num_labels,
             "bias": self.bias is not None,

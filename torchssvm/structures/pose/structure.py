@@ -98,7 +98,7 @@ class Pose(Structure):
             self.size = check_number(size, "size", above=0.0, advice=", or a pair of nodes")
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """What the constructor needs beside attributes of the same names, to make such a structure again."""
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal structure."""
         return {"grid": (self.height, self.width)}
 
     @property

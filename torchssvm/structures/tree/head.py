@@ -66,7 +66,7 @@ class LinearTree(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
 
     def constructor_arguments(self) -> dict[str, Any]:
-        """What the constructor needs beside attributes of the same names, to make such a head again."""
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {
             "num_states": self.structure.num_states,
             "parent": self.structure.parent,
