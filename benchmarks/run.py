@@ -26,7 +26,7 @@ from suite.measuring import Kept, Settings, Summary, asker
 from torchssvm.core.files import write_text
 
 PARTS = (
-    *("solvers", "oracles", "exact", "roofline", "baselines", "growth", "memory", "imports"),
+    *("solvers", "under_lightning", "oracles", "exact", "roofline", "baselines", "growth", "memory", "imports"),
     *("compare", "path", "kernel", "conll", "horses", "pose", "large_outputs", "kills"),
 )
 SCHEMA = 1

@@ -59,7 +59,7 @@ def main(
     trainer = L.Trainer(
         accelerator=accelerator,
         max_epochs=math.ceil(20 * max_passes),  # most visits are answered by the cache
-        callbacks=[DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result],
+        callbacks=[DualityGap(gap, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

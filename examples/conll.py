@@ -58,7 +58,7 @@ def main(
     trainer = L.Trainer(
         accelerator=accelerator,
         max_epochs=math.ceil(max_passes),
-        callbacks=[DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result],
+        callbacks=[DualityGap(gap, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

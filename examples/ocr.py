@@ -50,7 +50,7 @@ def main(
         accelerator=accelerator,
         max_epochs=math.ceil(max_passes),
         callbacks=[
-            DualityGap(gap, every_n_epochs=10, max_passes=max_passes),
+            DualityGap(gap, max_passes=max_passes),
             result := Report(report, "OCR, chain on pixels", draw_words),
         ],
         limit_val_batches=0,  # the test words wait until the end

@@ -88,7 +88,7 @@ def main(
     data = GapDataModule.from_datasets(frozen[0], test_dataset=frozen[1], batch_size=batch_size, seed=seed)
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     result = Report(report, "OCR, chain on a CNN" + (" (trained jointly)" if joint else ""))
-    callbacks = [DualityGap(gap, every_n_epochs=10, max_passes=max_passes), result]
+    callbacks = [DualityGap(gap, max_passes=max_passes), result]
     L.Trainer(max_epochs=math.ceil(max_passes), callbacks=callbacks, **options).fit(
         StructuredSVM(ocr_chain(cnn.width), lam), data
     )

@@ -14,8 +14,10 @@ from lightning_words import Features, chain, everything, loader, some_words, tra
 from torchssvm import (  # noqa: E402
     BCFW,
     BlockGap,
+    CommonStep,
     CompiledBCFW,
     DualState,
+    GapBatchSampler,
     Labelings,
     LinearChain,
     LinearMulticlass,
@@ -27,7 +29,8 @@ from torchssvm import (  # noqa: E402
 )
 from torchssvm.core.batch import Batch  # noqa: E402
 from torchssvm.datasets.padded import PaddedDataset  # noqa: E402
-from torchssvm.lightning import DualityGap, StructuredSVM, compiled_steps  # noqa: E402
+from torchssvm.lightning import DualityGap, StructuredSVM, compiled_steps, epoch_parts  # noqa: E402
+from torchssvm.lightning.epoch_parts import EpochPart  # noqa: E402
 from torchssvm.solvers.compiled.proposal import ProposedVisits  # noqa: E402
 
 
@@ -193,3 +196,100 @@ def test_proposals_of_a_loop_and_of_a_loss_are_not_mixed(words):
     with pytest.raises(RuntimeError, match="two kinds"):
         optimizer.step()
     assert all(torch.equal(p, held) for p, held in zip(head.parameters(), before, strict=True))
+
+
+def test_an_epoch_is_a_few_batches_without_data(words, visits):
+    """The steps of ``CompiledBCFW.solve``, with the order and the seed of the loader's sampler."""
+    n = 4001
+    random = torch.Generator().manual_seed(0)
+    data = PaddedDataset(torch.randn(n, 3, generator=random), torch.randint(3, (n,), generator=random))
+    seen = []
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append(batch)
+
+    sampler = GapBatchSampler(num_examples=n, batch_size=16, seed=7)
+    model = StructuredSVM(LinearMulticlass(3, 3), lam=0.01)
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    training = DataLoader(data, batch_sampler=sampler, collate_fn=data.collate)
+    trainer(Watch(), gap, max_epochs=2).fit(model, training)
+    assert seen == [EpochPart(1000), EpochPart(1000), EpochPart(1000), EpochPart(1001)] * 2
+    assert sum(visits[:4]) == n
+
+    head = LinearMulticlass(3, 3)
+    alone = CompiledBCFW(
+        head, DualState.for_head(head, n, 0.01), DataLoader(data, batch_size=500, collate_fn=data.collate), seed=7
+    )
+    for epoch in range(2):
+        for part in seen[4 * epoch : 4 * epoch + 4]:
+            alone.step(part.visits)
+        alone.certify()
+    assert all(torch.equal(a, b) for a, b in zip(model.head.parameters(), head.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_steps": 5}, {"limit_train_batches": 0.5}, {"val_check_interval": 0.5}, {"overfit_batches": 2}],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+def test_who_counts_batches_gets_those_of_the_loader(options, words, visits):
+    kinds = set()
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            kinds.add(type(batch))
+
+    trainer(Watch(), **({"max_epochs": 1} | options)).fit(chain(), loader(words), everything(words))
+    assert kinds == {Batch}
+    assert set(visits) == {3}
+
+
+def test_an_index_in_the_batch_is_refused(words):
+    """It names other examples than those that the dataset has in its place."""
+
+    def collate(items):
+        batch = words.collate(items)
+        return batch.replace(index=torch.arange(len(batch.index)))
+
+    training = DataLoader(words, batch_size=10, collate_fn=collate)  # in their order, so the loader's batches are used
+    with pytest.raises((RuntimeError, ValueError), match="index is an example's place in the dataset"):
+        trainer(max_epochs=3).fit(chain(), training)
+
+
+@pytest.mark.parametrize("compiled", [None, False])
+def test_another_rule_is_told_when_a_run_goes_on(compiled, words, tmp_path):
+    first = trainer(max_epochs=1)
+    first.fit(chain(compiled=False, block_steps=CommonStep()), loader(words))
+    first.save_checkpoint(tmp_path / "run.ckpt")
+    with pytest.warns(UserWarning, match=r"trained with block_steps=CommonStep\(\), and this model goes on with BoxQP"):
+        trainer(max_epochs=2).fit(chain(compiled=compiled), loader(words), ckpt_path=tmp_path / "run.ckpt")
+
+
+def test_compiled_steps_refuse_options_of_groups_too(words):
+    class Decay(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.1
+
+    with pytest.raises(RuntimeError, match=r"was given .*weight_decay"):
+        trainer(Decay(), max_epochs=1).fit(chain(), loader(words))
+
+
+def test_a_run_in_the_middle_of_an_epoch_goes_on_with_the_same_draws(words, tmp_path, monkeypatch):
+    class Save(L.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == 2:
+                trainer.save_checkpoint(tmp_path / "run.ckpt")
+
+    monkeypatch.setattr(epoch_parts, "WHOLE", 8)
+    for save, options in (("parts", {"compiled": False}), ("loader", {"compiled": None})):
+        before = {"compiled": None} if save == "parts" else {"compiled": False}
+        trainer(Save(), max_epochs=1).fit(chain(**before), loader(words))
+        if save == "parts":
+            with pytest.raises(ValueError, match="the compiled loop drew the examples, and now the training loader"):
+                trainer(max_epochs=2).fit(chain(**options), loader(words), ckpt_path=tmp_path / "run.ckpt")
+        else:  # it goes on with the batches of the loader
+            model = chain(**options)
+            trainer(max_epochs=2).fit(model, loader(words), ckpt_path=tmp_path / "run.ckpt")
+            assert model.dual.moved == 2 * len(words)

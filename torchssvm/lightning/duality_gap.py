@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -22,7 +23,7 @@ from torchssvm.lightning.refusals import refuse_averages
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.report import Entry, History
-from torchssvm.solvers.schedules import Schedule, WhenEstimated, counting_from
+from torchssvm.solvers.schedules import Schedule, WhenEstimated
 from torchssvm.solvers.trainer import IDLE_EPOCHS
 
 _EPOCHS = 10  # between certificates, where neither epochs nor a schedule say so
@@ -109,6 +110,7 @@ class DualityGap(Callback):
         self._loader: DataLoader | None = None
         self._schedule: Schedule | None = None  # of this run
         self._hits = 0  # cache hits at the last certificate
+        self._asked: float | None = None  # passes when the schedule was asked first: it counts from there
 
     @property
     def certificate(self) -> Certificate | None:
@@ -142,11 +144,13 @@ class DualityGap(Callback):
                 trainer.current_epoch - 1
             )  # a second fit continues the trainer's count
         if trainer.ckpt_path is None:
-            self._hits = 0
+            self._hits, self._asked = 0, None
         self.stopped_because = None
         self._loader = self._schedule = None
         if self.every_n_epochs is None:
-            self._schedule = counting_from(_Beginning(), self.schedule or WhenEstimated())
+            self._schedule = copy.deepcopy(self.schedule or WhenEstimated())
+            if self._asked is not None:
+                self._schedule.due(_Beginning(self._asked), -math.inf)
             for entry in self.history:
                 self._schedule.after(entry.certificate)
         self._start_clock()
@@ -174,6 +178,7 @@ class DualityGap(Callback):
 
     def _due(self, dual: DualState) -> bool:
         assert self._schedule is not None
+        self._asked = dual.passes if self._asked is None else self._asked
         idle = dual.cache_hits - self._hits >= IDLE_EPOCHS * dual.num_examples or dual.gap_estimate == 0.0
         spent = self.max_passes is not None and dual.passes >= self.max_passes
         return self._schedule.due(dual, self.tolerance) or spent or idle
@@ -340,6 +345,7 @@ class DualityGap(Callback):
             "certified_epoch": self._certified_epoch,
             "last_epoch": self._last_epoch,
             "cache_hits": self._hits,
+            "asked": self._asked,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -349,7 +355,7 @@ class DualityGap(Callback):
         self._certified_step = state_dict["certified_step"]
         self._certified_epoch = state_dict.get("certified_epoch", state_dict["last_epoch"])
         self._last_epoch = state_dict["last_epoch"]
-        self._hits = state_dict.get("cache_hits", 0)
+        self._hits, self._asked = state_dict.get("cache_hits", 0), state_dict.get("asked")
 
 
 def _read(entry: dict[str, Any]) -> Certificate:
@@ -357,9 +363,12 @@ def _read(entry: dict[str, Any]) -> Certificate:
 
 
 class _Beginning:
-    """The progress of a run before its first step."""
+    """The progress of a run after its first steps."""
 
-    num_examples, passes, gap_estimate = 1, 0.0, math.inf
+    num_examples, gap_estimate = 1, math.inf
+
+    def __init__(self, passes: float) -> None:
+        self.passes = passes
 
 
 def _is_monitored(trainer: L.Trainer) -> bool:

@@ -95,6 +95,11 @@ class Resumable(L.LightningModule):
             raise RuntimeError("no fit has begun: there is no training loader yet")
         return self._run.loader
 
+    @property
+    def _rules(self) -> dict[str, str]:
+        """What decides about the steps of a run, by argument."""
+        return {}
+
     def on_fit_start(self) -> None:
         """Silence advice that does not apply."""
         patterns = list(_MISPLACED_ADVICE)
@@ -112,6 +117,7 @@ class Resumable(L.LightningModule):
         if resume is None:
             return
         resume.check_batches(run.sampler)
+        resume.check_rules(self._rules)
         _begin_next_epoch(self.trainer)
         resume.rewind(run.sampler)
         if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
@@ -151,7 +157,9 @@ class Resumable(L.LightningModule):
         if point is None:
             used: int = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
             left = used < self.trainer.num_training_batches
-            point = ResumePoint.now(count_examples(run.loader), run.features_moved, run.sampler, used, left)
+            point = ResumePoint.now(
+                count_examples(run.loader), run.features_moved, run.sampler, used, left, self._rules
+            )
         checkpoint[_KEY] = point.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torchssvm.core.caller import warn
 from torchssvm.core.random_state import RandomState
-from torchssvm.core.schema import Maybe, check
+from torchssvm.core.schema import Each, Maybe, check
 from torchssvm.lightning.epoch_parts import EpochParts
 from torchssvm.steps.orders import GapBatchSampler
 
@@ -23,6 +24,7 @@ class ResumePoint:
         random: Random state.
         sampler: State of the ``GapBatchSampler`` or of the ``EpochParts``; None if there were none.
         in_epoch: Whether the epoch under way has batches left.
+        rules: What the model says of its steps, by argument.
     """
 
     num_examples: int
@@ -30,9 +32,12 @@ class ResumePoint:
     random: RandomState
     sampler: dict[str, Any] | None
     in_epoch: bool
+    rules: dict[str, str]
 
     @classmethod
-    def now(cls, num_examples: int, features_moved: bool, sampler: Draws, used: int, left: bool) -> ResumePoint:
+    def now(
+        cls, num_examples: int, features_moved: bool, sampler: Draws, used: int, left: bool, rules: dict[str, str]
+    ) -> ResumePoint:
         """The current point.
 
         Args:
@@ -41,11 +46,12 @@ class ResumePoint:
             sampler: What draws the examples, if it has a state.
             used: Batches of this epoch that training has used.
             left: Whether this epoch has batches left.
+            rules: See the class.
         """
         state = None
         if sampler is not None:
             state = sampler.state_dict(used=used if left else len(sampler))
-        return cls(num_examples, features_moved, RandomState(), state, left and used > 0)
+        return cls(num_examples, features_moved, RandomState(), state, left and used > 0, rules)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only."""
@@ -55,6 +61,7 @@ class ResumePoint:
             "random": self.random.state_dict(),
             "sampler": self.sampler,
             "in_epoch": self.in_epoch,
+            "rules": self.rules,
         }
 
     @classmethod
@@ -70,6 +77,7 @@ class ResumePoint:
             "random": dict,
             "sampler": Maybe(dict),
             "in_epoch": bool,
+            "rules": Each(dict, str),
         }
         check(state, schema, "torchssvm")
         return cls(**{**state, "random": RandomState(state["random"])})
@@ -78,6 +86,15 @@ class ResumePoint:
     def in_parts(self) -> bool:
         """Whether the compiled loop drew the examples, in the parts of an epoch."""
         return self.sampler is not None and "parts" in self.sampler
+
+    def check_rules(self, rules: dict[str, str]) -> None:
+        """Warn if the run goes on with other rules than it was saved with."""
+        for name, rule in rules.items():
+            if (before := self.rules.get(name, rule)) != rule:
+                warn(
+                    f"the checkpoint was trained with {name}={before}, and this model goes on with {rule}: give the "
+                    "model the same rule for the same steps"
+                )
 
     def rewind(self, sampler: Draws) -> None:
         """Restore sampler and random state. A state of another kind of sampler, from the end of an epoch, is left out.

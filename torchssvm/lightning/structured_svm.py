@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -150,7 +151,8 @@ class StructuredSVM(Predicting):
         if self._run.trains_features:
             self._train_features(batch)
             return
-        if self.compiled_loop() is not None:
+        if (loop := self.compiled_loop()) is not None:
+            loop.check_targets(batch)
             self._visit(batch.index)
             self._log_progress(batch_idx)
             return
@@ -226,6 +228,11 @@ class StructuredSVM(Predicting):
         self.log_dict(figures, prog_bar=True, **options)
 
     # The run
+
+    @property
+    def _rules(self) -> dict[str, str]:
+        rules = {name: getattr(self, name) for name in ("direction", "oracle", "block_steps", "line_search")}
+        return {name: re.sub(" at 0x[0-9a-f]+", "", repr(rule)) for name, rule in rules.items()}
 
     def configure_callbacks(self) -> list[Callback]:
         """Refuse settings of the trainer that do not work here, in the first hook of a run; no callbacks."""

@@ -134,6 +134,7 @@ class BCFW(Stateful, Optimizer):
             )
         if len(set(map(type, steps))) > 1:
             raise RuntimeError("the proposals are of two kinds: call zero_grad() between a compiled loop and BlockGap")
+        self._check_groups()
         with full_precision(self.dual.parameters[0].device):
             steps[0].take(self, steps)
         return result
@@ -142,7 +143,6 @@ class BCFW(Stateful, Optimizer):
         """Check the gradient, and move weights and blocks by what ``BlockGap`` proposed; ``step`` calls this."""
         dual = self.dual
         try:
-            self._check_groups()
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)

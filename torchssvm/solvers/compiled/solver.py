@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, tree_map
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
+from torchssvm.core.digest import digest_targets
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
@@ -166,6 +167,29 @@ class CompiledBCFW(DualTrainer, Stateful):
                     self._make_room()
         finally:
             self._end(given)
+
+    def check_targets(self, batch: Batch) -> None:
+        """Check that a batch's index names the examples that the loop keeps under these numbers.
+
+        Raises:
+            ValueError: The index is not valid.
+            RuntimeError: An example of the loop has another target or length.
+        """
+        index, lengths = self._check_index(batch.index), batch.lengths
+
+        def without_padding(leaf: Tensor) -> Tensor:
+            if lengths is None or leaf.ndim < 2:
+                return leaf
+            return leaf.masked_fill(torch.arange(leaf.shape[1]) >= lengths.unsqueeze(1), 0)
+
+        found = digest_targets(tree_map(without_padding, batch.y), lengths)
+        if found.shape != index.shape:
+            raise ValueError(f"index has {len(index)} numbers, and the batch {len(found)} targets: it needs as many")
+        if bool((wrong := found != self._targets[index]).any()):
+            raise RuntimeError(
+                f"index names {index[wrong].unique().tolist()[:5]}, whose targets or lengths are others in the data: "
+                "index is an example's place in the dataset, not in the batch, and its target never changes"
+            )
 
     @torch.no_grad()
     def certify(self, *, refresh: bool = True) -> Certificate:
