@@ -99,7 +99,8 @@ from torchssvm.steps import (
     ShortStep,
 )
 from torchssvm.steps.cache import CacheOracle, MaxOracle
-from torchssvm.steps.orders import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
+from torchssvm.steps.orders import LargestGap, Permutation, Proportional, Uniform
+from torchssvm.steps.sampler import GapBatchSampler
 from torchssvm.structures import (
     Arborescence,
     BranchAndBound,

@@ -17,7 +17,7 @@ from torchssvm.core.files import damage, previous, whole_file
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Stateful
 from torchssvm.dual.state import DualState
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 _KIND = "torchssvm checkpoint"
 _FORMAT = 1
