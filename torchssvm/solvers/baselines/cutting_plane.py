@@ -24,7 +24,8 @@ from torchssvm.core.structure import Structure, find_corner
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
-from torchssvm.solvers.certificate import Certificate, crosses, every_training_example
+from torchssvm.solvers.certificate import Certificate, crosses
+from torchssvm.solvers.exact_pass import every_training_example
 from torchssvm.solvers.schedules import EveryPasses, counting_from
 from torchssvm.solvers.trainer import run_until
 

@@ -19,7 +19,8 @@ from torchssvm.core.structure import Structure
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potentials, mean_parts
-from torchssvm.solvers.certificate import Certificate, certify, every_training_example
+from torchssvm.solvers.certificate import Certificate, certify
+from torchssvm.solvers.exact_pass import every_training_example
 from torchssvm.solvers.trainer import DualTrainer
 
 _FORMAT = 2
