@@ -27,10 +27,11 @@ from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.bcfw import BCFW
-from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
+from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import recompute_weights
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import OracleRule

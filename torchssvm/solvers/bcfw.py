@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
-from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, inner_product
 from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
 from torchssvm.dual.state import DualState, check_dual
+from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
 from torchssvm.solvers.gradient_check import Seen, check_gradient
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 from torchssvm.steps.proposal import Proposal
@@ -147,15 +147,15 @@ class BCFW(Stateful, Optimizer):
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)
             if len(proposals) > 1 and all(p.gradients is not None and p.block_steps.needs_gradients for p in proposals):
-                coefficients, gradients, moving = _merge(proposals, dual)
+                coefficients, gradients, moving = merge(proposals, dual)
                 largest, seen = 1.0, None
             else:
                 moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
-                largest = _largest_step(proposals)
+                largest = largest_step(proposals)
             if dual.box.has_bounds:  # the box QP is a model below the dual: the best step may lie beyond its own
                 gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
-                largest = _farthest_step(proposals, coefficients)
+                largest = farthest_step(proposals, coefficients)
             if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
                 dual.storage.check_together([proposal.stored for proposal in proposals], moving)
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
@@ -303,56 +303,6 @@ def _box(groups: list[dict[str, Any]], dual: DualState) -> Box:
 
 def _same(a: Any, b: Any) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
-
-
-def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Choose the steps of all accumulated batches together, as for one batch; examples drawn again do not count.
-
-    Returns:
-        The coefficient of every row, the gradient, and the rows that count.
-    """
-    seen: set[int] = set()
-    keep: list[Tensor] = []
-    for proposal in proposals:
-        fresh = [row for row in proposal.rows.tolist() if int(proposal.index[row]) not in seen]
-        seen.update(proposal.index[fresh].tolist())
-        keep.append(torch.tensor(fresh, dtype=torch.int64, device=proposal.index.device))
-    stacked = [
-        torch.cat([g.index_select(0, rows) for g, rows in zip(several, keep, strict=True)])
-        for several in zip(*(p.gradients or [] for p in proposals), strict=True)
-    ]
-    stacked = [g.coalesce() if g.is_sparse else g for g in stacked]
-    values = torch.cat([p.values[rows] for p, rows in zip(proposals, keep, strict=True)])
-    weight = 1.0 / (dual.lam * dual.num_examples**2)
-    gammas, combined, _ = proposals[0].block_steps.solve(stacked, values, weight, 1.0 / dual.num_examples)
-    coefficients = [
-        torch.zeros_like(proposal.gammas).index_put_((rows,), part)
-        for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)
-    ]
-    return coefficients, combined, keep
-
-
-def _largest_step(proposals: list[Proposal]) -> float:
-    """The step that takes some block to the end of its direction, where all batches have the gammas that they chose.
-
-    A batch whose loss was scaled by c moves by c of its direction at step 1. An example in several batches adds up.
-    """
-    if len(proposals) == 1:
-        return 1.0 / proposals[0].scale
-    scales = [torch.full_like(p.gammas[p.rows], p.scale) for p in proposals]
-    index = torch.cat([p.index[p.rows] for p in proposals])
-    _, inverse = index.unique(return_inverse=True)
-    shares = add_rows(torch.zeros_like(torch.cat(scales)), inverse, torch.cat(scales))
-    return 1.0 / float(shares.max())
-
-
-def _farthest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
-    """The step that takes some block to the end of its direction, where blocks move by ``coefficients`` at step 1."""
-    index = torch.cat([p.index[p.rows] for p in proposals])
-    moves = torch.cat([c[p.rows] for p, c in zip(proposals, coefficients, strict=True)])
-    _, inverse = index.unique(return_inverse=True)
-    most = float(add_rows(torch.zeros_like(moves), inverse, moves).max())
-    return 1.0 / most if most > 0.0 else 1.0
 
 
 def _refuse_distributed() -> None:

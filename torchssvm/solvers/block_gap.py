@@ -1,4 +1,4 @@
-"""The two losses: the block gap, which trains the head, and the structured hinge, which trains the features."""
+"""The block gap: the loss that trains the head."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
-from torchssvm.core.structure import OracleResult, Structure, find_corner
+from torchssvm.core.structure import OracleResult, find_corner
 from torchssvm.dual.state import DualState, check_dual
-from torchssvm.dual.storage import Storage, Stored
+from torchssvm.dual.storage import Stored
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle, OracleRule
 from torchssvm.steps.direction import Atoms, DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.steps.proposal import Proposal
+from torchssvm.steps.rules import check_rules
 
 
 class BlockGap(nn.Module):
@@ -269,62 +270,6 @@ def _atoms(
         dual.num_examples,
         lambda: weight * stored.curvature(found, respond),
     )
-
-
-class StructuredHinge(nn.Module):
-    """The mean structured hinge of a batch, ``(1/B) sum_i H_i`` with ``H_i = max_y L_i(y) + <p(y) - p(y_i), theta_i>``.
-
-    An ordinary loss for an ordinary optimizer: it trains the features below the head (or, with weight decay ``lam``,
-    the head itself by subgradients). Its gradient is not for BCFW.
-
-    Of an approximate oracle (``Decoding.exact`` is False) the value is that of the output that was found, a lower bound
-    of the hinge in the primal objective; its gradient is a subgradient of that bound only. For an upper bound of the
-    primal use :func:`torchssvm.primal` or ``certify``, which take ``Decoding.bound`` and say ``exact=False``.
-
-    Args:
-        structure: What an output is.
-    """
-
-    def __init__(self, structure: Structure) -> None:
-        super().__init__()
-        if not isinstance(structure, Structure):
-            raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
-        self.structure = structure
-
-    def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:
-        """The mean over the batch, a scalar of the potentials' dtype.
-
-        Raises:
-            ValueError: Target or potentials are not valid, or the oracle is not.
-        """
-        potentials = as_potentials(potentials)
-        target = self.structure.check_target(target, potentials)
-        corner = find_corner(self.structure, potentials, target)
-        size = potentials.batch_size
-        value = corner.loss.mean()
-        for name, tensor in potentials.tensors.items():
-            value = value + (corner.parts[name] * tensor).sum() / size
-        return value.to(potentials.dtype)
-
-
-def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage) -> None:
-    """Whether direction and oracle rule go with the storage.
-
-    Raises:
-        TypeError: One of the rules is a class, or no rule at all.
-        ValueError: One of them needs labelings, and the storage keeps none.
-    """
-    for name, rule, method, such in (
-        ("direction", direction, "__call__", "Pairwise()"),
-        ("oracle", oracle, "misses", "CacheOracle()"),
-    ):
-        if isinstance(rule, type) or not hasattr(rule, "needs_labelings") or not hasattr(rule, method):
-            raise TypeError(f"{name}={rule!r} must be an object such as {such}")
-        if rule.needs_labelings and not storage.keeps_labelings:
-            raise ValueError(
-                f"{name}={rule} moves between single labelings, and storage={type(storage).__name__}() does not keep "
-                "them: use storage=Labelings()"
-            )
 
 
 class _Propose(torch.autograd.Function):

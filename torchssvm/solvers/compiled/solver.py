@@ -15,7 +15,6 @@ from torchssvm.core.caller import warn
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.block_gap import check_rules
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
@@ -33,6 +32,7 @@ from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.steps.hybrid import Hybrid
 from torchssvm.steps.orders import Order, Proportional
 from torchssvm.steps.pairwise import Pairwise
+from torchssvm.steps.rules import check_rules
 
 _DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
 
