@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Declaration, Open, Stateful, groups_like, with_seal
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
@@ -34,12 +31,12 @@ from torchssvm.solvers.gdmm.rules import (
     Residuals,
     SortedOracle,
 )
-from torchssvm.solvers.gdmm.state import NUMBERS, check_own
+from torchssvm.solvers.gdmm.state import SavedGDMM
 from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
 from torchssvm.solvers.trainer import run_until
 
 
-class GDMM(Stateful, Optimizer):
+class GDMM(SavedGDMM):
     """Training without decoding, for outputs too large to decode: factors train apart, coupled by multipliers [Y16].
 
     Every factor keeps a distribution over its configurations, with a small active set. A pass visits the factors of all
@@ -77,8 +74,6 @@ class GDMM(Stateful, Optimizer):
         TypeError: The head has no compiled form, or an argument is of another kind.
         ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
     """
-
-    state_name = "GDMM"
 
     def __init__(
         self,
@@ -332,76 +327,3 @@ class GDMM(Stateful, Optimizer):
         dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
         self._handed_over = True
         return dual
-
-    def state_dict(self) -> dict[str, Any]:
-        """Duals, multipliers, weights, penalty and the order of the visits, as tensors and numbers."""
-        return {
-            **super().state_dict(),
-            "gdmm": with_seal(
-                {
-                    **{name: getattr(self, name) for name in NUMBERS},
-                    "lam": self.lam,
-                    "num_examples": self.num_examples,
-                    "features": self.problem.features,
-                    "visits": torch.from_numpy(self._visits.copy()),
-                    "visited": self._visited.clone(),
-                    "generator": self._generator.get_state(),
-                    "problem": self.problem.state_dict(),
-                }
-            ),
-        }
-
-    def _schema(self) -> Declaration:
-        groups = groups_like(self.param_groups)
-        return Open({"gdmm": partial(check_own, problem=self.problem), "state": dict, "param_groups": groups})
-
-    @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from a state that :meth:`check_state` accepted.
-
-        A state with the same targets but other features is accepted, with a warning. The head gets the current weights
-        of the state; in an uninterrupted run it keeps those of the start of a pass until the pass ends.
-        """
-        own = state["gdmm"]
-        same_features = own["features"] == self.problem.features
-        if not same_features:
-            warn(
-                "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
-                "are summed anew from these features, and what was certified for the others is forgotten",
-            )
-        Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "gdmm"})
-        self.problem.restore(own["problem"])
-        self._generator = torch.Generator()
-        self._generator.set_state(own["generator"])
-        self._visits, self._visited = own["visits"].numpy().copy(), own["visited"].clone()
-        for name in NUMBERS:
-            setattr(self, name, own[name])
-        if not same_features:
-            self.best_dual = self.best_relaxed_dual = 0.0
-            self.problem.refresh()
-        self._handed_over, self.gap_estimate = False, math.inf
-        self._publish()
-
-    def _publish(self) -> None:
-        """Write the weights to the head."""
-        with torch.no_grad():
-            for parameter, weights in zip(self.head.parameters(), self.problem.held(), strict=True):
-                parameter.copy_(weights)
-        self._remember()
-
-    def _remember(self) -> None:
-        self._versions = [p._version for p in self.head.parameters()]
-
-    def _check_weights(self) -> None:
-        if self._handed_over:
-            raise RuntimeError(
-                "this GDMM has handed the head's weights over to the dual that dual_state() returned. To go on with "
-                "GDMM, load a state saved before, or its own, optim.load_state_dict(optim.state_dict()), which takes "
-                "the weights back from that dual; or make a new GDMM"
-            )
-        if [p._version for p in self.head.parameters()] != self._versions:
-            raise RuntimeError(
-                "the head's weights were changed by others: they are a function of the duals, which are as they were. "
-                "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
-                "GDMM to start again"
-            )
