@@ -15,7 +15,8 @@ from torchssvm.core.caller import warn
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, inner_product
 from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
-from torchssvm.dual.state import DualState, check_dual
+from torchssvm.dual.checks import check_dual
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
 from torchssvm.solvers.gradient_check import Seen, check_gradient
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch

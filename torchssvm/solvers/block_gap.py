@@ -17,7 +17,8 @@ from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
 from torchssvm.core.structure import OracleResult, find_corner
-from torchssvm.dual.state import DualState, check_dual
+from torchssvm.dual.checks import check_dual, check_rows, check_targets
+from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
@@ -95,14 +96,14 @@ class BlockGap(nn.Module):
 
     def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
         dual = self.dual
-        index, rows = dual.check_rows(index, potentials)
+        index, rows = check_rows(dual, index, potentials)
         target = dual.structure.check_target(target, potentials)
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
         digests = digest_targets(target, potentials.lengths)
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
-            dual.check_targets(digests, index)
+            check_targets(dual, digests, index)
             if training:
                 dual.storage.check_features(stored, potentials)
         step = Proposal(dual.version, index, rows, digests, detached, stored, self.block_steps)

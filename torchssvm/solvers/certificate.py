@@ -16,7 +16,8 @@ from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.dual.state import DualState, check_dual
+from torchssvm.dual.checks import check_dual, check_targets
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
 
 
@@ -187,7 +188,7 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
     Raises:
         RuntimeError: Targets differ, or a block's loss does not fit the labelings in the block.
     """
-    dual.check_targets(found.targets)
+    check_targets(dual, found.targets)
     held, (told, sizes) = dual.num_examples * dual.loss, found.losses
     # Rounding adds up over the moves of a block.
     rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
@@ -243,7 +244,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     for batch, potentials, index in every_block(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
-        dual.check_targets(digest_targets(target, potentials.lengths), index)
+        check_targets(dual, digest_targets(target, potentials.lengths), index)
         with full_precision(potentials.device):
             parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
         for total, part in zip(weights, parts, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
 from torchssvm.core.structure import find_corner
+from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.objective import every_example
 
@@ -103,7 +105,7 @@ def every_training_example(
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once."""
     head = in_full_precision(head, dual.parameters)
-    return every_example(head, batches, dual.parameters[0].device, dual.check_batch, dual.num_examples)
+    return every_example(head, batches, dual.parameters[0].device, partial(check_batch, dual), dual.num_examples)
 
 
 def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:

@@ -15,7 +15,8 @@ from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, with_seal
-from torchssvm.dual.state import DualState, check_dual
+from torchssvm.dual.checks import check_dual
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, check_pass, crosses, features_moved, issue
 from torchssvm.solvers.exact_pass import exact_pass
 

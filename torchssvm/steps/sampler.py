@@ -14,7 +14,8 @@ from torch.utils.data import Sampler
 from torchssvm.core.arguments import check_object, check_seed, check_whole
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.schema import Each, Entry, Same, Schema, Stateful, damaged
-from torchssvm.dual.state import DualState, check_dual
+from torchssvm.dual.checks import check_dual
+from torchssvm.dual.state import DualState
 from torchssvm.steps.orders import Order, Permutation, Proportional
 
 

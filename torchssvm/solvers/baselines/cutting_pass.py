@@ -16,6 +16,7 @@ from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import find_corner
+from torchssvm.dual.checks import check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import crosses
@@ -72,7 +73,7 @@ def make_pass(
         hinges += float(corner.bound.sum())
         exact &= corner.exact
         relaxed |= corner.relaxed
-    problem.check_targets(targets)
+    check_targets(problem, targets)
     known = features if len(features) else found
     if float((found - known).norm()) > TOLERANCE * float(known.norm()):
         raise RuntimeError(

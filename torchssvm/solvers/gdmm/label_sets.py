@@ -16,6 +16,7 @@ from torchssvm.core.lists import check_finite, lists_of, lists_within
 from torchssvm.core.potentials import Parts
 from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
 from torchssvm.solvers.gdmm.chain_state import Options
@@ -106,7 +107,7 @@ class LabelSetProblem(Problem):
         pieces: list[tuple[Tensor, Tensor, Tensor]] = []
         counts, targets = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
         y = torch.zeros(n, self.num_labels, dtype=torch.bool)
-        for batch, potentials, index in every_example(head, batches, head.unary.device, dual.check_batch, n):
+        for batch, potentials, index in every_example(head, batches, head.unary.device, partial(check_batch, dual), n):
             target = dual.structure.check_target(batch.y, potentials)
             y[index], targets[index] = target.bool(), digest_targets(target)
             check_finite(batch.x, index, dtype)
