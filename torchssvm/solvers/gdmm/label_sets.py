@@ -69,16 +69,16 @@ class LabelSetProblem(Problem):
         dual: The problem: n, lam, structure and parameters. Its blocks are not used.
         batches: Every training example exactly once.
         ordered: Whether the factorwise oracle walks the pairs in descending order of weights.
-        sweeps: Sweeps of message passing for the bounds of the relaxation in certificates.
+        max_rounds: Most rounds of message passing for the bounds of the relaxation in certificates.
     """
 
     has_relaxation = True
 
     def __init__(
-        self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200
+        self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, max_rounds: int = 200
     ) -> None:
         self.head = head
-        self.dual, self.ordered, self.sweeps = dual, ordered, sweeps
+        self.dual, self.ordered, self.max_rounds = dual, ordered, max_rounds
         self.num_labels: int = self.head.structure.num_labels
         self.num_features = self.head.in_features
         column, value, row, y, self.targets = self._pack(batches)
@@ -238,7 +238,7 @@ class LabelSetProblem(Problem):
             score_sets(begin, end, self.sets, weights, scores)
             true = (scores * y).sum(1) + 0.5 * np.einsum("bk,kj,bj->b", y, matrix, y)
             augmented = torch.from_numpy(scores + cost * (1.0 - 2.0 * y))
-            _, value, bound = best_label_sets(augmented, pairwise, sweeps=self.sweeps)
+            _, value, bound = best_label_sets(augmented, pairwise, max_rounds=self.max_rounds)
             relaxed[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
             rows = (~(bound <= value)).nonzero().flatten()
             if len(rows):

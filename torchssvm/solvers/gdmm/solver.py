@@ -62,7 +62,7 @@ class GDMM(SavedGDMM):
         seed: Seed of the order of the visits.
 
     Attributes:
-        sweeps: Passes made.
+        passes: Passes made.
         violation: Mean total variation between factors and variables, after the last pass; 0 before.
         worst_violation: The largest total variation.
         rho: Penalty of the next pass, times n.
@@ -107,7 +107,7 @@ class GDMM(SavedGDMM):
         self.num_examples, self.lam = dual.num_examples, dual.lam
         super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show lr
         self.rho = self._first_rho = self.penalty.first(self.problem.default_penalty)
-        self.sweeps = self.oracle_calls = 0
+        self.passes = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
         self.best_dual = self.best_relaxed_dual = 0.0  # of all mass on the targets
         self.gap_estimate = math.inf
@@ -178,16 +178,16 @@ class GDMM(SavedGDMM):
         squared, total, worst = self.problem.update_multipliers(self.penalty.step * rho).tolist()
         if not math.isfinite(squared):
             raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
-        self.sweeps += 1
+        self.passes += 1
         self.gap_estimate = math.inf
         self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
-        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps, self._first_rho)
+        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.passes, self._first_rho)
         self.rho = self.penalty.next(rho, residuals)
         self._visits = np.zeros(3)
         self._visited[:] = False
         self._publish()
         seconds += time.perf_counter() - start
-        return PassReport(self.sweeps, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
+        return PassReport(self.passes, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
 
     @torch.no_grad()
     def certify(self) -> FactorwiseCertificate:
@@ -235,19 +235,13 @@ class GDMM(SavedGDMM):
             has_relaxation=self.problem.has_relaxation,
             drift=drift / length**0.5 if length > 0.0 else drift,
             oracle_calls=self.oracle_calls,
-            passes=float(self.sweeps),
+            passes=float(self.passes),
             seconds=time.perf_counter() - start,
             num_examples=n,
             lam=lam,
-            sweeps=self.sweeps,
             violation=self.violation,
             worst_violation=self.worst_violation,
         )
-
-    @property
-    def passes(self) -> float:
-        """Passes made, as in certificates."""
-        return float(self.sweeps)
 
     def solve(
         self,

@@ -18,7 +18,7 @@ from torchssvm.solvers.gdmm.problem import Problem
 
 NUMBERS = {
     "rho": Entry(float, above=0.0),
-    "sweeps": Entry(int, low=0),
+    "passes": Entry(int, low=0),
     "oracle_calls": Entry(int, low=0),
     "violation": Entry(float, low=0.0),
     "worst_violation": Entry(float, low=0.0),
