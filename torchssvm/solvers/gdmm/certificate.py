@@ -49,7 +49,8 @@ class FactorwiseCertificate(Certificate):
         )
         return (
             f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f}"
-            f"{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} after {self.passes:.0f} passes"
+            f"{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} "
+            f"after {self.passes:.0f} passes"
         )
 
 
