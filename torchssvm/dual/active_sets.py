@@ -82,7 +82,7 @@ class ActiveSets:
             labeling: ``[R, ...]``.
             loss: ``[R]``.
             mass: ``[R]`` float64; None for labelings without mass.
-            evict: Called with the positions and slots whose labelings with mass are replaced; needed with ``mass``.
+            evict: Called with the positions and slots of labelings with mass that are replaced; needed with ``mass``.
 
         Returns:
             The positions in ``index`` that were cached (all with mass are), and their slots.

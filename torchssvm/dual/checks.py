@@ -15,7 +15,7 @@ from torchssvm.dual.state import DualState
 
 
 def check_dual(dual: Any) -> DualState:
-    """The dual state, or TypeError if it is something else."""
+    """``dual``, or TypeError if it is not a DualState."""
     if isinstance(dual, DualState):
         return dual
     raise TypeError(
@@ -25,16 +25,16 @@ def check_dual(dual: Any) -> DualState:
 
 
 def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
-    """The index on the right device, or an error, as :func:`check_rows`."""
+    """The index on the device of the weights; raises as :func:`check_rows`."""
     return check_rows(dual, index, potentials)[0]
 
 
 def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
-    """The index on the right device, and the rows that hold an example for the first time, ``[R]`` int64.
+    """The index on the device of the weights, and the rows of each example's first occurrence, ``[R]`` int64.
 
     Raises:
         ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
-        TypeError: The potentials are not of the weights' dtype, or the weights not of the dual's.
+        TypeError: Potentials, weights and dual differ in dtype.
     """
     size, weights = potentials.batch_size, dual.parameters[0]
     check_int64(index, "index", (size,), ", one number for each example")
@@ -58,14 +58,15 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
 
 
 def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None) -> None:
-    """Compare digests of targets with those that the blocks were trained on; changes nothing.
+    """Compare digests of targets with those that the blocks were trained on.
 
     Args:
-        targets: ``[B]`` int64.
-        index: ``[B]`` int64, whose they are; None is all examples in order.
+        dual: The dual state.
+        targets: ``[B]`` int64, digests.
+        index: ``[B]`` int64, the examples; None is all examples in order.
 
     Raises:
-        RuntimeError: Some differ: blocks belong to the targets that they were trained on.
+        RuntimeError: Some differ.
     """
     known = dual.targets if index is None else dual.targets[index]
     targets = targets.to(known.device)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torchssvm.core.bounds import Box
 from torchssvm.core.row_sparse import add_to, products, squared_norm
 
-_LARGE = 1 << 17  # weights
-_PER_BLOCK = 1000  # weights that may be read for every block that moves
+_LARGE = 1 << 17  # more weights than this are not all read in every step, ...
+_PER_BLOCK = 1000  # ... but on average at most so many for each block that moves
 
 
 class HeldWeights:
-    """The part of ``DualState`` that moves v and the weights ``w = clip(v)``, and notices changes by others.
+    """The part of ``DualState`` that moves v and ``w = clip(v)``, and notices writes by others.
 
     Attributes:
         parameters: w, the head's parameters.
@@ -41,7 +41,7 @@ class HeldWeights:
         self.version = 0
 
     def check_dtype(self) -> None:
-        """Raise TypeError if the weights are not of the dtype that the dual was made for, as after ``head.half()``."""
+        """Raise TypeError if the weights have another dtype than at the start, as after ``head.half()``."""
         for parameter in self.parameters:
             if parameter.dtype is not self.dtype:
                 raise TypeError(
@@ -52,7 +52,7 @@ class HeldWeights:
 
     @torch.no_grad()
     def set_weights(self, unclipped: Iterable[Tensor]) -> None:
-        """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``: they are now those of the dual."""
+        """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``."""
         for held, value in zip(self.unclipped, unclipped, strict=True):
             held.copy_(value)
         if self.box.has_bounds:
@@ -64,12 +64,12 @@ class HeldWeights:
 
     @torch.no_grad()
     def move_weights(self, directions: Sequence[Tensor], rate: float, known: tuple[float, float] | None = None) -> None:
-        """``v += rate d``, from the v that an exact pass has recomputed if there is one, and the weights with it.
+        """``v += rate d``, starting from ``recomputed`` if it is not None; then ``w = clip(v)``.
 
         Args:
             directions: d, for each parameter; sparse ones coalesced.
-            rate: How far.
-            known: ``<w, d>`` and ``|d|^2``, if they are known already.
+            rate: The factor of d.
+            known: ``<w, d>`` and ``|d|^2``, if already computed.
         """
         if self.recomputed is not None:
             self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.recomputed, directions, strict=True))
@@ -88,7 +88,7 @@ class HeldWeights:
             self.remember_weights(self._held_square + rate * (2.0 * inner + rate * squared))
 
     def _move_each(self, directions: Sequence[Tensor], rate: float) -> float:
-        """Move some parameters by sparse directions, and those with bounds as a whole; the change of ``|w|^2``."""
+        """Move v by directions of which some are sparse, under bounds; returns the change of ``|w|^2``."""
         change = 0.0
         clipped = self.box.bounded
         for place, (held, direction) in enumerate(zip(self.unclipped, directions, strict=True)):
@@ -105,28 +105,27 @@ class HeldWeights:
         return change
 
     def norm_changed(self, norm: float) -> bool:
-        """Whether weights of this norm are not those that the last step left, beyond rounding."""
+        """Whether ``norm`` differs from that of the weights after the last step by more than rounding."""
         return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
 
     def written_to(self) -> bool:
-        """Whether somebody has written to the weights since they were remembered, as far as torch knows of it.
+        """Whether the weights were written to since :meth:`remember_weights`, by torch's version counters.
 
-        It does not know of writes through ``.data`` or numpy.
+        These miss writes through ``.data`` or numpy.
         """
         return [p._version for p in self.parameters] != self._written
 
     @property
     def is_large(self) -> bool:
-        """Whether there are so many weights that their norm is kept up to date, and not read in every step."""
+        """Whether there are so many weights that their norm is updated instead of computed in every step."""
         return self._numbers > _LARGE
 
     def remember_weights(self, squared: float | None = None, blocks: int = 1) -> None:
-        """Note the weights as those of the dual; ``BCFW.step`` refuses others, and directions computed before.
+        """Accept the current weights as those of the dual; directions computed earlier become invalid.
 
         Args:
-            squared: ``|w|^2``, where it is known without looking at every weight; up to rounding, so that all are read
-                now and then.
-            blocks: How many blocks have moved since the last time.
+            squared: ``|w|^2`` if it was updated, up to rounding; large weights are then read only now and then.
+            blocks: Blocks moved since the last call.
         """
         self.version += 1
         self._unread += blocks

@@ -50,14 +50,14 @@ class LabelingBlocks(Storage):
         self.mixed = torch.zeros(num_examples, dtype=torch.bool, device=device)
 
     def labeling_like(self, potentials: Potentials) -> Labeling:
-        """A labeling of the right kind, sizes and dtypes."""
+        """A labeling of one example: a template of kind, sizes and dtypes, decoded once."""
         if self._template is None:
             one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
             self._template = as_decoding(self.structure.argmax(one)).labeling
         return self._template
 
     def rescale(self, factor: float) -> None:
-        """``psi_i *= factor``: the labelings' lost mass goes to the target."""
+        """``psi_i *= factor``; the mass that labelings lose goes to the target."""
         sets = self.sets
         sets.mass *= factor
         self.rest_loss *= factor
@@ -69,7 +69,7 @@ class LabelingBlocks(Storage):
         return (self.sets.mass > 0.0).sum(1)
 
     def nbytes(self) -> int:
-        """Bytes held now."""
+        """Bytes held."""
         own = [self.rest_mass, self.rest_loss, self.mixed] if self.sets.labelings else []
         return self.sets.nbytes() + self.rest.nbytes() + sum(t.numel() * t.element_size() for t in own)
 
@@ -81,7 +81,7 @@ class LabelingBlocks(Storage):
         self.mixed = self.mixed.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Active sets, and the rest."""
+        """Active sets and rest."""
         return {
             "kind": "labelings",
             "sets": self.sets.state_dict(),
@@ -108,7 +108,7 @@ class LabelingBlocks(Storage):
             raise damaged(f"the masses of {where}['sets'] and 'rest_mass' do not sum to 1")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore everything to the bit."""
+        """Restore the same bits."""
         device = self.parameters[0].device
         self.sets = ActiveSets.restored(state["sets"], self.structure.padding, device)
         self.rest.restore(state["rest"])

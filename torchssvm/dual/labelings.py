@@ -42,7 +42,7 @@ class Labelings(LabelingBlocks):
         self.wants_curvature = False
 
     def keep_curvature(self) -> None:
-        """Keep the inner products of each block's labelings from now on."""
+        """Keep the inner products of each block's labelings."""
         self.wants_curvature = True
 
     def estimate(self, potentials: Potentials) -> int:
@@ -70,7 +70,7 @@ class Labelings(LabelingBlocks):
         return StoredLabelings(self, index, potentials, target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
-        """Raise ValueError if an example is in two batches: each step starts from the same masses."""
+        """Raise ValueError if an example is in two batches, as both would start from the same masses."""
         seen: set[int] = set()
         for batch, own in zip(batches, rows, strict=True):
             assert isinstance(batch, StoredLabelings)
@@ -98,7 +98,7 @@ class Labelings(LabelingBlocks):
         return keep
 
     def forget_features(self) -> None:
-        """Forget the inner products: they were computed from former features."""
+        """Mark the inner products as unknown; they were computed from the old features."""
         self.sets.known.fill_(False)
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The state of the dual: blocks, losses, gap estimates and counters of one training problem."""
+"""The state of the dual: blocks, losses, gap estimates and counters of a training problem."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from torchssvm.dual.storage import Storage
 
 
 class DualState(SavedDual):
-    """One dual block for every training example, and what is known of it.
+    """One dual block for every training example, with its loss and its last known gap.
 
-    The weights follow from it: ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``; the dual objective is
+    The blocks determine the weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``. The dual objective is
     ``D = sum_i l_i - lam/2 |w|^2``, with ``l_i`` = :attr:`loss`. Scalars are float64; blocks have the weights' dtype.
-    ``BCFW`` carries this state in its ``state_dict``.
+    The ``state_dict`` of ``BCFW`` contains this state.
 
-    Where weights have bounds ([G16] appendix H), that formula gives v, the head holds ``w = clip(v)``, and
-    ``D = sum_i l_i - lam <v, w> + lam/2 |w|^2``. The block gaps at w still add up to primal minus dual.
+    Under bounds ([G16] appendix H) this formula gives v, the head holds ``w = clip(v)``, and
+    ``D = sum_i l_i - lam <v, w> + lam/2 |w|^2``. The block gaps at w still sum to primal minus dual.
 
     Args:
         num_examples: n, the size of the training set.
@@ -42,28 +42,24 @@ class DualState(SavedDual):
 
     Attributes:
         loss: ``[n]`` float64, l_i = (1/n) times the mean loss of the block.
-        gap_estimates: ``[n]`` float64, each block's gap when it was last seen; infinite before that.
-        oracle_gaps: ``[n]`` float64, each block's gap when the max oracle last saw it; infinite before that.
-        certified_gap: The gap of the last exact pass; infinite before that.
+        gap_estimates: ``[n]`` float64, each block's gap at its last visit; infinite before the first.
+        oracle_gaps: ``[n]`` float64, each block's gap when its example was last decoded; infinite before.
+        certified_gap: The gap of the last exact pass; infinite before the first.
         steps: Steps taken.
-        cache_hits: Examples that went to a cached labeling instead of being decoded.
+        cache_hits: Visits that took a cached labeling instead of decoding.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
-        visits: Training batches seen, those that a step was taken on and those given up; refused ones do not count.
-        mailbox: Steps that losses have proposed and no optimizer has taken yet, and who wants to know of steps; never
-            in checkpoints.
+        visits: Training batches whose step was taken or discarded; refused steps do not count.
+        mailbox: Proposed steps that no optimizer has taken yet, and the observers of steps; not in checkpoints.
         moved: Blocks moved by all steps; a step of B blocks adds B.
-        targets: ``[n]`` int64, a digest of every example's target from its first visit on, or from the first exact pass
-            after a step; ``UNKNOWN`` before that.
+        targets: ``[n]`` int64, a digest of every example's target; ``UNKNOWN`` until its first visit, or the first
+            exact pass after a step.
         relaxed: Whether an oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): blocks
             and certificates are then those of the relaxation.
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
-        recomputed: The v that the next step starts from, if an exact pass has recomputed it.
-        dtype: Dtype of the weights when the dual was made; they must keep it.
-        held_norm: Norm of the weights as the last step left them.
-        version: Counts changes of blocks or weights: directions computed before one are void after it.
-        restarts: Counts changes of the weights that no step made: recomputed after the features moved, another ``lam``,
-            a loaded state. An average of the weights across one would be that of no dual.
+        recomputed: v as an exact pass has recomputed it, from which the next step starts; None otherwise.
+        restarts: Counts changes of the weights without a step: weights recomputed for moved features, another ``lam``,
+            a loaded state. Averages restart there: weights before and after belong to different duals.
 
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
@@ -139,7 +135,7 @@ class DualState(SavedDual):
 
     @property
     def lam(self) -> float:
-        """The regularisation; :meth:`change_lam` and :meth:`rescale` change it with all that depends on it."""
+        """The regularisation; changed by :meth:`change_lam` and :meth:`rescale`."""
         return self._lam
 
     @property
@@ -149,19 +145,19 @@ class DualState(SavedDual):
 
     @property
     def gap_estimate(self) -> float:
-        """Sum of the block gaps as last seen: a figure for a progress bar, not a certificate."""
+        """Sum of ``gap_estimates``: for progress bars; not a certificate."""
         return float(self.gap_estimates.sum())
 
     @torch.no_grad()
     def value(self) -> float:
-        """The dual objective at the weights held now, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
+        """The dual objective at the held weights, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
         self.to(self.parameters[0].device)
         if not self.box.has_bounds and not self.written_to():
             return float(self.loss.sum()) - self.lam / 2 * self._held_square
         return self.objective(float(self.loss.sum()), self.unclipped)
 
     def objective(self, loss: float, unclipped: Sequence[Tensor]) -> float:
-        """The dual objective of any blocks.
+        """The dual objective for any losses and weights.
 
         Args:
             loss: ``sum_i l_i``.
@@ -174,17 +170,17 @@ class DualState(SavedDual):
 
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
-        """Go from ``lam`` to ``factor * lam`` with the weights as they are ([G16] Proposition 1).
+        """Change ``lam`` to ``factor * lam`` and keep the weights ([G16] Proposition 1).
 
-        ``alpha_i(y) *= factor`` for ``y != y_i`` and the target takes the rest, so ``psi_i`` and l_i are multiplied by
-        ``factor``. Gaps known at this moment become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. Where the storage
-        cannot tell the products, each estimate takes the n-th part of the change of their sum, which is known.
+        ``alpha_i(y) *= factor`` for ``y != y_i``, and the target gets the rest, so ``psi_i`` and l_i are multiplied by
+        ``factor``. Gaps become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. If the storage does not give the products
+        ``<w, w_i>``, only the sum of these changes is known, and each estimate gets the n-th part of it.
 
         Args:
             factor: rho in (0, 1].
 
         Raises:
-            ValueError: ``factor`` is out of range, or would bring ``lam`` out of that of the weights' dtype.
+            ValueError: ``factor`` is out of range, or the new ``lam`` is out of the range of the weights' dtype.
         """
         if not (0.0 < as_number(factor, "factor") <= 1.0 and self.lam * factor > 0.0):
             raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
@@ -204,9 +200,9 @@ class DualState(SavedDual):
 
     @torch.no_grad()
     def change_lam(self, lam: float) -> None:
-        """Go to another ``lam`` with the dual as it is; the weights are multiplied by the old ``lam`` over the new one.
+        """Change ``lam`` and keep the dual variables: the weights are multiplied by the old ``lam`` over the new one.
 
-        Gap estimates become unknown.
+        Gap estimates become unknown (infinite).
 
         Args:
             lam: The new regularisation; positive.
@@ -230,7 +226,7 @@ class DualState(SavedDual):
         self.remember_weights()
 
     def to(self, device: torch.device) -> None:
-        """Move what is stored."""
+        """Move all tensors to the device."""
         if self.loss.device != device:
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
             self.oracle_gaps, self.targets = self.oracle_gaps.to(device), self.targets.to(device)
@@ -242,13 +238,13 @@ class DualState(SavedDual):
 
     @torch.no_grad()
     def begin(self, box: Box) -> bool:
-        """Set the bounds; if the dual is new, v = 0 and the weights become those within the bounds nearest to zero.
+        """Set the bounds; a new dual starts at v = 0 with the weights ``clip(0)``.
 
         Returns:
-            Whether weights that were not zero have been overwritten.
+            Whether non-zero weights have been overwritten.
 
         Raises:
-            ValueError: The dual has been trained within other bounds.
+            ValueError: The dual has taken steps under other bounds.
         """
         if self.steps and not box.same_as(self.box):
             raise ValueError(
@@ -265,14 +261,14 @@ class DualState(SavedDual):
         return any(bool(p.any()) for p in changed)
 
     def discard(self) -> None:
-        """Forget proposed steps, as ``zero_grad`` forgets their gradients; their batches count as seen."""
+        """Discard proposed steps; ``zero_grad`` calls this. Their batches count as visits."""
         if self.mailbox.waiting:
             self.visits += len(self.mailbox.take())
             self.mailbox.notify()
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`check_state` has let pass."""
+        """Restore a state that passed :meth:`check_state`."""
         super().restore(state)
         self.mailbox.take()
         self.restarts += 1

@@ -32,13 +32,13 @@ class StoredLabelings(Stored):
         self._rest_mass = storage.rest_mass[index]
         self._mixed = storage.mixed[index]
         self._gram: Tensor | None = None
-        self._learned = True  # whether the Gram matrix has rows of cached labelings that the storage lacks
+        self._learned = True  # whether the storage lacks some rows of the Gram matrix
         self._found: OracleResult | None = None
         self._labelings: Labeling = None
         if self._columns:
             held = sets.read(index, self._columns, storage.labeling_like(potentials))
             empty = count == 0
-            if bool(empty.any()):  # empty slots cannot be scored: copy the rows of another example
+            if bool(empty.any()):  # empty slots cannot be scored: fill them with labelings of another example
                 donor = int((~empty).to(torch.int8).argmax())
                 held = tree_map(lambda t: torch.where(_like_rows(empty, t), t[donor], t), held)
             self._labelings = self._structure.resize(held, target)
@@ -220,7 +220,7 @@ class StoredLabelings(Stored):
         storage.rest_mass[index] = left
         if self._rest is None:
             return
-        # Multiplied anew, not changed by a difference: psi must stay mass times a point of the polytope near mass 0.
+        # Scaled, not changed by a difference: near mass 0, psi must still be mass times a point of the polytope.
         there = (self._mixed[rows] & (held > 0.0)).nonzero().flatten()
         ratio, own = left[there] / held[there], rows[there]
         storage.rest_loss[index[there]] *= ratio

@@ -1,4 +1,4 @@
-"""The step of several accumulated batches, taken together."""
+"""The joint step of accumulated batches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torchssvm.steps.proposal import Proposal
 
 
 def merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Choose the steps of all accumulated batches together, as for one batch; examples drawn again do not count.
+    """Choose the steps of all batches together, as for one batch; an example counts at its first occurrence.
 
     Returns:
-        The coefficient of every row, the gradient, and the rows that count.
+        The coefficients of the rows of each batch, the gradient, and the rows of each batch that count.
     """
     seen: set[int] = set()
     keep: list[Tensor] = []
@@ -38,9 +38,10 @@ def merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], lis
 
 
 def largest_step(proposals: list[Proposal]) -> float:
-    """The step that takes some block to the end of its direction, where all batches have the gammas that they chose.
+    """The largest feasible step if each batch has chosen its own gammas.
 
-    A batch whose loss was scaled by c moves by c of its direction at step 1. An example in several batches adds up.
+    A batch whose loss was scaled by c moves by c of its direction at step 1. Moves of an example in several batches add
+    up.
     """
     if len(proposals) == 1:
         return 1.0 / proposals[0].scale
@@ -52,7 +53,7 @@ def largest_step(proposals: list[Proposal]) -> float:
 
 
 def farthest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
-    """The step that takes some block to the end of its direction, where blocks move by ``coefficients`` at step 1."""
+    """The largest feasible step if blocks move by ``coefficients`` at step 1."""
     index = torch.cat([p.index[p.rows] for p in proposals])
     moves = torch.cat([c[p.rows] for p, c in zip(proposals, coefficients, strict=True)])
     _, inverse = index.unique(return_inverse=True)

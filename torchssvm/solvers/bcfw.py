@@ -27,32 +27,32 @@ _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note thes
 
 
 class BCFW(Stateful, Optimizer):
-    """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, minibatches and all orders of [G16]): no learning rate.
+    """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, with the minibatches and orders of [G16]): no learning rate.
 
-    A step takes what the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d`` with ``d = grad`` and the gamma
-    of the line search; the blocks follow. ``gamma/lam`` is published as ``group["lr"]``. Gradients of several batches
-    may be accumulated before a step; where the head gives per-example gradients, the box QP is then solved for all of
-    them together, as if they had been one batch.
+    A step is the one that the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d``, with ``d = grad`` and the
+    gamma of the line search; the blocks move along. ``gamma/lam`` is published as ``group["lr"]``. Gradients of several
+    batches may be accumulated before a step. If the head gives per-example gradients, the box QP is then solved for all
+    batches together, as for one batch.
 
-    The weights are a function of the dual, and a new dual stands for zero weights: weights that are not zero are set to
-    zero, with a warning. ``state_dict`` carries the dual state and the weights, exactly.
+    The weights are a function of the dual, and those of a new dual are zero: non-zero weights are set to zero, with a
+    warning. ``state_dict`` contains the dual state and the weights, exactly.
 
     Weights may have bounds ([G16] Algorithm 9), as options of their group: ``{"params": [head.transition], "lower":
     0.0}``, also ``upper``; a number, or a tensor that broadcasts to each parameter of the group. The optimizer then
-    moves ``v = A alpha``, kept in ``dual.unclipped``, and the head holds ``w = clip(v, lower, upper)``, which is also
-    where it starts, at v = 0. Bounds are copied here, and cannot be changed later.
+    moves ``v = A alpha``, kept in ``dual.unclipped`` and initially zero, and the head holds
+    ``w = clip(v, lower, upper)``. Bounds are copied and cannot be changed later.
 
     Args:
-        params: All parameters of the head, and nothing else; or groups of them.
+        params: Exactly the parameters of the head, or groups of them.
         dual: The head's dual state.
         line_search: Chooses gamma; None is :class:`ExactSearch`, which maximises the dual.
 
     Raises:
-        ValueError: The parameters are not those of the dual, a group has an option that BCFW does not know, bounds are
-            empty or fit neither the weights nor what the dual was trained with, or the process group has more than one
+        ValueError: The parameters are not those of the dual, a group has an unknown option, bounds are empty, do not
+            fit the weights or differ from those that the dual was trained with, or the process group has more than one
             member.
-        TypeError: ``dual`` is no DualState, ``params`` are no parameters, a bound is neither a number nor a tensor, or
-            ``line_search`` cannot be called.
+        TypeError: ``dual`` is not a DualState, ``params`` are not parameters, a bound is neither a number nor a tensor,
+            or ``line_search`` cannot be called.
     """
 
     state_name = "BCFW"
@@ -98,7 +98,7 @@ class BCFW(Stateful, Optimizer):
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and the steps that they belong to."""
+        """Clear the gradients and discard the proposed steps."""
         if set_to_none:
             for parameter in self.dual.parameters:
                 parameter.grad = None
@@ -108,19 +108,19 @@ class BCFW(Stateful, Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the proposed step, with the exact step size.
+        """Take the proposed step, with the step size of the line search.
 
         Args:
-            closure: Optional; computes the loss and its gradient first.
+            closure: Called first, if given, to compute the loss and its gradient.
 
         Returns:
-            What ``closure`` returned, or None.
+            The result of ``closure``, or None.
 
         Raises:
-            TypeError: The weights are not of the dtype that the dual was made for.
-            RuntimeError: A parameter group was given options, or a learning rate; nothing was proposed since the last
-                step; or the gradient is not the one that the backward pass gave: clipped, rescaled, of low precision,
-                mixed with others. Nothing has changed then but that the proposal is dropped.
+            TypeError: The weights have another dtype than when the dual was made.
+            RuntimeError: A parameter group was given options or a learning rate; nothing was proposed since the last
+                step; or the gradient is not the one from the backward pass: clipped, rescaled, of low precision, mixed
+                with others. The proposal is then discarded, and nothing else changes.
         """
         result = None
         if closure is not None:
@@ -140,7 +140,7 @@ class BCFW(Stateful, Optimizer):
         return result
 
     def take_batches(self, proposals: list[Proposal]) -> None:
-        """Check the gradient, and move weights and blocks by what ``BlockGap`` proposed; ``step`` calls this."""
+        """Check the gradient, and move weights and blocks as ``BlockGap`` proposed; ``step`` calls this."""
         dual = self.dual
         try:
             self._check_groups()
@@ -154,14 +154,14 @@ class BCFW(Stateful, Optimizer):
                 moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
                 largest = largest_step(proposals)
-            if dual.box.has_bounds:  # the box QP is a model below the dual: the best step may lie beyond its own
+            if dual.box.has_bounds:  # the box QP is then a lower bound of the dual, whose best step may be larger
                 gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
                 largest = farthest_step(proposals, coefficients)
-            if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
+            if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # examples may repeat
                 dual.storage.check_together([proposal.stored for proposal in proposals], moving)
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
             if dual.recomputed is not None:
-                # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
+                # The step starts there, but the slopes were computed at the held weights; they are linear in w.
                 moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
                 value += inner_product([there.to(torch.float64) - w for there, w in moved], gradients)
             gamma = self._move_weights(value, gradients, largest, seen)
@@ -173,16 +173,16 @@ class BCFW(Stateful, Optimizer):
             dual.mailbox.notify()
 
     def _move_weights(self, value: float, gradients: list[Tensor], largest: float, seen: Seen | None = None) -> float:
-        """``v -= (gamma/lam) d`` and ``w = clip(v)``, from the v that the last exact pass recomputed if there is one.
+        """``v -= (gamma/lam) d`` and ``w = clip(v)``, starting from ``dual.recomputed`` if that is not None.
 
         Args:
-            value: Derivative of the dual where the step starts.
+            value: Derivative of the dual at the start of the step.
             gradients: d, for each parameter.
             largest: Largest feasible gamma.
-            seen: What was read of weights and gradients, if they are still the same.
+            seen: Products of weights and gradients, if they are still the same.
 
         Returns:
-            The gamma that the line search found.
+            The gamma of the line search.
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
@@ -198,13 +198,13 @@ class BCFW(Stateful, Optimizer):
         return gamma
 
     def show_rate(self, rate: float) -> None:
-        """Publish ``gamma/lam`` as the ``lr`` of all groups, for callbacks that show one."""
+        """Publish ``gamma/lam`` as the ``lr`` of all groups, for callbacks that log it."""
         self._rate = rate
         for group in self.param_groups:
             group["lr"] = rate
 
     def _move_blocks(self, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
-        """Move the blocks of a batch's ``rows`` by ``move`` ``[B]``, and note what was seen of them."""
+        """Move the blocks of a batch's ``rows`` by ``move``, ``[B]``, and update gaps and counters."""
         dual, index, found, gaps = self.dual, proposal.index, proposal.found, proposal.block_gaps.clamp(min=0.0)
         decoded = found.decoded
         size = index.shape[0]
@@ -225,7 +225,7 @@ class BCFW(Stateful, Optimizer):
         dual.moved += rows.shape[0]
 
     def _check_groups(self) -> None:
-        """Groups are dictionaries that anybody can write to, and the dual keeps to the bounds that it began with."""
+        """Raise RuntimeError if options of the parameter groups were changed."""
         for group, (lower, upper) in zip(self.param_groups, self._bounds, strict=True):
             if not group.keys() <= _ALLOWED:
                 raise RuntimeError(
@@ -245,7 +245,7 @@ class BCFW(Stateful, Optimizer):
                 )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the optimizer is made: its parameters are those of the dual.
+        """Refuse further groups: the parameters are those of the dual.
 
         Raises:
             ValueError: Always, after the constructor.
@@ -264,7 +264,7 @@ class BCFW(Stateful, Optimizer):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state with the dual state, in tensors and numbers only."""
+        """The optimizer's state with the dual state, as tensors, numbers and strings."""
         return {**super().state_dict(), "dual": self.dual.state_dict()}
 
     def _schema(self) -> Declaration:
@@ -279,12 +279,12 @@ class BCFW(Stateful, Optimizer):
             raise damaged(f"{where}['param_groups'] do not show one step")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the dual and the weights to the bit, from a state that :meth:`check_state` has let pass."""
+        """Restore the same bits of dual and weights from a state that passed :meth:`check_state`."""
         Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "dual"})
         self._rate = state["param_groups"][0]["lr"]
         self.dual.restore(state["dual"])
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
-            # They are equal, weight by weight; groups may have been given in another order.
+            # The bounds are equal weight by weight, but groups may have another order.
             for name, bound in zip(("lower", "upper"), bounds, strict=True):
                 group.pop(name, None)
                 if bound is not None:
@@ -292,7 +292,7 @@ class BCFW(Stateful, Optimizer):
 
 
 def _bounds(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """Lower and upper bounds of each group, as they were given."""
+    """Lower and upper bounds of each group, as given."""
     return [(group.get("lower"), group.get("upper")) for group in groups]
 
 

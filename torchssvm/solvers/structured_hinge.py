@@ -14,12 +14,12 @@ from torchssvm.core.structure import Structure, find_corner
 class StructuredHinge(nn.Module):
     """The mean structured hinge of a batch, ``(1/B) sum_i H_i`` with ``H_i = max_y L_i(y) + <p(y) - p(y_i), theta_i>``.
 
-    An ordinary loss for an ordinary optimizer: it trains the features below the head (or, with weight decay ``lam``,
-    the head itself by subgradients). Its gradient is not for BCFW.
+    For ordinary optimizers: it trains the features below the head or, with weight decay ``lam``, the head itself by
+    subgradients. BCFW refuses its gradient.
 
-    Of an approximate oracle (``Decoding.exact`` is False) the value is that of the output that was found, a lower bound
-    of the hinge in the primal objective; its gradient is a subgradient of that bound only. For an upper bound of the
-    primal use :func:`torchssvm.primal` or ``certify``, which take ``Decoding.bound`` and say ``exact=False``.
+    With an approximate oracle (``Decoding.exact`` is False) the value is a lower bound of the hinge, and the gradient a
+    subgradient of that bound. For an upper bound of the primal use :func:`torchssvm.primal` or ``certify``, which take
+    ``Decoding.bound`` and say ``exact=False``.
 
     Args:
         structure: What an output is.
@@ -35,7 +35,7 @@ class StructuredHinge(nn.Module):
         """The mean over the batch, a scalar of the potentials' dtype.
 
         Raises:
-            ValueError: Target or potentials are not valid, or the oracle is not.
+            ValueError: Target or potentials are not valid, or the oracle returned invalid outputs.
         """
         potentials = as_potentials(potentials)
         target = self.structure.check_target(target, potentials)

@@ -1,4 +1,4 @@
-"""Which rules of a step go with which storage."""
+"""Which rules work with which storage."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torchssvm.steps.direction import DirectionRule
 
 
 def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage) -> None:
-    """Whether direction and oracle rule go with the storage.
+    """Check that direction and oracle rule work with the storage.
 
     Raises:
-        TypeError: One of the rules is a class, or no rule at all.
-        ValueError: One of them needs labelings, and the storage keeps none.
+        TypeError: One of them is a class, or not a rule.
+        ValueError: One of them needs labelings, but the storage keeps none.
     """
     for name, rule, method, such in (
         ("direction", direction, "__call__", "Pairwise()"),
