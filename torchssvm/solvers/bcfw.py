@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_parameters
-from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, inner_product
@@ -19,11 +18,9 @@ from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
 from torchssvm.solvers.gradient_check import Seen, check_gradient
+from torchssvm.solvers.parameter_groups import ALLOWED, OPTIONS, bounds_of, check_unchanged, make_box
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 from torchssvm.steps.proposal import Proposal
-
-_OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
-_ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
 class BCFW(Stateful, Optimizer):
@@ -71,7 +68,7 @@ class BCFW(Stateful, Optimizer):
         check_parameters(params, " or groups of them, and then the dual")
         super().__init__(params, {"lr": 0.0})
         for group in self.param_groups:
-            if unknown := group.keys() - _OPTIONS:
+            if unknown := group.keys() - OPTIONS:
                 raise ValueError(f"params has a group with unknown options {sorted(unknown)}")
             if group["lr"] != 0.0:
                 raise ValueError(
@@ -86,9 +83,9 @@ class BCFW(Stateful, Optimizer):
                 f"head.parameters(). {len(missing)} of them are missing, of shapes {missing}, and "
                 f"{len(given - owned)} others are given"
             )
-        self._bounds = _bounds(self.param_groups)
+        self._bounds = bounds_of(self.param_groups)
         self._rate = 0.0
-        overwritten = dual.begin(_box(self.param_groups, dual))
+        overwritten = dual.begin(make_box(self.param_groups, dual))
         self.dual = dual
         self.line_search: LineSearch = line_search if line_search is not None else ExactSearch()
         if overwritten:
@@ -143,7 +140,7 @@ class BCFW(Stateful, Optimizer):
         """Check the gradient, and move weights and blocks as ``BlockGap`` proposed; ``step`` calls this."""
         dual = self.dual
         try:
-            self._check_groups()
+            check_unchanged(self.param_groups, self._bounds, self._rate)
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)
@@ -224,26 +221,6 @@ class BCFW(Stateful, Optimizer):
         dual.cache_hits += size - calls
         dual.moved += rows.shape[0]
 
-    def _check_groups(self) -> None:
-        """Raise RuntimeError if options of the parameter groups were changed."""
-        for group, (lower, upper) in zip(self.param_groups, self._bounds, strict=True):
-            if not group.keys() <= _ALLOWED:
-                raise RuntimeError(
-                    f"a parameter group was given {sorted(group.keys() - _ALLOWED)} after BCFW was made, and BCFW has "
-                    "no such options: the regularisation is the dual's lam, and the step size is found. Delete them "
-                    "from the group"
-                )
-            if group["lr"] != self._rate and "initial_lr" not in group:
-                raise RuntimeError(
-                    f"a parameter group was given lr={group['lr']} after BCFW was made: BCFW has no learning rate, it "
-                    f"finds the step, and lr only shows the last one, {self._rate}. Leave lr as it is"
-                )
-            if not (_same(group.get("lower"), lower) and _same(group.get("upper"), upper)):
-                raise RuntimeError(
-                    "the bounds of a parameter group were changed after BCFW was made, and the dual value depends on "
-                    "them: make a new DualState and BCFW"
-                )
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse further groups: the parameters are those of the dual.
 
@@ -273,7 +250,7 @@ class BCFW(Stateful, Optimizer):
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         groups = state["param_groups"]
-        if unknown := sorted({name for group in groups for name in group} - _ALLOWED):
+        if unknown := sorted({name for group in groups for name in group} - ALLOWED):
             raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {unknown}")
         if len({group["lr"] for group in groups}) != 1:
             raise damaged(f"{where}['param_groups'] do not show one step")
@@ -289,21 +266,6 @@ class BCFW(Stateful, Optimizer):
                 group.pop(name, None)
                 if bound is not None:
                     group[name] = bound
-
-
-def _bounds(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """Lower and upper bounds of each group, as given."""
-    return [(group.get("lower"), group.get("upper")) for group in groups]
-
-
-def _box(groups: list[dict[str, Any]], dual: DualState) -> Box:
-    """The bounds of each of the head's parameters."""
-    of = {id(p): bounds for group, bounds in zip(groups, _bounds(groups), strict=True) for p in group["params"]}
-    return Box(dual.parameters, [of[id(p)] for p in dual.parameters])
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
 def _refuse_distributed() -> None:
