@@ -58,7 +58,7 @@ class Proportional:
         """The first ``batch_size`` distinct numbers, filled up with further draws if they are fewer."""
         if len(distinct) >= batch_size:
             return torch.tensor(distinct[:batch_size])
-        # Few weights dominate: the others follow in the order of exponential variables with their weights as rates
+        # If few weights dominate, the others follow in the order of exponential variables with their weights as rates
         # (compared in logarithms); a weight of 0 comes after all others.
         noise = torch.empty_like(weights).exponential_(generator=generator)
         keys = torch.where(weights > 0.0, noise.log() - weights.log(), 1e6 + noise)

@@ -1,4 +1,4 @@
-"""A resumable batch sampler that visits blocks in an order of :mod:`torchssvm.steps.orders`."""
+"""A resumable batch sampler for the orders of :mod:`torchssvm.steps.orders`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
     """Batches for a ``DataLoader(batch_sampler=...)``, drawn by the block gaps and resumable in the middle of an epoch.
 
     An epoch is ``ceil(n / batch_size)`` batches. Examples whose gap is unknown come first, in random order. After that,
-    orders that need gaps draw chunks of ``chunk`` batches. Each chunk is drawn from the gaps at the moment when the
-    chunk before the last was used up, so that draws are the same with and without worker processes, provided that
-    these fetch at most ``chunk`` batches ahead.
+    orders that need gaps draw chunks of ``chunk`` batches. A chunk is drawn from the gaps as they were when the chunk
+    before the previous one was used up. So draws are the same with and without worker processes, if these fetch at most
+    ``chunk`` batches ahead.
 
     Args:
         dual: The dual whose gaps are used; None if ``bind`` sets it later, as ``StructuredSVM`` does; then
@@ -132,9 +132,8 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
             self._drawn = self._unseen(self._snapshots[0])
         self._continues = False
         self._started = True
-        self._visits = dual.visits + len(
-            dual.mailbox.waiting
-        )  # batches of the epoch before, accumulated for the next step
+        # Waiting proposals are accumulated batches of the previous epoch.
+        self._visits = dual.visits + len(dual.mailbox.waiting)
         position = self._first
         while position < len(self):
             if position - self._first >= len(self._drawn):
@@ -144,7 +143,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
 
     @property
     def used(self) -> int:
-        """Batches of this epoch whose steps were made, by the dual's count of visits."""
+        """Batches of this epoch that were used, by the dual's count of visits."""
         if not self._started:
             return self._first
         visits = max(self._bound().visits - self._visits, 0)
@@ -160,7 +159,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         self._at_continuing = action
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
-        """Everything that the next draws depend on, including batches that are drawn and not used yet.
+        """Everything that the next draws depend on, including batches drawn but not yet used.
 
         If all batches of the epoch are used, the state is the end of that epoch while the loop still holds its
         iterator (as ``for batch in loader`` does until it ends), and the beginning of the next epoch after that.
@@ -275,7 +274,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         gaps = self._snapshots.get(known)
         gaps = self._gaps() if gaps is None else gaps
         finite = torch.where(torch.isinf(gaps), 0.0, gaps)
-        # Blocks unknown at that moment were drawn in this epoch: they count as average until their gaps are read.
+        # Gaps unknown at that moment belong to blocks drawn in this epoch; they count as the average.
         finite = torch.where(torch.isinf(gaps), finite.mean() if bool(finite.any()) else 1.0, finite)
         count = min((chunk + 1) * self.chunk, len(self)) - position
         self._drawn += self.order.draw(finite, count, self.batch_size, self._generator)
