@@ -46,7 +46,7 @@ class AveragedWeights(WeightAveraging):
         self.validate = validate
         self.average: Average | None = None
         self._make = average
-        self._steps = 0  # dual.steps at the last look
+        self._steps = 0  # dual.steps at the last call
         self._validation = ExitStack()  # holds the average in the head
         self._loaded: dict[str, Any] | None = None
 

@@ -205,7 +205,7 @@ class Average(Stateful):
         start = time.perf_counter()
         if self.dual is None:
             raise RuntimeError(
-                f"this {type(self).__name__} has no dual, and only its primal can be told: use `with average.apply(): "
+                f"this {type(self).__name__} has no dual, so only its primal is available: use `with average.apply(): "
                 f"primal(head, structure, batches, lam)`, or make it by following(dual)"
             )
         if dual is not self.dual:
@@ -223,7 +223,7 @@ class Average(Stateful):
         if wrong or features_moved(dual, found.weights):
             raise RuntimeError(
                 "the weights that were averaged are not those of the dual for these examples: if the features have "
-                "moved, call recompute_weights and train on; the average begins anew"
+                "moved, call recompute_weights and train on; the average restarts"
             )
         value = min(value, primal)  # a dual above the primal is rounding
         dual.oracle_calls += dual.num_examples

@@ -77,8 +77,8 @@ def make_pass(
     known = features if len(features) else found
     if float((found - known).norm()) > TOLERANCE * float(known.norm()):
         raise RuntimeError(
-            "the features have moved since the pass before, and the planes are of the old ones, so that the lower "
-            "bound would bound nothing: make a new CuttingPlane, and take dropout and augmentation out of the "
+            "the features have moved since the last pass, and the planes are those of the old features, so that the "
+            "lower bound is not valid: make a new CuttingPlane, and take dropout and augmentation out of the "
             "features"
         )
     regulariser = problem.lam / 2 * squared_norm(problem.parameters)

@@ -107,7 +107,7 @@ class CuttingPlane(Stateful):
 
     @property
     def num_examples(self) -> int:
-        """N."""
+        """The size of the training set."""
         return self._problem.num_examples
 
     @property

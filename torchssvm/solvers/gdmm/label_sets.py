@@ -163,7 +163,10 @@ class LabelSetProblem(Problem):
         self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
 
     def update_multipliers(self, step: float) -> np.ndarray:
-        """Move multipliers; see :class:`Problem`. Also makes room and recomputes sums, as passes may be in portions."""
+        """Move multipliers; see :class:`Problem`.
+
+        Also makes room and recomputes sums for the next pass, whose visits may come in several calls.
+        """
         totals = np.zeros(3)
         update_multipliers(self.q, self.factors, step, totals)
         sum_gains(self.pairs)
@@ -295,7 +298,7 @@ class LabelSetProblem(Problem):
         super()._check_relations(state, where)
         pairs, entries = state["pairs"], state["entries"]
         if not torch.equal(pairs, pairs.T):
-            raise damaged(f"{where}['pairs'] should be the same both ways")
+            raise damaged(f"{where}['pairs'] should be symmetric")
         held = torch.zeros_like(pairs)
         held[entries["row"], entries["col"]] = entries["value"]
         if not torch.equal(held + held.T, pairs if self.ordered else torch.zeros_like(pairs)):

@@ -57,8 +57,9 @@ class GDMM(SavedGDMM):
         num_examples: n.
         lam: Regularisation; positive.
         rule: How blocks move: None is :class:`FullyCorrective`.
-        penalty: rho and eta; None is :class:`Penalty`, which keeps a rho of the size of the losses.
-        oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter up to 4096 configurations of a factor.
+        penalty: rho and eta; None is :class:`Penalty`, with a constant rho of the size of the losses.
+        oracle: :class:`SortedOracle` or :class:`BruteForce`; None is ``BruteForce()`` up to 4096 configurations of a
+            factor.
         seed: Seed of the order of the visits.
 
     Attributes:
@@ -96,7 +97,7 @@ class GDMM(SavedGDMM):
             if value is not None and not isinstance(value, kind):
                 raise TypeError(f"{name}={value!r} must be {wanted}")
         if type(rule) is BlockRule:
-            raise TypeError("rule=BlockRule() says nothing: give FullyCorrective(), AwayStep() or BlockGreedy()")
+            raise TypeError("rule=BlockRule() is a base class: give FullyCorrective(), AwayStep() or BlockGreedy()")
         seed = check_seed(seed)
         self.rule = rule if rule is not None else FullyCorrective()
         self.penalty = penalty if penalty is not None else Penalty()
@@ -109,7 +110,7 @@ class GDMM(SavedGDMM):
         self.rho = self._first_rho = self.penalty.first(self.problem.default_penalty)
         self.passes = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
-        self.best_dual = self.best_relaxed_dual = 0.0  # of all mass on the targets
+        self.best_dual = self.best_relaxed_dual = 0.0  # the dual with all mass on the targets
         self.gap_estimate = math.inf
         self._visits, self._visited = np.zeros(3), torch.zeros(dual.num_examples, dtype=torch.bool)
         self._generator = torch.Generator().manual_seed(seed)
@@ -294,9 +295,8 @@ class GDMM(SavedGDMM):
     def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
         """The dual of a consistent point near the iterate, from which BCFW and its certificates can continue.
 
-        The head gets the weights of that dual. This optimizer has then handed the weights over, and refuses to continue
-        until a state is loaded: save ``state_dict()`` before, or take the weights back by
-        ``load_state_dict(optim.state_dict())``.
+        The head gets the weights of that dual. This optimizer then refuses to continue until a state is loaded: one
+        saved before, or ``load_state_dict(optim.state_dict())``, which takes the weights back.
 
         The point is a mean of outputs, like the blocks of BCFW, and its dual value is the ``dual`` of a certificate
         made now. Its weights differ from GDMM's, so their primal needs some passes to recover. Warns if an earlier

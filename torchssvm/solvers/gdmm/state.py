@@ -1,4 +1,4 @@
-"""The weights that GDMM holds, and GDMM in a checkpoint."""
+"""GDMM's weights in the head, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SavedGDMM(Stateful, Optimizer):
         if not same_features:
             warn(
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
-                "are summed anew from these features, and what was certified for the others is forgotten",
+                "are summed anew from these features, and bounds certified for the others are dropped",
             )
         Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "gdmm"})
         self.problem.restore(own["problem"])
