@@ -42,10 +42,7 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
         raise ValueError("the batch is empty: index holds no example")
     numbers = index.tolist()
     if min(numbers) < 0 or max(numbers) >= dual.num_examples:
-        raise ValueError(
-            f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={dual.num_examples}, so that "
-            f"an index is 0 to {dual.num_examples - 1}"
-        )
+        raise _out_of_range(min(numbers), max(numbers), dual.num_examples)
     if potentials.dtype is not dual.dtype:
         dual.check_dtype()
         raise TypeError(
@@ -55,6 +52,26 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
     dual.to(weights.device)
     index = index.to(weights.device)
     return index, first_occurrences(index, numbers)
+
+
+def check_visits(index: Tensor, num_examples: int) -> Tensor:
+    """The examples to visit, contiguous on the CPU; an example may be repeated.
+
+    Raises:
+        ValueError: ``index`` is not int64 ``[V]`` within 0 .. n - 1.
+    """
+    if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
+        raise ValueError(f"index={index} must be an int64 tensor of one axis")
+    if bool(((index < 0) | (index >= num_examples)).any()):
+        raise _out_of_range(int(index.min()), int(index.max()), num_examples)
+    return index.cpu().contiguous()
+
+
+def _out_of_range(low: int, high: int, num_examples: int) -> ValueError:
+    return ValueError(
+        f"index holds {low} to {high}; the dual has num_examples={num_examples}, so that an index is 0 to "
+        f"{num_examples - 1}"
+    )
 
 
 def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None) -> None:

@@ -15,6 +15,7 @@ from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
@@ -116,9 +117,7 @@ class GDMM(SavedGDMM):
         self._generator = torch.Generator().manual_seed(seed)
         self._handed_over = False
         if any(bool(p.any()) for p in dual.parameters):
-            warn(
-                "the head's weights were not zero, and GDMM starts from those of its duals: they are now zero",
-            )
+            warn("the head's weights were not zero, and GDMM starts from those of its duals: they are now zero")
         self._publish()
 
     @torch.no_grad()
@@ -150,16 +149,8 @@ class GDMM(SavedGDMM):
             ValueError: ``index`` is not valid.
             RuntimeError: The weights were changed by others.
         """
-        n = self.num_examples
-        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
-            raise ValueError(f"index={index} must be an int64 tensor of one axis")
-        if len(index) and bool(((index < 0) | (index >= n)).any()):
-            raise ValueError(
-                f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}, so that an index "
-                f"is 0 to {n - 1}"
-            )
+        index = check_visits(index, self.num_examples)
         self._check_weights()
-        index = index.cpu().contiguous()
         self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
         self._visited[index] = True
 
