@@ -7,7 +7,7 @@ from typing import Any
 
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Maybe, check
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 
 @dataclass
