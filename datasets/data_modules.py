@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from torchssvm.core.arguments import check_object, check_seed, check_whole
 from torchssvm.core.extras import needs
-from torchssvm.steps.orders import GapBatchSampler, Order
+from torchssvm.steps.orders import Order
+from torchssvm.steps.sampler import GapBatchSampler
 
 from .images.horses import HorseSegmentation
 from .images.lspet import LSPET

@@ -70,6 +70,7 @@ from torchssvm.solvers import (
 )
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
 from torchssvm.solvers.compiled import Sequential
+from torchssvm.solvers.evaluation import Evaluation, evaluate
 from torchssvm.solvers.gdmm import (
     GDMM,
     AwayStep,
@@ -84,7 +85,7 @@ from torchssvm.solvers.gdmm import (
 )
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelMulticlass, KernelSSVM, Polynomial
 from torchssvm.solvers.objective import Objective, primal
-from torchssvm.solvers.report import Evaluation, RunReport, evaluate
+from torchssvm.solvers.report import RunReport
 from torchssvm.solvers.schedules import EveryPasses, WhenEstimated
 from torchssvm.steps import (
     Away,
@@ -99,7 +100,8 @@ from torchssvm.steps import (
     ShortStep,
 )
 from torchssvm.steps.cache import CacheOracle, MaxOracle
-from torchssvm.steps.orders import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform
+from torchssvm.steps.orders import LargestGap, Permutation, Proportional, Uniform
+from torchssvm.steps.sampler import GapBatchSampler
 from torchssvm.structures import (
     Arborescence,
     BranchAndBound,

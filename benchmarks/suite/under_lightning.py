@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Subset
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, Labelings, in_order
 from torchssvm.datasets import OCR, CoNLL2000
 from torchssvm.models import chunking_chain, ocr_chain
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 from .measuring import Ask, Limit, Settings, Summary, Table, chosen, in_turn
 

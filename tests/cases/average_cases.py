@@ -257,7 +257,7 @@ class AverageTestCase(ABC):
             average.certify(training.head, other.dual, problem.everything())
         alone = self.kind(training.dual.parameters)
         alone.update()
-        with pytest.raises(RuntimeError, match="has no dual, and only its primal can be told"):
+        with pytest.raises(RuntimeError, match="has no dual, so only its primal is available"):
             alone.certify(training.head, training.dual, problem.everything())
 
     @pytest.mark.parametrize(

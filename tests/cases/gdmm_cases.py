@@ -366,7 +366,7 @@ class FactorGraphTestCase(ABC):
                     wrong = held.clone()
                     wrong.view(-1)[-1] = math.nan
                     yield place, wrong
-        for name, bad in (("rho", math.nan), ("rho", 0.0), ("rho", -1.0), ("sweeps", -1), ("oracle_calls", -5)):
+        for name, bad in (("rho", math.nan), ("rho", 0.0), ("rho", -1.0), ("passes", -1), ("oracle_calls", -5)):
             yield ("gdmm", name), bad
         for name, bad in (
             ("best_relaxed_dual", math.inf),
@@ -576,7 +576,7 @@ class FactorGraphTestCase(ABC):
     def test_a_closure_is_called_first(self):
         with_closure, without = self.trained(1, passes=1), self.trained(1, passes=1)
         seen = []
-        with_closure.step(lambda: seen.append(with_closure.sweeps))
+        with_closure.step(lambda: seen.append(with_closure.passes))
         without.step()
         assert seen == [1]
         assert_same(saved(with_closure), saved(without))
@@ -654,8 +654,8 @@ class FactorGraphTestCase(ABC):
         gdmm = self.trained(2, passes=0)
         passes, checks = [], []
         found = gdmm.solve(0.0, max_passes=7, schedule=EveryPasses(3), on_pass=passes.append, on_check=checks.append)
-        assert [report.sweeps for report in passes] == list(range(1, 8))
-        assert [check.sweeps for check in checks] == [3, 6, 7]
+        assert [report.passes for report in passes] == list(range(1, 8))
+        assert [check.passes for check in checks] == [3, 6, 7]
         assert found is checks[-1]
         assert found.passes == 7.0
         assert str(found).startswith("primal")

@@ -207,7 +207,7 @@ SIZED: list[tuple[str, Any]] = [
     ("num_states", Chain),
     ("num_states", lambda n: Tree(n, [-1])),
     ("num_labels", Multilabel),
-    ("sweeps", MessagePassing),
+    ("max_rounds", MessagePassing),
     ("effort", lambda n: BranchAndBound(10, n)),
     ("most", EveryLossLevel),
     ("most", BruteForceSearch),

@@ -30,8 +30,8 @@ from torchssvm import (
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.core.structure import find_corner
-from torchssvm.dual.labelings import _StoredLabelings
 from torchssvm.dual.storage import Storage
+from torchssvm.dual.stored_labelings import StoredLabelings
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -90,7 +90,7 @@ def test_trajectories_are_those_of_explicit_duals(direction, capacity, seed, kin
             assert found.drift < 1e-9
             explicit.adopt_idle_slots(storage)
         w = training.weights().numpy()
-        with recorded_moves(_StoredLabelings) as moves:
+        with recorded_moves(StoredLabelings) as moves:
             training.step(rows)
         ((stored, coefficients, moving, change),) = moves
         assert torch.equal(change, rule.change)
@@ -162,7 +162,7 @@ def test_a_labeling_that_leaves_changes_neither_block_nor_loss(kind):
     has = storage.sets.mass[:, 0] > 0.0
     assert bool(has.any())
     rows = has.nonzero().flatten()
-    storage._evict(stored, rows, torch.zeros_like(rows))
+    stored._evict(rows, torch.zeros_like(rows))
     assert not bool(storage.sets.mass[rows, 0].any())
     after = storage.gather(batch.index, potentials, batch.y).psi
     for name, tensor in before.items():

@@ -145,7 +145,7 @@ def test_batches_in_order_are_the_plain_loop(tmp_path: Path) -> None:
     for _ in range(4):
         plain.visit(torch.arange(len(data)))
         plain.step()  # nothing is left to visit
-    assert plain.sweeps == module.gdmm.sweeps == 4
+    assert plain.passes == module.gdmm.passes == 4
     assert torch.equal(weights(module), torch.cat([p.detach().flatten() for p in head.parameters()]))
 
 
@@ -157,7 +157,7 @@ def test_resumes_to_the_same_bits(tmp_path: Path) -> None:
     first.fit(modules[1], loader(data))
     first.save_checkpoint(tmp_path / "third.ckpt", weights_only=False)
     trainer(tmp_path, 7).fit(modules[2], loader(data), ckpt_path=tmp_path / "third.ckpt", weights_only=True)
-    assert modules[2].gdmm.sweeps == 7
+    assert modules[2].gdmm.passes == 7
     assert torch.equal(weights(modules[0]), weights(modules[2]))
     assert modules[0].gdmm.certify().gap == modules[2].gdmm.certify().gap
 
@@ -166,7 +166,7 @@ def test_leftover_examples_are_visited_at_the_end_of_a_pass(tmp_path: Path) -> N
     data = Words()
     module = FactorwiseSVM(LinearChain(3, 3), lam=0.1)
     trainer(tmp_path, 2).fit(module, loader(data, drop_last=True))
-    assert module.gdmm.sweeps == 2
+    assert module.gdmm.passes == 2
     every = module.gdmm.problem.duals.variables.x  # type: ignore[attr-defined]
     assert float((every != 1.0).sum()) > 0
     assert module.gdmm.certify().gap > 0.0
@@ -189,7 +189,7 @@ def test_features_below_are_frozen_and_decode(tmp_path: Path) -> None:
     fit.save_checkpoint(tmp_path / "features.ckpt")
     again = FactorwiseSVM(LinearChain(5, 3), lam=0.01, features=nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.Tanh()))
     trainer(tmp_path, 31).fit(again, loader(data), ckpt_path=tmp_path / "features.ckpt")
-    assert again.gdmm.sweeps == 31
+    assert again.gdmm.passes == 31
     assert again.gdmm.certify().drift < 1e-4
 
 
@@ -299,7 +299,7 @@ def test_features_that_move_during_a_fit_are_refused(when: str, what: str, certi
     fit = trainer(tmp_path, 2, Meddle(), *([DualityGap(1e-9, every_n_epochs=2)] if certified else []))
     with pytest.raises(RuntimeError, match="features moved"):
         fit.fit(module, loader(Words()))
-    assert module.gdmm.sweeps == (1 if when == "on_train_epoch_start" else 2)
+    assert module.gdmm.passes == (1 if when == "on_train_epoch_start" else 2)
 
 
 def test_certificates_may_turn_from_exact_to_inexact_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:
     first.fit(modules[0], loader(Words()))
     first.save_checkpoint(tmp_path / "third.ckpt")
     trainer(tmp_path, 5).fit(modules[1], loader(Words()), ckpt_path=tmp_path / "third.ckpt", weights_only=True)
-    assert modules[1].gdmm.sweeps == 5
+    assert modules[1].gdmm.passes == 5
     assert type(modules[1].gdmm.rho) is float
     for wrong in (True, np.bool_(True), "2", None):
         with pytest.raises(TypeError, match="step"):

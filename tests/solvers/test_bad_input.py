@@ -1030,7 +1030,7 @@ def test_checkpoints_of_averages_with_wrong_numbers(name, value):
     assert_same(average.state_dict(), state)
 
 
-@pytest.mark.parametrize("name", ["sweeps", "oracle_calls", "features"])
+@pytest.mark.parametrize("name", ["passes", "oracle_calls", "features"])
 @pytest.mark.parametrize("value", [10**30, True])
 def test_checkpoints_of_gdmm_with_wrong_counters(name, value):
     problem = chain(1)

@@ -30,7 +30,8 @@ from torchssvm import (
 )
 from torchssvm.datasets import OCR
 from torchssvm.datasets.ocr.drawing import draw_words
-from torchssvm.solvers.report import Entry, count_errors, describe_device, versions
+from torchssvm.solvers.evaluation import count_errors
+from torchssvm.solvers.report import Entry, describe_device, versions
 
 KEYS = [
     "task",

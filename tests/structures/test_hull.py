@@ -154,9 +154,9 @@ def events(name: str) -> Any:
 
 KINDS = {
     "roof dual": graphs,
-    "messages, one sweep": label_sets(MessagePassing(1)),
+    "messages, one round": label_sets(MessagePassing(1)),
     "messages": label_sets(MessagePassing()),
-    "branch and bound that gives up": label_sets(BranchAndBound(sweeps=1, effort=1)),
+    "branch and bound that gives up": label_sets(BranchAndBound(max_rounds=1, effort=1)),
     "branch and bound": label_sets(BranchAndBound()),
     "poses": poses,
     "slack rescaling of chains": slack_of_chains,
@@ -188,7 +188,9 @@ def test_duals_are_below_the_optimum_over_all_outputs(kind):
     assert moved > 0.5  # the duals come near the optimum, and would be above it if they could
 
 
-@pytest.mark.parametrize("decoder", [MessagePassing(1), MessagePassing(), BranchAndBound(sweeps=1, effort=1)], ids=str)
+@pytest.mark.parametrize(
+    "decoder", [MessagePassing(1), MessagePassing(), BranchAndBound(max_rounds=1, effort=1)], ids=str
+)
 def test_a_frustrated_example_is_answered_with_a_set(decoder):
     """Half of each label would be better than any set."""
     structure = Multilabel(3, decoder=decoder)

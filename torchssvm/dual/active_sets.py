@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import tree_replace, tree_tensors
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.schema import Each, Entry, Maybe, Same, check, damaged
 from torchssvm.core.structure import Labeling, fit
 from torchssvm.dual.numba import victims
@@ -63,6 +64,46 @@ class ActiveSets:
         slots = torch.empty_like(index, device="cpu")
         victims(*(t[index].cpu().numpy() for t in (self.count, self.mass, self.used)), slots.numpy())
         return slots.to(index.device)
+
+    def insert(
+        self,
+        index: Tensor,
+        lengths: Tensor | None,
+        labeling: Labeling,
+        loss: Tensor,
+        mass: Tensor | None = None,
+        evict: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Cache new labelings of the examples ``index``.
+
+        Args:
+            index: ``[R]`` int64.
+            lengths: ``[R]`` int64, of the examples.
+            labeling: ``[R, ...]``.
+            loss: ``[R]``.
+            mass: ``[R]`` float64; None for labelings without mass.
+            evict: Called with the positions and slots of labelings with mass that are replaced; needed with ``mass``.
+
+        Returns:
+            The positions in ``index`` that were cached (all with mass are), and their slots.
+        """
+        slots = self.victims(index)
+        held = torch.where(slots < self.count[index], self.mass[index, slots.clamp(max=self.capacity - 1)], 0.0)
+        wanted = (held == 0.0) if mass is None else (held == 0.0) | (mass > 0.0)
+        kept = wanted.nonzero().flatten()
+        leaving = kept[held[kept] > 0.0]
+        if len(leaving):
+            assert evict is not None
+            evict(leaving, slots[leaving])
+        index, slots = index[kept], slots[kept]
+        self.clock += 1
+        self.write(index, slots, tree_map(lambda t: t[kept], labeling), loss[kept])
+        self.used[index, slots] = self.clock
+        if lengths is not None:
+            self.length[index] = lengths[kept]
+        if mass is not None:
+            self.mass[index, slots] = mass[kept]
+        return kept, slots
 
     def write(self, index: Tensor, slots: Tensor, labeling: Labeling, loss: Tensor) -> None:
         """Write one labeling of each example ``index`` into its slot, with mass 0."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from torchssvm.core.bounds import Box
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, version, with_seal
 from torchssvm.core.structure import Structure
+from torchssvm.dual.held_weights import HeldWeights
 from torchssvm.dual.storage import Storage
 
 FORMAT = 4
@@ -22,7 +21,7 @@ _TENSORS = ("loss", "gap_estimates", "oracle_gaps", "targets")
 _NUMBERS = ("certified_gap", "cache_hits", "steps", "oracle_calls", "visits", "moved", "relaxed")
 
 
-class SavedDual(Stateful):
+class SavedDual(HeldWeights, Stateful):
     """The part of ``DualState`` that reads and writes checkpoints."""
 
     state_name = "dual"
@@ -30,11 +29,7 @@ class SavedDual(Stateful):
     num_examples: int
     _lam: float
     structure: Structure
-    parameters: list[nn.Parameter]
     storage: Storage
-    box: Box
-    unclipped: list[Tensor]
-    recomputed: list[Tensor] | None
 
     def state_dict(self) -> dict[str, Any]:
         """The exact state as tensors, numbers and strings, which ``weights_only=True`` can load."""

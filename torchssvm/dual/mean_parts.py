@@ -20,15 +20,15 @@ from torchssvm.dual.storage import Storage, Stored
 class MeanParts(Storage):
     """Keeps ``psi_i = p(y_i) - mu_i`` in the shape of the potentials.
 
-    Its size is that of the potentials, whatever the number of weights, and it keeps its meaning when the features
-    change. For examples of length T with K states that share transitions: T K + K^2 numbers each.
+    The size is that of the potentials and does not depend on the number of weights: T K + K^2 numbers for a chain of
+    length T with K states and shared transitions. Blocks remain valid when features change.
     """
 
     def __init__(self) -> None:
         self.buffers: dict[str, RowBuffer] = {}
 
     def estimate(self, potentials: Potentials) -> int:
-        """Bytes for all examples, if their mean length is that of this batch."""
+        """Bytes for all examples, if their mean length is that of the batch."""
         total = 0.0
         for name, tensor in potentials.tensors.items():
             rows = _rows(potentials, name)
@@ -90,7 +90,7 @@ class MeanParts(Storage):
         return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters, sparse=True)]
 
     def add(self, index: Tensor, potentials: Potentials, parts: Parts, factors: Tensor | None = None) -> None:
-        """``psi_i += factors_i parts_i`` (None: 1) for distinct examples; the first call allocates."""
+        """``psi_i += factors_i parts_i`` for distinct examples, ``factors=None`` is 1; the first call allocates."""
         if factors is None:
             factors = torch.ones(len(index), dtype=torch.float64, device=index.device)
         counts = {name: _rows(potentials, name) for name in parts}
@@ -106,7 +106,7 @@ class MeanParts(Storage):
             buffer.values *= factor
 
     def write(self, index: Tensor, potentials: Potentials, parts: Parts) -> None:
-        """``psi_i = parts_i`` for distinct examples that were added to before."""
+        """``psi_i = parts_i`` for distinct examples that :meth:`add` has seen."""
         for name, values in parts.items():
             self.buffers[name].write(index, values.view(_row_view(potentials, name).shape))
 
@@ -128,7 +128,7 @@ class MeanParts(Storage):
         return {"kind": Same("mean_parts"), "buffers": Each(dict, rows)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the blocks to the bit."""
+        """Restore the same bits."""
         device = self.parameters[0].device
         self.buffers = {name: RowBuffer.restored(entry, device) for name, entry in state["buffers"].items()}
 
@@ -144,7 +144,6 @@ class StoredParts(Stored):
         self._target = target
         self.index = index
         self.potentials = potentials.detach()
-
         self.num_examples = storage.num_examples
 
     def inner(self, potentials: Potentials) -> Tensor:
@@ -156,7 +155,7 @@ class StoredParts(Stored):
         return self._storage.structure.mean_loss(self.psi, self._target, potentials)
 
     def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, None]:
-        """Corner and block, weighted; all of the mass to a corner that is not made yet takes ``psi`` over."""
+        """Corner and block, weighted by ``change``; if that is None, this may write into ``psi``."""
         structure, psi = self._storage.structure, self.psi
         if found.made is None and change is None:
             return structure.add_difference(psi, found.labeling, self._target, self.potentials), None
@@ -185,7 +184,7 @@ class StoredParts(Stored):
 
 
 class _Fresh(StoredParts):
-    """Blocks of a dual that has not moved: all zero, and not allocated."""
+    """Zero blocks, before the storage is allocated."""
 
     def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials, target: Labeling) -> None:
         psi = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
@@ -193,13 +192,13 @@ class _Fresh(StoredParts):
 
 
 def _row_view(potentials: Potentials, name: str) -> Tensor:
-    """The tensor as ``[B, rows, *trailing]``: one row where axis 1 is not ragged."""
+    """The tensor as ``[B, rows, *trailing]``, with one row if axis 1 is not ragged."""
     tensor = potentials.tensors[name]
     return tensor if name in potentials.ragged else tensor.unsqueeze(1)
 
 
 def _rows(potentials: Potentials, name: str) -> Tensor | None:
-    """How many rows of the tensor belong to each example, ``[B]``; None for one each."""
+    """Number of rows of each example, ``[B]`` int64; None for one each."""
     if name not in potentials.ragged or potentials.lengths is None:
         return None
     offset = potentials.ragged[name]

@@ -1,4 +1,4 @@
-"""Rows of many examples in one growing tensor, so that padding is never stored."""
+"""Rows of many examples in one growing tensor, without padding."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class RowBuffer:
-    """For each example a run of rows ``[rows_i, *trailing]``, zero until it is first written.
+    """Consecutive rows ``[rows_i, *trailing]`` for each example, initially zero.
 
-    Row 0 of the buffer stays zero and stands for all padding. Trailing axes grow to the largest that was written.
+    Row 0 of the buffer stays zero and represents padding. Trailing axes grow to the largest size written.
 
     Args:
         num_examples: n.
@@ -36,26 +36,26 @@ class RowBuffer:
 
     @property
     def complete(self) -> bool:
-        """Whether all examples have their rows."""
+        """Whether all examples have rows."""
         return self.examples == self.start.shape[0]
 
     def locate(self, index: Tensor, longest: int) -> Tensor:
-        """Where the rows of the examples ``index`` lie: ``[B, longest]``, 0 for padding and for what is not stored."""
+        """Places of the rows of the examples ``index``, ``[B, longest]``; 0 for padding and missing rows."""
         position = torch.arange(longest, device=index.device)
         places = self.start[index].unsqueeze(1) + position
         return places.masked_fill_(position >= self.rows[index].unsqueeze(1), 0)
 
     def read(self, index: Tensor, rows: Tensor | None, longest: int, trailing: Sequence[int]) -> tuple[Tensor, int]:
-        """The rows of the examples ``index`` as ``[B, longest, *trailing]``, zero where nothing is stored.
+        """The rows of the examples ``index`` as ``[B, longest, *trailing]``; missing rows are zero.
 
         Args:
             index: ``[B]`` int64.
-            rows: ``[B]`` int64, how many each should have; None for one.
+            rows: ``[B]`` int64, the expected number of rows; None for one each, unchecked.
             longest: Rows to read.
             trailing: Sizes of the other axes.
 
         Returns:
-            The rows, and the first place in ``index`` of an example that is stored with another number of rows, or -1.
+            The rows, and the first position in ``index`` of an example stored with another number of rows, or -1.
         """
         shape = (len(index), longest, *trailing)
         if self.used == 1:
@@ -74,9 +74,13 @@ class RowBuffer:
         return found if found.shape == shape else _resize(found, shape), wrong
 
     def add(self, index: Tensor, rows: Tensor | None, values: Tensor, factors: Tensor) -> None:
-        """Add ``factors_i values_i``, with values ``[B, longest, *trailing]``, to the rows of distinct examples.
+        """Add ``factors_i values_i`` to the rows of distinct examples.
 
-        ``rows`` (None: 1 each) says how many rows each of them has.
+        Args:
+            index: ``[B]`` int64.
+            rows: ``[B]`` int64, the number of rows of each example; None for one each.
+            values: ``[B, longest, *trailing]``, zero where padded.
+            factors: ``[B]``.
         """
         if not self.complete:
             self._place(index, rows)
@@ -95,13 +99,13 @@ class RowBuffer:
         self.values.index_add_(0, places.flatten(), values)  # padding adds zeros to row 0
 
     def _as_arrays(self) -> tuple[Any, ...]:
-        """Values ``[rows, numbers]``, start and rows for compiled kernels, on the CPU."""
-        # Made anew each time: what shares a tensor between processes puts its numbers elsewhere.
+        """Values ``[rows, numbers]``, start and rows as numpy arrays for the kernels."""
+        # Not kept: sharing a tensor between processes moves its storage.
         values = self.values.numpy().reshape(self.values.shape[0], math.prod(self.values.shape[1:]))
         return values, self.start.numpy(), self.rows.numpy()
 
     def write(self, index: Tensor, values: Tensor) -> None:
-        """Replace the rows of examples that have some by ``values`` ``[B, longest, *trailing]``; padding is zero."""
+        """Replace rows of examples that have some by ``values`` ``[B, longest, *trailing]``, zero where padded."""
         places = self.locate(index, values.shape[1])
         self._reserve(values.shape[2:])
         values = values.flatten(0, 1)
@@ -110,12 +114,12 @@ class RowBuffer:
         self.values.index_copy_(0, places.flatten(), values)  # padding writes zeros to row 0
 
     def fill_up(self, rows: Tensor, trailing: Sequence[int]) -> None:
-        """Give every example its ``rows`` (``[n]`` int64), each at least ``trailing`` large; new ones are zero."""
+        """Give every example ``rows`` rows (``[n]`` int64) of size ``trailing`` or larger; new rows are zero."""
         self._place(torch.arange(len(rows), device=rows.device), rows)
         self._reserve(trailing)
 
     def _place(self, index: Tensor, rows: Tensor | None) -> None:
-        """Give rows to the examples that have none."""
+        """Assign places to the examples that have none."""
         new = self.start[index] == 0
         if bool(new.any()):
             added = torch.ones_like(index[new]) if rows is None else rows[new]
@@ -126,20 +130,20 @@ class RowBuffer:
             self.examples += len(added)
 
     def _reserve(self, trailing: Sequence[int]) -> None:
-        """Make room for all rows in use, each at least ``trailing`` large."""
+        """Make room for all rows in use, of size ``trailing`` or larger."""
         held = tuple(self.values.shape[1:])
         wide = tuple(max(a, b) for a, b in zip(held, trailing, strict=True)) if held else tuple(trailing)
         if self.used > self.values.shape[0] or wide != held:
-            # Judge the final size by the examples seen; zeros cost no memory until they are written.
+            # Extrapolate the final size from the examples so far; zeros take no memory until they are written.
             expected = 2 + int((self.used - 1) / self.examples * len(self.start) * 1.02)
             capacity = max(self.used, expected, len(self.values))
             grown = self.values.new_zeros(capacity, *wide)
-            if self.values.ndim == grown.ndim:  # it is not at the start, where there are no rows
+            if self.values.ndim == grown.ndim:  # there are rows to copy
                 grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
             self.values = grown
 
     def nbytes(self) -> int:
-        """Bytes of the rows and of their places."""
+        """Bytes of rows and places."""
         return sum(t.numel() * t.element_size() for t in (self.values, self.start, self.rows))
 
     def to(self, device: torch.device) -> None:
@@ -148,7 +152,7 @@ class RowBuffer:
         self._compiled = fits_numba(self.values)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows in use, and where they lie."""
+        """The rows in use, and their places."""
         return {
             "start": self.start.clone(),
             "rows": self.rows.clone(),
@@ -158,7 +162,7 @@ class RowBuffer:
 
     @staticmethod
     def check_state(state: Any, where: str, num_examples: int, dtype: torch.dtype) -> None:
-        """Raise ValueError, with what messages call the state, if it is damaged or of another dtype."""
+        """Raise ValueError if the state is damaged or of another dtype; messages call it ``where``."""
         places = Entry(torch.int64, (num_examples,), low=0)
         schema = {"start": places, "rows": places, "values": Entry(dtype, (None, ...)), "examples": Entry(int, low=0)}
         check(state, schema, where)
@@ -174,7 +178,7 @@ class RowBuffer:
 
     @classmethod
     def restored(cls, state: dict[str, Any], device: torch.device) -> RowBuffer:
-        """A buffer, to the bit, of a state that :meth:`check_state` has let pass."""
+        """The buffer of a state that passed :meth:`check_state`, with the same bits."""
         buffer = cls(len(state["start"]), state["values"].dtype, device)
         buffer.start, buffer.rows, buffer.values = (
             state[name].to(device, copy=True) for name in ("start", "rows", "values")

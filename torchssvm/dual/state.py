@@ -1,4 +1,4 @@
-"""The state of the dual: blocks, losses, gap estimates and counters of one training problem."""
+"""The state of the dual: blocks, losses, gap estimates and counters of a training problem."""
 
 from __future__ import annotations
 
@@ -9,33 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number, check_int64, check_limit
-from torchssvm.core.batch import first_occurrences
+from torchssvm.core.arguments import as_number, check_limit
 from torchssvm.core.bounds import Box
 from torchssvm.core.digest import UNKNOWN
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.mailbox import Mailbox
-from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import check_lam, check_problem, check_range, find_structure
-from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
+from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checkpoint import SavedDual
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
 
-_LARGE = 1 << 17  # weights
-_PER_BLOCK = 1000  # weights that may be read for every block that moves
-
 
 class DualState(SavedDual):
-    """One dual block for every training example, and what is known of it.
+    """One dual block for every training example, with its loss and its last known gap.
 
-    The weights follow from it: ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``; the dual objective is
+    The blocks determine the weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``. The dual objective is
     ``D = sum_i l_i - lam/2 |w|^2``, with ``l_i`` = :attr:`loss`. Scalars are float64; blocks have the weights' dtype.
-    ``BCFW`` carries this state in its ``state_dict``.
+    The ``state_dict`` of ``BCFW`` contains this state.
 
-    Where weights have bounds ([G16] appendix H), that formula gives v, the head holds ``w = clip(v)``, and
-    ``D = sum_i l_i - lam <v, w> + lam/2 |w|^2``. The block gaps at w still add up to primal minus dual.
+    Under bounds ([G16] appendix H) this formula gives v, the head holds ``w = clip(v)``, and
+    ``D = sum_i l_i - lam <v, w> + lam/2 |w|^2``. The block gaps at w still sum to primal minus dual.
 
     Args:
         num_examples: n, the size of the training set.
@@ -47,28 +42,24 @@ class DualState(SavedDual):
 
     Attributes:
         loss: ``[n]`` float64, l_i = (1/n) times the mean loss of the block.
-        gap_estimates: ``[n]`` float64, each block's gap when it was last seen; infinite before that.
-        oracle_gaps: ``[n]`` float64, each block's gap when the max oracle last saw it; infinite before that.
-        certified_gap: The gap of the last exact pass; infinite before that.
+        gap_estimates: ``[n]`` float64, each block's gap at its last visit; infinite before the first.
+        oracle_gaps: ``[n]`` float64, each block's gap when its example was last decoded; infinite before.
+        certified_gap: The gap of the last exact pass; infinite before the first.
         steps: Steps taken.
-        cache_hits: Examples that went to a cached labeling instead of being decoded.
+        cache_hits: Visits that took a cached labeling instead of decoding.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
-        visits: Training batches seen, those that a step was taken on and those given up; refused ones do not count.
-        mailbox: Steps that losses have proposed and no optimizer has taken yet, and who wants to know of steps; never
-            in checkpoints.
+        visits: Training batches whose step was taken or discarded; refused steps do not count.
+        mailbox: Proposed steps that no optimizer has taken yet, and the observers of steps; not in checkpoints.
         moved: Blocks moved by all steps; a step of B blocks adds B.
-        targets: ``[n]`` int64, a digest of every example's target from its first visit on, or from the first exact pass
-            after a step; ``UNKNOWN`` before that.
+        targets: ``[n]`` int64, a digest of every example's target; ``UNKNOWN`` until its first visit, or the first
+            exact pass after a step.
         relaxed: Whether an oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): blocks
             and certificates are then those of the relaxation.
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
-        recomputed: The v that the next step starts from, if an exact pass has recomputed it.
-        dtype: Dtype of the weights when the dual was made; they must keep it.
-        held_norm: Norm of the weights as the last step left them.
-        version: Counts changes of blocks or weights: directions computed before one are void after it.
-        restarts: Counts changes of the weights that no step made: recomputed after the features moved, another ``lam``,
-            a loaded state. An average of the weights across one would be that of no dual.
+        recomputed: v as an exact pass has recomputed it, from which the next step starts; None otherwise.
+        restarts: Counts changes of the weights without a step: weights recomputed for moved features, another ``lam``,
+            a loaded state. Averages restart there: weights before and after belong to different duals.
 
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
@@ -85,8 +76,7 @@ class DualState(SavedDual):
         storage: Storage | None = None,
         memory_limit: int | None = None,
     ) -> None:
-        self.parameters = check_problem(num_examples, lam, structure, parameters)
-        self.dtype = self.parameters[0].dtype
+        super().__init__(check_problem(num_examples, lam, structure, parameters))
         memory_limit = check_limit(memory_limit)
         self.num_examples = num_examples = int(num_examples)
         self._lam = float(lam)
@@ -106,14 +96,6 @@ class DualState(SavedDual):
         self.moved = 0
         self.targets = torch.full((num_examples,), UNKNOWN, dtype=torch.int64)
         self.relaxed = False
-        self.box = Box(self.parameters)
-        self.unclipped: list[Tensor] = list(self.parameters)
-        self.recomputed: list[Tensor] | None = None
-        self.held_norm = self._held_square = 0.0
-        self._written = [-1 for _ in self.parameters]
-        self._numbers = sum(p.numel() for p in self.parameters)
-        self._unread = 0  # blocks moved since all weights were read
-        self.version = 0
         self.restarts = 0
 
     @classmethod
@@ -153,7 +135,7 @@ class DualState(SavedDual):
 
     @property
     def lam(self) -> float:
-        """The regularisation; :meth:`change_lam` and :meth:`rescale` change it with all that depends on it."""
+        """The regularisation; changed by :meth:`change_lam` and :meth:`rescale`."""
         return self._lam
 
     @property
@@ -163,19 +145,19 @@ class DualState(SavedDual):
 
     @property
     def gap_estimate(self) -> float:
-        """Sum of the block gaps as last seen: a figure for a progress bar, not a certificate."""
+        """Sum of ``gap_estimates``: for progress bars; not a certificate."""
         return float(self.gap_estimates.sum())
 
     @torch.no_grad()
     def value(self) -> float:
-        """The dual objective at the weights held now, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
+        """The dual objective at the held weights, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
         self.to(self.parameters[0].device)
         if not self.box.has_bounds and not self.written_to():
             return float(self.loss.sum()) - self.lam / 2 * self._held_square
         return self.objective(float(self.loss.sum()), self.unclipped)
 
     def objective(self, loss: float, unclipped: Sequence[Tensor]) -> float:
-        """The dual objective of any blocks.
+        """The dual objective for any losses and weights.
 
         Args:
             loss: ``sum_i l_i``.
@@ -188,17 +170,17 @@ class DualState(SavedDual):
 
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
-        """Go from ``lam`` to ``factor * lam`` with the weights as they are ([G16] Proposition 1).
+        """Change ``lam`` to ``factor * lam`` and keep the weights ([G16] Proposition 1).
 
-        ``alpha_i(y) *= factor`` for ``y != y_i`` and the target takes the rest, so ``psi_i`` and l_i are multiplied by
-        ``factor``. Gaps known at this moment become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. Where the storage
-        cannot tell the products, each estimate takes the n-th part of the change of their sum, which is known.
+        ``alpha_i(y) *= factor`` for ``y != y_i``, and the target gets the rest, so ``psi_i`` and l_i are multiplied by
+        ``factor``. Gaps become ``g_i + (1 - factor) (l_i - lam <w, w_i>)``. If the storage does not give the products
+        ``<w, w_i>``, only the sum of these changes is known, and each estimate gets the n-th part of it.
 
         Args:
             factor: rho in (0, 1].
 
         Raises:
-            ValueError: ``factor`` is out of range, or would bring ``lam`` out of that of the weights' dtype.
+            ValueError: ``factor`` is out of range, or the new ``lam`` is out of the range of the weights' dtype.
         """
         if not (0.0 < as_number(factor, "factor") <= 1.0 and self.lam * factor > 0.0):
             raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
@@ -218,9 +200,9 @@ class DualState(SavedDual):
 
     @torch.no_grad()
     def change_lam(self, lam: float) -> None:
-        """Go to another ``lam`` with the dual as it is; the weights are multiplied by the old ``lam`` over the new one.
+        """Change ``lam`` and keep the dual variables: the weights are multiplied by the old ``lam`` over the new one.
 
-        Gap estimates become unknown.
+        Gap estimates become unknown (infinite).
 
         Args:
             lam: The new regularisation; positive.
@@ -243,74 +225,8 @@ class DualState(SavedDual):
         self.restarts += 1
         self.remember_weights()
 
-    def check_batch(self, index: Tensor, potentials: Potentials) -> Tensor:
-        """The index on the right device, or an error, as :meth:`check_rows`."""
-        return self.check_rows(index, potentials)[0]
-
-    def check_rows(self, index: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
-        """The index on the right device, and the rows that hold an example for the first time, ``[R]`` int64.
-
-        Raises:
-            ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
-            TypeError: The potentials are not of the weights' dtype, or the weights not of the dual's.
-        """
-        size, weights = potentials.batch_size, self.parameters[0]
-        check_int64(index, "index", (size,), ", one number for each example")
-        if not size:
-            raise ValueError("the batch is empty: index holds no example")
-        numbers = index.tolist()
-        if min(numbers) < 0 or max(numbers) >= self.num_examples:
-            raise ValueError(
-                f"index holds {min(numbers)} to {max(numbers)}; the dual has num_examples={self.num_examples}, so that "
-                f"an index is 0 to {self.num_examples - 1}"
-            )
-        if potentials.dtype is not self.dtype:
-            self.check_dtype()
-            raise TypeError(
-                f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
-                "dtype of its weights, with autocast off"
-            )
-        self.to(weights.device)
-        index = index.to(weights.device)
-        return index, first_occurrences(index, numbers)
-
-    def check_dtype(self) -> None:
-        """Raise TypeError if the weights are not of the dtype that the dual was made for, as after ``head.half()``."""
-        for parameter in self.parameters:
-            if parameter.dtype is not self.dtype:
-                raise TypeError(
-                    f"the head's weights are {parameter.dtype}, and were {self.dtype} when the dual was made: blocks "
-                    f"and weights must agree. Call head.to({self.dtype}) and load the weights again, or convert the "
-                    "head to torch.float32 or torch.float64 first and make a new DualState and BCFW"
-                )
-
-    def check_targets(self, targets: Tensor, index: Tensor | None = None) -> None:
-        """Compare digests of targets with those that the blocks were trained on; changes nothing.
-
-        Args:
-            targets: ``[B]`` int64.
-            index: ``[B]`` int64, whose they are; None is all examples in order.
-
-        Raises:
-            RuntimeError: Some differ: blocks belong to the targets that they were trained on.
-        """
-        known = self.targets if index is None else self.targets[index]
-        targets = targets.to(known.device)
-        if torch.equal(known, targets):
-            return
-        wrong = (known != targets) & (known != UNKNOWN)
-        if not bool(wrong.any()):
-            return
-        rows = wrong.nonzero().flatten()
-        examples = (rows if index is None else index[rows]).unique().tolist()
-        raise RuntimeError(
-            f"{len(examples)} of {len(targets)} examples have other targets than those that the dual was trained on, "
-            f"{examples[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "
-            "a new DualState for other data"
-        )
-
     def to(self, device: torch.device) -> None:
-        """Move what is stored."""
+        """Move all tensors to the device."""
         if self.loss.device != device:
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
             self.oracle_gaps, self.targets = self.oracle_gaps.to(device), self.targets.to(device)
@@ -322,13 +238,13 @@ class DualState(SavedDual):
 
     @torch.no_grad()
     def begin(self, box: Box) -> bool:
-        """Set the bounds; if the dual is new, v = 0 and the weights become those within the bounds nearest to zero.
+        """Set the bounds; a new dual starts at v = 0 with the weights ``clip(0)``.
 
         Returns:
-            Whether weights that were not zero have been overwritten.
+            Whether non-zero weights have been overwritten.
 
         Raises:
-            ValueError: The dual has been trained within other bounds.
+            ValueError: The dual has taken steps under other bounds.
         """
         if self.steps and not box.same_as(self.box):
             raise ValueError(
@@ -344,101 +260,15 @@ class DualState(SavedDual):
             self.set_weights(zeros)
         return any(bool(p.any()) for p in changed)
 
-    @torch.no_grad()
-    def set_weights(self, unclipped: Iterable[Tensor]) -> None:
-        """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``: they are now those of the dual."""
-        for held, value in zip(self.unclipped, unclipped, strict=True):
-            held.copy_(value)
-        if self.box.has_bounds:
-            for parameter, weights in zip(self.parameters, self.box.clip(self.unclipped), strict=True):
-                if parameter is not weights:
-                    parameter.copy_(weights)
-        self.recomputed = None
-        self.remember_weights()
-
-    @torch.no_grad()
-    def move_weights(self, directions: Sequence[Tensor], rate: float, known: tuple[float, float] | None = None) -> None:
-        """``v += rate d``, from the v that an exact pass has recomputed if there is one, and the weights with it.
-
-        Args:
-            directions: d, for each parameter; sparse ones coalesced.
-            rate: How far.
-            known: ``<w, d>`` and ``|d|^2``, if they are known already.
-        """
-        if self.recomputed is not None:
-            self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.recomputed, directions, strict=True))
-        elif not any(d.is_sparse for d in directions):
-            if self.box.has_bounds:
-                self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.unclipped, directions, strict=True))
-            else:
-                torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
-                self.remember_weights()
-        elif self.box.has_bounds:
-            self.remember_weights(self._held_square + self._move_each(directions, rate))
-        else:
-            inner, squared = products(self.parameters, directions) if known is None else known
-            for held, direction in zip(self.unclipped, directions, strict=True):
-                add_to(held, direction, rate)
-            self.remember_weights(self._held_square + rate * (2.0 * inner + rate * squared))
-
-    def _move_each(self, directions: Sequence[Tensor], rate: float) -> float:
-        """Move some parameters by sparse directions, and those with bounds as a whole; the change of ``|w|^2``."""
-        change = 0.0
-        clipped = self.box.bounded
-        for place, (held, direction) in enumerate(zip(self.unclipped, directions, strict=True)):
-            weights = self.parameters[place]
-            if not clipped[place]:
-                inner, squared = products([weights], [direction])
-                change += rate * (2.0 * inner + rate * squared)
-                add_to(held, direction, rate)
-                continue
-            change -= squared_norm([weights])
-            add_to(held, direction, rate)
-            weights.copy_(self.box.clip(self.unclipped)[place])
-            change += squared_norm([weights])
-        return change
-
-    def norm_changed(self, norm: float) -> bool:
-        """Whether weights of this norm are not those that the last step left, beyond rounding."""
-        return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
-
     def discard(self) -> None:
-        """Forget proposed steps, as ``zero_grad`` forgets their gradients; their batches count as seen."""
+        """Discard proposed steps; ``zero_grad`` calls this. Their batches count as visits."""
         if self.mailbox.waiting:
             self.visits += len(self.mailbox.take())
             self.mailbox.notify()
 
-    def written_to(self) -> bool:
-        """Whether somebody has written to the weights since they were remembered, as far as torch knows of it.
-
-        It does not know of writes through ``.data`` or numpy.
-        """
-        return [p._version for p in self.parameters] != self._written
-
-    @property
-    def is_large(self) -> bool:
-        """Whether there are so many weights that their norm is kept up to date, and not read in every step."""
-        return self._numbers > _LARGE
-
-    def remember_weights(self, squared: float | None = None, blocks: int = 1) -> None:
-        """Note the weights as those of the dual; ``BCFW.step`` refuses others, and directions computed before.
-
-        Args:
-            squared: ``|w|^2``, where it is known without looking at every weight; up to rounding, so that all are read
-                now and then.
-            blocks: How many blocks have moved since the last time.
-        """
-        self.version += 1
-        self._unread += blocks
-        self._written = [p._version for p in self.parameters]
-        if squared is None or not self.is_large or self._unread * _PER_BLOCK >= self._numbers:
-            squared, self._unread = squared_norm(self.parameters), 0
-        self._held_square = max(squared, 0.0)
-        self.held_norm = math.sqrt(self._held_square)
-
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`check_state` has let pass."""
+        """Restore a state that passed :meth:`check_state`."""
         super().restore(state)
         self.mailbox.take()
         self.restarts += 1
@@ -449,13 +279,3 @@ class DualState(SavedDual):
             f"DualState(num_examples={self.num_examples}, lam={self.lam:g}, structure={self.structure}, "
             f"storage={type(self.storage).__name__}, steps={self.steps})"
         )
-
-
-def check_dual(dual: Any) -> DualState:
-    """The dual state, or TypeError if it is something else."""
-    if isinstance(dual, DualState):
-        return dual
-    raise TypeError(
-        f"dual is a {type(dual).__name__}, and must be a DualState: make one by "
-        "DualState.for_head(head, num_examples, lam)"
-    )

@@ -1,7 +1,7 @@
-"""What every storage of the dual blocks offers.
+"""The interface of a storage of dual blocks.
 
-The block of example i enters the weights through psi_i = p(y_i) - mu_i, the target's parts less the mean parts of its
-dual distribution: w = (1/(lam n)) sum_i Phi_i^T psi_i. A storage keeps psi_i, or what psi_i's effect follows from.
+The weights are w = (1/(lam n)) sum_i Phi_i^T psi_i. Here psi_i = p(y_i) - mu_i is the difference of the target's parts
+and the mean parts of the block's dual distribution. A storage keeps psi_i, or data that determine Phi_i^T psi_i.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchssvm.core.structure import Labeling, OracleResult, Structure
 
 
 class Stored(ABC):
-    """The blocks of one batch, as a storage gave them out; rows follow the batch."""
+    """The blocks of one batch; rows are those of the batch."""
 
     num_examples: int
 
@@ -30,7 +30,7 @@ class Stored(ABC):
         """``<psi_i, theta_i> / n``, ``[B]`` float64."""
 
     def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mass, score, loss and validity of what the blocks consist of, ``[B, A]``; see ``Atoms``.
+        """Mass, score, loss and validity of the blocks' atoms, ``[B, A]``; see ``Atoms``.
 
         Args:
             potentials: The batch.
@@ -42,15 +42,15 @@ class Stored(ABC):
         return mass, scores, losses, torch.ones_like(mass, dtype=torch.bool)
 
     def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        """``n l_i`` as it follows from the blocks; see ``Structure.mean_loss``. None where it does not."""
+        """``n l_i`` computed from the blocks, as in ``Structure.mean_loss``; None if they do not determine it."""
         return None
 
     def lookup(self, labeling: Labeling) -> Tensor:
-        """``[B]`` int64: the column of the atom that is this labeling, 0 where none is."""
+        """The column of the atom that equals each labeling, ``[B]`` int64; 0 where there is none."""
         return torch.zeros(len(tree_tensors(labeling)[0]), dtype=torch.int64, device=tree_tensors(labeling)[0].device)
 
     def cached(self, columns: Tensor) -> Labeling:
-        """The labelings of the atoms ``columns`` (``[B]``, at least 1)."""
+        """The labelings of the atoms ``columns``, ``[B]``, each at least 1."""
         raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
 
     def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
@@ -67,13 +67,13 @@ class Stored(ABC):
         """The direction in parts space for a change of the masses. Called once, after :meth:`inner` and :meth:`atoms`.
 
         Args:
-            change: ``[B, A + 1]`` float64; the last column is the corner's. None, where the storage keeps no labelings,
-                moves all mass to the corner.
+            change: ``[B, A + 1]`` float64; the last column is that of the corner. None moves all mass to the corner, if
+                the storage keeps no labelings.
             found: The corner.
 
         Returns:
-            The part of it that goes through the head's adjoint, and the part that is a gradient of the parameters
-            already (``[B, *parameter.shape]`` each, or None); both without the factor 1/n.
+            Parts, still to go through the head's adjoint, and gradients to add (``[B, *parameter.shape]`` for each
+            parameter, or None); both without the factor 1/n.
         """
 
     @abstractmethod
@@ -90,15 +90,15 @@ class Stored(ABC):
         Args:
             coefficients: ``[B]`` float64.
             rows: ``[R]`` int64, rows of the batch, of distinct examples.
-            change: As ``combine`` was given it.
+            change: The argument of ``combine``.
             parts: The first value of ``combine``.
-            gradients: ``Phi_i^T Delta_i`` in full, for each parameter ``[B, *parameter.shape]``; only given where
+            gradients: ``Phi_i^T Delta_i``, ``[B, *parameter.shape]`` for each parameter; None unless
                 ``needs_gradients``.
         """
 
 
 class Storage(Stateful):
-    """Keeps the dual blocks of all examples. Made empty; ``DualState`` binds it to a problem."""
+    """Keeps the dual blocks of all examples; empty until ``DualState`` binds it to a problem."""
 
     state_name = "storage"
 
@@ -106,7 +106,7 @@ class Storage(Stateful):
     """Whether steps need every example's own gradient."""
 
     keeps_labelings = False
-    """Whether blocks are kept as labelings with their mass, so that mass can move between them."""
+    """Whether blocks are kept as labelings with mass, so that mass can move between labelings."""
 
     num_examples: int
     lam: float
@@ -122,7 +122,7 @@ class Storage(Stateful):
         parameters: Sequence[torch.nn.Parameter],
         memory_limit: int | None,
     ) -> None:
-        """Tell the storage its problem; it allocates nothing yet."""
+        """Set the problem; allocates no blocks."""
         if hasattr(self, "num_examples"):
             raise ValueError(f"storage={type(self).__name__}() already belongs to another DualState; make a new one")
         self.num_examples = num_examples
@@ -133,7 +133,7 @@ class Storage(Stateful):
 
     @abstractmethod
     def estimate(self, potentials: Potentials) -> int:
-        """Bytes that the blocks of all examples will take, judged by this batch."""
+        """Bytes that the blocks of all examples will take, extrapolated from this batch."""
 
     @abstractmethod
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
@@ -145,17 +145,19 @@ class Storage(Stateful):
 
     @abstractmethod
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
-        """Raise ValueError if batches that are to be stored in one step contradict each other; changes nothing.
+        """Raise ValueError if one step cannot move these batches together; changes nothing.
 
-        ``rows`` are the rows of each batch that will move.
+        Args:
+            batches: The blocks of each batch.
+            rows: The rows of each batch that will move.
         """
 
     def remember(self, stored: Stored, corner: OracleResult) -> Callable[[], None] | None:
-        """Keeps what the max oracle found, without mass, when it is called; None where there is nothing to keep."""
+        """A function that caches the corners, without mass; None if there is nothing to cache."""
         return None
 
     def check_features(self, stored: Stored, potentials: Potentials) -> None:
-        """Raise RuntimeError if the features are not those of the blocks, for storages that cannot follow them."""
+        """Raise RuntimeError if the features have changed and the storage cannot follow them."""
         return
 
     def keep_curvature(self) -> None:
@@ -163,7 +165,7 @@ class Storage(Stateful):
         raise ValueError(f"storage={type(self).__name__}() keeps no labelings: use storage=Labelings()")
 
     def forget_features(self) -> None:
-        """The features have moved: drop what depended on them."""
+        """Drop data that depend on features; called when the features have moved."""
         return
 
     @abstractmethod
@@ -172,18 +174,17 @@ class Storage(Stateful):
 
     @abstractmethod
     def rescale(self, factor: float) -> None:
-        """``psi_i *= factor`` in every block, as ``lam`` is multiplied by it too, so that no weight changes.
+        """``psi_i *= factor`` in every block; the caller then multiplies :attr:`lam` by it too, and weights stay.
 
-        In terms of the dual variables ``alpha_i(y) *= factor`` for ``y != y_i``; the target takes the rest. The caller
-        sets :attr:`lam`, after this.
+        Dual variables become ``alpha_i(y) *= factor`` for ``y != y_i``; the target gets the rest.
         """
 
     def change_lam(self, lam: float) -> None:
-        """Another ``lam`` for the same psi_i; what depends on it changes. The caller sets :attr:`lam`, after this."""
+        """Adapt data that depend on ``lam``, for the same psi_i; the caller then sets :attr:`lam`."""
         return
 
     def products(self) -> Tensor | None:
-        """``lam <w, w_i>`` of every block, ``[n]`` float64, where that follows from the blocks alone."""
+        """``lam <w, w_i>`` of every block, ``[n]`` float64; None if the blocks alone do not determine it."""
         return None
 
     @abstractmethod
@@ -192,11 +193,11 @@ class Storage(Stateful):
 
     @abstractmethod
     def to(self, device: torch.device) -> None:
-        """Move what is stored."""
+        """Move all tensors to the device."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and numbers."""
+        """The whole state, as tensors and numbers."""
 
     def check_memory(self, potentials: Potentials, advice: str) -> None:
         """Raise MemoryError, naming a cheaper storage, if the estimate is over the limit."""

@@ -29,8 +29,8 @@ class Weights(Storage):
     (poses on a grid). Steps need the gradient of every example: two backward passes an example if the head has no
     ``adjoint`` and ``torch.func`` does not support it.
 
-    Features must not change: one number for the features of each example is kept from its first visit and compared at
-    every later visit and in exact passes. Changed features raise RuntimeError.
+    Features must not change. A fingerprint of each example's features is kept from its first visit and compared at
+    every later visit and in exact passes; changed features raise RuntimeError.
     """
 
     needs_gradients = True

@@ -11,10 +11,10 @@ from torchssvm.core.bounds import Bound, Box
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
-from torchssvm.solvers.block_gap import check_rules
 from torchssvm.steps.cache import MaxOracle, OracleRule
 from torchssvm.steps.direction import DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.rules import check_rules
 
 Direction = DirectionRule | Callable[..., Any]
 """A direction rule. The ``Callable`` is for configuration files: jsonargparse reads a protocol whose ``__call__``

@@ -13,8 +13,9 @@ from torch import Tensor
 from torchssvm.lightning.duality_gap import DualityGap, _training_loader
 from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader
-from torchssvm.solvers.averages import Average, WeightedAverage
+from torchssvm.solvers.averages import WeightedAverage
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.running_average import Average
 
 
 class AveragedWeights(WeightAveraging):
@@ -48,7 +49,7 @@ class AveragedWeights(WeightAveraging):
         self.validate = validate
         self.average: Average | None = None
         self._make = average
-        self._steps = 0  # dual.steps at the last look
+        self._steps = 0  # dual.steps at the last call
         self._validation = ExitStack()  # holds the average in the head
         self._loaded: dict[str, Any] | None = None
 

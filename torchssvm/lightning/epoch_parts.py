@@ -15,7 +15,8 @@ from torchssvm.core.schema import Entry, Same, Schema, Stateful
 from torchssvm.lightning.loaders import count_examples
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW
-from torchssvm.steps.orders import GapBatchSampler, Order, Permutation
+from torchssvm.steps.orders import Order, Permutation
+from torchssvm.steps.sampler import GapBatchSampler
 
 WHOLE = 1000  # most examples of an epoch in one part
 

@@ -46,7 +46,7 @@ def find_problem(trainer: L.Trainer) -> DualState:
 def passes_so_far(trainer: L.Trainer) -> float:
     """Effective passes of BCFW, or passes of GDMM."""
     gdmm = find_gdmm(trainer)
-    return find_bcfw(trainer).dual.passes if gdmm is None else float(gdmm.sweeps)
+    return find_bcfw(trainer).dual.passes if gdmm is None else float(gdmm.passes)
 
 
 @contextmanager

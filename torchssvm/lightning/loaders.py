@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
 from torch.utils.data import DataLoader
 
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 
 def take_training_loader(trainer: L.Trainer) -> DataLoader:

@@ -1,4 +1,4 @@
-"""How a checkpoint says which head it is of: names and plain values, from which only own classes are made again."""
+"""Recipes of heads in checkpoints: names and plain values, from which only classes of this package are rebuilt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe(thing: Any) -> Recipe | None:
     """The recipe of a head, a structure or an oracle of this package; None of anything else.
 
     Args:
-        thing: What is to be made again, with zeros for its weights; a subclass is something else.
+        thing: The object to rebuild, with zeros for its weights; subclasses have no recipe.
     """
     try:
         recipe = _describe(thing)
@@ -36,12 +36,12 @@ def describe(thing: Any) -> Recipe | None:
 
 
 def rebuild(recipe: Any) -> Any:
-    """What a recipe describes; a head has zeros for its weights.
+    """The object that a recipe describes; a head has zeros for its weights.
 
     Nothing is imported, and only classes that ``torchssvm.structures`` exports are made.
 
     Args:
-        recipe: What :func:`describe` gave.
+        recipe: The result of :func:`describe`.
 
     Raises:
         ValueError: The recipe is damaged, or names a class that is not in ``torchssvm.structures``.
@@ -58,7 +58,7 @@ def rebuild(recipe: Any) -> Any:
 
 
 class _Unknown(Exception):
-    """Of no class in ``torchssvm.structures``."""
+    """The object is not of a class in ``torchssvm.structures``."""
 
 
 def _describe(thing: Any) -> Recipe:

@@ -17,7 +17,8 @@ from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap, _training_loader
 from torchssvm.lightning.exact_pass import evaluating, find_problem, in_precision
 from torchssvm.lightning.loaders import exact_pass_loader
-from torchssvm.solvers.report import RunReport, evaluate
+from torchssvm.solvers.evaluation import evaluate
+from torchssvm.solvers.report import RunReport
 
 
 class Report(Callback):

@@ -16,7 +16,7 @@ from torchssvm.lightning.exact_pass import find_bcfw
 from torchssvm.lightning.loaders import count_examples, gap_sampler
 from torchssvm.lightning.resume import ResumePoint
 from torchssvm.solvers.compiled.solver import CompiledBCFW
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 _KEY = "torchssvm"
 

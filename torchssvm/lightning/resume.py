@@ -9,7 +9,7 @@ from torchssvm.core.caller import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Each, Maybe, check
 from torchssvm.lightning.epoch_parts import EpochParts
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 Draws = GapBatchSampler | EpochParts | None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure, as_decoding
-from torchssvm.solvers.report import count_errors
+from torchssvm.solvers.evaluation import count_errors
 
 
 class Mean(NamedTuple):

@@ -29,15 +29,16 @@ from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.bcfw import BCFW
-from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
+from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import recompute_weights
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.line_search import LineSearch
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 _BAR_EVERY = 10
 
@@ -69,14 +70,14 @@ class StructuredSVM(Predicting):
         storage: How dual blocks are kept; None is ``Labelings()`` if ``direction`` or ``oracle`` need labelings, else
             ``MeanParts()``. Both allow features that are trained, ``Weights()`` does not. Every fit begins with an
             empty copy.
-        block_steps: How far each block of a batch goes, such as ``CommonStep()``; None is ``BoxQP(sweeps=5)``.
+        block_steps: The step of each block of a batch, such as ``CommonStep()``; None is ``BoxQP(sweeps=5)``.
         direction: The direction of a step, such as ``Pairwise()`` or ``Corrective()``; None is ``FrankWolfe()``.
-        oracle: When to decode: ``CacheOracle()`` reuses cached labelings and logs ``cache_hits``; None is
+        oracle: Whether to decode: ``CacheOracle()`` reuses cached labelings and logs ``cache_hits``; None is
             ``MaxOracle()``, which always decodes.
         memory_limit: Bytes that the dual blocks may take; None is the free memory of the device.
         bounds: ``(lower, upper)`` by the name of a parameter of the head, such as ``{"transition": (0.0, None)}``; see
             :class:`torchssvm.BCFW`.
-        line_search: How far a step goes; None is ``ExactSearch()``.
+        line_search: Chooses the step size; None is ``ExactSearch()``.
         compiled: Whether :class:`torchssvm.CompiledBCFW` makes the steps: features are computed once and kept for the
             whole run, and the examples of a batch are visited one after another (``block_steps`` is unused). None is
             True where possible: ``LinearChain`` or ``LinearMulticlass`` on the CPU with its own structure, features

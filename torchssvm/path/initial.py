@@ -12,7 +12,8 @@ from torchssvm.core.batch import Batch, Collate, apply_head, in_order, to_device
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.dual.state import DualState, check_dual
+from torchssvm.dual.checks import check_batch, check_dual
+from torchssvm.dual.state import DualState
 from torchssvm.path.recipe import MakeOptimizer, plain_optimizer
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
@@ -91,7 +92,7 @@ def start_at_largest_lam(
             batch = to_device(batch, dual.parameters[0].device)
             with full_precision(dual.loss.device):
                 potentials = as_potentials(apply_head(head, batch))
-                index = dual.check_batch(batch.index, potentials)
+                index = check_batch(dual, batch.index, potentials)
                 target = dual.structure.check_target(batch.y, potentials)
                 thetas[index] = dual.structure.largest_gain(potentials, target)
                 products[index] = dual.storage.gather(index, potentials, target).inner(potentials)

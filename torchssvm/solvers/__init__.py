@@ -1,17 +1,19 @@
 """Solvers: BCFW and its losses, compiled loops, GDMM, kernel models, baselines and certificates."""
 
-from torchssvm.solvers.averages import Average, SuffixAverage, UniformAverage, WeightedAverage
+from torchssvm.solvers.averages import SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.solvers.baselines.cutting_plane import CuttingPlane
 from torchssvm.solvers.baselines.exponentiated_gradient import ExponentiatedGradient
 from torchssvm.solvers.baselines.n_slack import NSlack
 from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.subgradient import Subgradient
 from torchssvm.solvers.bcfw import BCFW
-from torchssvm.solvers.block_gap import BlockGap, StructuredHinge
+from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.running_average import Average
+from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.solvers.trainer import Trainer
 from torchssvm.solvers.training import Steps, solve
 

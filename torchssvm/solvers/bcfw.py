@@ -10,48 +10,46 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_parameters
-from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
-from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, inner_product
 from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
-from torchssvm.dual.state import DualState, check_dual
+from torchssvm.dual.checks import check_dual
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
 from torchssvm.solvers.gradient_check import Seen, check_gradient
+from torchssvm.solvers.parameter_groups import ALLOWED, OPTIONS, bounds_of, check_unchanged, make_box
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 from torchssvm.steps.proposal import Proposal
 
-_OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
-_ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
-
 
 class BCFW(Stateful, Optimizer):
-    """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, minibatches and all orders of [G16]): no learning rate.
+    """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, with the minibatches and orders of [G16]): no learning rate.
 
-    A step takes what the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d`` with ``d = grad`` and the gamma
-    of the line search; the blocks follow. ``gamma/lam`` is published as ``group["lr"]``. Gradients of several batches
-    may be accumulated before a step; where the head gives per-example gradients, the box QP is then solved for all of
-    them together, as if they had been one batch.
+    A step is the one that the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d``, with ``d = grad`` and the
+    gamma of the line search; the blocks move along. ``gamma/lam`` is published as ``group["lr"]``. Gradients of several
+    batches may be accumulated before a step. If the head gives per-example gradients, the box QP is then solved for all
+    batches together, as for one batch.
 
-    The weights are a function of the dual, and a new dual stands for zero weights: weights that are not zero are set to
-    zero, with a warning. ``state_dict`` carries the dual state and the weights, exactly.
+    The weights are a function of the dual, and those of a new dual are zero: non-zero weights are set to zero, with a
+    warning. ``state_dict`` contains the dual state and the weights, exactly.
 
     Weights may have bounds ([G16] Algorithm 9), as options of their group: ``{"params": [head.transition], "lower":
     0.0}``, also ``upper``; a number, or a tensor that broadcasts to each parameter of the group. The optimizer then
-    moves ``v = A alpha``, kept in ``dual.unclipped``, and the head holds ``w = clip(v, lower, upper)``, which is also
-    where it starts, at v = 0. Bounds are copied here, and cannot be changed later.
+    moves ``v = A alpha``, kept in ``dual.unclipped`` and initially zero, and the head holds
+    ``w = clip(v, lower, upper)``. Bounds are copied and cannot be changed later.
 
     Args:
-        params: All parameters of the head, and nothing else; or groups of them.
+        params: Exactly the parameters of the head, or groups of them.
         dual: The head's dual state.
         line_search: Chooses gamma; None is :class:`ExactSearch`, which maximises the dual.
 
     Raises:
-        ValueError: The parameters are not those of the dual, a group has an option that BCFW does not know, bounds are
-            empty or fit neither the weights nor what the dual was trained with, or the process group has more than one
+        ValueError: The parameters are not those of the dual, a group has an unknown option, bounds are empty, do not
+            fit the weights or differ from those that the dual was trained with, or the process group has more than one
             member.
-        TypeError: ``dual`` is no DualState, ``params`` are no parameters, a bound is neither a number nor a tensor, or
-            ``line_search`` cannot be called.
+        TypeError: ``dual`` is not a DualState, ``params`` are not parameters, a bound is neither a number nor a tensor,
+            or ``line_search`` cannot be called.
     """
 
     state_name = "BCFW"
@@ -70,7 +68,7 @@ class BCFW(Stateful, Optimizer):
         check_parameters(params, " or groups of them, and then the dual")
         super().__init__(params, {"lr": 0.0})
         for group in self.param_groups:
-            if unknown := group.keys() - _OPTIONS:
+            if unknown := group.keys() - OPTIONS:
                 raise ValueError(f"params has a group with unknown options {sorted(unknown)}")
             if group["lr"] != 0.0:
                 raise ValueError(
@@ -85,9 +83,9 @@ class BCFW(Stateful, Optimizer):
                 f"head.parameters(). {len(missing)} of them are missing, of shapes {missing}, and "
                 f"{len(given - owned)} others are given"
             )
-        self._bounds = _bounds(self.param_groups)
+        self._bounds = bounds_of(self.param_groups)
         self._rate = 0.0
-        overwritten = dual.begin(_box(self.param_groups, dual))
+        overwritten = dual.begin(make_box(self.param_groups, dual))
         self.dual = dual
         self.line_search: LineSearch = line_search if line_search is not None else ExactSearch()
         if overwritten:
@@ -97,7 +95,7 @@ class BCFW(Stateful, Optimizer):
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and the steps that they belong to."""
+        """Clear the gradients and discard the proposed steps."""
         if set_to_none:
             for parameter in self.dual.parameters:
                 parameter.grad = None
@@ -107,19 +105,19 @@ class BCFW(Stateful, Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the proposed step, with the exact step size.
+        """Take the proposed step, with the step size of the line search.
 
         Args:
-            closure: Optional; computes the loss and its gradient first.
+            closure: Called first, if given, to compute the loss and its gradient.
 
         Returns:
-            What ``closure`` returned, or None.
+            The result of ``closure``, or None.
 
         Raises:
-            TypeError: The weights are not of the dtype that the dual was made for.
-            RuntimeError: A parameter group was given options, or a learning rate; nothing was proposed since the last
-                step; or the gradient is not the one that the backward pass gave: clipped, rescaled, of low precision,
-                mixed with others. Nothing has changed then but that the proposal is dropped.
+            TypeError: The weights have another dtype than when the dual was made.
+            RuntimeError: A parameter group was given options or a learning rate; nothing was proposed since the last
+                step; or the gradient is not the one from the backward pass: clipped, rescaled, of low precision, mixed
+                with others. The proposal is then discarded, and nothing else changes.
         """
         result = None
         if closure is not None:
@@ -134,33 +132,33 @@ class BCFW(Stateful, Optimizer):
             )
         if len(set(map(type, steps))) > 1:
             raise RuntimeError("the proposals are of two kinds: call zero_grad() between a compiled loop and BlockGap")
-        self._check_groups()
+        check_unchanged(self.param_groups, self._bounds, self._rate)
         with full_precision(self.dual.parameters[0].device):
             steps[0].take(self, steps)
         return result
 
     def take_batches(self, proposals: list[Proposal]) -> None:
-        """Check the gradient, and move weights and blocks by what ``BlockGap`` proposed; ``step`` calls this."""
+        """Check the gradient, and move weights and blocks as ``BlockGap`` proposed; ``step`` calls this."""
         dual = self.dual
         try:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)
             if len(proposals) > 1 and all(p.gradients is not None and p.block_steps.needs_gradients for p in proposals):
-                coefficients, gradients, moving = _merge(proposals, dual)
+                coefficients, gradients, moving = merge(proposals, dual)
                 largest, seen = 1.0, None
             else:
                 moving = [proposal.rows for proposal in proposals]
                 coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
-                largest = _largest_step(proposals)
-            if dual.box.has_bounds:  # the box QP is a model below the dual: the best step may lie beyond its own
+                largest = largest_step(proposals)
+            if dual.box.has_bounds:  # the box QP is then a lower bound of the dual, whose best step may be larger
                 gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
-                largest = _farthest_step(proposals, coefficients)
-            if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # an example may be there twice
+                largest = farthest_step(proposals, coefficients)
+            if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # examples may repeat
                 dual.storage.check_together([proposal.stored for proposal in proposals], moving)
             value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
             if dual.recomputed is not None:
-                # The step starts there, and the directions were chosen at the held weights: their slope is linear in w.
+                # The step starts there, but the slopes were computed at the held weights; they are linear in w.
                 moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
                 value += inner_product([there.to(torch.float64) - w for there, w in moved], gradients)
             gamma = self._move_weights(value, gradients, largest, seen)
@@ -172,16 +170,16 @@ class BCFW(Stateful, Optimizer):
             dual.mailbox.notify()
 
     def _move_weights(self, value: float, gradients: list[Tensor], largest: float, seen: Seen | None = None) -> float:
-        """``v -= (gamma/lam) d`` and ``w = clip(v)``, from the v that the last exact pass recomputed if there is one.
+        """``v -= (gamma/lam) d`` and ``w = clip(v)``, starting from ``dual.recomputed`` if that is not None.
 
         Args:
-            value: Derivative of the dual where the step starts.
+            value: Derivative of the dual at the start of the step.
             gradients: d, for each parameter.
             largest: Largest feasible gamma.
-            seen: What was read of weights and gradients, if they are still the same.
+            seen: Products of weights and gradients, if they are still the same.
 
         Returns:
-            The gamma that the line search found.
+            The gamma of the line search.
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
@@ -197,13 +195,13 @@ class BCFW(Stateful, Optimizer):
         return gamma
 
     def show_rate(self, rate: float) -> None:
-        """Publish ``gamma/lam`` as the ``lr`` of all groups, for callbacks that show one."""
+        """Publish ``gamma/lam`` as the ``lr`` of all groups, for callbacks that log it."""
         self._rate = rate
         for group in self.param_groups:
             group["lr"] = rate
 
     def _move_blocks(self, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
-        """Move the blocks of a batch's ``rows`` by ``move`` ``[B]``, and note what was seen of them."""
+        """Move the blocks of a batch's ``rows`` by ``move``, ``[B]``, and update gaps and counters."""
         dual, index, found, gaps = self.dual, proposal.index, proposal.found, proposal.block_gaps.clamp(min=0.0)
         decoded = found.decoded
         size = index.shape[0]
@@ -223,28 +221,8 @@ class BCFW(Stateful, Optimizer):
         dual.cache_hits += size - calls
         dual.moved += rows.shape[0]
 
-    def _check_groups(self) -> None:
-        """Groups are dictionaries that anybody can write to, and the dual keeps to the bounds that it began with."""
-        for group, (lower, upper) in zip(self.param_groups, self._bounds, strict=True):
-            if not group.keys() <= _ALLOWED:
-                raise RuntimeError(
-                    f"a parameter group was given {sorted(group.keys() - _ALLOWED)} after BCFW was made, and BCFW has "
-                    "no such options: the regularisation is the dual's lam, and the step size is found. Delete them "
-                    "from the group"
-                )
-            if group["lr"] != self._rate and "initial_lr" not in group:
-                raise RuntimeError(
-                    f"a parameter group was given lr={group['lr']} after BCFW was made: BCFW has no learning rate, it "
-                    f"finds the step, and lr only shows the last one, {self._rate}. Leave lr as it is"
-                )
-            if not (_same(group.get("lower"), lower) and _same(group.get("upper"), upper)):
-                raise RuntimeError(
-                    "the bounds of a parameter group were changed after BCFW was made, and the dual value depends on "
-                    "them: make a new DualState and BCFW"
-                )
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the optimizer is made: its parameters are those of the dual.
+        """Refuse further groups: the parameters are those of the dual.
 
         Raises:
             ValueError: Always, after the constructor.
@@ -263,7 +241,7 @@ class BCFW(Stateful, Optimizer):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state with the dual state, in tensors and numbers only."""
+        """The optimizer's state with the dual state, as tensors, numbers and strings."""
         return {**super().state_dict(), "dual": self.dual.state_dict()}
 
     def _schema(self) -> Declaration:
@@ -272,87 +250,22 @@ class BCFW(Stateful, Optimizer):
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         groups = state["param_groups"]
-        if unknown := sorted({name for group in groups for name in group} - _ALLOWED):
+        if unknown := sorted({name for group in groups for name in group} - ALLOWED):
             raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {unknown}")
         if len({group["lr"] for group in groups}) != 1:
             raise damaged(f"{where}['param_groups'] do not show one step")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the dual and the weights to the bit, from a state that :meth:`check_state` has let pass."""
+        """Restore the same bits of dual and weights from a state that passed :meth:`check_state`."""
         Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "dual"})
         self._rate = state["param_groups"][0]["lr"]
         self.dual.restore(state["dual"])
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
-            # They are equal, weight by weight; groups may have been given in another order.
+            # The bounds are equal weight by weight, but groups may have another order.
             for name, bound in zip(("lower", "upper"), bounds, strict=True):
                 group.pop(name, None)
                 if bound is not None:
                     group[name] = bound
-
-
-def _bounds(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """Lower and upper bounds of each group, as they were given."""
-    return [(group.get("lower"), group.get("upper")) for group in groups]
-
-
-def _box(groups: list[dict[str, Any]], dual: DualState) -> Box:
-    """The bounds of each of the head's parameters."""
-    of = {id(p): bounds for group, bounds in zip(groups, _bounds(groups), strict=True) for p in group["params"]}
-    return Box(dual.parameters, [of[id(p)] for p in dual.parameters])
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
-
-
-def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Choose the steps of all accumulated batches together, as for one batch; examples drawn again do not count.
-
-    Returns:
-        The coefficient of every row, the gradient, and the rows that count.
-    """
-    seen: set[int] = set()
-    keep: list[Tensor] = []
-    for proposal in proposals:
-        fresh = [row for row in proposal.rows.tolist() if int(proposal.index[row]) not in seen]
-        seen.update(proposal.index[fresh].tolist())
-        keep.append(torch.tensor(fresh, dtype=torch.int64, device=proposal.index.device))
-    stacked = [
-        torch.cat([g.index_select(0, rows) for g, rows in zip(several, keep, strict=True)])
-        for several in zip(*(p.gradients or [] for p in proposals), strict=True)
-    ]
-    stacked = [g.coalesce() if g.is_sparse else g for g in stacked]
-    values = torch.cat([p.values[rows] for p, rows in zip(proposals, keep, strict=True)])
-    weight = 1.0 / (dual.lam * dual.num_examples**2)
-    gammas, combined, _ = proposals[0].block_steps.solve(stacked, values, weight, 1.0 / dual.num_examples)
-    coefficients = [
-        torch.zeros_like(proposal.gammas).index_put_((rows,), part)
-        for proposal, rows, part in zip(proposals, keep, gammas.split([len(rows) for rows in keep]), strict=True)
-    ]
-    return coefficients, combined, keep
-
-
-def _largest_step(proposals: list[Proposal]) -> float:
-    """The step that takes some block to the end of its direction, where all batches have the gammas that they chose.
-
-    A batch whose loss was scaled by c moves by c of its direction at step 1. An example in several batches adds up.
-    """
-    if len(proposals) == 1:
-        return 1.0 / proposals[0].scale
-    scales = [torch.full_like(p.gammas[p.rows], p.scale) for p in proposals]
-    index = torch.cat([p.index[p.rows] for p in proposals])
-    _, inverse = index.unique(return_inverse=True)
-    shares = add_rows(torch.zeros_like(torch.cat(scales)), inverse, torch.cat(scales))
-    return 1.0 / float(shares.max())
-
-
-def _farthest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
-    """The step that takes some block to the end of its direction, where blocks move by ``coefficients`` at step 1."""
-    index = torch.cat([p.index[p.rows] for p in proposals])
-    moves = torch.cat([c[p.rows] for p, c in zip(proposals, coefficients, strict=True)])
-    _, inverse = index.unique(return_inverse=True)
-    most = float(add_rows(torch.zeros_like(moves), inverse, moves).max())
-    return 1.0 / most if most > 0.0 else 1.0
 
 
 def _refuse_distributed() -> None:

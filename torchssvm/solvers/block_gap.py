@@ -1,4 +1,4 @@
-"""The two losses: the block gap, which trains the head, and the structured hinge, which trains the features."""
+"""The block gap: the loss that trains the head."""
 
 from __future__ import annotations
 
@@ -16,43 +16,46 @@ from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
-from torchssvm.core.structure import OracleResult, Structure, find_corner
-from torchssvm.dual.state import DualState, check_dual
-from torchssvm.dual.storage import Storage, Stored
+from torchssvm.core.structure import OracleResult, find_corner
+from torchssvm.dual.checks import check_dual, check_rows, check_targets
+from torchssvm.dual.state import DualState
+from torchssvm.dual.storage import Stored
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle, OracleRule
 from torchssvm.steps.direction import Atoms, DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.steps.proposal import Proposal
+from torchssvm.steps.rules import check_rules
 
 
 class BlockGap(nn.Module):
     """The duality gap of a batch's blocks: the loss whose gradient is the BCFW direction ([B13] Alg. 4, [G16] eq. 6).
 
-    Its value is ``sum_i g_i``, with ``g_i = <p(s_i) - mu_i, theta_i>/n + L_i(s_i)/n - l_i >= 0`` and s_i from the
-    loss-augmented max oracle; its gradient with respect to the weights is that of ``sum_i gamma_i value(Delta_i)``. The
-    gamma_i are those of ``block_steps`` where there are per-example gradients: from the head's own ``adjoint``, or from
-    ``torch.func`` where it can ``vmap`` the head, which ``DualState.for_head`` prepares. They are 1 elsewhere: in heads
-    with operations in place, custom autograd functions without rules for ``vmap`` or control flow that depends on
-    numbers, in compiled heads, and where the gradients of a batch would be more than 2^26 numbers. The
-    backward pass proposes the step to the dual, with the upstream gradient it was given; ``BCFW.step`` takes it. Calls
-    without a backward pass leave nothing behind.
+    The value is ``sum_i g_i``, with ``g_i = <p(s_i) - mu_i, theta_i>/n + L_i(s_i)/n - l_i >= 0`` and s_i from the
+    loss-augmented max oracle. The gradient with respect to the weights is ``d = (1/n) sum_i gamma_i Phi_i^T Delta_i``,
+    with ``Delta_i = p(s_i) - mu_i`` for Frank-Wolfe directions. The backward pass proposes the step to the dual,
+    multiplied by the upstream gradient; ``BCFW.step`` takes it. Calls without a backward pass change nothing.
 
-    Of an approximate oracle (``Decoding.exact`` is False), or of a cached labeling, s_i is not the best output: the
-    value is then at most the true gap of the blocks and can be negative, and the step, which never lowers the dual, may
-    be 0 ([B13] appendix C). It bounds nothing; ``certify`` takes the oracle's upper bounds and says ``exact=False``.
+    ``block_steps`` chooses the gamma_i if per-example gradients are available: from the head's own ``adjoint``, or by
+    ``torch.func.vmap``, which ``DualState.for_head`` prepares. Otherwise every gamma_i is 1: for heads with in-place
+    operations, custom autograd functions without ``vmap`` rules or control flow that depends on values, for compiled
+    heads, and if the gradients of a batch have more than 2^26 numbers.
+
+    With an approximate oracle (``Decoding.exact`` is False) or a cached labeling, s_i need not be the best output. The
+    value is then a lower bound of the blocks' gap and can be negative; the step never lowers the dual and may be 0
+    ([B13] appendix C). ``certify`` uses the oracle's upper bounds instead, and says ``exact=False``.
 
     Args:
         dual: The dual state.
-        direction: Which direction to take; None is ``FrankWolfe()``.
-        oracle: When to decode, and when to go to a cached labeling; None is ``MaxOracle()``, always decode.
-        block_steps: How far each block goes: ``BoxQP(sweeps=5)`` (None), ``CommonStep()`` or ``Sequential()``.
+        direction: The direction of each block; None is ``FrankWolfe()``.
+        oracle: Whether to decode or to take a cached labeling; None is ``MaxOracle()``, which always decodes.
+        block_steps: The step of each block: ``BoxQP(sweeps=5)`` (None), ``CommonStep()`` or ``Sequential()``.
 
     Raises:
-        ValueError: ``direction`` or ``oracle`` needs the dual to keep labelings, or ``block_steps`` is not for these
-            rules.
-        TypeError: ``dual`` or a rule is not such an object.
+        ValueError: ``direction`` or ``oracle`` needs a dual that keeps labelings, or ``block_steps`` does not support
+            these rules.
+        TypeError: ``dual`` is not a DualState, or a rule is not of its kind.
     """
 
     def __init__(
@@ -77,15 +80,15 @@ class BlockGap(nn.Module):
         """The sum of the batch's block gaps, a float64 scalar.
 
         Args:
-            potentials: What the head returned, of the weights' dtype.
+            potentials: The head's output, in the weights' dtype.
             target: Targets of the batch, as the structure takes them.
-            index: ``[B]`` int64, the examples' places in the dataset. An example drawn twice counts once.
+            index: ``[B]`` int64, positions of the examples in the dataset. A repeated example counts once.
 
         Raises:
-            ValueError: Index, target or potentials are not valid, or the oracle is not.
-            TypeError: The potentials are of another dtype than the weights.
-            RuntimeError: A target is not the one that the example had at its first visit; or its features are not, and
-                the storage cannot follow them.
+            ValueError: Index, target or potentials are not valid, or the oracle returned invalid outputs.
+            TypeError: The potentials have another dtype than the weights.
+            RuntimeError: An example's target has changed since its first visit; or its features have, and the storage
+                cannot follow them.
             MemoryError: The dual blocks of all examples would not fit.
         """
         potentials = as_potentials(potentials)
@@ -94,14 +97,14 @@ class BlockGap(nn.Module):
 
     def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
         dual = self.dual
-        index, rows = dual.check_rows(index, potentials)
+        index, rows = check_rows(dual, index, potentials)
         target = dual.structure.check_target(target, potentials)
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
         digests = digest_targets(target, potentials.lengths)
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
-            dual.check_targets(digests, index)
+            check_targets(dual, digests, index)
             if training:
                 dual.storage.check_features(stored, potentials)
         step = Proposal(dual.version, index, rows, digests, detached, stored, self.block_steps)
@@ -117,7 +120,7 @@ class BlockGap(nn.Module):
         return self._choose_steps(step, potentials, total) if training else total
 
     def _visit(self, step: Proposal, potentials: Potentials, target: Any) -> Tensor:
-        """The sum of the gaps as found by exact steps on the blocks, one after another."""
+        """The sum of the block gaps, found while exact steps visit the blocks one after another."""
         dual, n = self.dual, self.dual.num_examples
         with torch.no_grad():
             losses = dual.loss[step.index]
@@ -125,14 +128,14 @@ class BlockGap(nn.Module):
                 potentials, dual.structure, target, step.stored, losses, dual.lam, n
             )
             if not bool(torch.isfinite(found.score).all()):
-                find_corner(dual.structure, step.potentials, target)  # it says which potentials are not finite
+                find_corner(dual.structure, step.potentials, target)  # raises, and says which potentials are not finite
             _towards(step, found, losses, n)
             step.parts, _ = step.stored.combine(None, found)
             step.squared_norm = squared_norm(step.reference)
         return _Propose.apply(step.block_gaps.sum(), dual.mailbox, step, step.reference, *dual.parameters)
 
     def _choose_steps(self, step: Proposal, potentials: Potentials, total: Tensor) -> Tensor:
-        """``total``, whose backward pass proposes ``step`` with the steps that the rule chooses for its blocks."""
+        """``total``, whose backward pass proposes ``step``; solves for the gammas."""
         dual, n = self.dual, self.dual.num_examples
         with torch.no_grad():
             step.parts, direct = step.stored.combine(step.change, step.found)
@@ -145,7 +148,8 @@ class BlockGap(nn.Module):
         else:
             share = step.gammas / n
             weighted = scale(step.parts, share)
-            if step.gradients is None and (dual.is_large or some_are_zero(dual.parameters)):
+            # Euler's identity does not check the gradient of weights that are zero.
+            if step.gradients is None and (dual.is_large or not all(bool(p.detach().all()) for p in dual.parameters)):
                 step.reference = adjoint(potentials, weighted, dual.parameters, sparse=True)
             names = list(potentials.tensors)
             inputs, outputs = [potentials.tensors[name] for name in names], [weighted[name] for name in names]
@@ -155,18 +159,18 @@ class BlockGap(nn.Module):
 
     @property
     def _simple(self) -> bool:
-        """Whether every block has one way to go: with all its mass to a corner that is decoded."""
+        """Whether every block moves all its mass to a decoded corner."""
         known = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
         return known and not self.dual.storage.keeps_labelings
 
     def _to_corner(self, step: Proposal, target: Any) -> None:
-        """What ``_between_atoms`` finds where a block has one atom and moves all of it to the corner."""
+        """As ``_between_atoms``, for blocks of one atom that moves to the corner."""
         found = find_corner(self.dual.structure, step.potentials, target)
         _towards(step, found, self.dual.loss[step.index], self.dual.num_examples)
         step.block_gaps = step.values
 
     def _between_atoms(self, step: Proposal, potentials: Potentials, target: Any, training: bool) -> None:
-        """The block gaps, and, for training, the direction that the rule chooses between the blocks' atoms."""
+        """The block gaps and, for training, the direction rule's change of the atoms' mass."""
         dual, stored, n = self.dual, step.stored, self.dual.num_examples
         kept = stored.atoms(step.potentials, dual.loss[step.index])
         step.found = self._find(step, kept, target)
@@ -181,7 +185,7 @@ class BlockGap(nn.Module):
         step.values = step.slopes + step.loss_changes
 
     def _find(self, step: Proposal, kept: tuple[Tensor, ...], target: Any) -> OracleResult:
-        """The outputs to move to: from the cache where the oracle rule says so, from the max oracle elsewhere."""
+        """The corners: cached labelings where the oracle rule accepts them, decoded elsewhere."""
         dual, stored, potentials = self.dual, step.stored, step.potentials
         decoded: Tensor | None = None
         if self.oracle.needs_labelings and kept[0].shape[1] > 1:
@@ -209,7 +213,7 @@ class BlockGap(nn.Module):
         return found
 
     def _gradients(self, potentials: Potentials, parts: Parts, direct: list[Tensor] | None) -> list[Tensor] | None:
-        """``Phi_i^T Delta_i`` for each parameter, ``[B, *shape]``, where they are needed or cheap."""
+        """``Phi_i^T Delta_i``, ``[B, *shape]`` for each parameter, if needed or cheap; else None."""
         dual = self.dual
         if dual.storage.needs_gradients:
             found: list[Tensor] | None = per_example_adjoint(potentials, parts, dual.parameters)
@@ -222,7 +226,7 @@ class BlockGap(nn.Module):
             return found if direct is None else [dense(g) + d for g, d in zip(found, direct, strict=True)]
 
     def _solve(self, step: Proposal) -> None:
-        """The gamma of each block, 0 in rows that do not count, and ``sum_i gamma_i d_i`` with its squared length."""
+        """Set the gamma of each block (0 in repeated rows), and ``sum_i gamma_i d_i`` with its squared norm."""
         values, rows, gradients, n = step.values, step.rows, step.gradients, self.dual.num_examples
         whole = len(rows) == len(values)
         if gradients is None:
@@ -237,7 +241,7 @@ class BlockGap(nn.Module):
 
 
 def _towards(step: Proposal, found: OracleResult, losses: Tensor, n: int) -> None:
-    """The direction that moves all mass of every block to ``found``."""
+    """Set the direction that moves all mass of every block to ``found``."""
     towards, held = found.score / n, step.stored.inner(step.potentials)
     step.found, step.slopes, step.slope_terms = found, towards + held, (towards, held)
     step.loss_changes = found.loss / n - losses
@@ -251,7 +255,7 @@ def _atoms(
     dual: DualState,
     respond: Callable[[Parts], Parts],
 ) -> Atoms:
-    """The atoms of the blocks, and the corner as their last column unless it is one of them."""
+    """The atoms of the blocks, and a last column for the corner, valid where it is not yet an atom."""
     assert found.column is not None
     mass, scores, losses, valid = kept
     new = found.column == 0
@@ -271,64 +275,8 @@ def _atoms(
     )
 
 
-class StructuredHinge(nn.Module):
-    """The mean structured hinge of a batch, ``(1/B) sum_i H_i`` with ``H_i = max_y L_i(y) + <p(y) - p(y_i), theta_i>``.
-
-    An ordinary loss for an ordinary optimizer: it trains the features below the head (or, with weight decay ``lam``,
-    the head itself by subgradients). Its gradient is not for BCFW.
-
-    Of an approximate oracle (``Decoding.exact`` is False) the value is that of the output that was found, a lower bound
-    of the hinge in the primal objective; its gradient is a subgradient of that bound only. For an upper bound of the
-    primal use :func:`torchssvm.primal` or ``certify``, which take ``Decoding.bound`` and say ``exact=False``.
-
-    Args:
-        structure: What an output is.
-    """
-
-    def __init__(self, structure: Structure) -> None:
-        super().__init__()
-        if not isinstance(structure, Structure):
-            raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
-        self.structure = structure
-
-    def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:
-        """The mean over the batch, a scalar of the potentials' dtype.
-
-        Raises:
-            ValueError: Target or potentials are not valid, or the oracle is not.
-        """
-        potentials = as_potentials(potentials)
-        target = self.structure.check_target(target, potentials)
-        corner = find_corner(self.structure, potentials, target)
-        size = potentials.batch_size
-        value = corner.loss.mean()
-        for name, tensor in potentials.tensors.items():
-            value = value + (corner.parts[name] * tensor).sum() / size
-        return value.to(potentials.dtype)
-
-
-def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage) -> None:
-    """Whether direction and oracle rule go with the storage.
-
-    Raises:
-        TypeError: One of the rules is a class, or no rule at all.
-        ValueError: One of them needs labelings, and the storage keeps none.
-    """
-    for name, rule, method, such in (
-        ("direction", direction, "__call__", "Pairwise()"),
-        ("oracle", oracle, "misses", "CacheOracle()"),
-    ):
-        if isinstance(rule, type) or not hasattr(rule, "needs_labelings") or not hasattr(rule, method):
-            raise TypeError(f"{name}={rule!r} must be an object such as {such}")
-        if rule.needs_labelings and not storage.keeps_labelings:
-            raise ValueError(
-                f"{name}={rule} moves between single labelings, and storage={type(storage).__name__}() does not keep "
-                "them: use storage=Labelings()"
-            )
-
-
 class _Propose(torch.autograd.Function):
-    """Returns ``value`` in forward; in backward hands out fixed gradients and proposes the step."""
+    """Forward returns ``value``; backward returns ``gradients`` times the upstream gradient, and proposes the step."""
 
     @staticmethod
     def forward(
@@ -340,16 +288,11 @@ class _Propose(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (factor,) = upstream
-        step = copy(ctx.step)  # a graph that is kept may be gone through again
+        step = copy(ctx.step)  # the graph may be kept, and used again
         step.scale = scale = float(factor)
         ctx.mailbox.put(step)
         gradients = ctx.gradients if scale == 1.0 else [gradient * scale for gradient in ctx.gradients]
         return (None, None, None, None, *gradients)
-
-
-def some_are_zero(tensors: list[nn.Parameter]) -> bool:
-    """Whether some weight is zero: Euler's identity does not see its gradient."""
-    return not all(bool(t.detach().all()) for t in tensors)
 
 
 def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
-from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import full_precision, in_full_precision
-from torchssvm.core.probe import check_depends
+from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.structure import find_corner
-from torchssvm.dual.state import DualState, check_dual
-from torchssvm.solvers.objective import every_example
+from torchssvm.dual.checks import check_dual, check_targets
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
 
 
 @dataclass(frozen=True)
@@ -192,7 +188,7 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
     Raises:
         RuntimeError: Targets differ, or a block's loss does not fit the labelings in the block.
     """
-    dual.check_targets(found.targets)
+    check_targets(dual, found.targets)
     held, (told, sizes) = dual.num_examples * dual.loss, found.losses
     # Rounding adds up over the moves of a block.
     rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
@@ -204,114 +200,6 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
             "loss_potentials() does not say what loss() does (see torchssvm.check). Load an earlier checkpoint, or "
             "make a new DualState"
         )
-
-
-class ExactPass(NamedTuple):
-    """The results of one pass over all examples at the weights that the head holds; the pass changes nothing.
-
-    Attributes:
-        hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
-        exact: Whether the oracle was exact for every example.
-        relaxed: Whether labelings may lie outside of the hull of outputs.
-        gaps: ``[n]`` float64, the block gaps at the held weights.
-        weights: w(alpha), the dual's weights for the current features, float64, one tensor for each parameter; under
-            bounds, v.
-        targets: ``[n]`` int64, a digest of every example's target.
-        losses: ``[2, n]`` float64: ``n l_i`` computed from each block, NaN where that is impossible, and the sum of the
-            absolute values of its terms.
-        remember: Stores the labelings found, if the storage keeps labelings and was asked to.
-    """
-
-    hinges: float
-    exact: bool
-    relaxed: bool
-    gaps: Tensor
-    weights: list[Tensor]
-    targets: Tensor
-    losses: Tensor
-    remember: Callable[[], None]
-
-
-def exact_pass(
-    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *, remember: bool = False
-) -> ExactPass:
-    """Decode every example once; arguments and errors as in :func:`certify`.
-
-    With ``remember`` the result can add the labelings found to a storage that keeps labelings.
-    """
-    hinges = 0.0
-    exact, relaxed = True, False
-    gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
-    losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
-    targets = torch.zeros_like(gaps, dtype=torch.int64)
-    weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    keep: list[Callable[[], None]] = []
-    for batch, potentials, index in _every_block(head, dual, batches):
-        target = dual.structure.check_target(batch.y, potentials)
-        targets[index] = digest_targets(target, potentials.lengths)
-        corner = find_corner(dual.structure, potentials, target)
-        with torch.no_grad(), full_precision(potentials.device):
-            stored = dual.storage.gather(index, potentials, target)
-            dual.storage.check_features(stored, potentials)
-            hinges += float(corner.bound.sum())
-            exact &= corner.exact
-            relaxed |= corner.relaxed
-            gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
-            if (known := stored.mean_loss(potentials)) is not None:
-                losses[:, index] = torch.stack(known)
-            for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
-                total += part
-            if remember and (insert := dual.storage.remember(stored, corner)) is not None:
-                keep.append(insert)
-
-    def insert_all() -> None:
-        for insert in keep:
-            insert()
-        if keep:
-            dual.version += 1  # slots may hold other labelings now
-
-    return ExactPass(hinges, exact, relaxed, gaps, weights, targets, losses, insert_all)
-
-
-def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
-    """``head``, with the dual's parameters put in place of equal copies if it is a module.
-
-    Raises:
-        ValueError: ``head`` is a module with other weights.
-    """
-    if not isinstance(head, nn.Module):
-        return head
-    named = dict(head.named_parameters())
-    wanted = {id(p) for p in dual.parameters}
-    if wanted <= {id(p) for p in named.values()}:
-        return head
-    some = _alike(named, dual.parameters)
-    if some is None:
-        raise ValueError(
-            f"head={type(head).__name__}(...) has other weights than the dual, and a certificate is for the weights of "
-            "the dual alone: pass the head that the dual was made for. To load weights, load the state of their "
-            "optimizer; for the objective of other weights, see torchssvm.primal"
-        )
-    replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
-    # As in in_full_precision: features below the copy stay in the precision of the process.
-    alone = full_precision if len(named) == len(wanted) else lambda _: nullcontext()
-
-    def call(*args: Any) -> Any:
-        with alone(dual.parameters[0].device):
-            return functional_call(head, replaced, args)
-
-    return call
-
-
-def _alike(named: dict[str, nn.Parameter], parameters: Sequence[nn.Parameter]) -> list[str] | None:
-    """The names of consecutive parameters that are equal to ``parameters``, or None."""
-    names = list(named)
-    for begin in range(len(names) - len(parameters) + 1):
-        some = names[begin : begin + len(parameters)]
-        pairs = zip((named[name] for name in some), parameters, strict=True)
-        if all(a.dtype == b.dtype and torch.equal(a.to(b.device), b) for a, b in pairs):
-            return some
-    return None
 
 
 def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
@@ -354,9 +242,9 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
             f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
         )
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch, potentials, index in _every_block(head, dual, batches):
+    for batch, potentials, index in every_block(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
-        dual.check_targets(digest_targets(target, potentials.lengths), index)
+        check_targets(dual, digest_targets(target, potentials.lengths), index)
         with full_precision(potentials.device):
             parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
         for total, part in zip(weights, parts, strict=True):
@@ -372,24 +260,5 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
 
 
-def _every_block(
-    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
-) -> Iterator[tuple[Batch, Potentials, Tensor]]:
-    """As :func:`every_training_example`, for a head that must have the dual's weights."""
-    every = every_training_example(of_dual(head, dual), dual, batches)
-    for place, (batch, potentials, index) in enumerate(every):
-        if place == 0:
-            check_depends(potentials, dual.structure, dual.parameters)
-        yield batch, potentials, index
-
-
 def _squared_distance(held: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
     return squared_norm(p.detach().to(torch.float64) - w for p, w in zip(held, weights, strict=True))
-
-
-def every_training_example(
-    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
-) -> Iterator[tuple[Batch, Potentials, Tensor]]:
-    """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once."""
-    head = in_full_precision(head, dual.parameters)
-    return every_example(head, batches, dual.parameters[0].device, dual.check_batch, dual.num_examples)

@@ -17,7 +17,7 @@ from torchssvm.core.files import damage, previous, whole_file
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Stateful
 from torchssvm.dual.state import DualState
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 _KIND = "torchssvm checkpoint"
 _FORMAT = 1
@@ -154,7 +154,7 @@ def _turn(value: Any) -> int:
     A head comes before its solver, which would refuse weights changed later. Objects that may still refuse their state
     come before checked ones. An average comes last, because it belongs to a step of its dual.
     """
-    from torchssvm.solvers.averages import Average  # the optimizers import much of the package
+    from torchssvm.solvers.running_average import Average  # the optimizers import much of the package
 
     if isinstance(value, Average):
         return _CHECKED + 1

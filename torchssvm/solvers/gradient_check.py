@@ -1,4 +1,4 @@
-"""Is the gradient that the weights hold the one that the backward pass of ``BlockGap`` gave?"""
+"""Check that the weights' gradient is the one from the backward pass of ``BlockGap``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ADVICE = (
 
 
 class Seen(NamedTuple):
-    """What was read of weights w and gradient d.
+    """Products of weights w and gradient d.
 
     Attributes:
         size: ``|w|``.
         inner: ``<w, d>``.
         squared_norm: ``|d|^2``.
-        some_are_zero: Whether some weight is zero: Euler's identity does not see its gradient.
+        some_are_zero: Whether some weight is zero, so that Euler's identity does not check its gradient.
     """
 
     size: float
@@ -39,11 +39,10 @@ class Seen(NamedTuple):
 
 
 def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]) -> Seen:
-    """Whether the gradients are those of the proposals; Euler's identity is the main witness.
+    """Check that the gradients are those of the proposals, mainly by Euler's identity.
 
-    For a linear head ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. Where per-example gradients are known, and at
-    w = 0, where Euler's identity says nothing, the gradient itself is compared. Of sparse gradients, the rows that they
-    have are read, and no others.
+    A linear head has ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. If per-example gradients are known or some weight
+    is zero, the gradient itself is compared. Of sparse gradients only the stored rows are read.
 
     Args:
         dual: The dual state.
@@ -51,11 +50,12 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         gradients: For each parameter; sparse ones coalesced.
 
     Returns:
-        What was read of them.
+        The products that were computed.
 
     Raises:
-        TypeError: The weights are not of the dtype that the dual was made for.
-        RuntimeError: They are not; or the weights are not those that the last step left, or not finite.
+        TypeError: The weights have another dtype than when the dual was made.
+        RuntimeError: The gradients are not those of the proposals or not finite, or the weights have changed since the
+            last step.
     """
     for proposal in proposals:
         if proposal.version != dual.version:
@@ -82,9 +82,9 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")
     eps = torch.finfo(dual.parameters[0].dtype).eps
     expected = sum(p.scale * float(p.gammas @ p.slopes) for p in proposals)
-    allowed = 1e-4 * abs(expected) + 200 * eps * seen.size * length + 1e-30  # the last for products that underflow
+    allowed = 1e-4 * abs(expected) + 200 * eps * seen.size * length + 1e-30  # 1e-30: products may underflow
     if not abs(seen.inner - expected) <= allowed:
-        # Slopes are sums of larger terms: allow for their rounding before an error is raised.
+        # Slopes are sums of larger terms: allow for their rounding too.
         allowed += 200 * eps * sum(_size_of_terms(p, dual.num_examples) for p in proposals)
     if not abs(seen.inner - expected) <= allowed:
         raise RuntimeError(
@@ -92,8 +92,8 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
             f"weights: {_advice(dual)}"
         )
     if len(proposals) == 1 and proposals[0].squared_norm is not None and not seen.some_are_zero:
-        # Euler's identity and the length tell almost every change, and are known already: only if the length is not
-        # to the last digits what it should be, or some weight is zero, the gradient itself is compared.
+        # Euler's identity and the norm detect almost every change and are already computed. The gradient itself is
+        # compared only if the norm differs by more than a few units of rounding, or some weight is zero.
         told = proposals[0].scale ** 2 * proposals[0].squared_norm
         if abs(seen.squared_norm - told) <= 30 * eps * told:
             return seen
@@ -111,18 +111,18 @@ def _look(dual: DualState, gradients: Sequence[Tensor]) -> Seen:
 
 
 def _compare(dual: DualState, proposals: list[Proposal], gradients: list[Tensor], length: float) -> None:
-    """Compare the gradient with what it should be, where that can be told without it."""
+    """Compare the gradient with the reference of the proposals, if all have one."""
     known = [[proposal.scale * part for part in proposal.reference or []] for proposal in proposals]
     if not all(known):
         return
     reference = [sum(parts[1:], parts[0]) for parts in zip(*known, strict=True)]
     pairs = list(zip(gradients, reference, strict=True))
-    if any(a.is_sparse != b.is_sparse for a, b in pairs):  # an accumulated one: sparse and dense make dense
+    if any(a.is_sparse != b.is_sparse for a, b in pairs):  # accumulated: sparse plus dense is dense
         gradients, reference = ([t.to_dense() if t.is_sparse else t for t in some] for some in zip(*pairs, strict=True))
     difference, scale = distance(gradients, reference), math.sqrt(squared_norm(reference))
     eps = torch.finfo(dual.parameters[0].dtype).eps
     allowed = 1e-4 * max(scale, length)
-    if not difference <= allowed:  # terms that cancel leave their rounding, and that of the blocks they came from
+    if not difference <= allowed:  # allow for the rounding of terms that cancel, and of the blocks
         terms = sum(_length_of_terms(p, dual.num_examples) for p in proposals)
         allowed += 200 * eps * (terms + dual.lam * math.sqrt(squared_norm(dual.unclipped)))
     if not difference <= allowed:
@@ -137,10 +137,10 @@ def _advice(dual: DualState) -> str:
 
 
 def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
-    """How large the numbers are that the slopes were summed from: their rounding is relative to it."""
+    """The size of the terms of the slopes, which their rounding is relative to."""
     total = proposal.scale * sum(float(proposal.gammas @ terms.abs()) for terms in proposal.slope_terms)
     for name, tensor in proposal.potentials.tensors.items():
-        # Where labelings cancel, what is left of their masses and scores is rounding.
+        # Labelings may cancel up to the rounding of their masses and scores.
         moved = 2.0 if proposal.change is None else proposal.change.abs().sum(1)
         sizes = tensor.flatten(1).norm(dim=1) * (proposal.parts[name].flatten(1).norm(dim=1) + moved)
         total += proposal.scale * float(proposal.gammas @ sizes.to(torch.float64)) / num_examples
@@ -148,7 +148,7 @@ def _size_of_terms(proposal: Proposal, num_examples: int) -> float:
 
 
 def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
-    """``sum_i scale gamma_i |d_i|``, or the length of the sum where only that is known."""
+    """``sum_i scale gamma_i |d_i|``, or the norm of ``sum_i scale gamma_i d_i`` if only that is known."""
     if proposal.gradients is None:
         return proposal.scale * math.sqrt(squared_norm(proposal.reference or []))
     squares = torch.zeros_like(proposal.gammas)

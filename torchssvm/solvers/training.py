@@ -16,7 +16,7 @@ from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.run_options import RunOptions, check_options
 from torchssvm.solvers.trainer import check_limits, run_until
-from torchssvm.steps.orders import GapBatchSampler
+from torchssvm.steps.sampler import GapBatchSampler
 
 
 def solve(

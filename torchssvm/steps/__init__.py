@@ -9,9 +9,10 @@ from torchssvm.steps.direction import Atoms, DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.steps.hybrid import Hybrid
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch, PredefinedStep, ShortStep
-from torchssvm.steps.orders import GapBatchSampler, LargestGap, Order, Permutation, Proportional, Uniform
+from torchssvm.steps.orders import LargestGap, Order, Permutation, Proportional, Uniform
 from torchssvm.steps.pairwise import Pairwise
 from torchssvm.steps.proposal import Proposal
+from torchssvm.steps.sampler import GapBatchSampler
 
 __all__ = [
     "Atoms",

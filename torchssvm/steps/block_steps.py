@@ -1,4 +1,4 @@
-"""How far each block of a batch goes: what every such rule is, and the rule of one common step."""
+"""The steps of a batch's blocks: the interface of such rules, and the rule of one common step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torchssvm.dual.storage import Storage, Stored
 
 
 class BatchSteps(NamedTuple):
-    """The step of every block of a batch, and where they lead together.
+    """The steps of a batch's blocks, and the direction that they combine to.
 
     Attributes:
         gammas: ``[R]`` float64 in [0, 1].
         combined: ``factor sum_i gamma_i g_i`` for each parameter.
-        squared_norm: The squared length of ``combined``.
+        squared_norm: The squared norm of ``combined``.
     """
 
     gammas: Tensor
@@ -31,10 +31,10 @@ class BatchSteps(NamedTuple):
 
 
 class Visited(NamedTuple):
-    """Where exact steps on the blocks of a batch lead, taken one after another.
+    """The result of exact steps on a batch's blocks, taken one after another.
 
     Attributes:
-        found: The corners, each found at the weights that the blocks before it left, and examined at those of the head.
+        found: The corners, each decoded at the weights after the previous block's step, and scored at the head's.
         gammas: ``[B]`` float64, the steps towards them.
         gaps: ``[B]`` float64, the block gaps, each at the weights of its own visit.
         combined: ``(1/n) sum_i gamma_i Phi_i^T Delta_i`` for each of the head's parameters.
@@ -47,16 +47,16 @@ class Visited(NamedTuple):
 
 
 class BlockSteps(ABC):
-    """Chooses how far each block of a batch goes along its direction, before the line search over all of them."""
+    """Chooses the step of each block of a batch along its direction, before the line search over all of them."""
 
     needs_gradients = False
-    """Whether it wants the gradient of every example where the head gives them."""
+    """Whether it uses per-example gradients, where the head gives them."""
 
     visits = False
-    """Whether it visits the blocks itself, one after another: see ``torchssvm.Sequential``."""
+    """Whether it implements :meth:`visit`; see ``torchssvm.Sequential``."""
 
     def check(self, direction: Any, oracle: Any, storage: Storage) -> None:
-        """Raise ValueError if it is not for these rules; any will do unless a subclass says otherwise."""
+        """Raise ValueError if it does not support these rules; the default supports all."""
         return
 
     @abstractmethod
@@ -64,9 +64,9 @@ class BlockSteps(ABC):
         """The steps of a batch.
 
         Args:
-            gradients: g_i for each parameter, ``[R, *parameter.shape]``; sparse where few rows are not zero.
+            gradients: g_i for each parameter, ``[R, *parameter.shape]``; possibly sparse.
             values: v, ``[R]`` float64, the derivatives of the dual along the directions.
-            weight: Positive; the dual falls behind its slopes by ``weight/2 |sum_i gamma_i g_i|^2``.
+            weight: Positive; the dual grows by ``sum_i gamma_i v_i - weight/2 |sum_i gamma_i g_i|^2``.
             factor: Multiplies the combined gradient.
         """
 
@@ -80,10 +80,10 @@ class BlockSteps(ABC):
         lam: float,
         n: int,
     ) -> Visited:
-        """Visit the blocks of a batch, from the weights that the head holds; nothing changes. Only where ``visits``.
+        """Exact steps on the blocks one after another, from the held weights; changes nothing, needs ``visits``.
 
         Args:
-            potentials: What the head returned.
+            potentials: The head's output.
             structure: The dual's.
             target: From ``check_target``.
             stored: The blocks.
@@ -95,7 +95,7 @@ class BlockSteps(ABC):
 
 
 class CommonStep(BlockSteps):
-    """One step for all blocks of a batch: the line search over the sum of their directions finds it."""
+    """One common step for all blocks of a batch, by the line search along the sum of their directions."""
 
     def solve(self, gradients: Sequence[Tensor], values: Tensor, weight: float, factor: float = 1.0) -> BatchSteps:
         """All gammas are 1."""
@@ -106,13 +106,13 @@ class CommonStep(BlockSteps):
 
 
 def combine_steps(gradients: Sequence[Tensor], gammas: Tensor, factor: float) -> BatchSteps:
-    """Where these gammas lead."""
+    """The combined direction of these gammas."""
     combined = combine(gradients, gammas * factor)
     return BatchSteps(gammas, combined, squared_norm(combined))
 
 
 def check_block_steps(block_steps: Any) -> BlockSteps:
-    """Raise TypeError unless it is such a rule."""
+    """Raise TypeError unless ``block_steps`` is a BlockSteps."""
     if isinstance(block_steps, BlockSteps):
         return block_steps
     raise TypeError(f"block_steps={block_steps!r} must be an object such as BoxQP(), CommonStep() or Sequential()")

@@ -14,14 +14,14 @@ from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, combine_steps
 from torchssvm.steps.numba import ascend_gradients, ascend_gram
 
-_CONVERGED = 1e-3  # steps are re-scaled by the line search, and corners are only approximately right: no need for more
+_CONVERGED = 1e-3  # more is of no use: the line search rescales the steps
 
 
 class BoxQP(BlockSteps):
-    """A step for every block of a batch, from the box QP; for one block it is that of [B13] section 4.
+    """Gives each block of a batch its own step, by the box QP; for one block that is the step of [B13] section 4.
 
     It maximises ``sum_i gamma_i v_i - |sum_i gamma_i g_i|^2 / (2 lam n^2)`` over ``[0, 1]^B`` by coordinate ascent.
-    Where the head gives no per-example gradients, all gammas are 1.
+    Without per-example gradients all gammas are 1.
 
     Args:
         sweeps: Most sweeps of coordinate ascent.
@@ -48,11 +48,11 @@ def solve_batch(
 ) -> BatchSteps:
     """The box QP with ``G_ij = weight <g_i, g_j>``, given the g_i.
 
-    On the CPU the sum ``u = sum_i gamma_i g_i`` is kept up to date instead of G: a sweep takes 4 operations for every
-    number of the gradients, where G takes 2 R^2 d, and u is wanted anyway. Elsewhere G is one product of matrices.
+    On the CPU only the result ``u = sum_i gamma_i g_i`` is updated: a sweep takes 4 operations for each number of the
+    gradients, while G would take 2 R^2 d. Elsewhere G is one product of matrices.
 
     Args:
-        gradients: g_i for each parameter, ``[R, *parameter.shape]``; sparse where few rows are not zero.
+        gradients: g_i for each parameter, ``[R, *parameter.shape]``; possibly sparse.
         values: v, ``[R]`` float64.
         weight: Positive.
         sweeps: Most sweeps.
@@ -105,7 +105,7 @@ def _ascend(
 
 
 def _rows(gradients: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where each example's rows start, the rows of the parameter there are, which of them each is, and the numbers."""
+    """Start of each example's entries, the distinct rows, the position of each entry among these, and the values."""
     entries = gradients.values()
     entries = entries.flatten(1) if entries.ndim > 1 else entries.unsqueeze(1)
     example, row = gradients.indices()

@@ -1,4 +1,4 @@
-"""The box QP on a CUDA device: one Triton program, no copy to the host; the same steps as on the CPU, to the bit.
+"""The box QP on a CUDA device: one Triton program, no copy to the host, the same bits as on the CPU.
 
 Import it only where Triton is installed.
 """
@@ -17,13 +17,13 @@ LARGEST = 1024
 
 
 def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -> Tensor:
-    """Cyclic coordinate ascent from 0, as ``solve_box_qp`` does it.
+    """Cyclic coordinate ascent from 0, as in ``solve_box_qp``.
 
     Args:
         gram: ``[R, R]``, R at most ``LARGEST``.
         values: ``[R]``.
         sweeps: Most sweeps.
-        converged: Stop after a sweep that moves no gamma by as much.
+        converged: Stop after a sweep that moves every gamma by less.
 
     Returns:
         gamma, ``[R]`` float64, on the device of ``gram``.

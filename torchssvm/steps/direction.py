@@ -25,7 +25,7 @@ class Atoms:
         losses: ``[B, M]`` float64, L_i of every atom.
         valid: ``[B, M]`` bool, which columns are atoms of this block.
         hinges: ``[B, M]`` float64, ``scores + losses``; the dual grows fastest towards the largest.
-        corner: ``[B]`` int64, the column of the best output that was found.
+        corner: ``[B]`` int64, the column of the corner.
         num_examples: n.
     """
 

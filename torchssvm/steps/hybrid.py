@@ -12,7 +12,7 @@ class Hybrid:
     """Frank-Wolfe, pairwise or away: for every block the direction whose exact step raises the dual most.
 
     With slope v and curvature q along a direction, the exact step gamma in [0, 1] gains ``v gamma - q gamma^2 / 2``.
-    v and q follow from the block's inner products, so that the gains are known before the step.
+    v and q follow from the block's inner products, so the gains are known before the step.
     """
 
     needs_labelings = True

@@ -1,4 +1,4 @@
-"""How far a step goes: line searches along a direction of the dual."""
+"""Line searches along a direction of the dual."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torchssvm.core.row_sparse import squared_norm
 
 @dataclass(frozen=True)
 class Line:
-    """One step of the dual: at gamma it has moved v to ``start - (gamma/lam) d``, and the weights to ``clip(v)``.
+    """The line of a step: at gamma, v is ``start - (gamma/lam) d`` and the weights are ``clip(v)``.
 
-    The derivative of the dual is ``value`` at 0 and falls by ``(1/lam) d_j^2`` a unit of gamma for every weight that
-    moves: everywhere for weights without bounds, and where v_j is within them for the others.
+    The derivative of the dual is ``value`` at 0. It falls by ``(1/lam) d_j^2`` per unit of gamma for every weight j
+    that moves; a weight with bounds moves while v_j is within them.
 
     Attributes:
         value: Derivative of the dual at gamma = 0.
-        gradients: d, for every parameter: the gradient of ``value`` with respect to the weights; sparse where few rows
-            are not zero, and dense where there are bounds.
+        gradients: d, for every parameter: the gradient of ``value`` with respect to the weights; possibly sparse, dense
+            for parameters with bounds.
         lam: Regularisation.
         largest: Largest feasible gamma.
         start: v at gamma = 0, for every parameter.
         box: The bounds of the weights.
-        moved: Blocks that all steps before this one have moved.
+        moved: Blocks moved by all previous steps.
         num_examples: n.
-        known_squared_norm: ``|d|^2``, if it is known already.
+        known_squared_norm: ``|d|^2``, if already computed.
     """
 
     value: float
@@ -59,12 +59,12 @@ class LineSearch(Protocol):
 
 
 class ExactSearch:
-    """The step that maximises the dual; the dual never falls, but for rounding.
+    """The step that maximises the dual; the dual never falls, except by rounding.
 
     Without bounds the dual is a parabola, ``gamma = clip(lam value / |d|^2, 0, largest)`` ([B13] section 4). Under
     bounds ([G16] appendix H) its derivative is piecewise linear and decreasing, with a breakpoint wherever a weight
-    comes to a bound or leaves it: they are sorted, and the piece where the derivative vanishes is found. O(d), and
-    O(c log c) for the c weights that reach or leave a bound within the step.
+    reaches or leaves a bound. The breakpoints are sorted, and the derivative's zero is found in its piece. This takes
+    O(d + c log c) for c weights that reach or leave a bound within the step.
     """
 
     def __call__(self, line: Line) -> float:
@@ -82,7 +82,7 @@ class ExactSearch:
 class ShortStep:
     """``gamma = clip(lam value / |d|^2, 0, largest)``, whatever the bounds: the step of [G16] Algorithms 8 and 9.
 
-    Under bounds it maximises a parabola below the dual, so the dual never falls, but for rounding, and the step is
+    Under bounds it maximises a parabola below the dual, so the dual never falls, except by rounding, and the step is
     never longer than that of :class:`ExactSearch`. Without bounds both are the same.
     """
 
@@ -101,9 +101,8 @@ class PredefinedStep:
     with N = n/B batches an epoch; all examples in every batch give batch Frank-Wolfe ([B13] Algorithm 2),
     ``2 / (k + 2)``. The dual may fall in a step, and at the start it often does.
 
-    Use it with ``BlockGap(dual, block_steps=CommonStep())``: with the box QP a batch's blocks have steps of their own
-    already, which are then all multiplied by gamma, and that is none of these algorithms (batches of one block are not
-    concerned).
+    Use it with ``BlockGap(dual, block_steps=CommonStep())``, or with batches of one block. The box QP would give each
+    block its own step, multiplied by gamma, which is none of these algorithms.
     """
 
     def __call__(self, line: Line) -> float:
@@ -126,7 +125,7 @@ def exact_step(value: float, squared_norm: float, lam: float, largest: float = 1
     """
     if value <= 0.0:
         return 0.0
-    if squared_norm == 0.0:  # only the loss moves, and it grows
+    if squared_norm == 0.0:  # only the loss changes, and it grows
         return largest
     return min(lam * value / squared_norm, largest)
 
@@ -135,8 +134,8 @@ def _exact_step_in_box(line: Line) -> float:
     """Where the derivative ``value - (1/lam) sum_j d_j^2 (time that weight j has moved by gamma)`` vanishes."""
     if line.value <= 0.0:
         return 0.0
-    always = 0.0  # sum of d_j^2 over the weights that move all the way
-    times, changes = [], []  # when others begin and cease to move, and d_j^2 or -d_j^2
+    always = 0.0  # sum of d_j^2 over the weights that move throughout
+    times, changes = [], []  # gammas at which other weights start or stop moving, with d_j^2 or -d_j^2
     for v, d, lower, upper in zip(line.start, line.gradients, line.box.lower, line.box.upper, strict=True):
         if lower is None or upper is None:
             always += squared_norm([d])
@@ -150,12 +149,12 @@ def _exact_step_in_box(line: Line) -> float:
     if not sum(map(len, times)):
         return exact_step(line.value, always, line.lam, line.largest)
     breaks, order = torch.cat(times).sort()
-    # On the host: a CUDA device cumulates in another order each time.
+    # On the host, for reproducible sums: the order of additions on a CUDA device varies.
     breaks, changed = breaks.cpu(), torch.cat(changes)[order].cpu()
     curvatures = always + torch.cat([breaks.new_zeros(1), changed.cumsum(0)])
     ends = torch.cat([breaks, breaks.new_tensor([line.largest])])
     starts = torch.cat([breaks.new_zeros(1), breaks])
-    falls = ((ends - starts) * curvatures.clamp(min=0.0)).cumsum(0) / line.lam  # of the derivative, by the piece's end
+    falls = ((ends - starts) * curvatures.clamp(min=0.0)).cumsum(0) / line.lam  # until the end of each piece
     piece = int(torch.searchsorted(falls, line.value))
     if piece == len(falls):
         return line.largest
@@ -164,7 +163,7 @@ def _exact_step_in_box(line: Line) -> float:
 
 
 def _movement(v: Tensor, d: Tensor, lower: Tensor, upper: Tensor, line: Line) -> tuple[Tensor, Tensor, Tensor]:
-    """For each weight with d_j != 0: when v_j enters its bounds and leaves them, within [0, largest], and d_j^2."""
+    """For each weight with d_j != 0: the gammas in [0, largest] where v_j enters and leaves its bounds, and d_j^2."""
     moving = d != 0.0
     speed = d[moving].to(torch.float64) / -line.lam
     position = v[moving].to(torch.float64)

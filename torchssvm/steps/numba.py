@@ -1,4 +1,4 @@
-"""The rules of a step for one block, compiled by Numba: what the torch loop and the compiled loop share.
+"""The rules of a step for one block, compiled by Numba; the torch loop and the compiled loop share them.
 
 A block is a distribution over atoms (see ``torchssvm.steps.direction.Atoms``): ``mass``, ``hinge`` (-inf where there is
 no atom) and ``gram``, its curvature; both may be multiplied by n. Only the functions on batches, at the end, are called
@@ -25,7 +25,7 @@ def exact_step(slope, curvature):
 
 @njit
 def cache_serves(gap, oracle_gap, factor, floor):
-    """Whether a cached corner with this block gap will do ([G16] Algorithm 5); see ``CacheOracle``."""
+    """Whether a cached corner with this block gap is used ([G16] Algorithm 5); see ``CacheOracle``."""
     return gap > 0.0 and gap >= factor * oracle_gap and gap >= floor
 
 
@@ -36,7 +36,7 @@ def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, wor
     Args:
         rule: ``FRANK_WOLFE`` to ``CORRECTIVE``, the attribute of the direction.
         atoms: M.
-        corner: The atom to go to.
+        corner: The corner's atom.
         mass, hinge, gram: The block; ``gram`` is read by hybrid and corrective.
         steps, tolerance: Of the corrective direction.
         change, work: ``[M]``; the second is room for rates.
@@ -59,7 +59,7 @@ def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, wor
 
 @njit
 def others(atoms, away, mass):
-    """The mass that is not at ``away``; rather than 1 - mass[away], whose rounding grows where little is left."""
+    """The mass of all atoms but ``away``; more accurate than 1 - mass[away] where little is left."""
     total = 0.0
     for c in range(atoms):
         if c != away:
@@ -192,7 +192,7 @@ def ascend_gradients(
         u, sums: Zero; they get ``factor sum_i gamma_i g_i``, of the dense parts one after another and of the rows.
 
     Returns:
-        The squared length of ``u`` and ``sums`` together.
+        The squared norm of ``u`` and ``sums`` together.
     """
     for sweep in range(sweeps):
         largest = 0.0

@@ -15,11 +15,10 @@ from torchssvm.steps.block_steps import BlockSteps
 
 @dataclass(slots=True)
 class Proposal:
-    """The directions of a batch of blocks, as they stood in the forward pass, and how far each goes.
+    """The directions and steps of a batch of blocks, computed in the forward pass.
 
-    With gamma_i the step that was chosen for block i, the gradient that goes to the weights is
-    ``scale * sum_i gamma_i d_i`` with ``d_i = (1/n) Phi_i^T Delta_i``. It is completed as the forward pass goes on: the
-    first fields are known from the start, then come the directions, then the steps.
+    The gradient of the weights is ``scale * sum_i gamma_i d_i``, with ``d_i = (1/n) Phi_i^T Delta_i`` and the step
+    gamma_i of block i. The forward pass fills in the fields: first the batch, then directions, then steps.
 
     Attributes:
         version: ``DualState.version`` when the directions were computed.
@@ -27,23 +26,24 @@ class Proposal:
         rows: ``[R]`` int64, the rows of the batch that count: the first of every example.
         targets: ``[B]`` int64, digests of the examples' targets.
         potentials: theta_i, detached.
-        stored: The blocks that the direction starts from.
-        block_steps: The rule of the steps; batches that are accumulated are solved by it together.
-        scale: The upstream gradient that reached the loss.
-        found: The outputs to move to.
+        stored: The blocks.
+        block_steps: The rule that chooses the steps, of accumulated batches together.
+        scale: The upstream gradient of the loss.
+        found: The corners.
         block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
-        change: The change of the atoms' masses, ``[B, A + 1]``; None where all of it goes to the corner.
-        slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``: their weighted sum must equal ``<w, gradient>``.
-        slope_terms: ``[B]`` float64 each, the terms that each slope was summed from: their rounding is in it.
+        change: The change of the atoms' masses, ``[B, A + 1]``; None if all mass moves to the corner.
+        slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``. Their sum weighted by the gammas must equal
+            ``<w, gradient>``.
+        slope_terms: ``[B]`` float64 each, the terms of the slopes, which determine their rounding.
         loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
         values: ``[B]`` float64, ``slopes + loss_changes``: derivative of the dual along each direction, at the weights
             of the forward pass.
-        parts: The direction as ``Stored.combine`` gave it.
+        parts: The direction in parts space, from ``Stored.combine``.
         gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
-        gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None where the head cannot give them.
-        reference: ``sum_i gamma_i d_i`` for each parameter, where it is known from ``gradients``, or where nothing else
-            could tell a changed gradient; else None.
-        squared_norm: ``|sum_i gamma_i d_i|^2``, where ``gradients`` have told it; else None.
+        gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None if they are not available.
+        reference: ``sum_i gamma_i d_i`` for each parameter, to compare the gradient with; None if that would take an
+            extra backward pass and is not needed.
+        squared_norm: ``|sum_i gamma_i d_i|^2`` if computed from ``gradients``; else None.
     """
 
     version: int
@@ -68,5 +68,5 @@ class Proposal:
     squared_norm: float | None = field(init=False, default=None)
 
     def take(self, optimizer: Any, together: list[Any]) -> None:
-        """Move weights and blocks, after every check of the gradient: ``BCFW.take_batches``."""
+        """Let the optimizer check the gradient and move weights and blocks, by ``BCFW.take_batches``."""
         optimizer.take_batches(together)

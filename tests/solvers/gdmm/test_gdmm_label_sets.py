@@ -148,7 +148,7 @@ class TestLabelSets(FactorGraphTestCase):
                 yield ("gdmm", "problem", *path), changed
 
 
-@pytest.mark.parametrize("decoder", [MessagePassing(), BranchAndBound(), BranchAndBound(sweeps=1, effort=1)])
+@pytest.mark.parametrize("decoder", [MessagePassing(), BranchAndBound(), BranchAndBound(max_rounds=1, effort=1)])
 def test_a_frustrated_triangle_is_loose_and_searched_by_the_decoder(decoder):
     """Three labels repel each other: half of each is better than any set."""
     task = label_set_task(0, n=2, labels=3, features=1)
@@ -298,7 +298,7 @@ def test_means_make_the_weights_of_pairs_small(seed, labels, n):
     found = length(means.begin)
     assert found <= length(np.where(y, 0.0, 1.0 - q)) + 1e-9
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchssvm.solvers.gdmm.label_set_means._SWEEPS", 100)
+        patch.setattr("torchssvm.solvers.gdmm.label_set_means._ROUNDS", 100)
         means = choose_means(q, y)
     settled = length(means.begin)
     assert settled <= found + 1e-9

@@ -68,16 +68,16 @@ draws = given(
     size=st.integers(1, 8),
     integers=st.booleans(),
     strength=st.sampled_from([0.2, 1.0, 3.0]),
-    sweeps=st.sampled_from([1, 5, 200]),
+    max_rounds=st.sampled_from([1, 5, 200]),
 )
 
 
 @examples(60)
 @draws
 @pytest.mark.parametrize("effort", [0, 10_000_000])
-def test_the_maximum_is_between_value_and_bound(effort, seed, size, integers, strength, sweeps):
+def test_the_maximum_is_between_value_and_bound(effort, seed, size, integers, strength, max_rounds):
     unary, pairwise = problem(seed, size, integers=integers, strength=strength)
-    labels, value, bound = best_label_sets(unary, pairwise, sweeps=sweeps, effort=effort)
+    labels, value, bound = best_label_sets(unary, pairwise, max_rounds=max_rounds, effort=effort)
     everything = scores(unary, pairwise, every_set(size))
     best = everything.amax(1)
     assert labels.dtype == torch.int64
@@ -96,7 +96,7 @@ def test_the_maximum_is_between_value_and_bound(effort, seed, size, integers, st
 @given(seed=SEEDS, size=st.integers(1, 9), integers=st.booleans(), strength=st.sampled_from([0.3, 1.0]))
 def test_messages_are_exact_where_all_pairs_attract(seed, size, integers, strength):
     unary, pairwise = problem(seed, size, integers=integers, attractive=True, strength=strength)
-    _, value, bound = best_label_sets(unary, pairwise, sweeps=10_000)
+    _, value, bound = best_label_sets(unary, pairwise, max_rounds=10_000)
     assert torch.equal(value, bound)
     torch.testing.assert_close(value, scores(unary, pairwise, every_set(size)).amax(1))
 
@@ -105,16 +105,16 @@ def test_messages_are_exact_where_all_pairs_attract(seed, size, integers, streng
 @given(seed=SEEDS, size=st.integers(1, 7), integers=st.booleans(), strength=st.sampled_from([0.3, 1.0, 3.0]))
 def test_messages_reach_the_optimum_of_the_linear_program(seed, size, integers, strength):
     unary, pairwise = problem(seed, size, 2, integers=integers, strength=strength)
-    _, _, bound = best_label_sets(unary, pairwise, sweeps=5_000)
+    _, _, bound = best_label_sets(unary, pairwise, max_rounds=5_000)
     for row in range(2):
         assert float(bound[row]) == pytest.approx(linear_program(unary[row], pairwise)[0], abs=1e-6)
 
 
 @examples(25)
 @given(seed=SEEDS, size=st.integers(1, 15))
-def test_more_sweeps_never_loosen_the_bound(seed, size):
+def test_more_rounds_never_loosen_the_bound(seed, size):
     unary, pairwise = problem(seed, size)
-    bounds = [best_label_sets(unary, pairwise, sweeps=sweeps)[2] for sweeps in (1, 2, 5, 20, 200)]
+    bounds = [best_label_sets(unary, pairwise, max_rounds=max_rounds)[2] for max_rounds in (1, 2, 5, 20, 200)]
     for loose, tight in itertools.pairwise(bounds):
         assert bool((tight <= loose + 1e-12).all())
 
@@ -150,13 +150,13 @@ def screened(unary, weights):
 
 
 @examples(25)
-@given(seed=SEEDS, size=st.integers(1, 14), sweeps=st.sampled_from([1, 7, 60]), by_example=st.booleans())
-def test_torch_operations_send_the_same_messages(seed, size, sweeps, by_example):
+@given(seed=SEEDS, size=st.integers(1, 14), max_rounds=st.sampled_from([1, 7, 60]), by_example=st.booleans())
+def test_torch_operations_send_the_same_messages(seed, size, max_rounds, by_example):
     unary, pairwise = problem(seed, size)
     if by_example:
         pairwise = pairwise + torch.randn(4, len(pairwise), generator=rng(seed), dtype=torch.float64)
-    compiled = best_label_sets(unary, pairwise, sweeps=sweeps)
-    plain = best_label_sets_torch(unary, symmetric(pairwise, size), sweeps, 0)
+    compiled = best_label_sets(unary, pairwise, max_rounds=max_rounds)
+    plain = best_label_sets_torch(unary, symmetric(pairwise, size), max_rounds, 0)
     for mine, other in zip(compiled, plain, strict=True):
         torch.testing.assert_close(mine, other)
 
@@ -252,7 +252,7 @@ def test_devices(decode, device):
         (torch.zeros(2, 0), torch.zeros(0), {}, "at least one label"),
         (torch.zeros(2, 3), torch.zeros(4), {}, r"pairwise must be \[3\] or \[2, 3\]"),
         (torch.zeros(2, 3), torch.zeros(1, 3), {}, "pairwise"),
-        (torch.zeros(2, 3), torch.zeros(3), {"sweeps": 0}, "sweeps=0"),
+        (torch.zeros(2, 3), torch.zeros(3), {"max_rounds": 0}, "max_rounds=0"),
         (torch.zeros(2, 3), torch.zeros(3), {"effort": -1}, "effort=-1"),
     ],
 )

@@ -121,10 +121,10 @@ class TestInTorchOperations(TestMultilabel):
 
 
 @examples(40)
-@given(seed=SEEDS, batch=BATCHES, sweeps=st.integers(1, 30))
-def test_messages_that_leave_a_gap_still_bound_the_hinge(seed, batch, sweeps):
+@given(seed=SEEDS, batch=BATCHES, max_rounds=st.integers(1, 30))
+def test_messages_that_leave_a_gap_still_bound_the_hinge(seed, batch, max_rounds):
     random = rng(seed)
-    structure = Multilabel(6, decoder=MessagePassing(sweeps))
+    structure = Multilabel(6, decoder=MessagePassing(max_rounds))
     unary = torch.randn(batch, 6, generator=random, dtype=torch.float64)
     pairwise = 3 * torch.randn(15, generator=random, dtype=torch.float64)
     potentials = Potentials({"unary": unary, "pairwise": pairwise.expand(batch, -1)})
@@ -188,8 +188,8 @@ def test_bad_options(options, words):
 
 def test_bad_decoders():
     for make in (MessagePassing, BranchAndBound):
-        with pytest.raises(ValueError, match="sweeps=0"):
-            make(sweeps=0)
+        with pytest.raises(ValueError, match="max_rounds=0"):
+            make(max_rounds=0)
     with pytest.raises(ValueError, match="effort=0"):
         BranchAndBound(effort=0)
 

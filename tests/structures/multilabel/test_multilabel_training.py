@@ -200,10 +200,10 @@ def test_training_within_bounds_needs_messages_only():
     assert problem.lam / 2 * float(((held - weights) ** 2).sum()) <= found.gap + 1e-6  # strong convexity
 
 
-@pytest.mark.parametrize("sweeps", [1, 200])
-def test_bounds_of_messages_certify_training_by_messages(sweeps):
+@pytest.mark.parametrize("max_rounds", [1, 200])
+def test_bounds_of_messages_certify_training_by_messages(max_rounds):
     """The dual is that of the exact problem, and the certificate encloses its optimum."""
-    problem = MultilabelProblem(3, lam=0.02, structure=Multilabel(K, decoder=MessagePassing(sweeps)))
+    problem = MultilabelProblem(3, lam=0.02, structure=Multilabel(K, decoder=MessagePassing(max_rounds)))
     best = problem.reference().optimum()
     found = train(problem, Labelings(), Corrective(), passes=40)
     assert found.dual - 1e-7 <= best <= found.primal + 1e-7

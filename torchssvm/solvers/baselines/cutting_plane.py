@@ -6,48 +6,25 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, check_batches
 from torchssvm.core.caller import warn
-from torchssvm.core.digest import digest_targets
-from torchssvm.core.gradients import adjoint
-from torchssvm.core.potentials import scale
-from torchssvm.core.precision import full_precision
-from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged, version, with_seal
-from torchssvm.core.structure import Structure, find_corner
+from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
+from torchssvm.solvers.baselines.cutting_pass import make_pass
 from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
-from torchssvm.solvers.certificate import Certificate, crosses, every_training_example
+from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.schedules import EveryPasses, counting_from
 from torchssvm.solvers.trainer import run_until
 
 _FORMAT = 3
-
-
-class _Pass(NamedTuple):
-    """The results of a pass.
-
-    Attributes:
-        primal: Of the head's weights; with an approximate oracle, an upper bound.
-        exact: Whether the oracle was exact for every example.
-        relaxed: Whether an output may lie outside of the hull of outputs.
-        targets: ``[n]`` int64, digests of the targets.
-        features: ``[d]`` float64, ``sum_i c_i Phi_i^T r_i`` for fixed r_i and c_i: detects features that differ from
-            those of other passes.
-    """
-
-    primal: float
-    exact: bool
-    relaxed: bool
-    targets: Tensor
-    features: Tensor
 
 
 class CuttingPlane(Stateful):
@@ -108,7 +85,7 @@ class CuttingPlane(Stateful):
         self.dual = 0.0
         self.exact = False
         self.iterations = 0
-        self._features = torch.zeros(0, dtype=torch.float64)  # the linear maps of all examples, probed; see _pass
+        self._features = torch.zeros(0, dtype=torch.float64)  # the linear maps of all examples, probed; see Pass
         self._next = torch.zeros(slack.size, dtype=torch.float64)  # weights of the restricted problem
         self._best = torch.zeros_like(self._next)  # weights that the head holds between calls
         if any(bool(p.detach().any()) for p in self._problem.parameters):
@@ -130,7 +107,7 @@ class CuttingPlane(Stateful):
 
     @property
     def num_examples(self) -> int:
-        """N."""
+        """The size of the training set."""
         return self._problem.num_examples
 
     @property
@@ -157,7 +134,7 @@ class CuttingPlane(Stateful):
         start = time.perf_counter()
         self._hold(self._next)
         try:
-            seen = self._pass()
+            seen = make_pass(self.head, self._problem, self.batches, self.slack, self._features, self.dual)
             primal, exact = seen.primal, seen.exact
             restricted = self.slack.solve(min(self.primal, primal) - self.dual)
         except BaseException:
@@ -219,40 +196,6 @@ class CuttingPlane(Stateful):
             schedule=counting_from(self, EveryPasses(1)),
             on_check=on_check,
         )
-
-    def _pass(self) -> _Pass:
-        """Primal at the head's weights, and whether it is exact; the slack collects the corners."""
-        problem = self._problem
-        hinges, exact, relaxed = 0.0, True, False
-        targets = torch.zeros(problem.num_examples, dtype=torch.int64)
-        features = torch.zeros(self.slack.size, dtype=torch.float64)
-        for batch, potentials, index in every_training_example(self.head, problem, self.batches):
-            target = problem.structure.check_target(batch.y, potentials)
-            targets[index.cpu()] = digest_targets(target, potentials.lengths).cpu()
-            corner = find_corner(problem.structure, potentials, target)
-            with full_precision(potentials.device):
-                parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
-                features += flat(adjoint(potentials, parts, problem.parameters)).cpu()
-                self.slack.collect(index, potentials, corner)
-            hinges += float(corner.bound.sum())
-            exact &= corner.exact
-            relaxed |= corner.relaxed
-        problem.check_targets(targets)
-        known = self._features if len(self._features) else features
-        if float((features - known).norm()) > TOLERANCE * float(known.norm()):
-            raise RuntimeError(
-                "the features have moved since the pass before, and the planes are of the old ones, so that the lower "
-                "bound would bound nothing: make a new CuttingPlane, and take dropout and augmentation out of the "
-                "features"
-            )
-        regulariser = problem.lam / 2 * squared_norm(problem.parameters)
-        primal = regulariser + hinges / problem.num_examples
-        if crosses(primal, self.dual, problem.parameters[0].dtype, 2 * regulariser):
-            raise RuntimeError(
-                f"the primal, {primal:.6g}, is below the lower bound, {self.dual:.6g}: did examples, targets, lengths "
-                "or the features below the head change between the passes?"
-            )
-        return _Pass(primal, exact, relaxed, targets, features)
 
     @torch.no_grad()
     def _hold(self, weights: Tensor) -> None:

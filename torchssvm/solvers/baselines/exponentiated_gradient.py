@@ -16,10 +16,12 @@ from torchssvm.core.potentials import as_potentials, conform, inner, subtract
 from torchssvm.core.precision import full_precision
 from torchssvm.core.schema import Entry, Schema, Stateful, damaged, version
 from torchssvm.core.structure import Structure
+from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potentials, mean_parts
-from torchssvm.solvers.certificate import Certificate, certify, every_training_example
+from torchssvm.solvers.certificate import Certificate, certify
+from torchssvm.solvers.exact_pass import every_training_example
 from torchssvm.solvers.trainer import DualTrainer
 
 _FORMAT = 2
@@ -166,9 +168,9 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         batch = to_device(batch, dual.parameters[0].device)
         with torch.enable_grad():
             potentials = as_potentials(apply_head(self.head, batch))
-        index = dual.check_batch(batch.index, potentials)
+        index = check_batch(dual, batch.index, potentials)
         target = dual.structure.check_target(batch.y, potentials)
-        dual.check_targets(digest_targets(target, potentials.lengths), index)
+        check_targets(dual, digest_targets(target, potentials.lengths), index)
         with full_precision(potentials.device):
             search = Search(dual, self._logs, potentials, target, index)  # raises if the potentials are not valid
         if dual.recomputed is not None:  # an exact pass recomputed the weights without drift

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.certificate import ExactPass
 from torchssvm.solvers.compiled.exact import exact_range, remember_range
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Model, Options, Scalars, Scratch
+from torchssvm.solvers.exact_pass import ExactPass
 
 _RANGES = 16  # sums are made range by range, so that they do not depend on the number of threads
 _NUMBERS = 1 << 22  # most float64 numbers of all ranges together: large models get fewer ranges

@@ -152,14 +152,14 @@ class ChainAdapter(HeadAdapter):
         return head.by_feature(head.emission), head.transition, head.bias, head.start_transitions, head.end_transitions
 
     def trained(self, model: Model) -> list[Any]:
-        """Emissions, pairs, and the biases that there are."""
+        """Emissions, pairs and the biases, if any."""
         biases = [model.bias] * model.has_bias + [model.first, model.last] * model.has_boundary
         wide = [model.emission, *biases]
         emission, *biases = (array[..., : self.num_states] for array in wide)
         return [self.head.by_feature(emission), model.transition, *biases]
 
     def as_sequences(self, labelings: Tensor) -> Tensor:
-        """They are."""
+        """The labelings, which are sequences."""
         return labelings
 
     def longest_labeling(self, longest: int) -> Tensor:

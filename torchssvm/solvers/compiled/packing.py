@@ -13,6 +13,7 @@ from torchssvm.core.digest import digest_targets
 from torchssvm.core.lists import Lists, check_finite, lists_of
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.head_adapter import HeadAdapter
 from torchssvm.solvers.compiled.inner import fill_inner
@@ -114,7 +115,7 @@ def _check_kind(batch: object) -> None:
 def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dtype) -> Piece:
     with torch.no_grad():
         potentials = as_potentials(adapter.apply(batch))
-    index = dual.check_batch(batch.index, potentials)
+    index = check_batch(dual, batch.index, potentials)
     target = adapter.structure.check_target(batch.y, potentials)
     check_finite(batch.x, index, dtype)
     labels, cost, lengths = adapter.targets(target)

@@ -14,9 +14,9 @@ from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.schema import Schema, Stateful
+from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.block_gap import check_rules
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
@@ -34,6 +34,7 @@ from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.steps.hybrid import Hybrid
 from torchssvm.steps.orders import Order, Proportional
 from torchssvm.steps.pairwise import Pairwise
+from torchssvm.steps.rules import check_rules
 
 _DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
 
@@ -157,7 +158,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             TypeError: See :meth:`step`.
             RuntimeError: See :meth:`step`.
         """
-        index = given = self._check_index(index)
+        index = given = check_visits(index, self.dual.num_examples)
         self._begin()
         nowhere = torch.zeros(0, dtype=torch.float64)
         try:
@@ -175,7 +176,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             ValueError: The index is not valid.
             RuntimeError: An example of the loop has another target or length.
         """
-        index, lengths = self._check_index(batch.index), batch.lengths
+        index, lengths = check_visits(batch.index, self.dual.num_examples), batch.lengths
 
         def without_padding(leaf: Tensor) -> Tensor:
             if lengths is None or leaf.ndim < 2:
@@ -227,14 +228,6 @@ class CompiledBCFW(DualTrainer, Stateful):
     def restore(self, state: dict[str, Any]) -> None:
         """Continue the draws from a state that :meth:`check_state` accepted."""
         self.draws.restore(state)
-
-    def _check_index(self, index: Tensor) -> Tensor:
-        n = self.dual.num_examples
-        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
-            raise ValueError(f"index={index} must be an int64 tensor of one axis")
-        if bool(((index < 0) | (index >= n)).any()):
-            raise ValueError(f"index holds {int(index.min())} to {int(index.max())}; the dual has num_examples={n}")
-        return index.cpu().contiguous()
 
     @property
     def _contents(self) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.dual.checks import check_targets
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
@@ -95,7 +96,7 @@ def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targ
     else:
         assert isinstance(storage, MeanParts)
         _check_rows(adapter, storage.buffers, lengths)
-    dual.check_targets(targets)
+    check_targets(dual, targets)
 
 
 def _check_lengths(held: Tensor, lengths: Tensor) -> None:

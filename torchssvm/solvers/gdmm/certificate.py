@@ -30,7 +30,6 @@ class FactorwiseCertificate(Certificate):
         relaxed_gap: ``relaxed_primal - relaxed_dual``.
         has_relaxation: Whether the local polytope is larger than the hull of the outputs, as on label sets. Otherwise
             the three bounds of the relaxation are those of the problem.
-        sweeps: Passes of GDMM.
         violation: Mean total variation ``1/2 |M pi_f - pi_j|_1`` over all pairs of a factor and its variable; 0 to 1.
         worst_violation: The largest total variation.
     """
@@ -39,7 +38,6 @@ class FactorwiseCertificate(Certificate):
     relaxed_dual: float
     relaxed_gap: float
     has_relaxation: bool
-    sweeps: int
     violation: float
     worst_violation: float
 
@@ -51,7 +49,8 @@ class FactorwiseCertificate(Certificate):
         )
         return (
             f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f}"
-            f"{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} after {self.sweeps} passes"
+            f"{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} "
+            f"after {self.passes:.0f} passes"
         )
 
 
@@ -60,7 +59,7 @@ class PassReport:
     """One pass of GDMM.
 
     Attributes:
-        sweeps: Passes made, this one included.
+        passes: Passes made, this one included.
         violation: As in :class:`FactorwiseCertificate`.
         worst_violation: The largest total variation.
         rho: Penalty of this pass, times n.
@@ -69,7 +68,7 @@ class PassReport:
         seconds: Duration.
     """
 
-    sweeps: int
+    passes: int
     violation: float
     worst_violation: float
     rho: float
@@ -78,4 +77,4 @@ class PassReport:
     seconds: float
 
     def __str__(self) -> str:
-        return f"pass {self.sweeps}: violation {self.violation:.2g}, rho {self.rho:.3g}, {self.seconds:.2f} s"
+        return f"pass {self.passes}: violation {self.violation:.2g}, rho {self.rho:.3g}, {self.seconds:.2f} s"

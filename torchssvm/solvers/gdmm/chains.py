@@ -225,7 +225,7 @@ class ChainProblem(Problem):
         check_masses(state["factors"], tied, f"{where}['factors']")
         sides = state["sides"]
         if len(sides["y"]) != len(sides["x"]) or sides["size"].numpy().reshape(-1, 2)[~tied].any():
-            raise damaged(f"{where}['sides'] holds messages that there are not")
+            raise damaged(f"{where}['sides'] holds messages of a factor that does not exist")
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`check_state` accepted."""

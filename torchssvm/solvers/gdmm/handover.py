@@ -9,6 +9,7 @@ import torch
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.dual.checks import check_targets
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gdmm.problem import DualPoint, Problem
@@ -40,7 +41,7 @@ def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *,
             total += part
     if not all(bool(torch.isfinite(total).all()) for total in weights):
         raise ValueError("batches gave features that are not finite, or too large: GDMM needs finite features")
-    dual.check_targets(problem.targets)
+    check_targets(dual, problem.targets)
     point = DualPoint(float(dual.loss.sum()), squared_norm(weights))
     factor, value = point.shrinking(dual.lam), point.value(dual.lam)
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps

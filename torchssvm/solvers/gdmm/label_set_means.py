@@ -8,7 +8,7 @@ import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
 
-_SWEEPS = 3
+_ROUNDS = 3
 _TINY = 1e-12  # a decrease that may be rounding
 
 
@@ -52,7 +52,7 @@ def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
     begin, rest = np.where(y, 0.0, 1.0 - q), np.zeros((labels, labels))
     _sum_rest(q, y, begin, rest)
     others, near = np.zeros(labels, np.int64), np.zeros((3, labels))
-    for _ in range(_SWEEPS):
+    for _ in range(_ROUNDS):
         _move_arcs(q, begin, rest, others, near)
     rest[:] = 0.0
     _sum_rest(q, y, begin, rest)  # recomputed, to remove the rounding of the moves

@@ -35,7 +35,7 @@ class LabelSets(NamedTuple):
 class Interactions(NamedTuple):
     """The factors of label pairs that were made, a list for each example.
 
-    All others have the mass of their target and agree with their labels: see ``label_set_pass``.
+    All other factors have the mass of their target and agree with their labels: see ``label_set_pass``.
 
     Attributes:
         start: ``[n + 1]`` int64, where the room of each list begins.
@@ -154,10 +154,10 @@ def check_factors(state: Any, where: str, *, num_examples: int, num_labels: int)
     check(state, schema, where)
     room, size, key = (state[name].numpy() for name in ("room", "size", "key"))
     if (size > room).any() or size.sum() != len(key):
-        raise damaged(f"{where} holds sizes that there are not")
+        raise damaged(f"{where} holds invalid sizes")
     twice = len(np.unique(np.repeat(np.arange(num_examples), size) * pairs + key)) < len(key)
     if twice or (key // num_labels >= key % num_labels).any() or bool((state["mass"].sum(1) > 1.0 + 1e-6).any()):
-        raise damaged(f"{where} holds pairs or masses that there are not")
+        raise damaged(f"{where} holds invalid pairs or masses")
 
 
 def from_tensors(state: dict[str, Tensor]) -> Interactions:

@@ -101,7 +101,7 @@ def sum_all_consistent(sets, q, factors, labels, both, share, total):
 
 @njit
 def sum_gains(pairs):
-    """``pairs.gain`` anew."""
+    """Recompute ``pairs.gain``."""
     for k in range(len(pairs.gain)):
         total = 0.0
         for j in range(len(pairs.gain)):

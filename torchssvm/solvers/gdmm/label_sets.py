@@ -16,6 +16,7 @@ from torchssvm.core.lists import check_finite, lists_of, lists_within
 from torchssvm.core.potentials import Parts
 from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
 from torchssvm.solvers.gdmm.chain_state import Options
@@ -68,16 +69,16 @@ class LabelSetProblem(Problem):
         dual: The problem: n, lam, structure and parameters. Its blocks are not used.
         batches: Every training example exactly once.
         ordered: Whether the factorwise oracle walks the pairs in descending order of weights.
-        sweeps: Sweeps of message passing for the bounds of the relaxation in certificates.
+        max_rounds: Most rounds of message passing for the bounds of the relaxation in certificates.
     """
 
     has_relaxation = True
 
     def __init__(
-        self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, sweeps: int = 200
+        self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, max_rounds: int = 200
     ) -> None:
         self.head = head
-        self.dual, self.ordered, self.sweeps = dual, ordered, sweeps
+        self.dual, self.ordered, self.max_rounds = dual, ordered, max_rounds
         self.num_labels: int = self.head.structure.num_labels
         self.num_features = self.head.in_features
         column, value, row, y, self.targets = self._pack(batches)
@@ -106,7 +107,7 @@ class LabelSetProblem(Problem):
         pieces: list[tuple[Tensor, Tensor, Tensor]] = []
         counts, targets = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
         y = torch.zeros(n, self.num_labels, dtype=torch.bool)
-        for batch, potentials, index in every_example(head, batches, head.unary.device, dual.check_batch, n):
+        for batch, potentials, index in every_example(head, batches, head.unary.device, partial(check_batch, dual), n):
             target = dual.structure.check_target(batch.y, potentials)
             y[index], targets[index] = target.bool(), digest_targets(target)
             check_finite(batch.x, index, dtype)
@@ -162,7 +163,10 @@ class LabelSetProblem(Problem):
         self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
 
     def update_multipliers(self, step: float) -> np.ndarray:
-        """Move multipliers; see :class:`Problem`. Also makes room and recomputes sums, as passes may be in portions."""
+        """Move multipliers; see :class:`Problem`.
+
+        Also makes room and recomputes sums for the next pass, whose visits may come in several calls.
+        """
         totals = np.zeros(3)
         update_multipliers(self.q, self.factors, step, totals)
         sum_gains(self.pairs)
@@ -237,7 +241,7 @@ class LabelSetProblem(Problem):
             score_sets(begin, end, self.sets, weights, scores)
             true = (scores * y).sum(1) + 0.5 * np.einsum("bk,kj,bj->b", y, matrix, y)
             augmented = torch.from_numpy(scores + cost * (1.0 - 2.0 * y))
-            _, value, bound = best_label_sets(augmented, pairwise, sweeps=self.sweeps)
+            _, value, bound = best_label_sets(augmented, pairwise, max_rounds=self.max_rounds)
             relaxed[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
             rows = (~(bound <= value)).nonzero().flatten()
             if len(rows):
@@ -294,7 +298,7 @@ class LabelSetProblem(Problem):
         super()._check_relations(state, where)
         pairs, entries = state["pairs"], state["entries"]
         if not torch.equal(pairs, pairs.T):
-            raise damaged(f"{where}['pairs'] should be the same both ways")
+            raise damaged(f"{where}['pairs'] should be symmetric")
         held = torch.zeros_like(pairs)
         held[entries["row"], entries["col"]] = entries["value"]
         if not torch.equal(held + held.T, pairs if self.ordered else torch.zeros_like(pairs)):

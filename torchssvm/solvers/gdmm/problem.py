@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from torchssvm.core.batch import Batch, tree_tensors
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.schema import Entry, Stateful
+from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.objective import every_example
 
@@ -135,7 +137,7 @@ class Problem(Stateful):
             ValueError: An example is missing or duplicated, or targets have changed.
         """
         device = next(self.head.parameters()).device
-        check, n = self.dual.check_batch, self.dual.num_examples
+        check, n = partial(check_batch, self.dual), self.dual.num_examples
         for batch, potentials, index in every_example(self.head, batches, device, check, n):
             target = self.dual.structure.check_target(batch.y, potentials)
             if not torch.equal(digest_targets(target, potentials.lengths), self.targets[index]):

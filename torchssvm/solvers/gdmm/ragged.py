@@ -34,7 +34,7 @@ class Ragged(NamedTuple):
 
 
 def make_ragged(keys: np.ndarray, values: np.ndarray, *, second: bool = False) -> Ragged:
-    """Lists of one key each, with its value.
+    """Lists of one key and value each.
 
     Args:
         keys: ``[lists]`` int64.

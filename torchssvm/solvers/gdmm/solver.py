@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Declaration, Open, Stateful, groups_like, with_seal
+from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
@@ -34,12 +32,12 @@ from torchssvm.solvers.gdmm.rules import (
     Residuals,
     SortedOracle,
 )
-from torchssvm.solvers.gdmm.state import NUMBERS, check_own
+from torchssvm.solvers.gdmm.state import SavedGDMM
 from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
 from torchssvm.solvers.trainer import run_until
 
 
-class GDMM(Stateful, Optimizer):
+class GDMM(SavedGDMM):
     """Training without decoding, for outputs too large to decode: factors train apart, coupled by multipliers [Y16].
 
     Every factor keeps a distribution over its configurations, with a small active set. A pass visits the factors of all
@@ -60,12 +58,13 @@ class GDMM(Stateful, Optimizer):
         num_examples: n.
         lam: Regularisation; positive.
         rule: How blocks move: None is :class:`FullyCorrective`.
-        penalty: rho and eta; None is :class:`Penalty`, which keeps a rho of the size of the losses.
-        oracle: :class:`SortedOracle` or :class:`BruteForce`; None is the latter up to 4096 configurations of a factor.
+        penalty: rho and eta; None is :class:`Penalty`, with a constant rho of the size of the losses.
+        oracle: :class:`SortedOracle` or :class:`BruteForce`; None is ``BruteForce()`` up to 4096 configurations of a
+            factor.
         seed: Seed of the order of the visits.
 
     Attributes:
-        sweeps: Passes made.
+        passes: Passes made.
         violation: Mean total variation between factors and variables, after the last pass; 0 before.
         worst_violation: The largest total variation.
         rho: Penalty of the next pass, times n.
@@ -77,8 +76,6 @@ class GDMM(Stateful, Optimizer):
         TypeError: The head has no compiled form, or an argument is of another kind.
         ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
     """
-
-    state_name = "GDMM"
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class GDMM(Stateful, Optimizer):
             if value is not None and not isinstance(value, kind):
                 raise TypeError(f"{name}={value!r} must be {wanted}")
         if type(rule) is BlockRule:
-            raise TypeError("rule=BlockRule() says nothing: give FullyCorrective(), AwayStep() or BlockGreedy()")
+            raise TypeError("rule=BlockRule() is a base class: give FullyCorrective(), AwayStep() or BlockGreedy()")
         seed = check_seed(seed)
         self.rule = rule if rule is not None else FullyCorrective()
         self.penalty = penalty if penalty is not None else Penalty()
@@ -112,17 +109,15 @@ class GDMM(Stateful, Optimizer):
         self.num_examples, self.lam = dual.num_examples, dual.lam
         super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show lr
         self.rho = self._first_rho = self.penalty.first(self.problem.default_penalty)
-        self.sweeps = self.oracle_calls = 0
+        self.passes = self.oracle_calls = 0
         self.violation = self.worst_violation = 0.0
-        self.best_dual = self.best_relaxed_dual = 0.0  # of all mass on the targets
+        self.best_dual = self.best_relaxed_dual = 0.0  # the dual with all mass on the targets
         self.gap_estimate = math.inf
         self._visits, self._visited = np.zeros(3), torch.zeros(dual.num_examples, dtype=torch.bool)
         self._generator = torch.Generator().manual_seed(seed)
         self._handed_over = False
         if any(bool(p.any()) for p in dual.parameters):
-            warn(
-                "the head's weights were not zero, and GDMM starts from those of its duals: they are now zero",
-            )
+            warn("the head's weights were not zero, and GDMM starts from those of its duals: they are now zero")
         self._publish()
 
     @torch.no_grad()
@@ -154,16 +149,8 @@ class GDMM(Stateful, Optimizer):
             ValueError: ``index`` is not valid.
             RuntimeError: The weights were changed by others.
         """
-        n = self.num_examples
-        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
-            raise ValueError(f"index={index} must be an int64 tensor of one axis")
-        if len(index) and bool(((index < 0) | (index >= n)).any()):
-            raise ValueError(
-                f"index holds {int(index.min())} to {int(index.max())}; there are num_examples={n}, so that an index "
-                f"is 0 to {n - 1}"
-            )
+        index = check_visits(index, self.num_examples)
         self._check_weights()
-        index = index.cpu().contiguous()
         self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
         self._visited[index] = True
 
@@ -183,16 +170,16 @@ class GDMM(Stateful, Optimizer):
         squared, total, worst = self.problem.update_multipliers(self.penalty.step * rho).tolist()
         if not math.isfinite(squared):
             raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
-        self.sweeps += 1
+        self.passes += 1
         self.gap_estimate = math.inf
         self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
-        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.sweeps, self._first_rho)
+        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.passes, self._first_rho)
         self.rho = self.penalty.next(rho, residuals)
         self._visits = np.zeros(3)
         self._visited[:] = False
         self._publish()
         seconds += time.perf_counter() - start
-        return PassReport(self.sweeps, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
+        return PassReport(self.passes, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
 
     @torch.no_grad()
     def certify(self) -> FactorwiseCertificate:
@@ -240,19 +227,13 @@ class GDMM(Stateful, Optimizer):
             has_relaxation=self.problem.has_relaxation,
             drift=drift / length**0.5 if length > 0.0 else drift,
             oracle_calls=self.oracle_calls,
-            passes=float(self.sweeps),
+            passes=float(self.passes),
             seconds=time.perf_counter() - start,
             num_examples=n,
             lam=lam,
-            sweeps=self.sweeps,
             violation=self.violation,
             worst_violation=self.worst_violation,
         )
-
-    @property
-    def passes(self) -> float:
-        """Passes made, as in certificates."""
-        return float(self.sweeps)
 
     def solve(
         self,
@@ -305,9 +286,8 @@ class GDMM(Stateful, Optimizer):
     def dual_state(self, batches: Iterable[Batch], *, storage: Storage | None = None) -> DualState:
         """The dual of a consistent point near the iterate, from which BCFW and its certificates can continue.
 
-        The head gets the weights of that dual. This optimizer has then handed the weights over, and refuses to continue
-        until a state is loaded: save ``state_dict()`` before, or take the weights back by
-        ``load_state_dict(optim.state_dict())``.
+        The head gets the weights of that dual. This optimizer then refuses to continue until a state is loaded: one
+        saved before, or ``load_state_dict(optim.state_dict())``, which takes the weights back.
 
         The point is a mean of outputs, like the blocks of BCFW, and its dual value is the ``dual`` of a certificate
         made now. Its weights differ from GDMM's, so their primal needs some passes to recover. Warns if an earlier
@@ -332,76 +312,3 @@ class GDMM(Stateful, Optimizer):
         dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
         self._handed_over = True
         return dual
-
-    def state_dict(self) -> dict[str, Any]:
-        """Duals, multipliers, weights, penalty and the order of the visits, as tensors and numbers."""
-        return {
-            **super().state_dict(),
-            "gdmm": with_seal(
-                {
-                    **{name: getattr(self, name) for name in NUMBERS},
-                    "lam": self.lam,
-                    "num_examples": self.num_examples,
-                    "features": self.problem.features,
-                    "visits": torch.from_numpy(self._visits.copy()),
-                    "visited": self._visited.clone(),
-                    "generator": self._generator.get_state(),
-                    "problem": self.problem.state_dict(),
-                }
-            ),
-        }
-
-    def _schema(self) -> Declaration:
-        groups = groups_like(self.param_groups)
-        return Open({"gdmm": partial(check_own, problem=self.problem), "state": dict, "param_groups": groups})
-
-    @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from a state that :meth:`check_state` accepted.
-
-        A state with the same targets but other features is accepted, with a warning. The head gets the current weights
-        of the state; in an uninterrupted run it keeps those of the start of a pass until the pass ends.
-        """
-        own = state["gdmm"]
-        same_features = own["features"] == self.problem.features
-        if not same_features:
-            warn(
-                "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
-                "are summed anew from these features, and what was certified for the others is forgotten",
-            )
-        Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "gdmm"})
-        self.problem.restore(own["problem"])
-        self._generator = torch.Generator()
-        self._generator.set_state(own["generator"])
-        self._visits, self._visited = own["visits"].numpy().copy(), own["visited"].clone()
-        for name in NUMBERS:
-            setattr(self, name, own[name])
-        if not same_features:
-            self.best_dual = self.best_relaxed_dual = 0.0
-            self.problem.refresh()
-        self._handed_over, self.gap_estimate = False, math.inf
-        self._publish()
-
-    def _publish(self) -> None:
-        """Write the weights to the head."""
-        with torch.no_grad():
-            for parameter, weights in zip(self.head.parameters(), self.problem.held(), strict=True):
-                parameter.copy_(weights)
-        self._remember()
-
-    def _remember(self) -> None:
-        self._versions = [p._version for p in self.head.parameters()]
-
-    def _check_weights(self) -> None:
-        if self._handed_over:
-            raise RuntimeError(
-                "this GDMM has handed the head's weights over to the dual that dual_state() returned. To go on with "
-                "GDMM, load a state saved before, or its own, optim.load_state_dict(optim.state_dict()), which takes "
-                "the weights back from that dual; or make a new GDMM"
-            )
-        if [p._version for p in self.head.parameters()] != self._versions:
-            raise RuntimeError(
-                "the head's weights were changed by others: they are a function of the duals, which are as they were. "
-                "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
-                "GDMM to start again"
-            )

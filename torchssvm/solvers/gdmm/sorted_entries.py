@@ -233,5 +233,5 @@ def _heaps(entries: SortedEntries) -> np.ndarray:
 
 
 def _power_of_two(numbers: np.ndarray) -> np.ndarray:
-    """The least that is not smaller; numbers below 2^31."""
+    """The least power of two that is not smaller, for numbers below 2^31."""
     return 1 << np.ceil(np.log2(np.maximum(numbers, 1))).astype(np.int64)

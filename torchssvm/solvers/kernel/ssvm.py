@@ -28,7 +28,8 @@ from torchssvm.solvers.kernel.gram import GramRows
 from torchssvm.solvers.kernel.head import KernelHead
 from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
 from torchssvm.solvers.trainer import DualTrainer
-from torchssvm.steps.orders import GapBatchSampler, Order
+from torchssvm.steps.orders import Order
+from torchssvm.steps.sampler import GapBatchSampler
 
 _FORMAT = 2
 

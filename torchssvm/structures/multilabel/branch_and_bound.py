@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
-from torchssvm.structures.multilabel.message_passing import TINY, decode_beliefs, dual_value, restrict, sweep
+from torchssvm.structures.multilabel.message_passing import TINY, decode_beliefs, dual_value, one_round, restrict
 
-_SWEEPS = 2  # for each subproblem, which starts from the messages of the previous one
+_ROUNDS = 2  # for each subproblem, which starts from the messages of the previous one
 
 
 @njit
@@ -57,10 +57,10 @@ def _examine(memory, best, length):
         active, base = restrict(memory)
         above = dual_value(memory, active, base)
         spent += memory.sizes[0] + memory.sizes[1]
-        for _ in range(_SWEEPS):
+        for _ in range(_ROUNDS):
             if above - best <= tiny:
                 return above, best, length, spent
-            sweep(memory, active)
+            one_round(memory, active)
             spent += active
             above = dual_value(memory, active, base)
         best = decode_beliefs(memory, best)

@@ -1,7 +1,7 @@
 """Message passing between labels with pairwise scores: an upper bound of all scores, and a good label set.
 
 The linear program over the local polytope has a dual with one variable c_ij for each pair, between 0 and its weight
-w_ij (see :func:`sweep`). MPLP [1]_ minimises it pair by pair; the update below is the same in terms of c. Among all
+w_ij (see :func:`one_round`). MPLP [1]_ minimises it pair by pair; the update below is the same in terms of c. Among all
 minimisers c_ij it takes the one that balances both beliefs, which is coordinate descent on ``|b(c)|^2``. Coordinate
 descent on the bound alone could stop before the optimum; this does not.
 
@@ -122,18 +122,18 @@ def reduce(unary, weights, labels, memory):
 
 
 @njit
-def pass_messages(memory, sweeps):
-    """Run up to ``sweeps`` sweeps; returns the score of ``memory.best`` and the lowest bound."""
+def pass_messages(memory, max_rounds):
+    """Run up to ``max_rounds`` rounds; returns the score of ``memory.best`` and the lowest bound."""
     for a in range(memory.sizes[0]):
         memory.fixed[a] = -1
     active, base = restrict(memory)
     best, bound = -np.inf, np.inf
     tiny = TINY * memory.scale[0]
     next_check = 1
-    for done in range(1, sweeps + 1):
-        moved = sweep(memory, active)
+    for done in range(1, max_rounds + 1):
+        moved = one_round(memory, active)
         settled = moved <= tiny
-        if done < next_check and done < sweeps and not settled:
+        if done < next_check and done < max_rounds and not settled:
             continue
         next_check = done + 1 + done // 4
         bound = min(bound, dual_value(memory, active, base))
@@ -169,7 +169,7 @@ def restrict(memory):
 
 
 @njit
-def sweep(memory, active):
+def one_round(memory, active):
     """Update each active pair once; returns the sum of all absolute changes.
 
     An attractive pair (w > 0) splits its weight into c for the first label and w - c for the second, so that b_i = b_j.

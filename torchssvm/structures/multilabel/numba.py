@@ -21,13 +21,13 @@ def row_sums(weights, positive, negative):
 
 
 @njit
-def decode(unary, weights, sweeps, effort, begin, end, sums, memory, labels, value, bound):
+def decode(unary, weights, max_rounds, effort, begin, end, sums, memory, labels, value, bound):
     """Decode the examples ``begin`` to ``end - 1``.
 
     Args:
         unary: ``[B, K]`` float64, the score of each label, its loss included.
         weights: ``[B or 1, K, K]`` float64, symmetric with a zero diagonal: the scores of pairs.
-        sweeps: The most sweeps over all pairs of an example; at least 1.
+        max_rounds: Most rounds over all pairs of an example; at least 1.
         effort: The most pair updates of branch and bound for an example with a gap; 0 for no branching.
         begin: The first example.
         end: The last example plus 1.
@@ -44,11 +44,13 @@ def decode(unary, weights, sweeps, effort, begin, end, sums, memory, labels, val
         pairs = weights[row if weights.shape[0] > 1 else 0]
         if row == begin or weights.shape[0] > 1:
             row_sums(pairs, positive, negative)
-        value[row], bound[row] = decode_row(unary[row], pairs, positive, negative, sweeps, effort, memory, labels[row])
+        value[row], bound[row] = decode_row(
+            unary[row], pairs, positive, negative, max_rounds, effort, memory, labels[row]
+        )
 
 
 @njit
-def decode_row(unary, weights, positive, negative, sweeps, effort, memory, labels):
+def decode_row(unary, weights, positive, negative, max_rounds, effort, memory, labels):
     """Decode one example as :func:`decode` does: fill ``labels`` ``[K]``, return value and bound."""
     count = screen(unary, weights, positive, negative, memory, labels)
     if count == 0:
@@ -56,7 +58,7 @@ def decode_row(unary, weights, positive, negative, sweeps, effort, memory, label
         return value, value
     reduce(unary, weights, labels, memory)
     if np.isfinite(memory.scale[0]):
-        best, bound = pass_messages(memory, sweeps)
+        best, bound = pass_messages(memory, max_rounds)
         if effort > 0 and bound - best > TINY * memory.scale[0]:
             best, bound = branch(memory, best, bound, effort)
         gap = bound - best

@@ -23,13 +23,13 @@ _local = threading.local()
 
 
 def best_label_sets(
-    unary: Tensor, pairwise: Tensor, *, sweeps: int = 100, effort: int = 0
+    unary: Tensor, pairwise: Tensor, *, max_rounds: int = 100, effort: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Label sets with a high score, and an upper bound of all scores.
 
     First, labels whose scores outweigh all their pairs are decided. For the others, messages between all pairs minimise
     the dual of the linear program over the local polytope (MPLP [1]_, whose fixed points are optimal for binary
-    variables). Labels are decoded after some of the sweeps and improved by flipping one or two. If a gap remains
+    variables). Labels are decoded after some of the rounds and improved by flipping one or two. If a gap remains
     between the bound and the best score, branch and bound may continue from the same messages.
 
     If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. CPU and CUDA tensors
@@ -39,7 +39,7 @@ def best_label_sets(
         unary: ``[B, K]``, float32 or float64; computed in float64.
         pairwise: ``[B, P]``, P = K (K - 1) / 2, the pairs i < j in the order of ``torch.triu_indices(K, K, 1)``; or
             ``[P]`` for all. One vector expanded to B rows is as fast as ``[P]``.
-        sweeps: The most sweeps over all pairs of an example; at least 1.
+        max_rounds: Most rounds over all pairs of an example; at least 1.
         effort: The most pair updates of branch and bound for an example; a million take about 10 ms. 0 keeps the bound
             of the linear program.
 
@@ -48,7 +48,7 @@ def best_label_sets(
         the labels are optimal. Scores that are not finite give NaN.
 
     Raises:
-        ValueError: Shapes do not fit, or ``sweeps`` is less than 1, or ``effort`` less than 0.
+        ValueError: Shapes do not fit, or ``max_rounds`` is less than 1, or ``effort`` less than 0.
 
     References:
         .. [1] A. Globerson and T. Jaakkola. Fixing max-product: convergent message passing algorithms for MAP
@@ -60,17 +60,17 @@ def best_label_sets(
     pairs = size * (size - 1) // 2
     if pairwise.shape not in {(pairs,), (batch, pairs)}:
         raise ValueError(f"pairwise must be [{pairs}] or [{batch}, {pairs}], got {list(pairwise.shape)}")
-    if sweeps < 1 or effort < 0:
-        raise ValueError(f"sweeps={sweeps} must be at least 1, and effort={effort} at least 0")
+    if max_rounds < 1 or effort < 0:
+        raise ValueError(f"max_rounds={max_rounds} must be at least 1, and effort={effort} at least 0")
     unary = unary.detach().to(torch.float64)
     weights = symmetric(shared(pairwise.detach()).to(torch.float64), size)
     if unary.device.type not in ("cpu", "cuda"):
-        return best_label_sets_torch(unary, weights, sweeps, effort)
+        return best_label_sets_torch(unary, weights, max_rounds, effort)
     labels = torch.empty(batch, size, dtype=torch.int64)
     value, bound = torch.empty(2, batch, dtype=torch.float64).unbind(0)
     launch(
         decode,
-        (unary.cpu(), (weights if weights.ndim == 3 else weights.unsqueeze(0)).cpu(), sweeps, effort),
+        (unary.cpu(), (weights if weights.ndim == 3 else weights.unsqueeze(0)).cpu(), max_rounds, effort),
         (labels, value, bound),
         np.ones(batch),
         [(2 * size, torch.float64), partial(_workspace, size)],

@@ -14,25 +14,29 @@ from torchssvm.core.ordered_sums import add_at
 
 _TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
 _NUMBERS = 1 << 24  # most messages at a time
-_SWEEPS = 10  # for each subproblem of branch and bound
+_ROUNDS = 10  # for each subproblem of branch and bound
 _OPEN = 256  # subproblems that are examined together
 
 
-def best_label_sets_torch(unary: Tensor, weights: Tensor, sweeps: int, effort: int) -> tuple[Tensor, Tensor, Tensor]:
+def best_label_sets_torch(
+    unary: Tensor, weights: Tensor, max_rounds: int, effort: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """As :func:`.best_label_sets`, for float64 tensors ``[B, K]`` and ``[K, K]`` or ``[B, K, K]``."""
     size = unary.shape[1]
     step = max(1, _NUMBERS // (size * size))
     pieces = []
     for begin in range(0, len(unary), step):
         own = slice(begin, begin + step)
-        pieces.append(_decode(unary[own], weights[own] if weights.ndim == 3 else weights.unsqueeze(0), sweeps, effort))
+        pieces.append(
+            _decode(unary[own], weights[own] if weights.ndim == 3 else weights.unsqueeze(0), max_rounds, effort)
+        )
     if not pieces:
         return unary.new_empty(0, size, dtype=torch.int64), unary.new_empty(0), unary.new_empty(0)
     labels, value, bound = (torch.cat(found) for found in zip(*pieces, strict=True))
     return labels, value, bound
 
 
-def _decode(unary: Tensor, weights: Tensor, sweeps: int, effort: int) -> tuple[Tensor, Tensor, Tensor]:
+def _decode(unary: Tensor, weights: Tensor, max_rounds: int, effort: int) -> tuple[Tensor, Tensor, Tensor]:
     fixed = _screen(unary, weights)
     labels = fixed.clamp(min=0)
     value = _score(unary, weights, labels)
@@ -40,7 +44,7 @@ def _decode(unary: Tensor, weights: Tensor, sweeps: int, effort: int) -> tuple[T
     finite = torch.isfinite(unary).all(1) & torch.isfinite(weights).flatten(1).all(1)
     rows = ((fixed < 0).any(1) & finite).nonzero().flatten()
     if len(rows):
-        found = _send(unary[rows], _of(weights, rows), fixed[rows], sweeps)
+        found = _send(unary[rows], _of(weights, rows), fixed[rows], max_rounds)
         labels[rows], value[rows], bound[rows] = found.labels, found.value, found.bound
     for row in rows[found.bound > found.value].tolist() if effort and len(rows) else ():
         own = slice(row, row + 1)
@@ -91,8 +95,8 @@ class _Sent(NamedTuple):
     updates: int
 
 
-def _send(unary: Tensor, weights: Tensor, fixed: Tensor, sweeps: int) -> _Sent:
-    """Up to ``sweeps`` sweeps of messages between the labels that are -1 in ``fixed``."""
+def _send(unary: Tensor, weights: Tensor, fixed: Tensor, max_rounds: int) -> _Sent:
+    """Up to ``max_rounds`` rounds of messages between the labels that are -1 in ``fixed``."""
     size = unary.shape[1]
     i, j = torch.triu_indices(size, size, 1, device=unary.device)
     free = fixed < 0
@@ -114,7 +118,7 @@ def _send(unary: Tensor, weights: Tensor, fixed: Tensor, sweeps: int) -> _Sent:
     labels = fixed.clamp(min=0)
     value, bound = torch.full_like(base, -torch.inf), torch.full_like(base, torch.inf)
     last, next_check, done, going = bound, 1, 0, torch.ones_like(base, dtype=torch.bool)
-    for done in range(1, sweeps + 1):
+    for done in range(1, max_rounds + 1):
         moved, begin = torch.zeros_like(base), 0
         for count in rounds:
             own = slice(begin, begin + count)
@@ -127,9 +131,9 @@ def _send(unary: Tensor, weights: Tensor, fixed: Tensor, sweeps: int) -> _Sent:
             belief[:, b] -= sign[:, own] * change
             moved += change.abs().sum(1)
         settled = moved <= tiny
-        if done < next_check and done < sweeps and not bool((going & settled).any()):
+        if done < next_check and done < max_rounds and not bool((going & settled).any()):
             continue
-        due = going if done in (next_check, sweeps) else going & settled
+        due = going if done in (next_check, max_rounds) else going & settled
         next_check = done + 1 + done // 4 if done == next_check else next_check
         last = base + (belief.clamp(min=0.0) * free).sum(1) - torch.where(positive, 0.0, split).sum(1)
         bound = torch.where(due, torch.minimum(bound, last), bound)
@@ -181,7 +185,7 @@ def _branch(
     todo, above = fixed, torch.full((1,), torch.inf, dtype=best.dtype, device=best.device)
     while len(todo) and effort > 0:
         some, todo, above = todo[-_OPEN:], todo[:-_OPEN], above[:-_OPEN]
-        found = _send(unary.expand(len(some), -1), weights, some, _SWEEPS)
+        found = _send(unary.expand(len(some), -1), weights, some, _ROUNDS)
         effort -= found.updates * len(some)
         top = int(found.value.argmax())
         if found.value[top] > best:

@@ -35,20 +35,20 @@ class MessagePassing:
     :func:`torchssvm.structures.multilabel.oracle.best_label_sets`.
 
     Args:
-        sweeps: The most sweeps over all pairs of an example.
+        max_rounds: Most rounds over all pairs of an example.
 
     Raises:
-        ValueError: ``sweeps`` is less than 1.
+        ValueError: ``max_rounds`` is less than 1.
     """
 
-    sweeps: int = 100
+    max_rounds: int = 100
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sweeps", check_whole(self.sweeps, "sweeps"))
+        object.__setattr__(self, "max_rounds", check_whole(self.max_rounds, "max_rounds"))
 
     def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Labels, scores and bounds."""
-        return best_label_sets(unary, pairwise, sweeps=self.sweeps)
+        return best_label_sets(unary, pairwise, max_rounds=self.max_rounds)
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,23 @@ class BranchAndBound:
     """Message passing, then branch and bound for the remaining gap; exact unless an example needs more than ``effort``.
 
     Args:
-        sweeps: The most sweeps over all pairs of an example before branching.
+        max_rounds: Most rounds over all pairs of an example before branching.
         effort: The most pair updates of branch and bound for an example; 200,000 take about 3 ms.
 
     Raises:
-        ValueError: ``sweeps`` or ``effort`` is less than 1.
+        ValueError: ``max_rounds`` or ``effort`` is less than 1.
     """
 
-    sweeps: int = 100
+    max_rounds: int = 100
     effort: int = 200_000
 
     def __post_init__(self) -> None:
-        for name in ("sweeps", "effort"):
+        for name in ("max_rounds", "effort"):
             object.__setattr__(self, name, check_whole(getattr(self, name), name))
 
     def solve(self, unary: Tensor, pairwise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Labels, scores and bounds."""
-        return best_label_sets(unary, pairwise, sweeps=self.sweeps, effort=self.effort)
+        return best_label_sets(unary, pairwise, max_rounds=self.max_rounds, effort=self.effort)
 
 
 class Multilabel(Structure):

@@ -1,0 +1,101 @@
+"""Checks that a batch belongs to a dual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_int64
+from torchssvm.core.batch import first_occurrences
+from torchssvm.core.digest import UNKNOWN
+from torchssvm.core.potentials import Potentials
+from torchssvm.dual.state import DualState
+
+
+def check_dual(dual: Any) -> DualState:
+    """``dual``, or TypeError if it is not a DualState."""
+    if isinstance(dual, DualState):
+        return dual
+    raise TypeError(
+        f"dual is a {type(dual).__name__}, and must be a DualState: make one by "
+        "DualState.for_head(head, num_examples, lam)"
+    )
+
+
+def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
+    """The index on the device of the weights; raises as :func:`check_rows`."""
+    return check_rows(dual, index, potentials)[0]
+
+
+def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
+    """The index on the device of the weights, and the rows of each example's first occurrence, ``[R]`` int64.
+
+    Raises:
+        ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
+        TypeError: Potentials, weights and dual differ in dtype.
+    """
+    size, weights = potentials.batch_size, dual.parameters[0]
+    check_int64(index, "index", (size,), ", one number for each example")
+    if not size:
+        raise ValueError("the batch is empty: index holds no example")
+    numbers = index.tolist()
+    if min(numbers) < 0 or max(numbers) >= dual.num_examples:
+        raise _out_of_range(min(numbers), max(numbers), dual.num_examples)
+    if potentials.dtype is not dual.dtype:
+        dual.check_dtype()
+        raise TypeError(
+            f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
+            "dtype of its weights, with autocast off"
+        )
+    dual.to(weights.device)
+    index = index.to(weights.device)
+    return index, first_occurrences(index, numbers)
+
+
+def check_visits(index: Tensor, num_examples: int) -> Tensor:
+    """The examples to visit, contiguous on the CPU; an example may be repeated.
+
+    Raises:
+        ValueError: ``index`` is not int64 ``[V]`` within 0 .. n - 1.
+    """
+    if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
+        raise ValueError(f"index={index} must be an int64 tensor of one axis")
+    if bool(((index < 0) | (index >= num_examples)).any()):
+        raise _out_of_range(int(index.min()), int(index.max()), num_examples)
+    return index.cpu().contiguous()
+
+
+def _out_of_range(low: int, high: int, num_examples: int) -> ValueError:
+    return ValueError(
+        f"index holds {low} to {high}; the dual has num_examples={num_examples}, so that an index is 0 to "
+        f"{num_examples - 1}"
+    )
+
+
+def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None) -> None:
+    """Compare digests of targets with those that the blocks were trained on.
+
+    Args:
+        dual: The dual state.
+        targets: ``[B]`` int64, digests.
+        index: ``[B]`` int64, the examples; None is all examples in order.
+
+    Raises:
+        RuntimeError: Some differ.
+    """
+    known = dual.targets if index is None else dual.targets[index]
+    targets = targets.to(known.device)
+    if torch.equal(known, targets):
+        return
+    wrong = (known != targets) & (known != UNKNOWN)
+    if not bool(wrong.any()):
+        return
+    rows = wrong.nonzero().flatten()
+    examples = (rows if index is None else index[rows]).unique().tolist()
+    raise RuntimeError(
+        f"{len(examples)} of {len(targets)} examples have other targets than those that the dual was trained on, "
+        f"{examples[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "
+        "a new DualState for other data"
+    )

@@ -1,0 +1,247 @@
+"""The blocks of a batch, as the storage by labelings gives them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.potentials import Parts, Potentials, inner, scale
+from torchssvm.core.structure import Labeling, OracleResult, check_padding
+from torchssvm.dual.labeling_blocks import LabelingBlocks
+from torchssvm.dual.storage import Stored
+
+
+class StoredLabelings(Stored):
+    """The blocks of a batch; column 0 of the atoms is the rest, column c + 1 is slot c."""
+
+    def __init__(self, storage: LabelingBlocks, index: Tensor, potentials: Potentials, target: Labeling) -> None:
+        self.num_examples = storage.num_examples
+        self.index, self.potentials, self.target = index, potentials.detach(), target
+        self.lengths = potentials.lengths
+        self._storage, sets = storage, storage.sets
+        self._structure = storage.structure
+        count = sets.count[index]
+        self._columns = int(count.max())
+        self._filled = torch.arange(self._columns, device=index.device) < count.unsqueeze(1)
+        self._mass = sets.mass[index, : self._columns]
+        self._loss = torch.where(self._filled, sets.loss[index, : self._columns], 0.0)
+        self._rest_mass = storage.rest_mass[index]
+        self._mixed = storage.mixed[index]
+        self._gram: Tensor | None = None
+        self._learned = True  # whether the storage lacks some rows of the Gram matrix
+        self._found: OracleResult | None = None
+        self._labelings: Labeling = None
+        if self._columns:
+            held = sets.read(index, self._columns, storage.labeling_like(potentials))
+            empty = count == 0
+            if bool(empty.any()):  # empty slots cannot be scored: fill them with labelings of another example
+                donor = int((~empty).to(torch.int8).argmax())
+                held = tree_map(lambda t: torch.where(_like_rows(empty, t), t[donor], t), held)
+            self._labelings = self._structure.resize(held, target)
+            if potentials.lengths is None:
+                for had, has in zip(tree_tensors(held), tree_tensors(self._labelings), strict=True):
+                    if had.shape != has.shape:
+                        raise ValueError(
+                            f"the blocks hold labelings of shape {list(had.shape[2:])}, and example {int(index[0])} "
+                            f"came with {list(has.shape[2:])}: examples of different sizes need lengths, in every batch"
+                        )
+        self._rest = storage.rest.gather(index, self.potentials, target) if bool(self._mixed.any()) else None
+        self._scores: Tensor | None = None
+
+    @cached_property
+    def psi(self) -> Parts:
+        """``p(y_i) - mu_i`` of every block."""
+        if self._columns:
+            parts = self._structure.mean_difference(self._labelings, -self._mass, self.target, self.potentials)
+        else:
+            parts = {name: torch.zeros_like(t) for name, t in self.potentials.tensors.items()}
+        return parts if self._rest is None else {name: t + self._rest.psi[name] for name, t in parts.items()}
+
+    def inner(self, potentials: Potentials) -> Tensor:
+        """``<psi_i, theta_i> / n``, from the scores of the labelings and of the rest."""
+        found = -(self._mass * self._relative(potentials)).sum(1) / self.num_examples
+        return found if self._rest is None else found + self._rest.inner(potentials)
+
+    def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        """From ``psi``."""
+        return self._structure.mean_loss(self.psi, self.target, potentials)
+
+    def _relative(self, potentials: Potentials) -> Tensor:
+        """Scores of the cached labelings relative to the target, ``[B, C]``; 0 in empty slots."""
+        if not self._columns:
+            return self._mass
+        scores = self._structure.relative_scores(self._labelings, self.target, potentials.detach())
+        return torch.where(self._filled, scores, 0.0)
+
+    def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The rest and the labelings."""
+        rest = self._rest_mass
+        rest_score, rest_loss = torch.zeros_like(rest), torch.zeros_like(rest)
+        if self._rest is not None:
+            share = self.num_examples / rest.clamp(min=1e-300)
+            there = self._mixed & (rest > 0.0)
+            rest_score = torch.where(there, -self._rest.inner(potentials) * share, 0.0)
+            rest_loss = torch.where(there, self._storage.rest_loss[self.index] * share, 0.0)
+        return (
+            torch.cat([rest.unsqueeze(1), self._mass], 1),
+            torch.cat([rest_score.unsqueeze(1), self._relative(potentials)], 1),
+            torch.cat([rest_loss.unsqueeze(1), self._loss], 1),
+            torch.cat([(rest > 0.0).unsqueeze(1), self._filled], 1),
+        )
+
+    def lookup(self, labeling: Labeling) -> Tensor:
+        """The column of each labeling, 0 where it is not cached."""
+        same = self._filled
+        if not self._columns:
+            return torch.zeros_like(self.index)
+        for held, wanted in zip(tree_tensors(self._labelings), tree_tensors(labeling), strict=True):
+            same = same & (held == wanted.unsqueeze(1)).view(*same.shape, -1).all(2)
+        return torch.where(same.any(1), same.to(torch.int8).argmax(1) + 1, 0)
+
+    def cached(self, columns: Tensor) -> Labeling:
+        """The labelings in these columns."""
+        rows = torch.arange(len(columns), device=columns.device)
+        return tree_map(lambda t: t[rows, columns - 1], self._labelings)
+
+    def _everything(self, found: OracleResult) -> Labeling:
+        """Cached labelings and corner, ``[B, C + 1, ...]``."""
+        corner = tree_map(lambda t: t.unsqueeze(1), found.labeling)
+        if not self._columns:
+            return corner
+        pairs = zip(tree_tensors(self._labelings), tree_tensors(corner), strict=True)
+        return tree_replace(corner, [torch.cat(pair, 1) for pair in pairs])
+
+    def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
+        """Known inner products from the storage; one call of ``respond`` for each missing row."""
+        assert found.column is not None
+        structure, sets, columns = self._structure, self._storage.sets, self._columns
+        everything = self._everything(found)
+        size, device = len(self.index), self.index.device
+        gram = torch.zeros(size, columns + 2, columns + 2, dtype=torch.float64, device=device)
+        unknown = torch.cat([self._filled, (found.column == 0).unsqueeze(1)], 1)
+        if sets.gram is not None and columns:
+            gram[:, 1:-1, 1:-1] = sets.gram[self.index, :columns, :columns]
+            unknown[:, :-1] &= ~sets.known[self.index, :columns]
+            self._learned = bool(unknown[:, :-1].any())
+        rows = torch.arange(size, device=device)
+        while bool(unknown.any()):
+            has, pick = unknown.any(1), unknown.to(torch.int8).argmax(1)
+            one = tree_map(lambda t, pick=pick: t[rows, pick].unsqueeze(1), everything)
+            parts = structure.mean_difference(one, has.to(torch.float64).unsqueeze(1), self.target, self.potentials)
+            answer = self.potentials.replace(respond(parts))
+            row = structure.relative_scores(everything, self.target, answer)
+            own, at = rows[has], pick[has] + 1
+            gram[own, at, 1:] = row[has]
+            gram[own, 1:, at] = row[has]
+            unknown[rows, pick] = False
+        if self._rest is not None:
+            change = respond(self._rest.psi)
+            share = torch.where(self._mixed & (self._rest_mass > 0.0), 1.0 / self._rest_mass.clamp(min=1e-300), 0.0)
+            row = structure.relative_scores(everything, self.target, self.potentials.replace(change))
+            row = -share.unsqueeze(1) * row
+            gram[:, 0, 1:] = row
+            gram[:, 1:, 0] = row
+            gram[:, 0, 0] = share.square() * inner(self._rest.psi, change)
+        self._gram = gram
+        return gram
+
+    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, None]:
+        """Labelings, corner and rest, weighted by ``change``."""
+        assert change is not None
+        self._found = found
+        parts = self._structure.mean_difference(self._everything(found), change[:, 1:], self.target, self.potentials)
+        if self._rest is not None:
+            decay = torch.where(
+                self._mixed & (self._rest_mass > 0.0), -change[:, 0] / self._rest_mass.clamp(min=1e-300), 0.0
+            )
+            rest = scale(self._rest.psi, decay)
+            parts = {name: tensor + rest[name] for name, tensor in parts.items()}
+        check_padding(parts, self.potentials)
+        return parts, None
+
+    def move(
+        self,
+        coefficients: Tensor,
+        rows: Tensor,
+        change: Tensor | None,
+        parts: Parts,
+        gradients: list[Tensor] | None,
+    ) -> None:
+        """Move the mass, and cache the corner."""
+        storage, sets, found, columns = self._storage, self._storage.sets, self._found, self._columns
+        assert found is not None
+        assert found.column is not None
+        assert change is not None
+        index = self.index[rows]
+        moved = coefficients[rows].unsqueeze(1) * change[rows]
+        self._move_rest(rows, moved[:, 0])
+        if columns:
+            sets.mass[index, :columns] = (self._mass[rows] + moved[:, 1:-1]).clamp_(min=0.0)
+        column = found.column[rows]
+        sets.clock += 1
+        old = column > 0
+        sets.used[index[old], column[old] - 1] = sets.clock
+        if self._gram is not None:
+            sets.keep_gram(storage.parameters[0].dtype)
+            assert sets.gram is not None
+            if columns and self._learned:
+                sets.gram[index, :columns, :columns] = self._gram[rows, 1:-1, 1:-1].to(sets.gram.dtype)
+                sets.known[index, :columns] = self._filled[rows]
+        new = (~old).nonzero().flatten()
+        if not len(new):
+            return
+        at = rows[new]
+        kept, slots = sets.insert(
+            self.index[at],
+            None if self.lengths is None else self.lengths[at],
+            tree_map(lambda t: t[at], found.labeling),
+            found.loss[at],
+            moved[new, -1].clamp(min=0.0),
+            lambda leaving, slots: self._evict(at[leaving], slots),
+        )
+        if self._gram is not None and len(kept):
+            assert sets.gram is not None
+            own, at = index[new[kept]], at[kept]
+            row = self._gram[at, -1, 1:].to(sets.gram.dtype)
+            if columns:
+                sets.gram[own, slots, :columns] = row[:, :-1]
+                sets.gram[own, :columns, slots] = row[:, :-1]
+            sets.gram[own, slots, slots] = row[:, -1]
+            sets.known[own, slots] = True
+
+    def _move_rest(self, rows: Tensor, moved: Tensor) -> None:
+        storage, index = self._storage, self.index[rows]
+        held = self._rest_mass[rows]
+        left = (held + moved).clamp_(min=0.0)
+        storage.rest_mass[index] = left
+        if self._rest is None:
+            return
+        # Scaled, not changed by a difference: near mass 0, psi must still be mass times a point of the polytope.
+        there = (self._mixed[rows] & (held > 0.0)).nonzero().flatten()
+        ratio, own = left[there] / held[there], rows[there]
+        storage.rest_loss[index[there]] *= ratio
+        psi = {name: tensor[own] for name, tensor in self._rest.psi.items()}
+        storage.rest.write(index[there], self.potentials.select(own), scale(psi, ratio))
+
+    def _evict(self, rows: Tensor, slots: Tensor) -> None:
+        """Merge the labelings in ``slots`` of ``rows``, with their mass, into the rest."""
+        storage, sets, index = self._storage, self._storage.sets, self.index[rows]
+        mass, potentials = sets.mass[index, slots], self.potentials.select(rows)
+        target = tree_map(lambda t: t[rows], self.target)
+        held = sets.read(index, storage.capacity, storage.labeling_like(potentials))
+        one = tree_map(lambda t: t[torch.arange(len(slots), device=slots.device), slots].unsqueeze(1), held)
+        one = self._structure.resize(one, target)
+        parts = self._structure.mean_difference(one, mass.unsqueeze(1), target, potentials)
+        storage.rest.add(index, potentials, parts, -torch.ones_like(mass))
+        storage.rest_mass[index] += mass
+        storage.rest_loss[index] += mass * sets.loss[index, slots] / self.num_examples
+        storage.mixed[index] = True
+        sets.mass[index, slots] = 0.0
+
+
+def _like_rows(mask: Tensor, tensor: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (tensor.ndim - 1))

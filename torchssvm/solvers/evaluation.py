@@ -1,0 +1,105 @@
+"""Plain decoding of examples against their targets: mean loss and share of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.potentials import as_potentials
+from torchssvm.core.structure import Structure, as_decoding
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Plain decoding (without the loss) of some examples against their targets.
+
+    Attributes:
+        loss: Mean task loss of an example.
+        token_error: Share of wrong tokens among all tokens; None where labelings are not int64 ``[B]`` or ``[B, N]``.
+        example_error: Share of examples with a wrong token, such as words with a wrong letter; None as above.
+        num_examples: Number of examples.
+        exact: Whether decoding was exact for all of them; otherwise the results are those of an approximate decoder.
+    """
+
+    loss: float
+    token_error: float | None
+    example_error: float | None
+    num_examples: int
+    exact: bool = True
+
+
+def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
+    """Wrong tokens and tokens of every example, ``[B]`` int64 each; None where labelings are not integers by position.
+
+    Args:
+        labeling: Decoded outputs: int64 ``[B]`` or ``[B, N]``, or an object with such a tensor as ``.labels``.
+        target: The result of the structure's ``check_target``: a tensor like ``labeling``, or an object with one as
+            ``.labels``. Negative entries are padding.
+    """
+    labeling, labels = (getattr(output, "labels", output) for output in (labeling, target))
+    if not (isinstance(labeling, Tensor) and isinstance(labels, Tensor)):
+        return None
+    if labeling.shape != labels.shape or labeling.ndim not in (1, 2) or labeling.is_floating_point():
+        return None
+    labeling, labels = labeling.view(len(labels), -1), labels.view(len(labels), -1)
+    real = labels >= 0
+    return ((labeling != labels) & real).sum(1), real.sum(1)
+
+
+@torch.no_grad()
+def evaluate(
+    forward: Callable[..., Any],
+    structure: Structure,
+    batches: Iterable[Batch],
+    device: torch.device | str | None = None,
+) -> Evaluation:
+    """Decode every example without the loss and compare it with its target.
+
+    Args:
+        forward: Head or model, ``(x)`` or ``(x, lengths)`` -> potentials. A module runs in evaluation mode; afterwards
+            every submodule is back in its own mode.
+        structure: What an output is.
+        batches: The examples.
+        device: The device to move batches to; None leaves them where they are.
+
+    Raises:
+        ValueError: There are no examples, or a target does not fit.
+    """
+    modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
+    for module, _ in modes:
+        module.training = False
+    examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
+    try:
+        for batch in batches:
+            batch = batch if device is None else to_device(batch, device)
+            potentials = as_potentials(apply_head(forward, batch))
+            target = structure.check_target(batch.y, potentials)
+            found = as_decoding(structure.argmax(potentials))
+            labeling = found.labeling
+            exact &= found.exact
+            loss += float(structure.loss(labeling, target).sum(dtype=torch.float64))
+            examples += potentials.batch_size
+            counts = count_errors(labeling, target)
+            if counts is None:
+                counted = False
+                continue
+            wrong += int(counts[0].sum())
+            tokens += int(counts[1].sum())
+            spoilt += int((counts[0] > 0).sum())
+    finally:
+        for module, training in modes:
+            module.training = training
+    if not examples:
+        raise ValueError("batches held no example to evaluate")
+    return Evaluation(
+        loss=loss / examples,
+        token_error=wrong / max(tokens, 1) if counted else None,
+        example_error=spoilt / examples if counted else None,
+        num_examples=examples,
+        exact=exact,
+    )

@@ -1,0 +1,285 @@
+"""A resumable batch sampler for the orders of :mod:`torchssvm.steps.orders`."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from torchssvm.core.arguments import check_object, check_seed, check_whole
+from torchssvm.core.random_state import check_random_state
+from torchssvm.core.schema import Each, Entry, Same, Schema, Stateful, damaged
+from torchssvm.dual.checks import check_dual
+from torchssvm.dual.state import DualState
+from torchssvm.steps.orders import Order, Permutation, Proportional
+
+
+class GapBatchSampler(Sampler[list[int]], Stateful):
+    """Batches for a ``DataLoader(batch_sampler=...)``, drawn by the block gaps and resumable in the middle of an epoch.
+
+    An epoch is ``ceil(n / batch_size)`` batches. Examples whose gap is unknown come first, in random order. After that,
+    orders that need gaps draw chunks of ``chunk`` batches. A chunk is drawn from the gaps as they were when the chunk
+    before the previous one was used up. So draws are the same with and without worker processes, if these fetch at most
+    ``chunk`` batches ahead.
+
+    Args:
+        dual: The dual whose gaps are used; None if ``bind`` sets it later, as ``StructuredSVM`` does; then
+            ``num_examples`` is needed.
+        batch_size: Examples in a batch; capped at n.
+        num_examples: n, the size of the dataset; None is the dual's.
+        order: ``Proportional(power=1.0)`` (the default), ``LargestGap()``, ``Uniform()``, ``Permutation()``.
+        seed: Seed of this sampler's own generator.
+        chunk: Batches in a chunk; None is a twentieth of an epoch, at least 8.
+
+    Raises:
+        TypeError: ``dual`` or ``order`` is of another type, or a size is not a number.
+        ValueError: A size is not a positive whole number, or ``num_examples`` differs from that of the dual.
+    """
+
+    state_name = "sampler"
+
+    def __init__(
+        self,
+        dual: DualState | None = None,
+        *,
+        batch_size: int,
+        num_examples: int | None = None,
+        order: Order | None = None,
+        seed: int = 0,
+        chunk: int | None = None,
+    ) -> None:
+        if dual is not None and not isinstance(dual, DualState):
+            raise TypeError(f"dual={dual!r} must be a DualState; sizes are given by name, as num_examples=200")
+        if num_examples is None:
+            if dual is None:
+                raise ValueError("num_examples=None and dual=None: give the dual, or the size of the dataset")
+            num_examples = dual.num_examples
+        num_examples = check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
+        batch_size = check_whole(batch_size, "batch_size")
+        if order is not None:
+            check_object(order, "order", "draw", "Permutation()")
+        self.num_examples = num_examples
+        self.batch_size = min(batch_size, num_examples)
+        self.order: Order = order if order is not None else Proportional()
+        self.chunk = max(8, math.ceil(len(self) / 20)) if chunk is None else check_whole(chunk, "chunk")
+        self.epoch = 0
+        self._generator = torch.Generator().manual_seed(check_seed(seed))
+        self._drawn: list[Tensor] = []  # batches of the current epoch, used or not
+        self._first = 0  # position in the epoch of _drawn[0]: 0 unless resumed
+        self._snapshots: dict[int, Tensor] = {}  # batches used -> gaps at that moment
+        self._visits = 0  # the dual's visits at position _first
+        self._started = False  # whether an epoch has begun here
+        self._continues = False  # whether the next iteration continues a loaded epoch
+        self._iterator: weakref.ref[Iterator[list[int]]] | None = None  # of the current epoch
+        self._at_continuing: Callable[[], None] | None = None
+        self._by_permutation: Callable[[], bool] | None = None
+        self._dual: DualState | None = None
+        if dual is not None:
+            self.bind(dual)
+
+    def bind(self, dual: DualState, by_permutation: Callable[[], bool] | None = None) -> None:
+        """Use the gaps of ``dual``.
+
+        Args:
+            dual: The dual of the dataset.
+            by_permutation: Returns whether the current epoch visits every example once, in place of ``order``: for
+                epochs that train the features, not the blocks.
+
+        Raises:
+            ValueError: The dual is for another number of examples.
+        """
+        if check_dual(dual).num_examples != self.num_examples:
+            raise ValueError(
+                f"the sampler has num_examples={self.num_examples}, and the dual was made for {dual.num_examples}"
+            )
+        self._by_permutation = by_permutation
+        if dual is self._dual:
+            return
+        if self._dual is not None:
+            self._dual.mailbox.forget(self)
+        self._dual = dual
+        self._visits = dual.visits
+        dual.mailbox.observe(self)
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        return math.ceil(self.num_examples / self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of one epoch, or the remaining batches of a loaded epoch.
+
+        None remain if the state was saved in the loop's body at the last batch; the code that follows the loop then
+        still has to run.
+        """
+        batches = self._batches()
+        self._iterator = weakref.ref(batches)
+        return batches
+
+    def _batches(self) -> Iterator[list[int]]:
+        dual = self._bound()
+        if self._continues and self._at_continuing is not None:
+            self._at_continuing()
+        self._at_continuing = None
+        if not self._continues:
+            self.epoch += self._started
+            self._first = 0
+            self._snapshots = {0: self._gaps()}
+            self._drawn = self._unseen(self._snapshots[0])
+        self._continues = False
+        self._started = True
+        # Waiting proposals are accumulated batches of the previous epoch.
+        self._visits = dual.visits + len(dual.mailbox.waiting)
+        position = self._first
+        while position < len(self):
+            if position - self._first >= len(self._drawn):
+                self._extend(position)
+            yield self._drawn[position - self._first].tolist()
+            position += 1
+
+    @property
+    def seed(self) -> int:
+        """The seed of the draws."""
+        return self._generator.initial_seed()
+
+    @property
+    def used(self) -> int:
+        """Batches of this epoch that were used, by the dual's count of visits."""
+        if not self._started:
+            return self._first
+        visits = max(self._bound().visits - self._visits, 0)
+        return self._first + min(visits, len(self._drawn))
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether the loop of an epoch still holds its iterator; all its batches may be used."""
+        return self._continues or (self._iterator is not None and self._iterator() is not None)
+
+    def before_continuing(self, action: Callable[[], None]) -> None:
+        """Call ``action`` before the first batch when the next iteration continues a loaded epoch."""
+        self._at_continuing = action
+
+    def state_dict(self, used: int | None = None) -> dict[str, Any]:
+        """Everything that the next draws depend on, including batches drawn but not yet used.
+
+        If all batches of the epoch are used, the state is the end of that epoch while the loop still holds its
+        iterator (as ``for batch in loader`` does until it ends), and the beginning of the next epoch after that.
+
+        Args:
+            used: Batches of this epoch that training has used; None is the dual's count. Needed if training skips
+                steps; ``len(self)`` means that the epoch is over.
+        """
+        over = used is not None or not self.in_epoch
+        used = self.used if used is None else used
+        epoch, under_way = self.epoch, self._started or self._continues
+        if used >= len(self) and over:
+            epoch, used, under_way = epoch + 1, 0, False
+        return {
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "chunk": self.chunk,
+            "order": repr(self.order),
+            "epoch": epoch,
+            "used": used,
+            "under_way": under_way,
+            "generator": self._generator.get_state(),
+            "drawn": [batch.clone() for batch in self._drawn[used - self._first :]] if under_way else [],
+            "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if under_way else {},
+        }
+
+    def _schema(self) -> Schema:
+        n = self.num_examples
+        return {
+            "num_examples": Same(n),
+            "batch_size": Same(self.batch_size),
+            "chunk": Same(self.chunk),
+            "order": Same(repr(self.order)),
+            "epoch": Entry(int, low=0),
+            "used": Entry(int, low=0, high=len(self)),
+            "under_way": bool,
+            "generator": check_random_state,
+            "drawn": Each(list, Entry(torch.int64, (None,), low=0, high=n - 1)),
+            "snapshots": Each(dict, Entry(torch.float64, (n,), low=0.0, infinite=True)),
+        }
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if state["used"] == len(self) and not state["under_way"]:
+            raise damaged(f"{where} has used {state['used']} batches of an epoch that is not under way")
+        if not all(0 < len(batch) <= self.batch_size for batch in state["drawn"]):
+            raise damaged(f"{where}['drawn'] should hold batches of 1 to {self.batch_size} examples")
+        if not all(isinstance(at, str) and at.isdigit() for at in state["snapshots"]):
+            raise damaged(f"{where}['snapshots'] should hold gaps by the number of a batch")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue the epoch of a state that passed :meth:`check_state`."""
+        self._generator.set_state(state["generator"].cpu())
+        self.epoch, self._first = state["epoch"], state["used"]
+        self._drawn = [batch.cpu() for batch in state["drawn"]]
+        self._snapshots = {int(at): gaps.cpu() for at, gaps in state["snapshots"].items()}
+        self._started, self._continues = False, state["under_way"]
+        self._iterator = self._at_continuing = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are outside of any epoch's loop."""
+        return {**vars(self), "_iterator": None, "_at_continuing": None}
+
+    @property
+    def bound_dual(self) -> DualState | None:
+        """The dual whose gaps are used; None before ``bind``."""
+        return self._dual
+
+    def _bound(self) -> DualState:
+        if self._dual is None:
+            raise RuntimeError("the sampler has no dual yet: call bind(dual), or train with StructuredSVM, which does")
+        return self._dual
+
+    @property
+    def _order(self) -> Order:
+        """The order of this epoch."""
+        return Permutation() if self._by_permutation and self._by_permutation() else self.order
+
+    def _gaps(self) -> Tensor:
+        return self._bound().gap_estimates.detach().to("cpu", copy=True)
+
+    def after_step(self) -> None:
+        """Keep the current gaps if a chunk was just used up; the dual calls this."""
+        at = self.used // self.chunk * self.chunk
+        if self._order.needs_gaps and at not in self._snapshots:
+            self._snapshots[at] = self._gaps()
+            self._snapshots.pop(at - 3 * self.chunk, None)
+
+    def _unseen(self, gaps: Tensor) -> list[Tensor]:
+        """Batches of the examples with unknown gaps, in random order; the last batch is filled up with others."""
+        unknown = torch.isinf(gaps).nonzero().flatten()
+        if not self._order.needs_gaps or not len(unknown):
+            return []
+        unknown = unknown[torch.randperm(len(unknown), generator=self._generator)]
+        batches = list(unknown.split(self.batch_size))
+        if len(batches[-1]) < self.batch_size and len(unknown) < self.num_examples:
+            others = (~torch.isinf(gaps)).nonzero().flatten()
+            size = min(self.batch_size - len(batches[-1]), len(others))
+            (fill,) = self.order.draw(gaps[others], 1, size, self._generator)
+            batches[-1] = torch.cat([batches[-1], others[fill]])
+        return batches[: len(self)]
+
+    def _extend(self, position: int) -> None:
+        """Draw batches to the end of the chunk that contains ``position``, or to the end of the epoch."""
+        if not self._order.needs_gaps:
+            self._drawn += self._order.draw(
+                torch.zeros(self.num_examples), len(self) - position, self.batch_size, self._generator
+            )
+            return
+        chunk = position // self.chunk
+        wanted = max(chunk - 1, 0) * self.chunk
+        known = max((at for at in self._snapshots if at <= wanted), default=0)
+        gaps = self._snapshots.get(known)
+        gaps = self._gaps() if gaps is None else gaps
+        finite = torch.where(torch.isinf(gaps), 0.0, gaps)
+        # Gaps unknown at that moment belong to blocks drawn in this epoch; they count as the average.
+        finite = torch.where(torch.isinf(gaps), finite.mean() if bool(finite.any()) else 1.0, finite)
+        count = min((chunk + 1) * self.chunk, len(self)) - position
+        self._drawn += self.order.draw(finite, count, self.batch_size, self._generator)
