@@ -80,7 +80,7 @@ def main(
     scores, found = {}, []
     for name, sentences in (("train", bank), ("test", tests)):
         batches = in_order(sentences, batch_size=32)
-        found = [heads for b in batches for heads in head.structure.argmax(head(b.x, b.lengths)).labeling.tolist()]
+        found = [heads for b in batches for heads in head.structure.decode(head(b.x, b.lengths)).tolist()]
         its = attachment(found, sentences.sentences)
         scores |= {f"{name}_uas": its.uas, f"{name}_uas_without_punctuation": its.uas_without_punctuation}
     result = RunReport.from_history(

@@ -96,7 +96,7 @@ def main(
         seed=seed,
     )
     words = test.__getitems__(range(0, len(test), len(test) // 6))
-    labelings = dual.structure.argmax(head(words.x, words.lengths)).labeling
+    labelings = dual.structure.decode(head(words.x, words.lengths))
     found.write(report, lambda figure: draw_words(figure, words, labelings))
     print(f"{found}\nwritten to {report}")
     return found

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale, subtract
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner, scale, subtract
 from torchssvm.core.precision import full_precision
 
 Labeling = Any
@@ -149,6 +149,11 @@ class Structure(ABC):
     def same_as(self, other: Structure) -> bool:
         """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
         return type(self) is type(other) and repr(self) == repr(other)
+
+    @torch.no_grad()
+    def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Labeling:
+        """The highest-scoring output of every example, from what a head returned."""
+        return as_decoding(self.argmax(as_potentials(potentials))).labeling
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of exponentiated gradient.

@@ -14,7 +14,7 @@ from torchssvm.core.batch import Batch, apply_head
 from torchssvm.core.caller import warn
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import full_precision
-from torchssvm.core.structure import Labeling, Structure, as_decoding
+from torchssvm.core.structure import Labeling, Structure
 from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import check_batch, errors
@@ -48,7 +48,7 @@ class Predicting(Loading, Resumable):
             x: Input of the features, or of the head.
             lengths: ``[B]`` int64, where examples differ in length.
         """
-        return as_decoding(self.structure.argmax(self(x, lengths))).labeling
+        return self.structure.decode(self(x, lengths))
 
     def train(self, mode: bool = True) -> Predicting:
         """Set the mode; features that are not trained stay in evaluation mode."""

@@ -11,7 +11,7 @@ import pytest
 import qpsolvers
 import torch
 from custom import Approximate, label_sets
-from hypothesis import given, reject
+from hypothesis import example, given, reject
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
 
@@ -63,6 +63,8 @@ def test_reaches_the_optimum_of_the_qp(kind, slack, seed, lam):
 
 @both
 @examples(8)
+@example(seed=66322, kind="multiclass", dtype=torch.float32)  # the best primal is below the dual before it, by rounding
+@example(seed=66322, kind="multiclass", dtype=torch.float64)
 @given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_every_iteration_is_a_certificate(slack, seed, kind, dtype):
     problem = PROBLEMS[kind](seed, lam=0.2, dtype=dtype)
@@ -73,12 +75,12 @@ def test_every_iteration_is_a_certificate(slack, seed, kind, dtype):
     for iteration in range(1, 9):
         found = cutting.step()
         assert found.dual - rounding <= optimum <= found.primal + rounding
-        assert found.gap == found.primal - found.dual >= -1e3 * torch.finfo(dtype).eps
+        assert found.gap == found.primal - found.dual >= 0.0
         assert found.oracle_calls == iteration * problem.n
         assert found.passes == iteration
         assert cutting.gap == found.gap
         if before is not None:
-            assert found.dual >= before.dual - 1e-15  # the last digit of a sum
+            assert found.dual >= before.dual
             assert found.primal <= before.primal
         before = found
     assert all(p.dtype == dtype for p in problem.head.parameters())

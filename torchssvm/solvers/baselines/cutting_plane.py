@@ -149,9 +149,9 @@ class CuttingPlane(Stateful):
                 "changed between the passes. Make a new CuttingPlane"
             )
         if primal < self.primal:
-            self.primal, self.exact, self._best = primal, exact, self._next
+            self.primal, self.exact, self._best = max(primal, self.dual), exact, self._next  # below it is rounding
         self._next = restricted.weights
-        self.dual = min(max(self.dual, restricted.dual), self.primal)  # a dual above the primal is rounding
+        self.dual = max(self.dual, min(restricted.dual, self.primal))  # a dual above the primal is rounding
         self.iterations += 1
         self._features, self._problem.targets = seen.features, seen.targets
         self._problem.relaxed |= seen.relaxed
