@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.compiling import watch
+
 COMPILED = (torch.float32, torch.float64)
 """The dtypes that kernels of scores take."""
 
@@ -33,6 +35,7 @@ class Kernel:
         """Numba's own object; its code is cached on disk."""
         import numba
 
+        _watch()
         try:
             return numba.njit(cache=True, **self._options)(self._function)
         except RuntimeError:  # there is no folder that the cache could be written to: compile in every process
@@ -46,6 +49,11 @@ class Kernel:
     def __call__(self, *arguments: Any) -> Any:
         """Run the compiled function."""
         return self.dispatcher(*arguments)
+
+
+@functools.cache
+def _watch() -> None:
+    watch()
 
 
 def njit(function: Callable[..., Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import time
 from typing import Any
 
 import lightning as L
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from torchssvm.core.arguments import check_object
 from torchssvm.core.caller import warn
+from torchssvm.core.compiling import clock
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.exact_pass import certify_run, find_bcfw, find_gdmm, passes_so_far
 from torchssvm.lightning.loaders import exact_pass_loader
@@ -329,13 +329,13 @@ class DualityGap(Callback):
 
     def _start_clock(self) -> None:
         before = self.history[-1].seconds if self.history else 0.0
-        self._start = time.perf_counter() - before
+        self._start = clock() - before
 
     def _seconds(self) -> float:
         if self._start is None:
             self._start_clock()
         assert self._start is not None
-        return time.perf_counter() - self._start
+        return clock() - self._start
 
     def state_dict(self) -> dict[str, Any]:
         """The history as numbers, and the step and epoch of the last certificate."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_number, check_dataset, check_number
+from torchssvm.core.compiling import clock
 from torchssvm.dual.state import DualState
 from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.solvers.block_gap import BlockGap
@@ -104,7 +104,7 @@ def grid_search(
     points: list[GridPoint] = []
     loss: BlockGap | None = None
     for lam in ordered:
-        start = time.perf_counter()
+        start = clock()
         if loss is None or warm_start is None:
             for parameter in head.parameters():
                 nn.init.zeros_(parameter)
@@ -125,7 +125,7 @@ def grid_search(
             lam,
             certificate,
             certificate.passes - before,
-            time.perf_counter() - start,
+            clock() - start,
             {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()},
         )
         points.append(point)

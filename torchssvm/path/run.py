@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset, check_number, check_object
+from torchssvm.core.compiling import clock
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
 from torchssvm.path.initial import begin, start_at_largest_lam
 from torchssvm.path.recipe import Recipe, check_recipe
@@ -100,7 +100,7 @@ class PathRun(Stateful):
         """
         if self._stopped or self._lowest <= self.lam_min:
             return False
-        start, dual, training = time.perf_counter(), self.dual, self._training
+        start, dual, training = clock(), self.dual, self._training
         tolerance = self.rule.kappa * self.epsilon
         bound = 0.0
         if not self._points:
@@ -118,7 +118,7 @@ class PathRun(Stateful):
             seed = training.options.seed + len(self._points)
             training = training._replace(options=replace(training.options, seed=seed))
             accuracy = self.rule.next(training, tolerance)
-        self._seconds += time.perf_counter() - start
+        self._seconds += clock() - start
         if not accuracy.gap <= self.epsilon:  # out of passes: the last breakpoint covers lambdas down to here
             if not self._points:
                 raise RuntimeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
+from torchssvm.core.compiling import clock
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import squared_norm
@@ -105,7 +105,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         make_pass: Makes the pass.
         refresh: Whether the next step starts from the recomputed weights.
     """
-    start = time.perf_counter()
+    start = clock()
     dual.to(dual.parameters[0].device)
     if not dual.box.holds([p.detach() for p in dual.parameters]):
         raise RuntimeError(
@@ -163,7 +163,7 @@ def issue(dual: DualState, found: ExactPass, primal: float, value: float, drift:
         drift=drift,
         oracle_calls=dual.oracle_calls,
         passes=dual.passes,
-        seconds=time.perf_counter() - start,
+        seconds=clock() - start,
         num_examples=dual.num_examples,
         lam=dual.lam,
         relaxed=relaxed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
+from torchssvm.core.compiling import clock
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import in_full_precision
 from torchssvm.core.problem import check_lam
@@ -76,7 +76,7 @@ def primal(
         ValueError: An example is missing or duplicated, or an argument or a batch is not valid.
         TypeError: The potentials have another dtype than the weights, or ``lam`` is not a number.
     """
-    start = time.perf_counter()
+    start = clock()
     lam = check_lam(lam)
     if not isinstance(structure, Structure):
         raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
@@ -111,7 +111,7 @@ def primal(
         hinge=found / count,
         exact=exact,
         oracle_calls=count,
-        seconds=time.perf_counter() - start,
+        seconds=clock() - start,
         lam=lam,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
+from torchssvm.core.compiling import clock
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, with_seal
 from torchssvm.dual.checks import check_dual
@@ -202,7 +202,7 @@ class Average(Stateful):
             RuntimeError: Nothing has been averaged; the average has no dual; or the features have moved: call
                 ``recompute_weights``, and the average restarts.
         """
-        start = time.perf_counter()
+        start = clock()
         if self.dual is None:
             raise RuntimeError(
                 f"this {type(self).__name__} has no dual, so only its primal is available: use `with average.apply(): "

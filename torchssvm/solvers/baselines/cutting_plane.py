@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, check_batches
 from torchssvm.core.caller import warn
+from torchssvm.core.compiling import clock
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged, version, with_seal
 from torchssvm.core.structure import Structure
@@ -131,7 +131,7 @@ class CuttingPlane(Stateful):
             RuntimeError: The primal is below the dual by more than rounding: examples or features have changed. Or
                 the QP solver failed. After any error nothing has changed.
         """
-        start = time.perf_counter()
+        start = clock()
         self._hold(self._next)
         try:
             seen = make_pass(self.head, self._problem, self.batches, self.slack, self._features, self.dual)
@@ -157,7 +157,7 @@ class CuttingPlane(Stateful):
         self._problem.relaxed |= seen.relaxed
         self._problem.oracle_calls += self._problem.num_examples
         self._hold(self._best)
-        self._seconds = time.perf_counter() - start
+        self._seconds = clock() - start
         return self.certify()
 
     def solve(

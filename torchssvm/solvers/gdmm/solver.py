@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
+from torchssvm.core.compiling import clock
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
@@ -130,13 +130,13 @@ class GDMM(SavedGDMM):
         Raises:
             RuntimeError: The weights were changed by others, or have overflowed.
         """
-        start = time.perf_counter()
+        start = clock()
         if closure is not None:
             closure()
         self._check_weights()  # before the random order is drawn
         order = torch.randperm(self.num_examples, generator=self._generator)
         self.visit(order[~self._visited[order]])
-        return self.end_pass(seconds=time.perf_counter() - start)
+        return self.end_pass(seconds=clock() - start)
 
     @torch.no_grad()
     def visit(self, index: Tensor) -> None:
@@ -164,7 +164,7 @@ class GDMM(SavedGDMM):
         Raises:
             RuntimeError: The weights have overflowed, or were changed by others.
         """
-        start = time.perf_counter()
+        start = clock()
         self._check_weights()
         rho, visits = self.rho, self._visits
         squared, total, worst = self.problem.update_multipliers(self.penalty.step * rho).tolist()
@@ -178,7 +178,7 @@ class GDMM(SavedGDMM):
         self._visits = np.zeros(3)
         self._visited[:] = False
         self._publish()
-        seconds += time.perf_counter() - start
+        seconds += clock() - start
         return PassReport(self.passes, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
 
     @torch.no_grad()
@@ -198,7 +198,7 @@ class GDMM(SavedGDMM):
             RuntimeError: The weights were changed by others, the primal is not finite, or a gap is negative by more
                 than rounding.
         """
-        start = time.perf_counter()
+        start = clock()
         self._check_weights()
         drift = self.problem.refresh()
         self._publish()
@@ -228,7 +228,7 @@ class GDMM(SavedGDMM):
             drift=drift / length**0.5 if length > 0.0 else drift,
             oracle_calls=self.oracle_calls,
             passes=float(self.passes),
-            seconds=time.perf_counter() - start,
+            seconds=clock() - start,
             num_examples=n,
             lam=lam,
             violation=self.violation,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_limit, check_whole
 from torchssvm.core.caller import warn
+from torchssvm.core.compiling import clock
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.potentials import inner
@@ -167,7 +167,7 @@ class KernelSSVM(DualTrainer, Stateful):
             ValueError: The kernel did not return a matrix of finite numbers. Nothing changes then.
             RuntimeError: The gap is negative by more than rounding. Nothing changes then.
         """
-        start = time.perf_counter()
+        start = clock()
         dual, n = self.dual, self.dual.num_examples
         gaps = torch.zeros_like(dual.gap_estimates)
         hinges = norm = 0.0
@@ -205,7 +205,7 @@ class KernelSSVM(DualTrainer, Stateful):
             drift=drift,
             oracle_calls=dual.oracle_calls,
             passes=dual.passes,
-            seconds=time.perf_counter() - start,
+            seconds=clock() - start,
             num_examples=n,
             lam=dual.lam,
         )

@@ -1,0 +1,49 @@
+"""Compilation is announced once for an installation, and clocks do not count it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from torchssvm.core import compiling
+from torchssvm.core.jit import njit
+
+PROGRAM = """
+import time
+import numba
+import torch
+from torchssvm.core.compiling import clock
+from torchssvm.structures import viterbi
+began, counted = time.perf_counter(), clock()
+viterbi(torch.zeros(1, 2, 2), torch.zeros(2, 2))
+print(time.perf_counter() - began, clock() - counted)
+"""
+
+
+def test_the_first_process_says_so_and_no_clock_counts_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    said = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+        said.append((done.stderr, *map(float, done.stdout.split())))
+    (first, spent, counted), (second, spent_then, counted_then) = said
+    assert first.count("compiles its kernels") == 1
+    assert f"kept in {tmp_path}" in first
+    assert "compiles" not in second
+    assert counted < 0.9 * spent
+    assert counted_then > 0.9 * spent_then
+
+
+def test_the_clock_stands_still_within_compilations():
+    @njit
+    def half(x):
+        return x / 2
+
+    def twice(x):
+        return 2 * half(x)
+
+    assert half(3.0) == 1.5  # Numba is imported
+    before, began = compiling.clock(), time.perf_counter()
+    assert njit(twice)(3) == 3.0  # one compilation within another
+    assert compiling.clock() - before < 0.5 * (time.perf_counter() - began)
