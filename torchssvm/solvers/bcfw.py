@@ -118,8 +118,9 @@ class BCFW(Stateful, Optimizer):
         Raises:
             TypeError: The weights are not of the dtype that the dual was made for.
             RuntimeError: A parameter group was given options, or a learning rate; nothing was proposed since the last
-                step; or the gradient is not the one that the backward pass gave: clipped, rescaled, of low precision,
-                mixed with others. Nothing has changed then but that the proposal is dropped.
+                step; accumulated batches come from losses with different ``block_steps``; or the gradient is not the
+                one that the backward pass gave: clipped, rescaled, of low precision, mixed with others. Nothing has
+                changed then but that the proposal is dropped.
         """
         result = None
         if closure is not None:
@@ -143,6 +144,11 @@ class BCFW(Stateful, Optimizer):
         dual = self.dual
         try:
             self._check_groups()
+            if len(rules := {repr(proposal.block_steps) for proposal in proposals}) > 1:
+                raise RuntimeError(
+                    f"the accumulated batches come from losses with different block_steps, {sorted(rules)}: one rule "
+                    "chooses the steps of all of them. Give the losses the same one, or step between them"
+                )
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)
