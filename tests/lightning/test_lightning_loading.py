@@ -92,6 +92,15 @@ def test_every_head_of_the_package_is_among_them():
     assert {type(make()).__name__ for make in HEADS.values()} == heads
 
 
+NOT_MADE = ["Tensor", "Any", "Callable", "Structure", "SlackOracle", "Graphs", "WeightedLabels", "viterbi"]
+
+
+@pytest.mark.parametrize("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
+def test_nothing_else_is_made_from_a_checkpoint(name: str):
+    with pytest.raises(ValueError, match=f"the class '{name}', and it may be one of"):
+        rebuild({"class": name, "arguments": {}})
+
+
 class MyHead(LinearChain):
     """A head of a user."""
 

@@ -32,6 +32,8 @@ from torchssvm.core.extras import needs
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Marginals, Structure
 
+__all__ = ["TorchStruct"]
+
 LossPotentials = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Maps a target ``[B, *event]`` to ``(delta, constant)``, ``[B, *event]`` and ``[B]``."""
 
