@@ -173,6 +173,13 @@ def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
     raise TypeError(f"{name} must be a dense, real tensor, and it is {describe(value)}{advice}")
 
 
+def check_scores(**scores: Tensor) -> None:
+    """Raise ValueError, with its name, for a tensor of scores that are whole numbers or truth values."""
+    for name, tensor in scores.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be float32 or float64, got {tensor.dtype}: call .float()")
+
+
 def read_numbers(tensor: Tensor) -> list[int] | None:
     """The numbers of a tensor with one axis; None where ``torch.vmap`` has put it in the place of many."""
     try:
