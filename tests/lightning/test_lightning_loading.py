@@ -269,6 +269,18 @@ def test_a_damaged_checkpoint_says_so(damage, tmp_path: Path):
         StructuredSVM.load_from_checkpoint(path)
 
 
+@pytest.mark.parametrize("given", [{}, {"head": LinearChain(3, 3)}])
+def test_a_checkpoint_of_another_format_says_so(given, tmp_path: Path):
+    """Square weights of 0.1 would load transposed."""
+    path = tmp_path / "model.ckpt"
+    fitted(StructuredSVM(LinearChain(3, 3), lam=0.1), path)
+    content = torch.load(path, weights_only=True)
+    del content["torchssvm_model"]["format"]
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=r"model has format 1, this version reads format 2: that of torchssvm 0\.1"):
+        StructuredSVM.load_from_checkpoint(path, **given)
+
+
 def test_a_pickle_is_not_read(tmp_path: Path):
     class Evil:
         def __reduce__(self):

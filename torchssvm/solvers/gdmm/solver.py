@@ -34,7 +34,7 @@ from torchssvm.solvers.gdmm.rules import (
     Residuals,
     SortedOracle,
 )
-from torchssvm.solvers.gdmm.state import NUMBERS, check_own
+from torchssvm.solvers.gdmm.state import FORMAT, NUMBERS, check_own
 from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
 from torchssvm.solvers.trainer import run_until
 
@@ -339,6 +339,7 @@ class GDMM(Stateful, Optimizer):
             **super().state_dict(),
             "gdmm": with_seal(
                 {
+                    "format": FORMAT,
                     **{name: getattr(self, name) for name in NUMBERS},
                     "lam": self.lam,
                     "num_examples": self.num_examples,

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from torchssvm.core.random_state import check_random_state
-from torchssvm.core.schema import Entry, Same, check, check_seal
+from torchssvm.core.schema import Entry, Same, check, check_seal, version
 from torchssvm.solvers.gdmm.problem import Problem
+
+FORMAT = 2
 
 NUMBERS = {
     "rho": Entry(float, above=0.0),
@@ -25,6 +27,7 @@ NUMBERS = {
 def check_own(state: Any, where: str, *, problem: Problem) -> None:
     """Raise ValueError if GDMM's own part of a state does not fit or is damaged; messages call it ``where``."""
     schema = {
+        "format": version(FORMAT),
         **NUMBERS,
         "lam": Same(problem.dual.lam),
         "num_examples": Same(problem.dual.num_examples),
