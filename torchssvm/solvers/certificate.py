@@ -139,6 +139,12 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "and the next step starts from the dual's weights; the gap does not close while this goes on. Compare the "
             "features and indices of training with those of the exact pass",
         )
+    if found.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
+        warn(
+            "the primal is 0 at zero weights: the oracle returned an output without loss for every example, such as "
+            "the target. Unless there are no others, it is wrong, and nothing is learned: augmented_argmax must "
+            "maximise score + loss; run torchssvm.check(head, structure, batch)"
+        )
     value = min(value, primal)  # a dual above the primal is rounding
     found.remember()
     if dual.steps:
