@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -218,3 +219,17 @@ def test_the_constraints_pin_every_requirement():
         if name != "torchssvm":
             assert name in pins, f"constraints.txt has no {name}"
             assert requirement.specifier.contains(pins[name]), f"{name}=={pins[name]} is outside {requirement}"
+
+
+def test_one_version_everywhere():
+    """The newest heading of the changelog, the package, its metadata and the citation."""
+    found = {
+        re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE).group(1)
+        for name, pattern in (
+            ("CHANGELOG.md", r"^## (\S+?),? "),
+            ("torchssvm/__init__.py", r'^__version__ = "(.*)"$'),
+            ("pyproject.toml", r'^version = "(.*)"$'),
+            ("CITATION.cff", r"^version: (.*)$"),
+        )
+    }
+    assert len(found) == 1, found
