@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -233,3 +234,12 @@ def test_one_version_everywhere():
         )
     }
     assert len(found) == 1, found
+
+
+def test_what_the_changelog_names_is_there():
+    """The dotted names of the package in the last columns of its newest tables."""
+    newest = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    rows = [line.split(" | ")[-1] for line in newest.splitlines() if line.startswith("| `")]
+    names = {name for row in rows for name in re.findall(r"`(torchssvm\.[\w.]+)", row)}
+    assert len(names) > 30
+    assert not [name for name in names if pkgutil.resolve_name(name) is None]
