@@ -210,7 +210,9 @@ def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
         and not value.is_meta
     ):
         return value
-    raise ValueError(f"{name} must be int64 {list(shape)}{form}; got {describe(value)}")
+    whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+    advice = ": call .long()" if whole and value.dtype is not torch.int64 else ""
+    raise ValueError(f"{name} must be int64 {list(shape)}{form}; got {describe(value)}{advice}")
 
 
 def as_parents(parent: Any) -> Tensor:

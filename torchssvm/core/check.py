@@ -329,14 +329,21 @@ def _compare(structure: Structure, potentials: Potentials, target: Any, samples:
     others: Iterable[Any] = samples
     every = structure.enumerate(potentials)
     if every is not None:
-        listed = []
+        listed, values = [], []
         for labeling in every:
+            try:
+                values.append(value(labeling))
+            except Exception as error:
+                raise ValueError(
+                    "enumerate(potentials) must yield labelings of the whole batch, as argmax returns them, one output "
+                    f"at a time: {error}"
+                ) from error
             listed.append(labeling)
             if len(listed) > _MOST_LABELINGS:
                 break
         others = [*samples, *listed]
         if len(listed) <= _MOST_LABELINGS and not found.relaxed:
-            most = torch.stack([value(labeling) for labeling in listed]).amax(0)
+            most = torch.stack(values).amax(0)
             if bool((best > most + slack).any()):
                 row = int((best > most + slack).nonzero()[0])
                 return (

@@ -45,7 +45,7 @@ class Kernel:
 
     def __reduce__(self) -> str:
         """Copies and pickles refer to it by its name in its module."""
-        return self.__qualname__
+        return self._function.__qualname__
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the compiled function."""

@@ -265,6 +265,11 @@ class DualState(SavedDual):
                 f"an index is 0 to {self.num_examples - 1}"
             )
         if potentials.dtype is not self.dtype:
+            if not potentials.dtype.is_floating_point:
+                raise TypeError(
+                    f"the potentials are {potentials.dtype}: the first argument must be what the head returned, "
+                    "loss(head(x), y, index)"
+                )
             self.check_dtype()
             raise TypeError(
                 f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "

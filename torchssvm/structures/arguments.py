@@ -65,7 +65,7 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     """
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
-    check_int64(lengths, "lengths", (batch,), ", one for each example")
+    check_int64(lengths, "lengths", (batch,), f", one for each example of a batch of {batch} padded to {longest}")
     if (numbers := read_numbers(lengths)) is None:  # the head has already been called with them
         return 1, longest
     low, high = min(numbers, default=1), max(numbers, default=1)
