@@ -143,7 +143,7 @@ from torchssvm.structures import (
     WeightedLabels,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BCFW",

@@ -445,6 +445,7 @@ class AverageTestCase(ABC):
     @pytest.mark.parametrize(
         ("change", "words"),
         [
+            ({"format": 1}, "format 1, this version reads format 2"),
             ({"kind": "LastIterate"}, r"average\['kind'\] is LastIterate there"),
             ({"kind": None}, r"average\['kind'\] should be a str"),
             ({"count": -1}, r"average\['count'\] should be an int, at least 0, it is -1"),
@@ -473,6 +474,8 @@ class AverageTestCase(ABC):
         assert_same(average.state_dict(), before)
         with pytest.raises(ValueError, match="is of a dual, and this one has none"):
             self.kind(training.dual.parameters).load_state_dict(before)
+        with pytest.raises(ValueError, match=r"average\['format'\] is missing, as in checkpoints of torchssvm 0.1"):
+            average.load_state_dict({name: value for name, value in before.items() if name != "format"})
         average.load_state_dict(before)
 
     def test_loading_another_state_into_the_dual_begins_the_average_anew(self):

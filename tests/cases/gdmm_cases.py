@@ -349,6 +349,8 @@ class FactorGraphTestCase(ABC):
         """Everything gone, of another type, cut off, and out of range; and all of other problems."""
         yield None, {}
         yield None, {**good, "gdmm": 3}
+        yield None, {**good, "gdmm": {name: value for name, value in good["gdmm"].items() if name != "format"}}
+        yield ("gdmm", "format"), 1
         for name, bad in (("param_groups", []), ("param_groups", "x"), ("param_groups", 3), ("state", 3)):
             yield None, {**good, name: bad}
         for path in leaves(good["gdmm"]):

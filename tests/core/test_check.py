@@ -412,3 +412,19 @@ def test_weights_are_put_back_after_an_error():
     check(head, Broken(4, 2), batch)
     check(WrongWidth(3, 4).double(), LabelSets(4, 2), batch)
     assert bool((head.weight == 3.0).all())
+
+
+class ForOneExample(Multiclass):
+    """``enumerate`` yields the labels of one example, not labelings of the batch."""
+
+    def enumerate(self, potentials):
+        yield torch.arange(3)
+
+
+def test_labelings_of_one_example_are_said_to_come_from_enumerate():
+    problem = multiclass(0)
+    report = check(problem.head, ForOneExample(3), problem.everything()[0])
+    assert (
+        "enumerate(potentials) must yield labelings of the whole batch"
+        in problems_of(report)["argmax finds the best output"]
+    )

@@ -92,6 +92,15 @@ def test_every_head_of_the_package_is_among_them():
     assert {type(make()).__name__ for make in HEADS.values()} == heads
 
 
+NOT_MADE = ["Tensor", "Any", "Callable", "Structure", "SlackOracle", "Graphs", "WeightedLabels", "viterbi"]
+
+
+@pytest.mark.parametrize("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
+def test_nothing_else_is_made_from_a_checkpoint(name: str):
+    with pytest.raises(ValueError, match=f"the class '{name}', and it may be one of"):
+        rebuild({"class": name, "arguments": {}})
+
+
 class MyHead(LinearChain):
     """A head of a user."""
 
@@ -258,6 +267,18 @@ def test_a_damaged_checkpoint_says_so(damage, tmp_path: Path):
     torch.save(torch.load(path, weights_only=True) | {"torchssvm_model": damage}, path)
     with pytest.raises(ValueError, match="the checkpoint is damaged: torchssvm_model"):
         StructuredSVM.load_from_checkpoint(path)
+
+
+@pytest.mark.parametrize("given", [{}, {"head": LinearChain(3, 3)}])
+def test_a_checkpoint_of_another_format_says_so(given, tmp_path: Path):
+    """Square weights of 0.1 would load transposed."""
+    path = tmp_path / "model.ckpt"
+    fitted(StructuredSVM(LinearChain(3, 3), lam=0.1), path)
+    content = torch.load(path, weights_only=True)
+    del content["torchssvm_model"]["format"]
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=r"model has format 1, this version reads format 2: that of torchssvm 0\.1"):
+        StructuredSVM.load_from_checkpoint(path, **given)
 
 
 def test_a_pickle_is_not_read(tmp_path: Path):

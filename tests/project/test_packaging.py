@@ -3,6 +3,8 @@
 import ast
 import json
 import os
+import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -218,3 +220,26 @@ def test_the_constraints_pin_every_requirement():
         if name != "torchssvm":
             assert name in pins, f"constraints.txt has no {name}"
             assert requirement.specifier.contains(pins[name]), f"{name}=={pins[name]} is outside {requirement}"
+
+
+def test_one_version_everywhere():
+    """The newest heading of the changelog, the package, its metadata and the citation."""
+    found = {
+        re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE).group(1)
+        for name, pattern in (
+            ("CHANGELOG.md", r"^## (\S+?),? "),
+            ("torchssvm/__init__.py", r'^__version__ = "(.*)"$'),
+            ("pyproject.toml", r'^version = "(.*)"$'),
+            ("CITATION.cff", r"^version: (.*)$"),
+        )
+    }
+    assert len(found) == 1, found
+
+
+def test_what_the_changelog_names_is_there():
+    """The dotted names of the package in the last columns of its newest tables."""
+    newest = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    rows = [line.split(" | ")[-1] for line in newest.splitlines() if line.startswith("| `")]
+    names = {name for row in rows for name in re.findall(r"`(torchssvm\.[\w.]+)", row)}
+    assert len(names) > 30
+    assert not [name for name in names if pkgutil.resolve_name(name) is None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def modules() -> dict[str, Path]:
 
 def test_all_files_are_read():
     assert {name.split(".")[1] for name in modules() if "." in name} == MAY_IMPORT.keys()
+
+
+def test_the_table_for_contributors_says_the_same():
+    """The rows of ``CONTRIBUTING.md``: a room's folder or file, what it holds, and what it imports."""
+    rows = re.findall(r"^\| `([^`]*)` \| .* \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    said = {Path(place).stem: set(imports.split(", ")) - {"nothing"} for place, imports in rows}
+    assert said == MAY_IMPORT
 
 
 def is_face(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
 
-from torchssvm import BCFW, BlockGap, DualState, MeanParts, Weights, certify, recompute_weights
+from torchssvm import BCFW, BlockGap, DualState, MeanParts, Multiclass, Weights, certify, recompute_weights
 from torchssvm.core.batch import apply_head
 from torchssvm.core.potentials import as_potentials
 
@@ -346,3 +347,22 @@ def test_weights_of_old_features_cannot_be_recomputed():
     with pytest.raises(ValueError, match=r"storage=Weights\(\) keeps weights of old features: use MeanParts\(\)"):
         recompute_weights(training.head, training.dual, problem.everything())
     assert_same(training.snapshot(), before)
+
+
+class ReturnsTheTarget(Multiclass):
+    """A wrong oracle: it ignores score and loss."""
+
+    def augmented_argmax(self, potentials, target):
+        return target
+
+
+def test_an_oracle_that_finds_nothing_is_not_taken_for_a_solved_problem():
+    """At zero weights the primal is the mean of the largest losses, which is 0 only where no output has a loss."""
+    problem = multiclass(0)
+    dual = DualState.for_head(problem.head, problem.n, problem.lam, structure=ReturnsTheTarget(3))
+    with pytest.warns(UserWarning, match="the primal is 0 at zero weights.*augmented_argmax must maximise score"):
+        assert certify(problem.head, dual, problem.everything()).gap == 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training = problem.train()
+        certify(problem.head, training.dual, problem.everything())

@@ -25,6 +25,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import Batch
+from torchssvm.core.structure import find_corner
 
 
 class Rows(nn.Module):
@@ -195,3 +196,65 @@ def test_structures_without_a_name_of_their_own_resume():
     a, b = LabelSets(3, 2), LabelSets(3, 2)
     assert repr(a) == repr(b) != repr(LabelSets(4, 2))
     assert "0x" not in repr(a)
+
+
+def test_another_optimizer_on_the_head_is_named():
+    """BCFW sees weights that it did not set, and an exact pass weights that are not those of the dual."""
+    random = torch.Generator().manual_seed(1)
+    x, y = torch.randn(12, 3, generator=random), torch.randint(0, 3, (12,), generator=random)
+    head, dual, loss, optim, everything = problem(x, y)
+    other = torch.optim.SGD(head.parameters(), lr=0.1)
+    for k in range(3):
+        rows = torch.arange(4) + 4 * k
+        optim.zero_grad()
+        loss(head(x[rows]), y[rows], rows).backward()
+        optim.step()
+    loss(head(x[:4]), y[:4], torch.arange(4)).backward()
+    other.step()
+    with pytest.raises(RuntimeError, match="Did another optimizer step them"):
+        optim.step()
+    with pytest.warns(UserWarning, match="did another optimizer step them"):
+        certify(head, dual, everything)
+
+
+def test_a_loss_called_with_targets_first_says_so():
+    x, y = torch.randn(6, 3), torch.arange(6) % 3
+    head, _, loss, _, _ = problem(x, y)
+    with pytest.raises(TypeError, match=r"potentials are torch.int64: the first argument must be what the head"):
+        loss(y, head(x), torch.arange(6))
+
+
+def test_numbers_of_other_dtypes_are_told_how_to_be_converted():
+    x, y = torch.randn(6, 3), torch.arange(6) % 3
+    head, _, loss, _, _ = problem(x, y)
+    for targets, index in ((y.int(), torch.arange(6)), (y, torch.arange(6).int()), (y > 0, torch.arange(6))):
+        with pytest.raises(ValueError, match=r"must be int64 .*: call \.long\(\)"):
+            loss(head(x), targets, index)
+    with pytest.raises(ValueError, match=r"lengths must be int64 \[2\].*torch.int32 \[2\]: call \.long\(\)"):
+        LinearChain(4, 3)(torch.randn(2, 3, 4), torch.tensor([1, 3]).int())
+    with pytest.raises(
+        ValueError, match=r"lengths must be int64 \[3\], one for each example of a batch of 3 padded to 2"
+    ):
+        LinearChain(4, 3)(torch.randn(3, 2, 4), torch.tensor([1, 2]))
+
+
+class Deltas(Multiclass):
+    """What ``loss_potentials`` returns is wrong in one way or another."""
+
+    def __init__(self, wrong) -> None:
+        super().__init__(3)
+        self.wrong = wrong
+
+    def loss_potentials(self, target):
+        return self.wrong(*super().loss_potentials(target))
+
+
+def test_loss_potentials_that_are_wrong_are_named():
+    y = torch.arange(6) % 3
+    potentials = Potentials(torch.randn(6, 3))
+    for wrong in (lambda delta, constant: delta, lambda delta, constant: [delta]):
+        with pytest.raises(TypeError, match=r"loss_potentials\(target\) must return \(delta, constant\), got"):
+            find_corner(Deltas(wrong), potentials, y)
+    better = Potentials(torch.zeros(6, 3).scatter(1, y.unsqueeze(1), 10.0))
+    with pytest.raises(ValueError, match=r"loss and loss_potentials disagree, .* run torchssvm\.check"):
+        find_corner(Deltas(lambda delta, constant: (30.0 * delta, constant)), better, y)

@@ -8,7 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Training, assert_same, examples, reference, rng
 
-from torchssvm import Away, CacheOracle, Corrective, FrankWolfe, Hybrid, Labelings, Pairwise, certify
+from torchssvm import (
+    Away,
+    BlockGap,
+    BoxQP,
+    CacheOracle,
+    CommonStep,
+    Corrective,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    Pairwise,
+    Sequential,
+    certify,
+)
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -112,3 +125,18 @@ def test_a_block_cannot_move_twice_from_one_start(direction):
     assert_same(training.snapshot(), before)
     training.step([1, 2])
     check(training, reference(problem), 1e-9)
+
+
+@pytest.mark.parametrize("one, other", [(BoxQP(5), BoxQP(1)), (BoxQP(5), CommonStep()), (Sequential(), BoxQP(5))])
+def test_losses_with_different_block_steps_are_not_accumulated(one, other):
+    """One rule chooses the steps of all batches: taking the first one's would ignore the other's unasked."""
+    training = PROBLEMS["multiclass"](3).train()
+    before = training.snapshot()
+    for first, second in ((one, other), (other, one)):
+        training.optim.zero_grad()
+        for block_steps, rows in ((first, [0, 1]), (second, [2, 3])):
+            training.loss = BlockGap(training.dual, block_steps=block_steps)
+            training.backward(rows)
+        with pytest.raises(RuntimeError, match="different block_steps"):
+            training.optim.step()
+        assert_same(training.snapshot(), before)

@@ -343,6 +343,16 @@ DAMAGE = [
     ({"drawn": [torch.tensor([-1, 2])]}, r"sampler\['drawn'\]"),
     ({"drawn": ["batch"]}, r"sampler\['drawn'\]"),
     ({"drawn": [torch.tensor([0.5, 1.5])]}, r"sampler\['drawn'\]"),
+    ({"drawn": [torch.tensor([0, 1])] * 3}, r"sampler\['drawn'\] should hold 0 to 2 batches, it has 3"),
+    ({"drawn": [torch.tensor([0]), torch.tensor([1, 2])]}, r"sampler\['drawn'\].* of 2 distinct examples"),
+    ({"drawn": [torch.tensor([0, 1]), torch.tensor([2])]}, r"sampler\['drawn'\].* of 2 distinct examples"),
+    ({"drawn": [torch.tensor([3, 3]), torch.tensor([1, 2])]}, r"sampler\['drawn'\].* of 2 distinct examples"),
+    ({"under_way": False}, "sampler has batches or gaps of an epoch that is not under way"),
+    ({"under_way": False, "drawn": [], "snapshots": {}}, "sampler has batches or gaps of an epoch that is not"),
+    ({"snapshots": {}}, r"sampler\['snapshots'\]"),
+    ({"snapshots": {"9" * 30: torch.zeros(8)}}, r"sampler\['snapshots'\]"),
+    ({"snapshots": {"00": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
+    ({"snapshots": {"3": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
     ({"snapshots": []}, r"sampler\['snapshots'\]"),
     ({"snapshots": {"0": torch.zeros(3)}}, r"sampler\['snapshots'\]"),
     ({"snapshots": {"zero": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
@@ -362,6 +372,19 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, words):
         sampler.load_state_dict({**state, **change})
     assert_same(sampler.state_dict(), state)
     assert run(training, sampler, 2)
+
+
+@pytest.mark.parametrize("order", [Permutation(), Proportional()], ids=repr)
+def test_what_is_drawn_at_once_must_be_there(order):
+    """Orders without gaps draw a whole epoch; the others all examples whose gaps are unknown."""
+    training = multiclass(3, n=8).train()
+    sampler = GapBatchSampler(training.dual, batch_size=2, order=order)
+    run(training, sampler, 2)
+    state = sampler.state_dict()
+    for drawn in ([], state["drawn"][:1]):
+        with pytest.raises(ValueError, match=f"should hold 2 to 2 batches, it has {len(drawn)}"):
+            sampler.load_state_dict({**state, "drawn": drawn})
+    assert_same(sampler.state_dict(), state)
 
 
 @pytest.mark.parametrize("name", ["num_examples", "batch_size", "epoch", "used", "generator", "drawn", "snapshots"])

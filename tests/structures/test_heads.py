@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import io
 import itertools
+from collections import OrderedDict
 
 import pytest
 import torch
 from head_cases import HeadTestCase
 
-from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, Potentials
+from torchssvm import (
+    Chain,
+    LinearChain,
+    LinearMulticlass,
+    LinearMultilabel,
+    LinearTree,
+    Multiclass,
+    Potentials,
+    SparseLinearChain,
+    SparseLinearMultilabel,
+)
 from torchssvm.core.gradients import per_example_adjoint
 
 
@@ -121,6 +133,61 @@ def test_default_structures():
     assert LinearMulticlass(2, 5).structure.num_classes == 5
     own = Chain(3, normalize=False)
     assert LinearChain(2, 3, structure=own).structure is own
+
+
+def filled(head):
+    """The head with numbers for weights."""
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    return head
+
+
+SQUARE = {
+    "multiclass": lambda: LinearMulticlass(3, 3),
+    "chain": lambda: LinearChain(3, 3, boundary=False),
+    "multilabel": lambda: LinearMultilabel(3, 3),
+    "tree": lambda: LinearTree(3, 3, [-1, 0]),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", SQUARE)
+def test_states_with_transposed_weights_are_refused(name, strict):
+    """Those of 0.1 held ``[in, out]``; nothing but torch's version of the module tells where the weights are square."""
+    head, other = filled(SQUARE[name]()), filled(SQUARE[name]())
+    file = io.BytesIO()
+    torch.save(head.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert state._metadata[""] == {"version": 2}
+    old = OrderedDict(state)
+    old._metadata = {"": {"version": 1}}
+    before = [p.clone() for p in other.parameters()]
+    with pytest.raises(RuntimeError, match=r"\[in, out\], as torchssvm 0.1 and heads on lists .* Transpose them"):
+        other.load_state_dict(old, strict=strict)
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), before, strict=True))
+    below, old = torch.nn.Sequential(other), OrderedDict({f"0.{key}": value for key, value in old.items()})
+    old._metadata = {"": {"version": 1}, "0": {"version": 1}}
+    with pytest.raises(RuntimeError, match="Transpose them in a plain dict of the state"):
+        below.load_state_dict(old, strict=strict)
+    for good in (state, dict(state)):
+        other.load_state_dict(good, strict=strict)
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), head.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("dense", "sparse"),
+    [
+        (LinearMultilabel(3, 3), SparseLinearMultilabel(3, 3)),
+        (LinearChain(3, 3), SparseLinearChain(3, 3)),
+    ],
+)
+def test_states_of_dense_heads_and_of_heads_on_lists_are_not_confused(dense, sparse):
+    with pytest.raises(RuntimeError, match="heads on lists of features do"):
+        dense.load_state_dict(filled(sparse).state_dict())
+    with pytest.raises(RuntimeError, match="as dense heads do"):
+        sparse.load_state_dict(filled(dense).state_dict())
+    sparse.load_state_dict(sparse.state_dict())
 
 
 def test_an_adjoint_of_other_shapes_is_refused():

@@ -1,5 +1,8 @@
 """Compiled kernels and torch operations give the same results to the bit; the box QP is solved."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -118,3 +121,10 @@ def test_training_is_the_same_without_kernels(monkeypatch):
         weights.append(torch.cat([p.detach().flatten() for p in head.parameters()]))
     assert weights[0].abs().max() > 0
     assert torch.equal(*weights)
+
+
+def test_a_kernel_is_copied_and_pickled_by_its_name():
+    """Numba's dispatcher cannot be; what holds a kernel must not hinder copies between processes."""
+    for kernel in (ascend_gram, kernels.ascend_gradients):
+        assert copy.deepcopy(kernel) is kernel
+        assert pickle.loads(pickle.dumps(kernel)) is kernel

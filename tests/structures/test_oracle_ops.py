@@ -15,7 +15,13 @@ from problems import examples, rng
 from random_potentials import assert_same, chains, strided
 
 from torchssvm.core import tuning
+from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
+from torchssvm.structures.arborescence.eisner import eisner
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
+from torchssvm.structures.chain.sum_product import sum_product
+from torchssvm.structures.pose.distance_transform import distance_transform
+from torchssvm.structures.pose.oracle import max_sum_grid
+from torchssvm.structures.tree.oracle import max_sum_tree
 
 module = importlib.import_module("torchssvm.structures.chain.oracle")  # the function of the same name hides it
 
@@ -154,6 +160,36 @@ def test_other_dtypes_take_the_torch_operations(dtype):
     expected = viterbi_torch(emission, transition, lengths)[0]
     assert torch.equal(viterbi(emission.to(dtype), transition.to(dtype), lengths)[0], expected)
     assert torch.equal(viterbi(emission, transition.double(), lengths)[0], expected)
+
+
+OPERATORS = {  # scores of any shapes that fit
+    "viterbi": (viterbi, [(3, 5, 4), (4, 4)]),
+    "sum_product": (sum_product, [(3, 5, 4), (4, 4)]),
+    "max_sum_tree": (lambda *scores: max_sum_tree(*scores, torch.tensor([-1, 0, 0])), [(2, 3, 4), (4, 4)]),
+    "max_sum_grid": (
+        lambda *scores: max_sum_grid(*scores, torch.tensor([-1, 0])),
+        [(2, 2, 3, 4), (2, 1, 2, 2, 3, 4), (2, 1, 2, 2, 7), (2, 1, 2, 2, 5)],
+    ),
+    "distance_transform": (distance_transform, [(2, 3, 4), (4,)]),
+    "eisner": (eisner, [(2, 4, 5)]),
+    "max_arborescence": (max_arborescence, [(2, 4, 5)]),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_scores_are_floating(name):
+    """Whole numbers and truth values are refused by name; half precision and mixed dtypes take the torch operations."""
+    decode, shapes = OPERATORS[name]
+    scores = [torch.randint(0, 2, shape) for shape in shapes]
+    for dtype in (torch.int64, torch.bool):
+        with pytest.raises(ValueError, match=rf"must be float32 or float64, got {dtype}: call \.float\(\)"):
+            decode(*(tensor.to(dtype) for tensor in scores))
+    expected = decode(*(tensor.float() for tensor in scores))
+    tolerance = 0.02 if name == "sum_product" else 0.0
+    mixed = [scores[0].float(), *(tensor.double() for tensor in scores[1:])]
+    for others in ([tensor.half() for tensor in scores], mixed):
+        for found, wanted in zip(decode(*others), expected, strict=True):
+            torch.testing.assert_close(found.to(wanted.dtype), wanted, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("length", [0, -1, 6])

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from types import ModuleType
+
 import plain_structures as plain
 import torch
 from custom import LabelSets
 from labelings_cases import LabelingsTestCase
 from problems import rng
 
+from torchssvm import structures
 from torchssvm.core.potentials import Potentials
 
 
@@ -54,3 +57,14 @@ class TestChainClassWeights(plain.ChainClassWeightsCase):
 
 class TestChainWeightedLabels(plain.ChainWeightedLabelsCase):
     pass
+
+
+def test_no_foreign_names_are_exported():
+    """``torchssvm.structures`` has what its kinds list, and their modules, and nothing that these import."""
+    public = {name: value for name, value in vars(structures).items() if not name.startswith("_")}
+    assert {name for name, value in public.items() if not isinstance(value, ModuleType)} == set(structures.__all__)
+    assert len(set(structures.__all__)) == len(structures.__all__)
+    for name in set(structures.__all__) - {"POSSIBLE"}:  # a number
+        assert public[name].__module__.startswith(("torchssvm.structures.", "torchssvm.core.structure")), name
+    modules = {value.__name__ for value in public.values() if isinstance(value, ModuleType)}
+    assert all(name.startswith("torchssvm.structures.") for name in modules)

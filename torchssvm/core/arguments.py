@@ -169,6 +169,13 @@ def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
     raise TypeError(f"{name} must be a dense, real tensor, not {describe(value)}{advice}")
 
 
+def check_scores(**scores: Tensor) -> None:
+    """Raise ValueError, with its name, for a tensor of scores that are whole numbers or truth values."""
+    for name, tensor in scores.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be float32 or float64, got {tensor.dtype}: call .float()")
+
+
 def read_numbers(tensor: Tensor) -> list[int] | None:
     """The numbers of a tensor with one axis; None under ``torch.vmap``, where they cannot be read."""
     try:
@@ -199,7 +206,9 @@ def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
         and not value.is_meta
     ):
         return value
-    raise ValueError(f"{name} must be int64 {list(shape)}{form}; got {describe(value)}")
+    whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+    advice = ": call .long()" if whole and value.dtype is not torch.int64 else ""
+    raise ValueError(f"{name} must be int64 {list(shape)}{form}; got {describe(value)}{advice}")
 
 
 def as_parents(parent: Any) -> Tensor:

@@ -46,6 +46,10 @@ class Kernel:
         """Numba asks for it where another kernel calls this one."""
         return self.dispatcher._numba_type_
 
+    def __reduce__(self) -> str:
+        """Copies and pickles refer to it by its name in its module."""
+        return self._function.__qualname__
+
     def __call__(self, *arguments: Any) -> Any:
         """Run the compiled function."""
         return self.dispatcher(*arguments)

@@ -228,8 +228,15 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
     if every is not None:
         listed = list(islice(every, _MOST_LABELINGS + 1))
         others = [*trial.samples, *listed]
+        try:
+            values = [value(labeling) for labeling in listed]
+        except Exception as error:
+            raise ValueError(
+                "enumerate(potentials) must yield labelings of the whole batch, as argmax returns them, one output at "
+                f"a time: {error}"
+            ) from error
         if len(listed) <= _MOST_LABELINGS and not found.relaxed:
-            most = torch.stack([value(labeling) for labeling in listed]).amax(0)
+            most = torch.stack(values).amax(0)
             if bool((best > most + slack).any()):
                 row = int((best > most + slack).nonzero()[0])
                 return (

@@ -209,6 +209,8 @@ def _check(value: Any, declaration: Declaration, where: str, sizes: dict[str, in
 def _check_entries(value: Any, entries: Schema, where: str, sizes: dict[str, int]) -> None:
     Entry(dict).check(value, where, sizes)
     for name, declaration in entries.items():
+        if name not in value and name == "format":
+            raise damaged(f"{where}['format'] is missing, as in checkpoints of torchssvm 0.1", or_other=True)
         if name not in value:
             raise damaged(f"{where}[{name!r}] is missing", or_other=True)
         _check(value[name], declaration, f"{where}[{name!r}]", sizes)

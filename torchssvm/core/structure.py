@@ -285,9 +285,10 @@ class Structure(ABC):
         return target
 
     def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
-        """All outputs of a small problem, one labeling of the whole batch at a time; None if that is not offered.
+        """All outputs of a small problem; None if that is not offered.
 
-        Every example must meet each of its own outputs at least once. Used by tests and by ``torchssvm.check``.
+        It yields labelings of the whole batch, as ``argmax`` returns them, one output at a time. Every example must
+        meet each of its own outputs at least once. Used by tests and by ``torchssvm.check``.
         """
         return None
 
@@ -303,8 +304,15 @@ class Structure(ABC):
 
 
 def loss_by_name(structure: Structure, target: Labeling, potentials: Potentials) -> tuple[Parts, Tensor]:
-    """The structure's ``loss_potentials``, by name; a bare tensor is that of the first potentials."""
-    delta, constant = structure.loss_potentials(target)
+    """The structure's ``loss_potentials``, by name; a bare tensor is that of the first potentials.
+
+    Raises:
+        TypeError: It returned something else than the two.
+    """
+    found = structure.loss_potentials(target)
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise TypeError(f"loss_potentials(target) must return (delta, constant), got {describe(found)}")
+    delta, constant = found
     return {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta), constant
 
 
@@ -428,11 +436,17 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         _reject(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
         largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
+        default = type(structure).augmented_argmax is Structure.augmented_argmax
         _reject(
             hinge < -_tolerance(potentials) * (1 + loss + largest),
-            "the oracle returned outputs that score worse than the target in rows {rows}: augmented_argmax must "
-            "return one whose score + loss is at least the target's score; an approximate one returns the target where "
-            "it finds nothing better",
+            "the oracle returned outputs that score worse than the target in rows {rows}: "
+            + (
+                "loss and loss_potentials disagree, or argmax does not find the best output; run torchssvm.check(head, "
+                "structure, batch)"
+                if default
+                else "augmented_argmax must return one whose score + loss is at least the target's score; an "
+                "approximate one returns the target where it finds nothing better"
+            ),
         )
     if bound is not None:
         _reject(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")

@@ -44,6 +44,11 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
     if min(numbers) < 0 or max(numbers) >= dual.num_examples:
         raise _out_of_range(min(numbers), max(numbers), dual.num_examples)
     if potentials.dtype is not dual.dtype:
+        if not potentials.dtype.is_floating_point:
+            raise TypeError(
+                f"the potentials are {potentials.dtype}: the first argument must be what the head returned, "
+                "loss(head(x), y, index)"
+            )
         dual.check_dtype()
         raise TypeError(
             f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "

@@ -59,10 +59,11 @@ class MeanParts(Storage):
                 )
             found, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
-                example = int(index[wrong])
+                example, more = int(index[wrong]), potentials.ragged[name]  # rows than the length
                 raise ValueError(
-                    f"example {example} came with {int(rows[wrong])} rows of {name}, and its dual block "
-                    f"has {int(buffer.rows[example])}: an index must always name the same example, at the same length"
+                    f"example {example} has length {int(rows[wrong]) - more} here, and had "
+                    f"{int(buffer.rows[example]) - more} before: an index must always name the same example, at the "
+                    "same length"
                 )
             psi[name] = found.view(shape)
         return StoredParts(self, index, potentials, psi, target)

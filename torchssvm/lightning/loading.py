@@ -15,6 +15,7 @@ from torchssvm.core.structure import Structure
 from torchssvm.lightning.rebuilding import describe, rebuild
 
 _KEY = "torchssvm_model"
+_FORMAT = 2
 
 
 class Loading(L.LightningModule):
@@ -32,6 +33,7 @@ class Loading(L.LightningModule):
         super().on_save_checkpoint(checkpoint)
         own = getattr(self.head, "structure", None)
         checkpoint[_KEY] = {
+            "format": _FORMAT,
             "head": _entry(self.head),
             "features": None if self.features is None else {"class": type(self.features).__name__},
             "structure": None if self.structure is own else _entry(self.structure),
@@ -62,8 +64,8 @@ class Loading(L.LightningModule):
             arguments: Arguments of the class that replace those of the checkpoint.
 
         Raises:
-            ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is damaged,
-                or names import paths of classes to make.
+            ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is damaged
+                or of another version, or names import paths of classes to make.
             RuntimeError: The weights do not fit the model.
         """
         weights_only = True if weights_only is None else weights_only
@@ -113,9 +115,18 @@ def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str,
     made: dict[str, Any] = {}
     if not (
         isinstance(saved, dict)
-        and all(entry is None or (isinstance(entry, dict) and "class" in entry) for entry in saved.values())
+        and all(
+            entry is None or (isinstance(entry, dict) and "class" in entry)
+            for name, entry in saved.items()
+            if name != "format"
+        )
     ):
         raise ValueError(f"the checkpoint is damaged: {_KEY} is {saved!r}")
+    if saved and saved.get("format") != _FORMAT:
+        raise ValueError(
+            f"the checkpoint's model has format {saved.get('format', 1)}, this version reads format {_FORMAT}: that of "
+            "torchssvm 0.1 is 1, and holds the weights of dense heads transposed"
+        )
     if "head" not in given:
         entry = saved.get("head")
         if entry is None:

@@ -14,8 +14,19 @@ from torchssvm.core.structure import Structure
 Recipe = dict[str, Any]
 """``{"class": name, "arguments": {...}}``; arguments are numbers, strings, tensors, lists of these, or recipes."""
 
-_CLASSES: dict[str, type] = {name: value for name, value in vars(structures).items() if isinstance(value, type)}
-"""The classes that may be made again: those that ``torchssvm.structures`` exports, and none that a user defines."""
+_RULES = (
+    *(structures.NonProjective, structures.Projective, structures.MinCut, structures.RoofDual),
+    *(structures.BranchAndBound, structures.MessagePassing, structures.BruteForceSearch, structures.EveryClass),
+    *(structures.EveryLossLevel, structures.LossScaleSearch),
+)
+
+_exported = [getattr(structures, name) for name in structures.__all__]
+_CLASSES: dict[str, type] = {
+    thing.__name__: thing
+    for thing in _exported
+    if isinstance(thing, type) and (issubclass(thing, Structure | nn.Module) or thing in _RULES)
+}
+"""What may be made again: the structures and heads that ``torchssvm.structures`` exports, and oracles of structures."""
 
 
 def describe(thing: Any) -> Recipe | None:
@@ -38,13 +49,13 @@ def describe(thing: Any) -> Recipe | None:
 def rebuild(recipe: Any) -> Any:
     """The object that a recipe describes; a head has zeros for its weights.
 
-    Nothing is imported, and only classes that ``torchssvm.structures`` exports are made.
+    Nothing is imported, and only structures, heads and oracles that ``torchssvm.structures`` exports are made.
 
     Args:
         recipe: The result of :func:`describe`.
 
     Raises:
-        ValueError: The recipe is damaged, or names a class that is not in ``torchssvm.structures``.
+        ValueError: The recipe is damaged, or names another class.
         TypeError: The class does not take these arguments.
     """
     if not isinstance(recipe, dict) or not isinstance(recipe.get("arguments"), dict):
@@ -58,7 +69,7 @@ def rebuild(recipe: Any) -> Any:
 
 
 class _Unknown(Exception):
-    """The object is not of a class in ``torchssvm.structures``."""
+    """The object is not of a class that is made again."""
 
 
 def _describe(thing: Any) -> Recipe:

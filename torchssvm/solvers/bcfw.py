@@ -116,8 +116,9 @@ class BCFW(Stateful, Optimizer):
         Raises:
             TypeError: The weights have another dtype than when the dual was made.
             RuntimeError: A parameter group was given options or a learning rate; nothing was proposed since the last
-                step; or the gradient is not the one from the backward pass: clipped, rescaled, of low precision, mixed
-                with others. The proposal is then discarded, and nothing else changes.
+                step; accumulated batches come from losses with different ``block_steps``; or the gradient is not the
+                one from the backward pass: clipped, rescaled, of low precision, mixed with others. The proposal is
+                then discarded, and nothing else changes.
         """
         result = None
         if closure is not None:
@@ -141,6 +142,11 @@ class BCFW(Stateful, Optimizer):
         """Check the gradient, and move weights and blocks as ``BlockGap`` proposed; ``step`` calls this."""
         dual = self.dual
         try:
+            if len(rules := {repr(proposal.block_steps) for proposal in proposals}) > 1:
+                raise RuntimeError(
+                    f"the accumulated batches come from losses with different block_steps, {sorted(rules)}: one rule "
+                    "chooses the steps of all of them. Give the losses the same one, or step between them"
+                )
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
             gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
             seen: Seen | None = check_gradient(dual, proposals, gradients)

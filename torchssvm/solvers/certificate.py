@@ -124,16 +124,24 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     if crosses(primal, value, dual.parameters[0].dtype, dual.lam * length):
         raise RuntimeError(
             f"the gap is negative, {primal - value:.6g}: the dual is not one of these examples. Was an index used for "
-            "several examples, or did targets or lengths change?"
+            "several examples, or did targets or lengths change? Or, with a structure of your own, augmented_argmax "
+            "ignores the loss: run torchssvm.check(head, structure, batch)"
         )
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
     scale = (2.0 * float(dual.loss.sum()) / dual.lam) ** 0.5  # the size of weights that are not negligible
     if drift > 100 * rounding and difference**0.5 > 0.1 * rounding * scale:
         warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "
-            "have moved, an index names several examples, or weights were edited. The certificate holds all the same, "
-            "and the next step starts from the dual's weights; the gap does not close while this goes on. Compare the "
-            "features and indices of training with those of the exact pass",
+            "have moved, an index names several examples, or weights were edited: did another optimizer step them? "
+            "Only BCFW may. The certificate holds all the same, and the next step starts from the dual's weights; the "
+            "gap does not close while this goes on. Compare the features and indices of training with those of the "
+            "exact pass",
+        )
+    if found.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
+        warn(
+            "the primal is 0 at zero weights: the oracle returned an output without loss for every example, such as "
+            "the target. Unless there are no others, it is wrong, and nothing is learned: augmented_argmax must "
+            "maximise score + loss; run torchssvm.check(head, structure, batch)"
         )
     value = min(value, primal)  # a dual above the primal is rounding
     found.remember()

@@ -76,7 +76,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
         raise RuntimeError(
             f"the head's weights have changed since BCFW set them (their norm was {dual.held_norm:.6g} and is "
             f"{seen.size:.6g}): they are a function of the dual. Load the optimizer's state too, or make BCFW after "
-            "initialising the head"
+            "initialising the head. Did another optimizer step them? Only BCFW may"
         )
     if not math.isfinite(length):
         raise RuntimeError("the gradient of the head's weights is not finite: check the features, padding too")

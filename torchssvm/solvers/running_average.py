@@ -14,7 +14,7 @@ from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
 from torchssvm.core.compiling import clock
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, with_seal
+from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, version, with_seal
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, check_pass, crosses, features_moved, issue
@@ -22,6 +22,8 @@ from torchssvm.solvers.exact_pass import exact_pass
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_FORMAT = 2
 
 
 class Average(Stateful):
@@ -244,6 +246,7 @@ class Average(Stateful):
         self._check_followed()
         return with_seal(
             {
+                "format": _FORMAT,
                 "kind": type(self).__name__,
                 "count": self.count,
                 "weights": [mean.clone() for mean in self._means],  # under bounds, v
@@ -257,6 +260,7 @@ class Average(Stateful):
         loss, number = Entry(float, low=-1e-9), Entry(int, low=0)  # at least 0, up to rounding
         means = [Entry(torch.float64, tuple(p.shape)) for p in self.parameters]
         return {
+            "format": version(_FORMAT),
             "kind": Same(type(self).__name__),
             "count": number,
             "weights": Maybe(means, nothing=[]),

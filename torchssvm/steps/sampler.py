@@ -207,12 +207,29 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        if state["used"] == len(self) and not state["under_way"]:
-            raise damaged(f"{where} has used {state['used']} batches of an epoch that is not under way")
-        if not all(0 < len(batch) <= self.batch_size for batch in state["drawn"]):
-            raise damaged(f"{where}['drawn'] should hold batches of 1 to {self.batch_size} examples")
-        if not all(isinstance(at, str) and at.isdigit() for at in state["snapshots"]):
-            raise damaged(f"{where}['snapshots'] should hold gaps by the number of a batch")
+        under_way, used, drawn, snapshots = (state[name] for name in ("under_way", "used", "drawn", "snapshots"))
+        if not under_way and (used or drawn or snapshots):
+            raise damaged(f"{where} has batches or gaps of an epoch that is not under way")
+        moments = {str(at) for at in range(0, len(self) + 1, self.chunk)}
+        if (under_way and not snapshots) or not snapshots.keys() <= moments:
+            raise damaged(f"{where}['snapshots'] should hold gaps by the number of the batch that begins a chunk")
+        most, remainder = len(self), self.num_examples - (len(self) - 1) * self.batch_size
+        least = used
+        if not self.order.needs_gaps and under_way:
+            least = most
+        elif "0" in snapshots:  # examples whose gaps were unknown then are drawn at once
+            least = math.ceil(int(torch.isinf(snapshots["0"]).sum()) / self.batch_size)
+        if not least <= used + len(drawn) <= most:
+            raise damaged(
+                f"{where}['drawn'] should hold {max(least - used, 0)} to {most - used} batches, it has {len(drawn)}"
+            )
+        for position, batch in enumerate(drawn, used):
+            smallest = remainder if position == most - 1 else self.batch_size
+            if not smallest <= len(batch) <= self.batch_size or len(batch.unique()) < len(batch):
+                raise damaged(
+                    f"{where}['drawn'] should hold batches of {self.batch_size} distinct examples, the last one of an "
+                    f"epoch at least {remainder}"
+                )
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue the epoch of a state that passed :meth:`check_state`."""

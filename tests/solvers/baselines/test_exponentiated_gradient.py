@@ -12,8 +12,19 @@ from custom import label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Reference, assert_same, chain, examples, flat, multiclass, reference
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler
 
-from torchssvm import Batch, CuttingPlane, ExponentiatedGradient, Multiclass, NSlack, Potentials, TorchStruct, certify
+from torchssvm import (
+    Batch,
+    CuttingPlane,
+    ExponentiatedGradient,
+    GapBatchSampler,
+    Multiclass,
+    NSlack,
+    Potentials,
+    TorchStruct,
+    certify,
+)
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -231,8 +242,9 @@ def test_damaged_and_foreign_states_are_refused():
         ("step_sizes", good["step_sizes"] * 0.0, "step_sizes"),
         ("step_sizes", good["step_sizes"] * math.nan, "step_sizes"),
         ("visited", good["visited"].float(), "visited"),
-        ("taken", -1, "should be an int, at least 0, it is -1"),
-        ("taken", True, "at least 0, it is a bool"),
+        ("taken", -1, "should be an int, at least 0, at most 3, it is -1"),
+        ("taken", True, "at least 0, at most 3, it is a bool"),
+        ("taken", 4, "at most 3, it is 4"),
     ]
     for name, value, words in bad:
         with pytest.raises(ValueError, match=words):
@@ -269,6 +281,28 @@ def test_batches_that_are_not_the_training_set_are_refused():
         with pytest.raises(error, match=words):
             ExponentiatedGradient(problem.head, batches, num_examples=problem.n, lam=problem.lam)
         assert not flat(problem.head.parameters()).any()
+
+
+def test_batches_in_another_order_in_every_pass_are_refused():
+    """A resumed run skips the batches that were taken: of another permutation, these are other examples."""
+    problem = multiclass(0)
+
+    def loader(**options):
+        return DataLoader(range(problem.n), collate_fn=problem.batch, **options)
+
+    def make(batches):
+        return ExponentiatedGradient(problem.head, batches, num_examples=problem.n, lam=problem.lam)
+
+    everyone = range(problem.n)
+    for batches, name in (
+        (loader(batch_size=2, shuffle=True), "RandomSampler"),
+        (loader(batch_sampler=BatchSampler(RandomSampler(everyone), 2, drop_last=False)), "RandomSampler"),
+        (loader(batch_size=2, sampler=SubsetRandomSampler(everyone)), "SubsetRandomSampler"),
+        (loader(batch_sampler=GapBatchSampler(problem.train().dual, batch_size=2)), "GapBatchSampler"),
+    ):
+        with pytest.raises(ValueError, match=rf"batches come from a {name}.*shuffle=False"):
+            make(batches)
+    make(loader(batch_size=2)).step()
 
 
 def test_a_bad_batch_changes_nothing():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import io
+import pickle
 
 import pytest
 import torch
@@ -288,3 +291,27 @@ def test_a_visit_of_no_example_is_refused(index, words):
     with pytest.raises(ValueError, match=words):
         loop.visit(index)
     assert_same(loop.dual.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda loop: pickle.loads(pickle.dumps(loop))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("storage", [MeanParts, Labelings])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_goes_on_by_itself(kind, storage, again):
+    """With copies of head and dual that belong together, to the same bits; the one left alone does not move."""
+    made = KINDS[kind]()
+    dual = DualState.for_head(made.head, made.n, made.lam, storage=storage())
+    loop = CompiledBCFW(made.head, dual, made.everything(3))
+    loop.step(7)
+    loop.certify()
+    other = again(loop)
+    before = state(loop)
+    assert_same(state(other), before)
+    assert all(a is b for a, b in zip(other.head.parameters(), other.dual.parameters, strict=True))
+    other.step(9)
+    found = other.certify()
+    assert_same(state(loop), before)
+    loop.step(9)
+    assert dataclasses.replace(loop.certify(), seconds=0.0) == dataclasses.replace(found, seconds=0.0)
+    assert_same(state(other), state(loop))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
@@ -23,6 +24,7 @@ from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potent
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.exact_pass import every_training_example
 from torchssvm.solvers.trainer import DualTrainer
+from torchssvm.steps.sampler import GapBatchSampler
 
 _FORMAT = 2
 _RANGE = (1e-12, 1e6)
@@ -50,8 +52,9 @@ class ExponentiatedGradient(DualTrainer, Stateful):
 
     Args:
         head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
-        batches: Every training example exactly once; read in every pass, so a list, a DataLoader, or
-            ``in_order(dataset)``. :meth:`step` takes the batches in turn.
+        batches: Every training example exactly once, in the same order in every pass: a list, a DataLoader without
+            shuffling, or ``in_order(dataset)``. :meth:`step` takes the batches in turn, and a run that is resumed in
+            the middle of a pass skips those that were taken.
         num_examples: n, the size of the training set.
         lam: Regularisation; positive.
         structure: What an output is, with ``marginals``; None is ``head.structure``.
@@ -66,8 +69,8 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         step_sizes: ``[n]`` float64, eta_i.
 
     Raises:
-        ValueError: A number is out of its range, an example is missing or duplicated, a batch is not valid, or as
-            ``DualState.for_head``.
+        ValueError: A number is out of its range, an example is missing or duplicated, a batch is not valid, a
+            DataLoader shuffles, or as ``DualState.for_head``.
         TypeError: ``batches`` can be read only once.
     """
 
@@ -90,7 +93,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         step_size, growth = check_number(step_size, "step_size", above=0.0), check_number(growth, "growth", 1.0)
         halvings = check_whole(halvings, "halvings", 0)
         first_halvings = check_whole(first_halvings, "first_halvings", 0)
-        self.head, self.batches = head, check_batches(batches, reread=True)
+        self.head, self.batches = head, _in_one_order(check_batches(batches, reread=True))
         self.dual = DualState.for_head(head, num_examples, lam, structure=structure, memory_limit=memory_limit)
         if type(self.dual.structure).marginals is Structure.marginals:
             raise ValueError(
@@ -101,7 +104,8 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         self.step_sizes = torch.full((self.dual.num_examples,), step_size, dtype=torch.float64)
         self._visited = torch.zeros(self.dual.num_examples, dtype=torch.bool)
         self._logs = self._empty()  # u_i, in the shapes of the potentials
-        self._taken = 0  # batches of the current pass
+        self._count = 0  # batches of a pass
+        self._taken = 0  # those taken of the current pass
         self._left: Iterator[Batch] | None = None  # the rest of the current pass
         self._start()
 
@@ -117,6 +121,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
         for batch, potentials, index in every_training_example(self.head, dual, self.batches):
+            self._count += 1
             target = dual.structure.check_target(batch.y, potentials)
             targets[index] = digest_targets(target, potentials.lengths).to(targets.device)
             with torch.no_grad(), full_precision(potentials.device):
@@ -242,7 +247,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
             "logs": self._logs.check_state,
             "step_sizes": Entry(torch.float64, (n,), above=0.0),
             "visited": Entry(torch.bool, (n,)),
-            "taken": Entry(int, low=0),
+            "taken": Entry(int, low=0, high=self._count),
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
@@ -257,3 +262,16 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         self.step_sizes = state["step_sizes"].to("cpu", copy=True)
         self._visited = state["visited"].to("cpu", copy=True)
         self._left, self._taken = None, state["taken"]
+
+
+def _in_one_order(batches: Iterable[Batch]) -> Iterable[Batch]:
+    """``batches``, unless it is a DataLoader whose sampler draws another order in every pass."""
+    of_batches = getattr(batches, "batch_sampler", None)
+    for sampler in (getattr(batches, "sampler", None), of_batches, getattr(of_batches, "sampler", None)):
+        if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler | GapBatchSampler):
+            raise ValueError(
+                f"batches come from a {type(sampler).__name__}, in another order in every pass, and they must come in "
+                "the same order, since a resumed run skips those that it took: give a DataLoader with shuffle=False, "
+                "a list, or torchssvm.in_order(dataset)"
+            )
+    return batches

@@ -37,6 +37,14 @@ class ExactPasses:
         self._make_scratch = make_scratch
         self._local = threading.local()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies make their own scratch."""
+        return {name: value for name, value in vars(self).items() if name != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._local = threading.local()
+
     def __call__(
         self, model: Model, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory
     ) -> ExactPass:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,10 +101,9 @@ class CompiledBCFW(DualTrainer, Stateful):
             adapter.width,
             0 if adapter.pairs is None else adapter.num_states,
         )
-        self._scratch = make_scratch(*sizes, self._memory.capacity + 2, dtype)
-        self._exact = ExactPasses(
-            self._examples, self._targets, lambda: make_scratch(*sizes, self._memory.capacity + 2, dtype)
-        )
+        self._make_scratch = partial(make_scratch, *sizes, self._memory.capacity + 2, dtype)
+        self._scratch = self._make_scratch()
+        self._exact = ExactPasses(self._examples, self._targets, self._make_scratch)
         if dual.begin(Box(dual.parameters)):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
 
@@ -217,6 +217,14 @@ class CompiledBCFW(DualTrainer, Stateful):
         memory.remember_lengths(None)
         self._seen = (self._contents, self.dual.version)
         return certificate
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies have the packed training set, and a copy of head and dual; scratch is made again."""
+        return {name: value for name, value in vars(self).items() if name != "_scratch"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._scratch = self._make_scratch()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the draws; the dual has its own state."""

@@ -13,8 +13,21 @@ from torch.optim import Optimizer
 
 from torchssvm.core.caller import warn
 from torchssvm.core.random_state import check_random_state
-from torchssvm.core.schema import Declaration, Entry, Open, Same, Stateful, check, check_seal, groups_like, with_seal
+from torchssvm.core.schema import (
+    Declaration,
+    Entry,
+    Open,
+    Same,
+    Stateful,
+    check,
+    check_seal,
+    groups_like,
+    version,
+    with_seal,
+)
 from torchssvm.solvers.gdmm.problem import Problem
+
+FORMAT = 2
 
 NUMBERS = {
     "rho": Entry(float, above=0.0),
@@ -51,6 +64,7 @@ class SavedGDMM(Stateful, Optimizer):
             **super().state_dict(),
             "gdmm": with_seal(
                 {
+                    "format": FORMAT,
                     **{name: getattr(self, name) for name in NUMBERS},
                     "lam": self.lam,
                     "num_examples": self.num_examples,
@@ -119,6 +133,7 @@ class SavedGDMM(Stateful, Optimizer):
 def _check_own(state: Any, where: str, *, problem: Problem) -> None:
     """Raise ValueError if GDMM's own part of a state does not fit or is damaged; messages call it ``where``."""
     schema = {
+        "format": version(FORMAT),
         **NUMBERS,
         "lam": Same(problem.dual.lam),
         "num_examples": Same(problem.dual.num_examples),

@@ -37,7 +37,7 @@ def max_arborescence(
         ``heads`` ``[B, N]`` int64, 0 to T, and -1 beyond the length; ``value`` ``[B]``, the score.
 
     Raises:
-        ValueError: Shapes do not fit, or a length is not in 1 to N.
+        ValueError: Scores are not floating, shapes do not fit, or a length is not in 1 to N.
     """
     return _operator(scores, lengths, single_root)
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import check_scores
 from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
 from torchssvm.structures.arborescence.numba import decode
@@ -30,7 +31,7 @@ def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = Fa
         ``heads`` ``[B, N]`` int64, 0 to T, and -1 beyond the length; ``value`` ``[B]``, the score.
 
     Raises:
-        ValueError: Shapes do not fit, or a length is not in 1 to N.
+        ValueError: Scores are not floating, shapes do not fit, or a length is not in 1 to N.
     """
     return _operator(scores, lengths, single_root)
 
@@ -59,7 +60,8 @@ def _on_cpu(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[
 
 
 def check_arcs(scores: Tensor, lengths: Tensor | None) -> None:
-    """Raise ValueError if scores are not ``[B, N, N+1]`` with N at least 1, or lengths are not int64 ``[B]``."""
+    """Raise ValueError if scores are not floating ``[B, N, N+1]`` with N at least 1, or lengths not int64 ``[B]``."""
+    check_scores(scores=scores)
     if scores.ndim != 3 or scores.shape[1] < 1 or scores.shape[2] != scores.shape[1] + 1:
         raise ValueError(f"scores must be [B, N, N+1] with at least one token, got {list(scores.shape)}")
     if lengths is not None and (lengths.shape != scores.shape[:1] or lengths.dtype != torch.int64):

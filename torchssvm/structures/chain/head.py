@@ -15,9 +15,10 @@ from torchssvm.core.precision import full_precision, gradient_of_weight, product
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.linear_head import LinearHead
 
 
-class LinearChain(nn.Module):
+class LinearChain(LinearHead):
     """Potentials of a linear chain; all weights are zero at the start.
 
     ``emission[t] = W x[t] + bias + [t first] start_transitions + [t last] end_transitions`` and ``transition = T`` or

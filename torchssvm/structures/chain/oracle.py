@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core import tuning
+from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import by_example, compiles, launch
 from torchssvm.core.operators import define
@@ -32,7 +33,8 @@ def viterbi(emission: Tensor, transition: Tensor, lengths: Tensor | None = None)
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best sequence.
 
     Raises:
-        ValueError: Shapes do not fit, there is no position or state, or (on the CPU) a length is not in 1 to N.
+        ValueError: Scores are not floating, shapes do not fit, there is no position or state, or (on the CPU) a length
+            is not in 1 to N.
     """
     return _operator(emission, transition, lengths)
 
@@ -80,6 +82,7 @@ def _on_cuda(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tu
 
 
 def _check_shapes(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> None:
+    check_scores(emission=emission, transition=transition)
     if emission.ndim != 3:
         raise ValueError(f"emission must be [B, N, K], got {list(emission.shape)}")
     batch, longest, states = emission.shape

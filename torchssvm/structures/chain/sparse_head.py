@@ -41,6 +41,8 @@ class SparseLinearChain(LinearChain):
         ValueError: ``structure`` has a different number of states, or transitions that depend on the position.
     """
 
+    _version = 1  # see LinearHead
+
     def __init__(
         self,
         in_features: int,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import check_scores
+
 
 @torch.no_grad()
 def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,7 +25,11 @@ def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = N
         ``states`` ``[B, N, K]``, the probability of each state, zero beyond the length; ``pairs``, the probabilities of
         neighbouring states, ``[B, N-1, K, K]`` if transitions depend on the position, otherwise summed over the
         positions, ``[B, K, K]``; and ``log_partition`` ``[B]`` float64, ``log Z``.
+
+    Raises:
+        ValueError: Scores are not floating.
     """
+    check_scores(emission=emission, transition=transition)
     batch, longest, _ = emission.shape
     if lengths is None:
         return _longest_first(emission, transition, [batch] * longest)

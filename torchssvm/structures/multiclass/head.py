@@ -11,10 +11,11 @@ from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.linear_head import LinearHead
 from torchssvm.structures.multiclass.structure import Multiclass
 
 
-class LinearMulticlass(nn.Module):
+class LinearMulticlass(LinearHead):
     """Class scores ``W x + b``, ``weight`` ``[K, F]`` as in ``nn.Linear``, with all weights zero at the start.
 
     Args:

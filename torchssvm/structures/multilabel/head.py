@@ -13,11 +13,12 @@ from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.linear_head import LinearHead
 from torchssvm.structures.multilabel.oracle import symmetric
 from torchssvm.structures.multilabel.structure import Multilabel
 
 
-class LinearMultilabel(nn.Module):
+class LinearMultilabel(LinearHead):
     """Potentials ``unary = U x + b`` and ``pairwise = v``, the same for all examples; zero weights at the start.
 
     The model of [Yen et al. 2016, section 5] for multilabel data: ``unary`` ``[K, F]`` as in ``nn.Linear``,

@@ -35,6 +35,8 @@ class SparseLinearMultilabel(LinearMultilabel):
         ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
     """
 
+    _version = 1  # see LinearHead
+
     def __init__(
         self,
         in_features: int,

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import check_scores
 from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
 from torchssvm.structures.pose.distance_transform_numba import transform
@@ -36,7 +37,7 @@ def distance_transform(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]
         ``value`` ``[B, H, W]``, and ``place`` ``[B, H, W]`` int64, the best q as ``q_y * W + q_x``.
 
     Raises:
-        ValueError: Shapes do not fit, or a spring is not finite or has a negative a or c.
+        ValueError: Scores are not floating, shapes do not fit, or a spring is not finite or has a negative a or c.
     """
     return _operator(scores, springs)
 
@@ -64,6 +65,7 @@ def _on_cpu(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_shapes(scores: Tensor, springs: Tensor) -> None:
+    check_scores(scores=scores, springs=springs)
     if scores.ndim != 3 or not scores.shape[1] or not scores.shape[2]:
         raise ValueError(f"scores must be [B, H, W] with at least one place, got {list(scores.shape)}")
     if springs.shape not in ((4,), (scores.shape[0], 4)):

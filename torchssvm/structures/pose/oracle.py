@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core import tuning
+from torchssvm.core.arguments import check_scores
 from torchssvm.core.launch import compiles, launch, once
 from torchssvm.core.operators import define
 from torchssvm.structures.pose.distance_transform import best_along_last
@@ -40,7 +41,7 @@ def max_sum_grid(
         ``place`` ``[B, P]`` int64, ``y * W + x``; ``kind`` ``[B, E, 2]`` int64; ``value`` ``[B]``.
 
     Raises:
-        ValueError: Shapes do not fit, or ``parent`` has a cycle or an unknown node.
+        ValueError: Scores are not floating, shapes do not fit, or ``parent`` has a cycle or an unknown node.
     """
     return _operator(node, kinds, cost_x, cost_y, parent)
 
@@ -74,6 +75,7 @@ def _on_cpu(
 
 
 def _check_shapes(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor) -> None:
+    check_scores(node=node, kinds=kinds, cost_x=cost_x, cost_y=cost_y)
     if node.ndim != 4 or not all(node.shape[1:]):
         raise ValueError(f"node must be [B, P, H, W] with at least one node and place, got {list(node.shape)}")
     batch, parts, height, width = node.shape

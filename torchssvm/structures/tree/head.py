@@ -12,10 +12,11 @@ from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_lengths, check_structure
+from torchssvm.structures.linear_head import LinearHead
 from torchssvm.structures.tree.structure import Tree
 
 
-class LinearTree(nn.Module):
+class LinearTree(LinearHead):
     """Potentials of a tree, ``node[v] = W x[v] + bias``, ``edge = E`` or ``E[v]``; all weights are zero at the start.
 
     The parameter ``node`` is W, ``[K, F]`` as in ``nn.Linear``.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core import tuning
+from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import by_example, compiles, launch
 from torchssvm.core.operators import define
@@ -38,7 +39,8 @@ def max_sum_tree(
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best states.
 
     Raises:
-        ValueError: Shapes do not fit, a length is not in 1 to N, or ``parent`` has a cycle or an unknown node.
+        ValueError: Scores are not floating, shapes do not fit, a length is not in 1 to N, or ``parent`` has a cycle or
+            an unknown node.
     """
     return _operator(node, edge, parent, lengths)
 
@@ -83,6 +85,7 @@ def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None)
 
 
 def _check_shapes(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> None:
+    check_scores(node=node, edge=edge)
     if node.ndim != 3 or not node.shape[1] or not node.shape[2]:
         raise ValueError(f"node must be [B, N, K] with at least one node and one state, got {list(node.shape)}")
     batch, longest, states = node.shape
@@ -143,6 +146,7 @@ def max_sum_tree_torch(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`max_sum_tree` in torch operations on any device, level by level for all trees at once."""
     batch, longest, states = node.shape
+    edge = edge.to(node.dtype)
     depth = node_depths(node, parent, lengths)
     parent = parent.expand(batch, longest)
     rank = _sibling_ranks(parent, depth)
