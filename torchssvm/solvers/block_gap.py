@@ -35,9 +35,10 @@ class BlockGap(nn.Module):
     gamma_i are those of ``block_steps`` where there are per-example gradients: from the head's own ``adjoint``, or from
     ``torch.func`` where it can ``vmap`` the head, which ``DualState.for_head`` prepares. They are 1 elsewhere: in heads
     with operations in place, custom autograd functions without rules for ``vmap`` or control flow that depends on
-    numbers, in compiled heads, and where the gradients of a batch would be more than 2^26 numbers. The
-    backward pass proposes the step to the dual, with the upstream gradient it was given; ``BCFW.step`` takes it. Calls
-    without a backward pass leave nothing behind.
+    numbers, in compiled heads, and where the gradients of a batch, with those of accumulated batches that wait for the
+    step, would be more than 256 MiB (the step of accumulated batches copies them); a warning says so once for each
+    head. The backward pass proposes the step to the dual, with the upstream gradient it was given; ``BCFW.step`` takes
+    it. Calls without a backward pass leave nothing behind.
 
     Of an approximate oracle (``Decoding.exact`` is False), or of a cached labeling, s_i is not the best output: the
     value is then at most the true gap of the blocks and can be negative, and the step, which never lowers the dual, may
@@ -215,7 +216,9 @@ class BlockGap(nn.Module):
             found: list[Tensor] | None = per_example_adjoint(potentials, parts, dual.parameters)
         else:
             needed = self.block_steps.needs_gradients
-            found = cheap_adjoint(potentials, parts, dual.parameters) if needed else None
+            waiting = [g for step in dual.mailbox.waiting for g in getattr(step, "gradients", None) or []]
+            kept = sum(g.numel() * g.element_size() for g in waiting)
+            found = cheap_adjoint(potentials, parts, dual.parameters, kept) if needed else None
         if found is None:
             return None
         with torch.no_grad():
