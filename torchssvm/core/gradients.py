@@ -10,6 +10,7 @@ depends on the head and on this call alone, never on earlier calls, and a resume
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import shorten
 from weakref import WeakSet
 
 import torch
@@ -172,12 +173,15 @@ def _by_func(
         for batched in patterns(call[1], potentials.batch_size):
             try:
                 found = of_each(*call, batched, parts, respond)
-                expected = expected or adjoint(potentials, scale(parts, factors), parameters)
+                try:
+                    expected = expected or adjoint(potentials, scale(parts, factors), parameters)
+                except RuntimeError:  # the graph is used up: no step can follow
+                    return found
                 if _agree(combine(found[0], factors), expected):
                     return found
                 reason = reason or "what torch.func finds for each is not what autograd finds for the batch"
             except Exception as error:  # a head can raise anything
-                reason = reason or f"{type(error).__name__}: {str(error)[:200]}"
+                reason = reason or f"{type(error).__name__}: {error}"
                 if "vmap" in reason:  # it cannot do the head, whatever is shared: three attempts a step would be slow
                     break
     _tell(call[0], reason or "none of its inputs is a tensor with an axis of examples")
@@ -199,7 +203,7 @@ def _tell(head: nn.Module, reason: str) -> None:
     if head not in _told:
         _told.add(head)
         warn(
-            f"{type(head).__name__} gives no gradients of single examples ({' '.join(reason.split())}): where they are "
-            "missing, a batch takes one common step, or a backward pass for every example. "
+            f"{type(head).__name__} gives no gradients of single examples ({shorten(reason, 170, placeholder=' ...')}): "
+            "where they are missing, a batch takes one common step, or a backward pass for every example. "
             "Potentials(..., adjoint=function) gives them by hand"
         )

@@ -20,8 +20,8 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """Say why ``head(*args, **kwargs)`` is not linear in the head's weights; None if it is linear.
 
     Compares ``head(2 u - 3 v)`` with ``2 head(u) - 3 head(v)`` for random weights u, v, and ``head(0)`` with 0. Neither
-    the weights nor the global random state change. The head runs with the current precision settings; if rounding of
-    matrix products is the only cause, the message says so.
+    the weights nor the head's attributes nor the global random state change. The head runs with the current precision
+    settings; if rounding of matrix products is the only cause, the message says so.
     """
     device = _device_of(head)
     error = _examine(head, args, kwargs)
