@@ -202,8 +202,8 @@ def _tell(head: nn.Module, reason: str) -> None:
     """Warn, once for each head."""
     if head not in _told:
         _told.add(head)
+        why = shorten(reason, 170, placeholder=" ...")
         warn(
-            f"{type(head).__name__} gives no gradients of single examples ({shorten(reason, 170, placeholder=' ...')}): "
-            "where they are missing, a batch takes one common step, or a backward pass for every example. "
-            "Potentials(..., adjoint=function) gives them by hand"
+            f"{type(head).__name__} gives no gradients of single examples ({why}): where they are missing, "
+            "a batch takes one common step, or a backward pass for every example. Potentials(..., adjoint=function) gives them by hand"
         )
