@@ -115,7 +115,7 @@ class OwnHeadCase(ABC):
             torch.testing.assert_close(mine, true, atol=1e-5, rtol=1e-4)
 
     def test_nothing_of_a_transform_is_left_behind(self):
-        """The head's attributes are those of the user's own call, and the head can be copied without its output."""
+        """The head's attributes are those of the user's own call."""
         run = Run(self.make())
         for number, rows in enumerate(self.batches()[:4]):
             self.before(number, run.head)

@@ -205,5 +205,6 @@ def _tell(head: nn.Module, reason: str) -> None:
         why = shorten(reason, 170, placeholder=" ...")
         warn(
             f"{type(head).__name__} gives no gradients of single examples ({why}): where they are missing, "
-            "a batch takes one common step, or a backward pass for every example. Potentials(..., adjoint=function) gives them by hand"
+            "a batch takes one common step, or a backward pass for every example. "
+            "Potentials(..., adjoint=function) gives them by hand"
         )
