@@ -206,9 +206,9 @@ def test_a_call_is_known_only_as_it_was_made():
 
 def test_large_heads_are_left_alone(monkeypatch):
     potentials, parts = called(head := Bare())
-    monkeypatch.setattr(gradients, "_MOST", 6 * (K * F + K) - 1)
+    monkeypatch.setattr(gradients, "_MOST", 8 * 6 * (K * F + K) - 1)
     assert cheap_adjoint(potentials, parts, list(head.parameters())) is None
-    monkeypatch.setattr(gradients, "_MOST", 6 * (K * F + K))
+    monkeypatch.setattr(gradients, "_MOST", 8 * 6 * (K * F + K))
     assert cheap_adjoint(potentials, parts, list(head.parameters())) is not None
 
 

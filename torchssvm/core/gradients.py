@@ -1,57 +1,32 @@
-"""Gradients with respect to a head's weights: of a whole batch by autograd, and of each example.
+"""Gradients of a head's weights: of a whole batch by autograd, and of each example.
 
-Gradients of each example come from the head's own ``adjoint`` if it has one, else from ``torch.func``
-(``vmap(vjp(head))`` on the inputs of its call), else from one backward pass for each example.
+Those of each example come from the head's own ``adjoint`` where it gives one, else from ``torch.func``,
+``vmap(vjp(head))`` on the inputs that it was called with, else from one backward pass for every example.
+
+What ``torch.func`` finds is compared with autograd's gradient of the batch at every call. So whether it is taken
+depends on the head and on this call alone, never on earlier calls, and a resumed run repeats it to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
+from textwrap import shorten
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp
 
-from torchssvm.core.batch import tree_replace, tree_tensors
-from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale
-from torchssvm.core.precision import full_precision, transformed
-from torchssvm.core.row_sparse import combine_rows, dense, distance, squared_norm
+from torchssvm.core.caller import warn
+from torchssvm.core.head_call import call_of, of_each, patterns
+from torchssvm.core.potentials import Parts, Potentials, conform, scale
+from torchssvm.core.precision import full_precision
+from torchssvm.core.row_sparse import combine_rows, dense
 
-_KEY = "torchssvm.head_call"  # in the metadata of an autograd node: the head's call that made the node
-_MOST = 1 << 26  # size of all per-example gradients of a batch, up to which `cheap_adjoint` uses torch.func
-_TOLERANCE = 1e-3  # of torch.func relative to autograd: rounding errors are smaller, other errors larger
+_MOST = 1 << 28  # bytes of the gradients that are kept for a step, where they are made unasked
+_TOLERANCE = 1e-3  # of what torch.func finds, against autograd: other answers than rounding's are wrong in every digit
 
-_agrees: WeakKeyDictionary[nn.Module, tuple[bool, ...] | None] = WeakKeyDictionary()
-"""For each head that ``torch.func`` was tried on: which inputs had an axis of examples; None if it failed."""
-
-
-class _HeadCall(NamedTuple):
-    """A call of a head, to be repeated for each example.
-
-    Attributes:
-        head: The head.
-        inputs: Its arguments and keyword arguments.
-        versions: Versions of their tensors; writing to a tensor afterwards changes its version.
-    """
-
-    head: nn.Module
-    inputs: tuple[tuple[Any, ...], dict[str, Any]]
-    versions: list[int]
-
-
-def remember_call(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """Record the call of ``head`` in the autograd graph of the potentials that it made.
-
-    Nothing is recorded if the head gives its own ``adjoint``, or within a transform of ``torch.func``.
-    """
-    if (isinstance(output, Potentials) and output.adjoint is not None) or transformed():
-        return
-    call = _HeadCall(head, (args, kwargs), _versions((args, kwargs)))
-    for tensor in as_potentials(output).tensors.values():
-        if tensor.grad_fn is not None:
-            _notes(tensor.grad_fn)[_KEY] = call
+_told: WeakSet[nn.Module] = WeakSet()
+"""Heads whose user has been told that they give no gradients of single examples."""
 
 
 def per_example_adjoint(
@@ -63,12 +38,14 @@ def per_example_adjoint(
         potentials: The batch.
         parts: Parts of every example.
         parameters: The head's.
-        sparse: Whether gradients that are sparse tensors stay sparse.
+        sparse: Whether to leave sparse what the head gives as sparse tensors.
 
     Raises:
-        ValueError: The head's own ``adjoint`` returned wrong shapes.
+        ValueError: The head's own ``adjoint`` gave other shapes.
     """
-    found = _own_adjoint(potentials, parts, parameters) or _by_func(potentials, parts, parameters)
+    found = _own_adjoint(potentials, parts, parameters)
+    if found is None and (made := _by_func(potentials, parts, parameters)):
+        found = made[0]
     if found is not None:
         return found if sparse else [dense(gradient) for gradient in found]
     result = [p.new_zeros(potentials.batch_size, *p.shape) for p in parameters]
@@ -79,15 +56,24 @@ def per_example_adjoint(
     return result
 
 
-def cheap_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor] | None:
-    """As :func:`per_example_adjoint` with ``sparse=True``; None if it would be slow or large.
+def cheap_adjoint(
+    potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], kept: int = 0
+) -> list[Tensor] | None:
+    """As :func:`per_example_adjoint`, sparse tensors left sparse; None where it takes a backward pass an example.
 
-    Slow is a backward pass for each example; large are more than 2^26 numbers that torch.func would compute.
+    And where the head gives no ``adjoint`` and the gradients would be more than 2^28 bytes (256 MiB), with the ``kept``
+    bytes of others that wait for the same step.
     """
     found = _own_adjoint(potentials, parts, parameters)
-    if found is None and potentials.batch_size * sum(p.numel() for p in parameters) <= _MOST:
-        found = _by_func(potentials, parts, parameters)
-    return found
+    if found is not None:
+        return found
+    size = kept + potentials.batch_size * sum(p.numel() * p.element_size() for p in parameters)
+    if size <= _MOST:
+        made = _by_func(potentials, parts, parameters)
+        return made[0] if made else None
+    if (call := call_of(potentials, parameters)) is not None:
+        _tell(call[0], f"those that wait for the step would take {size >> 20} MiB, more than {_MOST >> 20}")
+    return None
 
 
 def _own_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor] | None:
@@ -106,19 +92,18 @@ def _own_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tens
 def gram_product(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
     """``Phi_i Phi_i^T parts_i`` for every example: the change of its potentials along its own gradient.
 
-    Uses the head's own ``gram_product`` if it has one, else ``torch.func`` as :func:`per_example_adjoint` does, else
-    two backward passes for each example.
+    Uses the head's own ``gram_product`` where it gives one, else ``torch.func`` as :func:`per_example_adjoint` does,
+    else two backward passes for every example.
 
     Raises:
-        ValueError: The head's ``gram_product`` returned wrong shapes.
-        RuntimeError: The potentials have no graph, or one that cannot be differentiated twice.
+        ValueError: The head's ``gram_product`` gave other shapes.
+        RuntimeError: The potentials carry no graph, or one that cannot be differentiated twice.
     """
     with full_precision(potentials.device):
         if potentials.gram_product is not None:
             return conform(potentials.gram_product(parts), potentials, "the head's gram_product")
-        if (call := _call_of(potentials, parameters)) is not None:
-            # Potentials are linear in the weights: their change along a gradient is their value at the gradient.
-            return _of_each(call, parts, lambda at, gradient: at(gradient))
+        if made := _by_func(potentials, parts, parameters, respond=True):
+            return made[1]
         return _gram_product_by_autograd(potentials, parts, parameters)
 
 
@@ -132,7 +117,7 @@ def _gram_product_by_autograd(potentials: Potentials, parts: Parts, parameters: 
             found = torch.autograd.grad(
                 outputs, list(parameters), inputs, retain_graph=True, create_graph=True, allow_unused=True
             )
-            # The backward pass is linear in its input, and its derivative is the forward pass.
+            # The backward pass is linear in what goes into it: differentiating it once more is the forward pass.
             used = [g for g in found if g is not None and g.requires_grad]
             changes = torch.autograd.grad(used, inputs, [g.detach() for g in used], allow_unused=True) if used else []
         for name, change in zip(names, changes, strict=False):
@@ -146,7 +131,7 @@ def adjoint(
 ) -> list[Tensor]:
     """``sum_i Phi_i^T parts_i`` by autograd, one tensor for every parameter; the graph is kept.
 
-    ``sparse`` says whether gradients that are sparse tensors stay sparse.
+    ``sparse`` says whether gradients that are sparse tensors stay so.
     """
     names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
     with full_precision(potentials.device):
@@ -175,91 +160,51 @@ def _only(tensor: Tensor, row: int) -> Tensor:
     return result
 
 
-def _by_func(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor] | None:
+def _by_func(
+    potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, respond: bool = False
+) -> tuple[list[Tensor], Parts] | None:
+    """What :func:`of_each` finds, where autograd finds the same; else None, and the user is told why, once."""
+    if (call := call_of(potentials, parameters)) is None:
+        return None
+    factors = torch.arange(1.0, potentials.batch_size + 1.0, device=potentials.device).sqrt()  # tell examples apart
+    expected: list[Tensor] = []
+    reason = ""
     with full_precision(potentials.device):
-        call = _call_of(potentials, parameters)
-        return None if call is None else _gradients_of(call, parts)
+        for batched in patterns(call[1], potentials.batch_size):
+            try:
+                found = of_each(*call, batched, parts, respond)
+                try:
+                    expected = expected or adjoint(potentials, scale(parts, factors), parameters)
+                except RuntimeError:  # the graph is used up: no step can follow
+                    return found
+                if _agree(combine(found[0], factors), expected):
+                    return found
+                reason = reason or "what torch.func finds for each is not what autograd finds for the batch"
+            except Exception as error:  # a head can raise anything
+                reason = reason or f"{type(error).__name__}: {error}"
+                if "vmap" in reason:  # it cannot do the head, whatever is shared: three attempts a step would be slow
+                    break
+    _tell(call[0], reason or "none of its inputs is a tensor with an axis of examples")
+    return None
 
 
-def _call_of(potentials: Potentials, parameters: Sequence[Tensor]) -> _HeadCall | None:
-    """The call that made these potentials, if torch.func can repeat it for each example; else None."""
-    nodes = [tensor.grad_fn for tensor in potentials.tensors.values()]
-    calls = [None if node is None else _notes(node).get(_KEY) for node in nodes]
-    call = calls[0]
-    if call is None or any(other is not call for other in calls) or not potentials.batch_size:
-        return None
-    own = list(call.head.parameters())
-    if len(own) != len(parameters) or any(a is not b for a, b in zip(own, parameters, strict=True)):
-        return None
-    batched = tuple(t.ndim > 0 and len(t) == potentials.batch_size for t in tree_tensors(call.inputs))
-    if call.versions != _versions(call.inputs) or _agrees.get(call.head, batched) is None:
-        return None
-    if _agrees.get(call.head) != batched:
-        _agrees[call.head] = batched if _is_right(call, potentials, parameters) else None
-    return call if _agrees[call.head] is not None else None
+def _agree(mine: list[Tensor], true: list[Tensor]) -> bool:
+    differences = [
+        a - b if a.shape == b.shape else torch.full_like(b, torch.inf) for a, b in zip(mine, true, strict=True)
+    ]
+    norms = torch.stack([t.norm() for t in (*differences, *true)]).tolist()
+    wrong, sizes = norms[: len(true)], norms[len(true) :]
+    # Gradients of some weights may be rounding alone.
+    return all(a <= _TOLERANCE * (b + 1e-2 * max(sizes)) for a, b in zip(wrong, sizes, strict=True))
 
 
-def _is_right(call: _HeadCall, potentials: Potentials, parameters: Sequence[Tensor]) -> bool:
-    """Whether torch.func can differentiate the head and agrees with autograd on a weighted sum of the examples."""
-    parts = {name: _numbers(tensor.detach()) for name, tensor in potentials.tensors.items()}
-    factors = torch.arange(1.0, potentials.batch_size + 1.0, device=potentials.device).sqrt()
-    try:
-        gradients = _gradients_of(call, parts)
-    except Exception:  # a head may raise anything when it is called within a transform
-        return False
-    expected = adjoint(potentials, scale(parts, factors), parameters)
-    size = squared_norm(expected) ** 0.5
-    return all(
-        mine.shape == true.shape
-        and distance([mine], [true]) <= _TOLERANCE * (squared_norm([true]) ** 0.5 + _TOLERANCE * size)
-        for mine, true in zip(combine(gradients, factors), expected, strict=True)
-    )
-
-
-def _numbers(like: Tensor) -> Tensor:
-    """Different numbers shaped like ``like``, made without a random generator."""
-    return torch.arange(1.0, like.numel() + 1.0, dtype=like.dtype, device=like.device).cos().view(like.shape)
-
-
-def _gradients_of(call: _HeadCall, parts: Parts) -> list[Tensor]:
-    found = _of_each(call, parts, lambda at, gradient: gradient)
-    return [found[name] for name, _ in call.head.named_parameters()]
-
-
-@torch.no_grad()
-def _of_each(call: _HeadCall, parts: Parts, finish: Callable[..., dict[str, Tensor]]) -> dict[str, Tensor]:
-    """``finish(potentials_of, Phi_i^T parts_i)`` of every example, stacked to ``[B, ...]``.
-
-    Args:
-        call: The call.
-        parts: ``[B, ...]`` each.
-        finish: Takes a function from weights to the example's potentials, and the example's gradient; weights,
-            potentials, gradients and results are dicts.
-    """
-    head, size = call.head, len(next(iter(parts.values())))
-    weights = {name: parameter.detach() for name, parameter in head.named_parameters()}
-    buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
-    tensors = [tensor.detach() for tensor in tree_tensors(call.inputs)]
-    batched = [tensor.ndim > 0 and len(tensor) == size for tensor in tensors]
-
-    def one(own: list[Tensor], part: Parts) -> dict[str, Tensor]:
-        alone = [t.unsqueeze(0) if its else t for t, its in zip(own, batched, strict=True)]
-        args, kwargs = tree_replace(call.inputs, alone)
-
-        def potentials_of(weights: dict[str, Tensor]) -> Parts:
-            found = as_potentials(functional_call(head, {**buffers, **weights}, args, kwargs)).tensors
-            return {name: found[name].squeeze(0) for name in part}
-
-        pull = vjp(potentials_of, weights)[1]
-        return finish(potentials_of, pull(part)[0])
-
-    return torch.vmap(one, in_dims=([0 if its else None for its in batched], 0))(tensors, parts)
-
-
-def _notes(node: Any) -> dict[str, Any]:
-    """The metadata of an autograd node; it lives as long as the node."""
-    return node.metadata
-
-
-def _versions(inputs: Any) -> list[int]:
-    return [0 if tensor.is_inference() else tensor._version for tensor in tree_tensors(inputs)]
+def _tell(head: nn.Module, reason: str) -> None:
+    """Warn, once for each head."""
+    if head not in _told:
+        _told.add(head)
+        why = shorten(reason, 170, placeholder=" ...")
+        warn(
+            f"{type(head).__name__} gives no gradients of single examples ({why}): where they are missing, "
+            "a batch takes one common step, or a backward pass for every example. "
+            "Potentials(..., adjoint=function) gives them by hand"
+        )

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from torchssvm.core.batch import tree_tensors
-from torchssvm.core.gradients import remember_call
+from torchssvm.core.head_call import remember_call, state_kept
 from torchssvm.core.potentials import Parts, as_potentials
 from torchssvm.core.precision import full_precision, is_lowered, lowered_advice
 
@@ -20,8 +20,8 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """Say why ``head(*args, **kwargs)`` is not linear in the head's weights; None if it is linear.
 
     Compares ``head(2 u - 3 v)`` with ``2 head(u) - 3 head(v)`` for random weights u, v, and ``head(0)`` with 0. Neither
-    the weights nor the global random state change. The head runs with the current precision settings; if rounding of
-    matrix products is the only cause, the message says so.
+    the weights nor the head's attributes nor the global random state change. The head runs with the current precision
+    settings; if rounding of matrix products is the only cause, the message says so.
     """
     device = _device_of(head)
     error = _examine(head, args, kwargs)
@@ -77,7 +77,7 @@ def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
     u, v = random_weights(), random_weights()
     held = [*weights.values(), *head.buffers(), *tree_tensors((args, kwargs or {}))]
     kind, devices = generators_of(tensor.device for tensor in held)
-    with torch.no_grad(), torch.random.fork_rng(devices, device_type=kind):
+    with torch.no_grad(), state_kept(head), torch.random.fork_rng(devices, device_type=kind):
         at_zero = evaluate({name: torch.zeros_like(p) for name, p in weights.items()})
         for name, tensor in at_zero.items():
             if bool((tensor.nan_to_num(0.0) != 0).any()):

@@ -23,7 +23,9 @@ def merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], lis
         seen.update(proposal.index[fresh].tolist())
         keep.append(torch.tensor(fresh, dtype=torch.int64, device=proposal.index.device))
     stacked = [
-        torch.cat([g.index_select(0, rows) for g, rows in zip(several, keep, strict=True)])
+        torch.cat(
+            [g if len(g) == len(rows) else g.index_select(0, rows) for g, rows in zip(several, keep, strict=True)]
+        )
         for several in zip(*(p.gradients or [] for p in proposals), strict=True)
     ]
     stacked = [g.coalesce() if g.is_sparse else g for g in stacked]

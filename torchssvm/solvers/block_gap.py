@@ -40,7 +40,8 @@ class BlockGap(nn.Module):
     ``block_steps`` chooses the gamma_i if per-example gradients are available: from the head's own ``adjoint``, or by
     ``torch.func.vmap``, which ``DualState.for_head`` prepares. Otherwise every gamma_i is 1: for heads with in-place
     operations, custom autograd functions without ``vmap`` rules or control flow that depends on values, for compiled
-    heads, and if the gradients of a batch have more than 2^26 numbers.
+    heads, and if the gradients of all batches that wait for the step take more than 256 MiB. A warning says so once for
+    each head.
 
     With an approximate oracle (``Decoding.exact`` is False) or a cached labeling, s_i need not be the best output. The
     value is then a lower bound of the blocks' gap and can be negative; the step never lowers the dual and may be 0
@@ -219,7 +220,9 @@ class BlockGap(nn.Module):
             found: list[Tensor] | None = per_example_adjoint(potentials, parts, dual.parameters)
         else:
             needed = self.block_steps.needs_gradients
-            found = cheap_adjoint(potentials, parts, dual.parameters) if needed else None
+            waiting = [g for step in dual.mailbox.waiting for g in getattr(step, "gradients", None) or []]
+            kept = sum(g.numel() * g.element_size() for g in waiting)
+            found = cheap_adjoint(potentials, parts, dual.parameters, kept) if needed else None
         if found is None:
             return None
         with torch.no_grad():

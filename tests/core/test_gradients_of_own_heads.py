@@ -1,0 +1,356 @@
+"""Training of heads that do what users do: inherit ``OwnHeadCase``, say how to make the head and its inputs."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from problems import rng
+from torch import Tensor, nn
+
+from torchssvm import BCFW, BlockGap, DualState, Hybrid, Labelings, Multiclass, Potentials
+from torchssvm.core import gradients
+from torchssvm.core.gradients import cheap_adjoint, gram_product, per_example_adjoint
+from torchssvm.core.potentials import as_potentials
+
+F, K, N = 5, 4, 24
+X, Y = torch.randn(N, F, generator=rng(0)), torch.randint(0, K, (N,), generator=rng(1))
+SHARED = torch.eye(K) + 0.1 * torch.randn(K, K, generator=rng(2))
+BIAS = torch.randn(K, generator=rng(3))
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(K, F))
+
+    def forward(self, x: Tensor) -> Any:
+        return x @ self.weight.T
+
+
+class Run:
+    """A training loop of a head."""
+
+    def __init__(self, head: nn.Module, **options: Any) -> None:
+        self.head = head
+        self.dual = DualState.for_head(head, N, 0.1, structure=Multiclass(K), **options)
+        self.loss = BlockGap(self.dual, Hybrid() if options else None)
+        self.optim = BCFW(head.parameters(), self.dual)
+        self.own_steps: list[bool] = []
+
+    def step(self, *batches: tuple[Tensor, tuple[Any, ...]]) -> None:
+        self.optim.zero_grad()
+        for rows, inputs in batches:
+            self.loss(self.head(*inputs), Y[rows], rows).backward()
+        self.own_steps = [step.gradients is not None for step in self.dual.mailbox.waiting]
+        self.optim.step()
+
+
+@pytest.mark.filterwarnings("ignore:.*gives no gradients of single examples")
+class OwnHeadCase(ABC):
+    """The last batch of an epoch has as many examples as there are classes, another one has one."""
+
+    sizes = (10, 9, K, 1)
+    without = 0  # batches of an epoch that take a common step
+
+    @abstractmethod
+    def make(self) -> nn.Module: ...
+
+    def inputs(self, rows: Tensor) -> tuple[Any, ...]:
+        return (X[rows],)
+
+    def before(self, number: int, head: Any) -> None:  # noqa: B027
+        """What the user does to the head before a step; nothing, if not overridden."""
+
+    def batches(self) -> list[Tensor]:
+        random = rng(4)
+        return [rows for _ in range(2) for rows in torch.randperm(N, generator=random).split(self.sizes)]
+
+    def test_a_resumed_run_has_the_same_bits(self):
+        run, states = Run(self.make()), []
+        for number, rows in enumerate(self.batches()):
+            states.append(copy.deepcopy(run.optim.state_dict()))
+            self.before(number, run.head)
+            run.step((rows, self.inputs(rows)))
+        for start, state in enumerate(states):
+            resumed = Run(self.make())
+            resumed.optim.load_state_dict(state)
+            for number, rows in enumerate(self.batches()[start:], start):
+                self.before(number, resumed.head)
+                resumed.step((rows, self.inputs(rows)))
+            assert torch.equal(run.head.weight, resumed.head.weight)
+            assert run.dual.value() == resumed.dual.value()
+
+    def test_every_batch_gets_the_steps_that_it_can(self):
+        run, found = Run(self.make()), []
+        for number, rows in enumerate(self.batches()):
+            self.before(number, run.head)
+            run.step((rows, self.inputs(rows)))
+            found += run.own_steps
+        assert found.count(False) == self.without
+
+    def test_gradients_and_products_are_those_of_the_loop(self):
+        head = self.make()
+        DualState.for_head(head, N, 0.1, structure=Multiclass(K))
+        for number, rows in enumerate(self.batches()):
+            self.before(number, head)
+            potentials, parameters = as_potentials(head(*self.inputs(rows))), list(head.parameters())
+            parts = {"potentials": torch.randn(len(rows), K, generator=rng(5))}
+            loop = Potentials(1.0 * potentials.single)
+            for mine, true in zip(
+                per_example_adjoint(potentials, parts, parameters),
+                per_example_adjoint(loop, parts, parameters),
+                strict=True,
+            ):
+                torch.testing.assert_close(mine, true)
+            mine, true = (gram_product(p, parts, parameters)["potentials"] for p in (potentials, loop))
+            torch.testing.assert_close(mine, true, atol=1e-5, rtol=1e-4)
+
+    def test_nothing_of_a_transform_is_left_behind(self):
+        """The head's attributes are those of the user's own call."""
+        run = Run(self.make())
+        for number, rows in enumerate(self.batches()[:4]):
+            self.before(number, run.head)
+            run.optim.zero_grad()
+            potentials = run.head(*self.inputs(rows))
+            seen = [vars(module).copy() for module in run.head.modules()]
+            counts = [{k: len(v) for k, v in own.items() if isinstance(v, list | dict)} for own in seen]
+            run.loss(potentials, Y[rows], rows).backward()
+            for module, own, lengths in zip(run.head.modules(), seen, counts, strict=True):
+                assert vars(module).keys() == own.keys()
+                assert all(vars(module)[name] is value for name, value in own.items())
+                assert {k: len(vars(module)[k]) for k in lengths} == lengths
+            run.optim.step()
+
+    @pytest.mark.parametrize("used", [True, False])
+    def test_the_head_is_freed(self, used):
+        def alive() -> tuple[Any, Any]:
+            run = Run(self.make())
+            rows = torch.arange(9)
+            run.step((rows, self.inputs(rows)))
+            potentials = run.head(*self.inputs(rows))
+            if used:
+                run.loss(potentials, Y[rows], rows)
+            return weakref.ref(run.head), weakref.ref(run.dual)
+
+        found = alive()
+        gc.collect()
+        assert [each() for each in found] == [None, None]
+
+
+class TestSharedMatrix(OwnHeadCase):
+    """A tensor that all examples share, which is as long as one of the batches."""
+
+    class Head(Linear):
+        def forward(self, x: Tensor, shared: Tensor) -> Any:
+            return x @ self.weight.T @ shared
+
+    def make(self) -> nn.Module:
+        return self.Head()
+
+    def inputs(self, rows: Tensor) -> tuple[Any, ...]:
+        return X[rows], SHARED
+
+
+class TestSharedTensors(OwnHeadCase):
+    """Two of them; one could be an example's number by its shape."""
+
+    class Head(Linear):
+        def forward(self, x: Tensor, shared: Tensor, *, factors: Tensor) -> Any:
+            return (x @ self.weight.T @ shared) * factors
+
+    class ByKeyword(nn.Module):
+        def __init__(self, head: nn.Module) -> None:
+            super().__init__()
+            self.head = head
+
+        @property
+        def weight(self) -> Tensor:
+            return self.head.weight
+
+        def forward(self, x: Tensor, more: dict[str, Tensor]) -> Any:
+            return self.head(x, more["shared"], factors=more["factors"])
+
+    def make(self) -> nn.Module:
+        return self.ByKeyword(self.Head())
+
+    def inputs(self, rows: Tensor) -> tuple[Any, ...]:
+        return X[rows], {"shared": SHARED, "factors": BIAS}
+
+
+@dataclass
+class Inputs:
+    x: Tensor
+    scores: Any = None
+
+
+class TestOpaqueInput(OwnHeadCase):
+    """An input of a class that nobody can look into, which keeps what the head made of it."""
+
+    without = 6  # all but those of one example
+
+    class Head(Linear):
+        def forward(self, inputs: Inputs) -> Any:
+            inputs.scores = inputs.x @ self.weight.T
+            return inputs.scores
+
+    def make(self) -> nn.Module:
+        return self.Head()
+
+    def inputs(self, rows: Tensor) -> tuple[Any, ...]:
+        return (Inputs(X[rows]),)
+
+
+class TestDebugFlag(OwnHeadCase):
+    """Numbers are looked at in some steps."""
+
+    without = 3
+
+    class Head(Linear):
+        debug = False
+
+        def forward(self, x: Tensor) -> Any:
+            scores = x @ self.weight.T
+            if self.debug:
+                self.seen = float(scores.detach().abs().max())
+            return scores
+
+    def make(self) -> nn.Module:
+        return self.Head()
+
+    def before(self, number: int, head: Any) -> None:
+        head.debug = number in (0, 4, 5)
+
+
+class TestHooks(OwnHeadCase):
+    """Forward hooks look at numbers and keep tensors; a pre-hook makes the weight, as pruning does."""
+
+    class Masked(Linear):
+        def forward(self, x: Tensor) -> Any:
+            return x @ self.masked.T
+
+    def make(self) -> nn.Module:
+        head, random = self.Masked(), rng(6)
+        mask = (torch.rand(K, F, generator=random) > 0.2).float()
+        head.register_forward_pre_hook(lambda module, _: setattr(module, "masked", mask * module.weight))
+        return head
+
+    def before(self, number: int, head: Any) -> None:
+        if number == 2:
+            head.log = []
+            head.register_forward_hook(lambda module, _, out: module.log.append((float(out.detach().abs().max()), out)))
+
+
+class TestKeepsOutput(OwnHeadCase):
+    """In an attribute, in a list and in a buffer."""
+
+    class Head(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.history: list[Tensor] = []
+            self.named: dict[str, Tensor] = {}
+            self.register_buffer("mean", torch.zeros(K), persistent=False)
+
+        def forward(self, x: Tensor) -> Any:
+            self.last = self.named["last"] = x @ self.weight.T
+            self.history.append(self.last)
+            self.mean = self.last.detach().mean(0)
+            return self.last
+
+    def make(self) -> nn.Module:
+        return self.Head()
+
+    def test_the_linearity_check_leaves_the_output(self):
+        run = Run(self.Head())
+        scores = run.head(X)
+        assert run.head.last is scores
+        assert len(run.head.history) == 1
+
+
+class TestInPlace(OwnHeadCase):
+    without = 8
+
+    class Head(Linear):
+        def forward(self, x: Tensor) -> Any:
+            total = torch.zeros(len(x), K)
+            total += x @ self.weight.T
+            return total
+
+    def make(self) -> nn.Module:
+        return self.Head()
+
+
+def told(head: nn.Module, steps: int = 3, rows: Any = None, inputs: Any = None) -> list[str]:
+    rows = torch.arange(9) if rows is None else rows
+    run = Run(head)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            run.step((rows, (X[rows],) if inputs is None else inputs))
+    return [str(warning.message) for warning in found if "single examples" in str(warning.message)]
+
+
+def test_the_user_is_told_once_and_why():
+    assert told(Linear()) == []
+    (message,) = told(TestInPlace.Head())
+    assert message.startswith("Head gives no gradients of single examples (RuntimeError: ")
+    (message,) = told(TestOpaqueInput.Head(), inputs=(Inputs(X[:9]),))
+    assert "none of its inputs is a tensor" in message
+    flagged = TestDebugFlag.Head()
+    flagged.debug = True
+    (message,) = told(flagged)
+    assert "vmap" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("direction", [False, True])
+def test_the_gradients_that_wait_for_a_step_are_counted(direction, monkeypatch):
+    """Those of accumulated batches share the bytes; batches beyond take a common step."""
+    each = 8 * K * F * 4
+    monkeypatch.setattr(gradients, "_MOST", 2 * each)
+    run = Run(Linear(), **({"storage": Labelings()} if direction else {}))
+    batches = [(rows, (X[rows],)) for rows in torch.arange(N).split(8)]
+    with pytest.warns(UserWarning, match="those that wait for the step would take 0 MiB"):
+        run.step(*batches)
+    assert run.own_steps == [True, True, False]
+    for several in (batches[:2], batches[2:]):
+        run.step(*several)
+        assert all(run.own_steps)
+    assert run.dual.value() > 0
+
+
+def test_the_size_is_that_of_the_dtype(monkeypatch):
+    monkeypatch.setattr(gradients, "_MOST", 9 * K * F * 4)
+    head, wide = Linear(), Linear().double()
+    for each, x, fits in ((head, X, True), (wide, X.double(), False)):
+        DualState.for_head(each, N, 0.1, structure=Multiclass(K))
+        potentials = as_potentials(each(x[:9]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = cheap_adjoint(potentials, {"potentials": torch.ones_like(potentials.single)}, [each.weight])
+        assert (found is not None) == fits
+
+
+def test_potentials_can_be_saved():
+    """With no more than their numbers."""
+    run = Run(Linear())
+    file = io.BytesIO()
+    torch.save(run.head(X), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).shape == (N, K)
+
+
+def test_a_graph_that_is_used_up():
+    run = Run(Linear())
+    scores, rows = run.head(X[:9]), torch.arange(9)
+    run.loss(scores, Y[:9], rows).backward()
+    again = run.loss(scores, Y[:9], rows)
+    assert bool(torch.isfinite(again))
