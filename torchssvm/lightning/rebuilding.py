@@ -20,7 +20,7 @@ _RULES = (
     *(structures.EveryLossLevel, structures.LossScaleSearch),
 )
 
-_exported = [getattr(structures, name) for name in structures.__all__]
+_exported = [getattr(structures, name) for name in structures.__all__ if name != "TorchStruct"]  # it is made of a class
 _CLASSES: dict[str, type] = {
     thing.__name__: thing
     for thing in _exported
