@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fresh import fresh_python
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
@@ -660,5 +661,4 @@ def test_importing_the_package_without_lightning_names_the_extra(tmp_path):
         "    else:\n"
         "        raise SystemExit('nothing was raised')\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=100)
-    assert result.returncode == 0, result.stderr
+    fresh_python(code, tmp_path)
