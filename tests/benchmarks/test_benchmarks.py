@@ -11,6 +11,8 @@ import pytest
 import torch
 from benchmark_parts import measured, part_of
 
+from torchssvm.datasets import OCR, PaddedDataset
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
 pytest.importorskip("matplotlib")
@@ -125,15 +127,25 @@ def here(part, threads=None):
     return ask
 
 
-def test_a_measure_in_a_process_of_its_own():
+def test_a_measure_in_a_process_of_its_own_is_kept(tmp_path, monkeypatch):
+    file, options = tmp_path / "oracles.jsonl", {"shape": [2, 3, 4], "seconds": 0.0, "seed": 0}
     lines = []
-    ask = asker("oracles", log=lines.append)
-    found = ask("viterbi", shape=[2, 3, 4], seconds=0.0, seed=0)
+    found = asker("oracles", log=lines.append, kept=Kept(file, resume=True))("viterbi", **options)
     assert {"torchssvm", "torch operations", "torch-struct"} <= set(found["seconds"])
     assert all(list(seconds) == ["1"] for seconds in found["seconds"].values())  # one thread was asked for
     assert len(lines) == 1
     with pytest.raises(measuring.MeasureError, match=r"nothing viterbi .* ended with status 1"):
         asker("nothing")("viterbi")
+    done = subprocess.CompletedProcess([], 0, stdout='{"measured": "again"}')
+    monkeypatch.setattr(measuring.subprocess, "run", lambda *_, **__: done)
+    again = asker("oracles", log=lines.append, kept=Kept(file, resume=True))
+    assert again("viterbi", **options) == found
+    assert lines[-1].endswith("kept")
+    assert again("viterbi", **options) == {"measured": "again"}  # a second time, which the file does not know
+    assert not lines[-1].endswith("kept")
+    assert len(file.read_text().splitlines()) == 2
+    Kept(file, resume=False)
+    assert not file.exists()
 
 
 def test_oracles_agree_and_are_timed(monkeypatch):
@@ -409,7 +421,7 @@ def test_ways_to_train_prove_the_same_optimum(tmp_path):
     """Compiled loop and baselines on OCR-small, whose optimum at lam = 0.01 lies between 0.16502 and 0.16504."""
     pytest.importorskip("qpsolvers")
     solvers = ["gap FW", "multi-plane pairwise", "one-slack", "exponentiated gradient", "subgradient"]
-    options = {"solvers": solvers, "lam": [0.01], "seeds": 1, "gap": 0.6, "max_seconds": 2.0}
+    options = {"solvers": solvers, "lam": [0.01], "seeds": 1, "gap": 0.6, "max_seconds": 0.5}
     part, found = measured("compare", options)
     for name, (one,) in found["runs"]["0.01"].items():
         last = one["checks"][-1]
@@ -437,7 +449,12 @@ def test_the_path_and_a_grid(tmp_path):
     assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
 
 
-def test_kernels_beside_the_linear_head():
+def test_kernels_beside_the_linear_head(monkeypatch):
+    def few(*names):
+        words = OCR(*names)
+        return PaddedDataset(words.x[:300], words.y[:300], words.lengths[:300])
+
+    monkeypatch.setattr(part_of("kernel"), "OCR", few)
     part, found = measured("kernel", {"gap": 0.9, "max_passes": 3.0, "linear_lams": [0.3]})
     assert len(found["runs"]) == 5
     assert all(one["gap"] < 1.0 and 0.0 < one["letter_error"] < 1.0 for one in found["runs"].values())
@@ -445,9 +462,14 @@ def test_kernels_beside_the_linear_head():
 
 
 def test_imports_and_kills(monkeypatch):
-    part, found = measured("imports", {})
-    assert {module: len(several) for module, several in found["runs"].items()} == {"torch": 1, "torchssvm": 1}
-    assert part.summarise(found).limits[0].value > 0.5
+    part = part_of("imports")
+    one = part.load("torchssvm")
+    assert 0.0 < one["seconds"] < one["process_seconds"]
+    seconds = iter([9.0, 9.0, 2.0, 2.5])  # both in turn
+    monkeypatch.setitem(part.MEASURES, "load", lambda module: {"seconds": next(seconds)})
+    _, found = measured("imports", {})
+    assert found["runs"] == {"torch": [{"seconds": 2.0}], "torchssvm": [{"seconds": 2.5}]}
+    assert part.summarise(found).limits[0].value == 1.25
     part = part_of("kills")
     line = "torch loop: 2 kills in 3 runs, 4 saves, 1 lost, 0 differing, 5 s"
     done = subprocess.CompletedProcess([], 1, stdout=f"{line}\n  where\n")
@@ -484,17 +506,3 @@ def test_bad_flags_and_foreign_results_are_refused(parts, tmp_path, capsys):
     with pytest.raises(SystemExit):
         program.main(["--out", str(tmp_path)])
     assert "is not of schema 1: choose another --out" in capsys.readouterr().err
-
-
-def test_what_was_measured_is_kept(tmp_path):
-    file, options = tmp_path / "oracles.jsonl", {"shape": [2, 3, 4], "seconds": 0.0, "seed": 0}
-    lines = []
-    first = asker("oracles", log=lines.append, kept=Kept(file, resume=True))("viterbi", **options)
-    again = asker("oracles", log=lines.append, kept=Kept(file, resume=True))
-    assert again("viterbi", **options) == first
-    assert lines[-1].endswith("kept")
-    again("viterbi", **options)  # asked for a second time, which the file does not know
-    assert not lines[-1].endswith("kept")
-    assert len(file.read_text().splitlines()) == 2
-    Kept(file, resume=False)
-    assert not file.exists()

@@ -53,7 +53,7 @@ class LabelingsTestCase(ABC):
         stacked = [torch.stack(several, 1) for several in zip(*map(tree_tensors, found), strict=True)]
         return tree_replace(found[0], stacked)
 
-    @examples(15)
+    @examples(10)
     @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), count=st.integers(1, 4))
     def test_cached_labelings_score_what_their_parts_do(self, seed, batch, count):
         structure, potentials, target = self.setting(seed, batch)
@@ -65,7 +65,7 @@ class LabelingsTestCase(ABC):
             parts = self.difference(structure, potentials, labeling, target)
             torch.testing.assert_close(found[:, column], inner(parts, potentials.tensors))
 
-    @examples(15)
+    @examples(10)
     @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), count=st.integers(1, 4))
     def test_the_mean_of_labelings_is_the_mean_of_their_parts(self, seed, batch, count):
         structure, potentials, target = self.setting(seed, batch)
@@ -108,7 +108,7 @@ class LabelingsTestCase(ABC):
         for mine, plain in zip(found, everything(), strict=True):
             torch.testing.assert_close(mine, plain)
 
-    @examples(15)
+    @examples(10)
     @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), more=st.integers(0, 3))
     def test_stored_labelings_take_the_padding_of_any_batch(self, seed, batch, more):
         """They come wider from the store, go with an example alone, and are what they were in the batch again."""

@@ -138,7 +138,7 @@ class StructureTestCase(LabelingsTestCase):
                 assert not found.parts[name][row].sum() > tensor.sum() + 1e-4  # nothing in the padding
             torch.testing.assert_close(found.log_partition[row], scores.logsumexp(0), atol=1e-4, rtol=1e-6)
 
-    @examples(25)
+    @examples(15)
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
     def test_argmax_is_the_best_of_all_outputs(self, seed, batch, integers):
         structure, potentials, _ = self.setting(seed, batch, integers)
@@ -149,7 +149,7 @@ class StructureTestCase(LabelingsTestCase):
             torch.testing.assert_close(found.value.double(), best)
         assert found.exact
 
-    @examples(25)
+    @examples(15)
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
     def test_augmented_argmax_is_the_best_of_all_outputs(self, seed, batch, integers):
         structure, potentials, target = self.setting(seed, batch, integers)
@@ -169,7 +169,7 @@ class StructureTestCase(LabelingsTestCase):
             different = {tuple(self.one(labeling, potentials, row).flatten().tolist()) for labeling in listed}
             assert len(different) == self.count(structure, potentials, row)
 
-    @examples(15)
+    @examples(8)
     @given(seed=SEEDS, batch=BATCHES)
     def test_the_score_is_the_inner_product_with_the_parts(self, seed, batch):
         structure, potentials, _ = self.setting(seed, batch)
@@ -180,7 +180,7 @@ class StructureTestCase(LabelingsTestCase):
                 expected = self.reference_score(own, self.one(labeling, potentials, row))
                 assert float(score[row]) == pytest.approx(expected, abs=1e-10)
 
-    @examples(15)
+    @examples(8)
     @given(seed=SEEDS, batch=BATCHES)
     def test_the_loss_is_the_definition_and_its_potentials(self, seed, batch):
         structure, potentials, target = self.setting(seed, batch)
@@ -218,7 +218,7 @@ class StructureTestCase(LabelingsTestCase):
             assert torch.equal(parts, expected[name])
         assert torch.equal(corner.loss, structure.loss(corner.labeling, target).double())
 
-    @examples(25)
+    @examples(15)
     @given(seed=SEEDS, batch=BATCHES)
     def test_ties_are_broken_alike_in_a_batch_and_alone(self, seed, batch):
         """The potentials are small integers, and ties are common."""
@@ -232,7 +232,7 @@ class StructureTestCase(LabelingsTestCase):
             single = as_decoding(structure.augmented_argmax(cropped, own)).labeling
             assert torch.equal(self.one(single, cropped, 0), self.one(augmented, potentials, row))
 
-    @examples(25)
+    @examples(15)
     @given(seed=SEEDS, batch=BATCHES, noise=st.sampled_from([1.0, 1e6, -1e6]))
     def test_what_stands_in_the_padding_does_not_matter(self, seed, batch, noise):
         structure, potentials, target = self.setting(seed, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -14,6 +15,7 @@ from torchssvm.structures import TorchStruct
 torch_struct = pytest.importorskip("torch_struct")
 
 
+@functools.cache
 def chains(length: int, states: int) -> Tensor:
     """All label sequences as edges, [outputs, N-1, C, C]."""
     events = torch.zeros(states**length, length - 1, states, states)
@@ -23,6 +25,7 @@ def chains(length: int, states: int) -> Tensor:
     return events
 
 
+@functools.cache
 def segmentations(length: int, durations: int, states: int) -> Tensor:
     """All ways from 0 to N-1 in steps of 1 to K-1 with a state at every stop, [outputs, N-1, K, C, C]."""
     events = []
@@ -38,6 +41,7 @@ def segmentations(length: int, durations: int, states: int) -> Tensor:
     return torch.stack(events)
 
 
+@functools.cache
 def projective_trees(length: int, multiroot: bool, labels: int = 0) -> Tensor:
     """All projective dependency trees, [outputs, N, N] or [outputs, N, N, L], root arcs on the diagonal."""
     events = []
@@ -68,6 +72,7 @@ def _cross(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return i < k < j < m or k < i < m < j
 
 
+@functools.cache
 def bracketings(length: int, labels: int) -> Tensor:
     """All binary trees over N tokens, a nonterminal for every span and leaf, [outputs, N, N, NT]."""
 

@@ -1,11 +1,10 @@
 import inspect
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from fresh import fresh_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -400,19 +399,13 @@ def test_ocr_data_feeds_a_trainer(tmp_path):
     assert torch.cat(predictions).tolist() == rest
 
 
-def in_a_fresh_interpreter(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
 def test_lightning_is_imported_only_when_asked_for():
-    out = in_a_fresh_interpreter(
+    out = fresh_python(
         "import sys, torchssvm.datasets as d\n"
         "d.OCR(); 'OCRData' in dir(d)\n"
         "print('lightning' in sys.modules, 'OCRData' in dir(d))"
     )
-    assert out == "False True"
+    assert out.strip() == "False True"
 
 
 COLLATING = [one for one in map(vars(torchssvm.datasets).get, torchssvm.datasets.__all__) if hasattr(one, "collate")]
@@ -433,7 +426,7 @@ def test_collate_functions(dataset):
     "statement", ["from torchssvm.datasets import OCRData", "import torchssvm.datasets.data_modules"]
 )
 def test_without_lightning_the_extra_is_named(statement):
-    out = in_a_fresh_interpreter(
+    out = fresh_python(
         "import sys\n"
         "sys.modules['lightning'] = None\n"
         f"try:\n    {statement}\n"

@@ -76,11 +76,9 @@ def test_the_loop_stops_on_the_certified_gap(loop):
     assert loop["test_token_error"] < 0.5
 
 
-def test_lightning_proves_the_same_optimum(loop, tmp_path):
+def test_lightning_proves_the_same_optimum(loop, tmp_path, run_here):
     flags = ("--lam", "0.01", "--gap", "0.3", "--seed", "6", "--batch_size", "16")
-    done = start("ocr", "--report", str(tmp_path), *flags)
-    assert done.returncode == 0, done.stderr[-3000:]
-    other = checked(tmp_path, done.stdout)
+    other = run_here("ocr", tmp_path, *flags)
     assert other["gap"] <= 0.3
     assert other["stopped_because"].startswith("certified gap")
     assert max(loop["dual"], other["dual"]) <= min(loop["primal"], other["primal"])

@@ -74,13 +74,15 @@ def test_fit_writes_logs_and_a_checkpoint(folder):
     assert torch.equal(model.head.emission, content["state_dict"]["head.emission"])
 
 
-def test_validate_and_predict(folder):
+def test_validate_and_predict(folder, monkeypatch, capsys):
+    """In this process: the command itself has been started by now."""
+    monkeypatch.chdir(folder)
     checkpoint = "--ckpt_path=runs/ocr/checkpoints/last.ckpt"
-    output = torchssvm("validate", f"--config={EXAMPLE}", checkpoint, "--weights_only=true", cwd=folder)
-    (line,) = [line for line in output.splitlines() if "val_loss" in line]
+    main(["validate", f"--config={EXAMPLE}", checkpoint, "--weights_only=true"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "val_loss" in line]
     report = json.loads((folder / "runs" / "ocr" / "report.json").read_text())
     assert float(line.split("│")[2]) == pytest.approx(report["test_loss"], abs=1e-6)
-    torchssvm("predict", f"--config={EXAMPLE}", checkpoint, cwd=folder)
+    main(["predict", f"--config={EXAMPLE}", checkpoint])
     lines = (folder / "runs" / "ocr" / "predictions.jsonl").read_text().splitlines()
     assert len(lines) == 6251
     first = json.loads(lines[0])

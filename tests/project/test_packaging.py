@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import pkgutil
 import re
 import shutil
@@ -13,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from fresh import fresh_python
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED_AS = {"torchssvm": "torchssvm", "models": "torchssvm.models", "datasets": "torchssvm.datasets"}
@@ -44,18 +44,6 @@ def sources() -> dict[str, Path]:
 def pyproject() -> dict:
     tomllib = pytest.importorskip("tomllib", reason="the standard library reads TOML from Python 3.11 on")
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-
-
-def python(code: str, cwd: Path, path: Path | None = None) -> str:
-    """What ``code`` prints in a fresh interpreter started in ``cwd``."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    if path is not None:
-        environment["PYTHONPATH"] = str(path)
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -117,61 +105,47 @@ def test_the_metadata_of_the_wheel(wheel):
     assert "!=2.6.3" in lightning
 
 
-def test_every_module_of_the_wheel_imports_outside_the_clone(target, tmp_path):
+def test_every_module_of_the_wheel_imports_outside_the_clone_and_the_data_comes_with_it(target, tmp_path):
     names = sorted(sources())
     assert {"torchssvm", "torchssvm.models", "torchssvm.datasets", "torchssvm.datasets.ocr.dataset"} <= set(names)
-    out = python(
+    out = fresh_python(
         "import importlib, json, sys\n"
+        "from torchssvm.datasets import OCR\n"
+        "data = len(OCR()), OCR.decode_word(OCR()[0].y)\n"
         f"names = {names!r}\n"
         "files = {name: importlib.import_module(name).__file__ for name in names}\n"
         "bare = [name for name in ('models', 'datasets') if name in sys.modules]\n"
-        "print(json.dumps([files, bare]))",
+        "print(json.dumps([data, files, bare]))",
         cwd=tmp_path,
         path=target,
     )
-    files, bare = json.loads(out.splitlines()[-1])
+    data, files, bare = json.loads(out.splitlines()[-1])
+    assert data == [626, "ommanding"]
     strays = {name: file for name, file in files.items() if not Path(file).is_relative_to(target)}
     assert not strays
     assert not bare
 
 
-def test_the_data_comes_with_the_wheel(target, tmp_path):
-    out = python(
-        "from torchssvm.datasets import OCR; import torchssvm\n"
-        "print(len(OCR()), OCR.decode_word(OCR()[0].y), torchssvm.__file__)",
-        cwd=tmp_path,
-        path=target,
-    )
-    assert out.split() == ["626", "ommanding", str(target / "torchssvm" / "__init__.py")]
-
-
 @pytest.mark.parametrize("where", ["inside", "outside"])
-def test_this_installation_finds_the_mapped_packages(where, tmp_path):
-    out = python(
-        "import sys, torchssvm.models, torchssvm.datasets\n"
-        "print(torchssvm.models.__file__, torchssvm.datasets.__file__, 'datasets' in sys.modules)",
+def test_this_installation_finds_the_mapped_packages_and_imports_nothing_optional_or_slow(where, tmp_path):
+    out = fresh_python(
+        "import importlib, json, sys\n"
+        "before, found = set(sys.modules), {}\n"
+        "for name in ('torchssvm', 'torchssvm.structures.torch_struct', 'torchssvm.models', 'torchssvm.datasets'):\n"
+        "    file = importlib.import_module(name).__file__\n"
+        f"    found[name] = file, [n for n in {LATE!r} if n in sys.modules and n not in before]\n"
+        "print(json.dumps([found, 'datasets' in sys.modules]))",
         cwd=ROOT if where == "inside" else tmp_path,
     )
-    models, datasets, bare = out.split()
-    assert models.endswith("models/__init__.py")
-    assert datasets.endswith("datasets/__init__.py")
-    assert bare == "False"
-
-
-@pytest.mark.parametrize("module", ["torchssvm", "torchssvm.models", "torchssvm.datasets"])
-def test_importing_the_package_imports_nothing_optional_or_slow(module, tmp_path):
-    out = python(
-        "import sys, torch, numpy\n"
-        "before = set(sys.modules)\n"
-        f"import {module}\n"
-        f"print([n for n in {LATE!r} if n in sys.modules and n not in before])",
-        cwd=tmp_path,
-    )
-    assert out.strip() == "[]"
+    found, bare = json.loads(out)
+    assert [late for _, late in found.values()] == [[]] * 4
+    assert found["torchssvm.models"][0].endswith("models/__init__.py")
+    assert found["torchssvm.datasets"][0].endswith("datasets/__init__.py")
+    assert not bare
 
 
 def test_torch_struct_is_optional(tmp_path):
-    out = python(
+    out = fresh_python(
         "import sys\n"
         "sys.modules['torch_struct'] = None\n"
         "from torchssvm import TorchStruct\n"
@@ -199,7 +173,10 @@ def test_nothing_imports_the_bare_names():
     files = [f for folder in (*INSTALLED_AS, "tests", "examples") for f in sorted((ROOT / folder).rglob("*.py"))]
     assert len(files) > 10
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        text = file.read_text(encoding="utf-8")
+        if not re.search(r"\bimport\b.*\b(models|datasets)\b|\bfrom\s+(models|datasets)\b", text):
+            continue  # to parse every file takes seconds
+        for node in ast.walk(ast.parse(text)):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]

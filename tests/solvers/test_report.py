@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
+from fresh import fresh_python
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -156,8 +155,7 @@ def test_a_missing_matplotlib_names_the_extra_and_leaves_the_numbers(tmp_path):
         "    raise SystemExit('nothing was raised')\n"
         "assert 'lightning' not in sys.modules\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert result.returncode == 0, result.stderr
+    fresh_python(code)
     assert json.loads((tmp_path / "report.json").read_text())["gap"] == 0.5
 
 

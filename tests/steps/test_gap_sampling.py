@@ -64,10 +64,11 @@ def ratio(n: int, labels: int) -> float:
 
 
 def test_gap_sampling_visits_the_hard_object():
-    assert ratio(64, 64) >= 16
+    """Uniform draws need some n K calls, gap sampling some max(n, K): the factor is near 13 here, and 1 without it."""
+    assert ratio(32, 32) >= 32 / 4
 
 
-@pytest.mark.parametrize(("n", "labels"), [(8, 64), (64, 8)])
+@pytest.mark.parametrize(("n", "labels"), [(8, 32), (32, 8)])
 def test_the_factor_is_limited_by_objects_and_by_labels(n, labels):
     """It grows like min(n, K)."""
-    assert 1.5 < ratio(n, labels) < 16
+    assert 1.5 < ratio(n, labels) < 32 / 4

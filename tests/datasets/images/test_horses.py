@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fresh import fresh_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -884,14 +883,8 @@ def test_horse_data(built):
     assert batch.x.image.shape == (2, 3, 40, 56)
 
 
-def in_a_fresh_interpreter(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
 def test_extras_are_named(built):
-    out = in_a_fresh_interpreter(
+    out = fresh_python(
         "import sys\n"
         "sys.modules['lightning'] = sys.modules['skimage'] = None\n"
         "import torchssvm.datasets as d\n"

@@ -375,7 +375,7 @@ def test_training_reaches_the_optimum_of_the_qp(among, ragged):
         ({"storage": Labelings(8), "direction": Pairwise()}, 1e-3),
     ):
         own = Arcs(*vars(arcs.copy()).values())
-        training = own.train(**options).run([[i, (i + 2) % 5] for i in range(5)] * 60)
+        training = own.train(**options).run([[i, (i + 2) % 5] for i in range(5)] * 30)
         found = certify(training.head, training.dual, own.everything())
         assert found.dual <= optimum + 1e-7
         assert found.primal >= optimum - 1e-7

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from fresh import fresh_python
 from graphs import best_scores, random_potentials
 from hypothesis import given
 from hypothesis import strategies as st
@@ -198,5 +198,4 @@ def test_pymaxflow_is_not_imported_before_it_is_used():
         "head.structure.argmax(potentials)\n"
         "assert 'maxflow' in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    fresh_python(code)
