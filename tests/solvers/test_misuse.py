@@ -13,6 +13,7 @@ from torch import nn
 from torchssvm import (
     BCFW,
     BlockGap,
+    Chain,
     DualState,
     GapBatchSampler,
     Labelings,
@@ -258,3 +259,12 @@ def test_loss_potentials_that_are_wrong_are_named():
     better = Potentials(torch.zeros(6, 3).scatter(1, y.unsqueeze(1), 10.0))
     with pytest.raises(ValueError, match=r"loss and loss_potentials disagree, .* run torchssvm\.check"):
         find_corner(Deltas(lambda delta, constant: (30.0 * delta, constant)), better, y)
+
+
+@pytest.mark.parametrize(("token", "words"), [(3, r"not finite \(in the padding\): check"), (2, "not finite: check")])
+def test_numbers_that_are_not_finite_are_placed(token, words):
+    x = torch.randn(2, 4, 4)
+    x[0, token] = torch.nan
+    potentials = LinearChain(4, 3)(x, torch.tensor([3, 4]))
+    with pytest.raises(ValueError, match=rf"the potentials of rows \[0\] are {words}"):
+        find_corner(Chain(3), potentials, torch.zeros(2, 4).long())

@@ -432,7 +432,11 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
             slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
     low, high = torch.stack(torch.cat([hinge, loss]).aminmax()).tolist()
     if not (low >= 0.0 and high < torch.inf):  # then the details
-        _reject(~torch.isfinite(hinge), "the potentials of rows {rows} are not finite: check features and weights")
+        where = " (in the padding)" if _finite_within_lengths(potentials) else ""
+        _reject(
+            ~torch.isfinite(hinge),
+            "the potentials of rows {rows} are not finite" + where + ": check features and weights",
+        )
         _reject(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
         largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
@@ -454,6 +458,18 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
     corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
     corner.make = partial(structure.difference, found.labeling, target, potentials)
     return corner
+
+
+def _finite_within_lengths(potentials: Potentials) -> bool:
+    """Whether all numbers that are not padding are finite."""
+    for name, tensor in potentials.tensors.items():
+        wrong = ~torch.isfinite(tensor)
+        if name in potentials.ragged and potentials.lengths is not None:
+            rows = potentials.lengths + potentials.ragged[name]
+            wrong = wrong[torch.arange(tensor.shape[1], device=tensor.device) < rows.unsqueeze(1)]
+        if bool(wrong.any()):
+            return False
+    return True
 
 
 def _tolerance(potentials: Potentials) -> float:
