@@ -4,19 +4,9 @@ Each kind's ``__all__`` lists its public names; they are re-exported here, with 
 """
 
 # ruff: noqa: F403
+from sys import modules
+
 from torchssvm.core.structure import OracleResult
-from torchssvm.structures import (
-    arborescence,
-    chain,
-    graph_cut,
-    matching,
-    multiclass,
-    multilabel,
-    pose,
-    slack_rescaling,
-    torch_struct,
-    tree,
-)
 from torchssvm.structures.arborescence import *
 from torchssvm.structures.chain import *
 from torchssvm.structures.graph_cut import *
@@ -28,14 +18,5 @@ from torchssvm.structures.slack_rescaling import *
 from torchssvm.structures.torch_struct import *
 from torchssvm.structures.tree import *
 
-__all__ = ["OracleResult"]
-__all__ += arborescence.__all__
-__all__ += chain.__all__
-__all__ += graph_cut.__all__
-__all__ += matching.__all__
-__all__ += multiclass.__all__
-__all__ += multilabel.__all__
-__all__ += pose.__all__
-__all__ += slack_rescaling.__all__
-__all__ += torch_struct.__all__
-__all__ += tree.__all__
+_KINDS = [one for name, one in modules.items() if name.rpartition(".")[0] == __name__ and hasattr(one, "__all__")]
+__all__ = ["OracleResult", *(name for kind in _KINDS for name in kind.__all__)]
