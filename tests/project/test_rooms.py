@@ -148,9 +148,11 @@ def test_the_library_imports_from_where_a_name_is_defined():
 
 
 def test_structures_export_only_their_own_classes():
-    """A checkpoint may rebuild every class that ``torchssvm.structures`` exports."""
-    exported = vars(importlib.import_module("torchssvm.structures")).values()
-    assert all(value.__module__.startswith("torchssvm.structures.") for value in exported if isinstance(value, type))
+    face = importlib.import_module("torchssvm.structures")
+    exported = {name: getattr(face, name) for name in face.__all__}
+    assert len(exported) == len(face.__all__)
+    assert all(value.__module__.startswith("torchssvm.") for value in exported.values() if isinstance(value, type))
+    assert {name for name, value in vars(face).items() if isinstance(value, type)} <= exported.keys()
 
 
 def test_optional_packages_are_imported_late():
