@@ -53,8 +53,8 @@ def run_here(run_script, small_corpus):
 
 
 def test_a_run_to_a_gap(run_here, tmp_path, monkeypatch):
-    visit, visited = CompiledBCFW.visit, []
-    monkeypatch.setattr(CompiledBCFW, "visit", lambda self, index: visited.append(len(index)) or visit(self, index))
+    step, visited = CompiledBCFW.step, []
+    monkeypatch.setattr(CompiledBCFW, "step", lambda self, visits: visited.append(visits) or step(self, visits))
     folder = tmp_path / "new" / "folder"
     out = run_here(ROOT / "examples" / "conll.py", "--lam", "0.05", "--gap", "0.1", "--report", str(folder))
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))

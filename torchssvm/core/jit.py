@@ -44,7 +44,15 @@ class Kernel:
     @property
     def _numba_type_(self) -> Any:
         """Numba asks for it where another kernel calls this one."""
-        return self.dispatcher._numba_type_
+        return self._inner._numba_type_
+
+    @functools.cached_property
+    def _inner(self) -> Any:
+        """For other kernels, whose code takes it up: without the calls from Python and C, and without files."""
+        import numba
+
+        options: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self._options}
+        return numba.njit(**options)(self._function)
 
     def __reduce__(self) -> str:
         """Copies and pickles refer to it by its name in its module."""

@@ -4,7 +4,7 @@ Each kind's ``__all__`` lists its public names; they are re-exported here, with 
 """
 
 # ruff: noqa: F403
-from sys import modules
+from sys import modules as _modules
 
 from torchssvm.core.structure import OracleResult
 from torchssvm.structures.arborescence import *
@@ -18,5 +18,5 @@ from torchssvm.structures.slack_rescaling import *
 from torchssvm.structures.torch_struct import *
 from torchssvm.structures.tree import *
 
-_KINDS = [one for name, one in modules.items() if name.rpartition(".")[0] == __name__ and hasattr(one, "__all__")]
+_KINDS = [one for name, one in _modules.items() if name.rpartition(".")[0] == __name__ and hasattr(one, "__all__")]
 __all__ = ["OracleResult", *(name for kind in _KINDS for name in kind.__all__)]
