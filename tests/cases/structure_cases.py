@@ -15,8 +15,9 @@ from problems import examples, rng
 from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner
-from torchssvm.core.structure import Structure, as_decoding, find_corner
+from torchssvm.core.structure import Structure, as_decoding
 
 SEEDS = st.integers(0, 2**31 - 1)
 BATCHES = st.integers(1, 4)

@@ -29,7 +29,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import apply_head
-from torchssvm.core.structure import find_corner
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.dual.storage import Storage
 from torchssvm.dual.stored_labelings import StoredLabelings
 

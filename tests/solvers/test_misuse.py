@@ -26,7 +26,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import Batch
-from torchssvm.core.structure import find_corner
+from torchssvm.core.max_oracle import find_corner
 
 
 class Rows(nn.Module):

@@ -9,8 +9,9 @@ import torch
 
 from torchssvm import BCFW, BlockGap, Chain, DualState, LinearChain, LinearMulticlass, certify
 from torchssvm.core.batch import Batch
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, inner
-from torchssvm.core.structure import Structure, find_corner
+from torchssvm.core.structure import Structure
 from torchssvm.dual import rows as rows_module
 from torchssvm.steps import box_qp
 from torchssvm.steps.box_qp import gram, solve_batch, solve_box_qp

@@ -27,8 +27,8 @@ from torchssvm import (
     TorchStruct,
     WeightedLabels,
 )
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import conform, inner, scale
-from torchssvm.core.structure import find_corner
 from torchssvm.structures.chain.by_level import viterbi_by_level
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -15,8 +15,9 @@ from labelings_cases import LabelingsTestCase
 from torch import Tensor
 from torch_struct_cases import CASES, Case, bracketings, projective_trees, segmentations
 
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, inner
-from torchssvm.core.structure import as_decoding, find_corner
+from torchssvm.core.structure import as_decoding
 from torchssvm.structures import Chain, TorchStruct
 
 torch_struct = pytest.importorskip("torch_struct")

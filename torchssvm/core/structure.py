@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +12,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner, scale, subtract
-from torchssvm.core.precision import full_precision
 
 Labeling = Any
 """An output for each example of a batch: usually an int64 tensor ``[B, ...]``, or a tuple of tensors."""
@@ -280,8 +278,8 @@ class Structure(ABC):
             raise ValueError(
                 f"target has shape {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
             )
-        own = _per_example(self.loss(target, target), potentials, "loss(target, target)")
-        _reject(own != 0, "the target's own loss is not zero in rows {rows}: loss(target, target) must be 0")
+        own = per_example(self.loss(target, target), potentials, "loss(target, target)")
+        reject_rows(own != 0, "the target's own loss is not zero in rows {rows}: loss(target, target) must be 0")
         return target
 
     def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
@@ -358,131 +356,15 @@ def as_decoding(found: Decoding | Labeling) -> Decoding:
     return found if isinstance(found, Decoding) else Decoding(found)
 
 
-@dataclass(eq=False)
-class OracleResult:
-    """One output of every example of a batch, as the max oracle, the cache or a structure's examination found it.
-
-    Attributes:
-        labeling: The outputs s_i.
-        score: ``<p(s_i) - p(y_i), theta_i>``, ``[B]`` float64.
-        loss: ``L_i(s_i)``, ``[B]`` float64.
-        hinge: ``L_i(s_i) + <p(s_i) - p(y_i), theta_i>``, ``[B]`` float64: the structured hinge H_i of an exact oracle.
-        upper: ``[B]`` float64, an upper bound of H_i; None where ``hinge`` is one.
-        exact: Whether ``hinge`` is H_i.
-        relaxed: Whether the outputs may lie outside of the hull of outputs.
-        decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
-        column: ``[B]`` int64, the column of ``Stored.atoms`` that holds the labeling already, 0 where none does; None
-            where nobody asked.
-        made: ``p(s_i) - p(y_i)`` if they were made to score the outputs; else None.
-        make: Makes them; None where nobody may ask for them.
-    """
-
-    labeling: Labeling
-    score: Tensor
-    loss: Tensor
-    made: Parts | None = None
-    upper: Tensor | None = None
-    exact: bool = True
-    relaxed: bool = False
-    decoded: Tensor | None = None
-    column: Tensor | None = None
-    make: Callable[[], Parts] | None = None
-
-    @cached_property
-    def hinge(self) -> Tensor:
-        """Score plus loss."""
-        return self.score + self.loss
-
-    @property
-    def bound(self) -> Tensor:
-        """``upper``, or ``hinge`` where that is None."""
-        return self.hinge if self.upper is None else self.upper
-
-    @property
-    def parts(self) -> Parts:
-        """``p(s_i) - p(y_i)``, made when they are first asked for."""
-        if self.made is None:
-            assert self.make is not None, "these outputs came without a way to make their parts"
-            self.made = self.make()
-        return self.made
-
-
-@torch.no_grad()
-def find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> OracleResult:
-    """Loss-augmented decoding with every check that the rest relies on. ``target`` comes from ``check_target``.
-
-    Raises:
-        ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
-            the target, or one that scores more than its own bound.
-    """
-    with full_precision(potentials.device):
-        potentials = potentials.detach()
-        found = as_decoding(structure.augmented_argmax(potentials, target))
-        corner = structure.examine(found.labeling, target, potentials)
-        corner.loss = loss = _per_example(corner.loss, potentials, "loss(labeling, target)")
-        hinge = corner.hinge
-        if found.exact and found.bound is None:
-            bound = None
-        elif found.bound is None:
-            raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
-        else:
-            target_parts = conform(structure.parts(target), potentials, "parts(target)")
-            score = inner(target_parts, potentials.tensors)
-            bound = found.bound.to(torch.float64) - score
-            slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
-    low, high = torch.stack(torch.cat([hinge, loss]).aminmax()).tolist()
-    if not (low >= 0.0 and high < torch.inf):  # then the details
-        where = " (in the padding)" if _finite_within_lengths(potentials) else ""
-        _reject(
-            ~torch.isfinite(hinge),
-            "the potentials of rows {rows} are not finite" + where + ": check features and weights",
-        )
-        _reject(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
-        # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
-        largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
-        default = type(structure).augmented_argmax is Structure.augmented_argmax
-        _reject(
-            hinge < -_tolerance(potentials) * (1 + loss + largest),
-            "the oracle returned outputs that score worse than the target in rows {rows}: "
-            + (
-                "loss and loss_potentials disagree, or argmax does not find the best output; run torchssvm.check(head, "
-                "structure, batch)"
-                if default
-                else "augmented_argmax must return one whose score + loss is at least the target's score; an "
-                "approximate one returns the target where it finds nothing better"
-            ),
-        )
-    if bound is not None:
-        _reject(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")
-        corner.upper = torch.maximum(bound, hinge)
-    corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
-    corner.make = partial(structure.difference, found.labeling, target, potentials)
-    return corner
-
-
-def _finite_within_lengths(potentials: Potentials) -> bool:
-    """Whether all numbers that are not padding are finite."""
-    for name, tensor in potentials.tensors.items():
-        wrong = ~torch.isfinite(tensor)
-        if name in potentials.ragged and potentials.lengths is not None:
-            rows = potentials.lengths + potentials.ragged[name]
-            wrong = wrong[torch.arange(tensor.shape[1], device=tensor.device) < rows.unsqueeze(1)]
-        if bool(wrong.any()):
-            return False
-    return True
-
-
-def _tolerance(potentials: Potentials) -> float:
-    return 1e3 * torch.finfo(potentials.dtype).eps
-
-
-def _per_example(value: Tensor, potentials: Potentials, argument: str) -> Tensor:
+def per_example(value: Tensor, potentials: Potentials, argument: str) -> Tensor:
+    """The values of a batch, ``[B]`` float64; ValueError names ``argument`` if the shape is another."""
     if value.shape != (potentials.batch_size,):
         raise ValueError(f"{argument} must have shape [{potentials.batch_size}], got {list(value.shape)}")
     return value.to(torch.float64)
 
 
-def _reject(wrong: Tensor, message: str) -> None:
+def reject_rows(wrong: Tensor, message: str) -> None:
+    """Raise ValueError if rows are wrong; ``{rows}`` in the message names them."""
     if bool(wrong.any()):
         rows = wrong.nonzero().flatten().tolist()
         shown = f"{rows[:8]}" + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")

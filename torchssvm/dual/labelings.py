@@ -10,8 +10,9 @@ from torch import Tensor
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map
 from torchssvm.core.gradients import adjoint
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Labeling, OracleResult
+from torchssvm.core.structure import Labeling
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.labeling_blocks import LabelingBlocks
 from torchssvm.dual.storage import Stored

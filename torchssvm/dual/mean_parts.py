@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import Each, Same, Schema
-from torchssvm.core.structure import Labeling, OracleResult, check_padding
+from torchssvm.core.structure import Labeling, check_padding
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.storage import Storage, Stored
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
-from torchssvm.core.structure import Labeling, OracleResult, check_padding
+from torchssvm.core.structure import Labeling, check_padding
 from torchssvm.dual.labeling_blocks import LabelingBlocks
 from torchssvm.dual.storage import Stored
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, damaged
-from torchssvm.core.structure import Labeling, OracleResult
+from torchssvm.core.structure import Labeling
 from torchssvm.dual.storage import Storage, Stored
 
 _MOVED = (

@@ -13,10 +13,11 @@ from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
 from torchssvm.core.mailbox import Mailbox
+from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
-from torchssvm.core.structure import OracleResult, find_corner
 from torchssvm.dual.checks import check_dual, check_rows, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored

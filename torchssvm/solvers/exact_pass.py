@@ -13,10 +13,10 @@ from torch.func import functional_call
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.digest import digest_targets
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
-from torchssvm.core.structure import find_corner
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.objective import every_example

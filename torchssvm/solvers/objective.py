@@ -13,11 +13,12 @@ from torch import Tensor
 from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
 from torchssvm.core.compiling import clock
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import in_full_precision
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.structure import Structure, find_corner
+from torchssvm.core.structure import Structure
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, as_potentials
-from torchssvm.core.structure import Structure, find_corner
+from torchssvm.core.structure import Structure
 
 
 class StructuredHinge(nn.Module):

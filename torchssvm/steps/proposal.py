@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import OracleResult
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.block_steps import BlockSteps
 

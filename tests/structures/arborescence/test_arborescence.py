@@ -29,9 +29,9 @@ from torchssvm import (
     check,
 )
 from torchssvm.core.gradients import per_example_adjoint
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.core.structure import find_corner
 from torchssvm.structures.arborescence.structure import has_root, is_projective
 
 # -- The structure -------------------------------------------------------------------------------------

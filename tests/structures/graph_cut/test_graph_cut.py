@@ -14,7 +14,7 @@ from structure_cases import StructureTestCase
 
 from torchssvm import GraphCut, GraphPotentials, Potentials, RoofDual, Segmentation, WeightedLabels
 from torchssvm.core.batch import tree_map
-from torchssvm.core.structure import find_corner
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.solvers.evaluation import count_errors
 from torchssvm.structures.graph_cut.structure import GraphTarget
 

@@ -13,7 +13,7 @@ from problems import examples, rng
 from scipy.optimize import linprog
 
 from torchssvm import GraphCut, GraphPotentials, MinCut, RoofDual
-from torchssvm.core.structure import find_corner
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.structures.graph_cut.oracle import min_cut, relax, roof_dual, without_padding
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -35,7 +35,7 @@ from torchssvm import (
     check,
 )
 from torchssvm.core.batch import apply_head
-from torchssvm.core.structure import find_corner
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.structures import POSSIBLE
 
 

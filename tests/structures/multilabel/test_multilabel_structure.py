@@ -13,7 +13,7 @@ from problems import examples, rng
 from structure_cases import BATCHES, SEEDS, StructureTestCase
 
 from torchssvm import BranchAndBound, MessagePassing, Multilabel, Potentials
-from torchssvm.core.structure import find_corner
+from torchssvm.core.max_oracle import find_corner
 
 K = 4
 WEIGHTS = torch.tensor([1.0, 0.5, 0.0, 3.0])

@@ -32,7 +32,7 @@ from torchssvm import (
     certify,
     check,
 )
-from torchssvm.core.structure import find_corner
+from torchssvm.core.max_oracle import find_corner
 
 
 class PoseCase(StructureTestCase):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torchssvm.core.batch import Batch
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.gradients import adjoint
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.row_sparse import flat, squared_norm
-from torchssvm.core.structure import find_corner
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.slack import Slack

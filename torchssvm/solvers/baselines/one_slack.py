@@ -13,10 +13,10 @@ from torchssvm.core.arguments import check_limit
 from torchssvm.core.extras import needs
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.memory import check_memory
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import flat
 from torchssvm.core.schema import Entry, Same, Schema, damaged
-from torchssvm.core.structure import OracleResult
 from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep
 
 _INACTIVE = 1e-8  # share of the largest mass: an interior-point solver leaves some mass on every constraint

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map
+from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials, inner, scale, subtract
-from torchssvm.core.structure import OracleResult, Structure
+from torchssvm.core.structure import Structure
 from torchssvm.solvers.kernel.support import MERGED, SupportLabelings
 
 _EMPTY = 1e-12

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
-from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, find_corner
+from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.multiclass.structure import Multiclass
 from torchssvm.structures.slack_rescaling.oracles import (

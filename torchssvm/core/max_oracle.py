@@ -1,0 +1,81 @@
+"""Loss-augmented decoding, with every check that training relies on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from torchssvm.core.oracle_result import OracleResult
+from torchssvm.core.potentials import Potentials, conform, inner
+from torchssvm.core.precision import full_precision
+from torchssvm.core.structure import Labeling, Structure, as_decoding, per_example, reject_rows
+
+
+@torch.no_grad()
+def find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> OracleResult:
+    """Loss-augmented decoding with every check that the rest relies on. ``target`` comes from ``check_target``.
+
+    Raises:
+        ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
+            the target, or one that scores more than its own bound.
+    """
+    with full_precision(potentials.device):
+        potentials = potentials.detach()
+        found = as_decoding(structure.augmented_argmax(potentials, target))
+        corner = structure.examine(found.labeling, target, potentials)
+        corner.loss = loss = per_example(corner.loss, potentials, "loss(labeling, target)")
+        hinge = corner.hinge
+        if found.exact and found.bound is None:
+            bound = None
+        elif found.bound is None:
+            raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
+        else:
+            target_parts = conform(structure.parts(target), potentials, "parts(target)")
+            score = inner(target_parts, potentials.tensors)
+            bound = found.bound.to(torch.float64) - score
+            slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
+    low, high = torch.stack(torch.cat([hinge, loss]).aminmax()).tolist()
+    if not (low >= 0.0 and high < torch.inf):  # then the details
+        where = " (in the padding)" if _finite_within_lengths(potentials) else ""
+        reject_rows(
+            ~torch.isfinite(hinge),
+            "the potentials of rows {rows} are not finite" + where + ": check features and weights",
+        )
+        reject_rows(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
+        # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
+        largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
+        default = type(structure).augmented_argmax is Structure.augmented_argmax
+        reject_rows(
+            hinge < -_tolerance(potentials) * (1 + loss + largest),
+            "the oracle returned outputs that score worse than the target in rows {rows}: "
+            + (
+                "loss and loss_potentials disagree, or argmax does not find the best output; run torchssvm.check(head, "
+                "structure, batch)"
+                if default
+                else "augmented_argmax must return one whose score + loss is at least the target's score; an "
+                "approximate one returns the target where it finds nothing better"
+            ),
+        )
+    if bound is not None:
+        reject_rows(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")
+        corner.upper = torch.maximum(bound, hinge)
+    corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
+    corner.make = partial(structure.difference, found.labeling, target, potentials)
+    return corner
+
+
+def _finite_within_lengths(potentials: Potentials) -> bool:
+    """Whether all numbers that are not padding are finite."""
+    for name, tensor in potentials.tensors.items():
+        wrong = ~torch.isfinite(tensor)
+        if name in potentials.ragged and potentials.lengths is not None:
+            rows = potentials.lengths + potentials.ragged[name]
+            wrong = wrong[torch.arange(tensor.shape[1], device=tensor.device) < rows.unsqueeze(1)]
+        if bool(wrong.any()):
+            return False
+    return True
+
+
+def _tolerance(potentials: Potentials) -> float:
+    return 1e3 * torch.finfo(potentials.dtype).eps
