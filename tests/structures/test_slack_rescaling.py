@@ -8,7 +8,7 @@ import plain_structures as plain
 import pytest
 import torch
 from custom import Approximate, LabelSets
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from problems import examples, rng
 
@@ -172,6 +172,7 @@ def test_the_bound_of_the_search_is_a_bound(seed, size, calls):
 
 
 @examples(5)
+@example(seed=1163799, size=0.3)  # an output above the chord that leaves the bound where it is
 @given(seed=SEEDS, size=st.sampled_from([0.3, 2.0]))
 def test_the_search_comes_to_the_convex_hull(seed, size):
     structure, potentials, target = chains(seed, size, batch=4, longest=3)

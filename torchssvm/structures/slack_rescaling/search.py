@@ -51,14 +51,13 @@ class LossScaleSearch(SlackOracle):
         search.highest_score()
         search.largest_loss()
         where, ceiling = search.ceiling()
+        slope = None
         for _ in range(self.calls - 2):
-            if bool(_reached(search.value, ceiling).all()):
-                break
-            search.ask(search.chord(where, ceiling))
-            before = ceiling
+            before, slope = slope, search.chord(where, ceiling)
+            if bool(_reached(search.value, ceiling).all()) or (before is not None and torch.equal(before, slope)):
+                break  # the same chords again are edges of the hull: the maximum over the hull is reached
+            search.ask(slope)
             where, ceiling = search.ceiling()
-            if bool(_reached(ceiling, before).all()):
-                break  # the chords are edges of the hull: the maximum over the hull is reached
         labeling, value = search.labeling, search.value
         if bool((worse := value < 0).any()):  # an approximate oracle may find only outputs worse than the target
             labels = target if type(target) is type(labeling) else getattr(target, "labels", target)
