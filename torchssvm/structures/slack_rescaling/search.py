@@ -51,7 +51,7 @@ class LossScaleSearch(SlackOracle):
         search.highest_score()
         search.largest_loss()
         where, ceiling = search.ceiling()
-        slope = None
+        slope: Tensor | None = None
         for _ in range(self.calls - 2):
             before, slope = slope, search.chord(where, ceiling)
             if bool(_reached(search.value, ceiling).all()) or (before is not None and torch.equal(before, slope)):
