@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from typing import Any
@@ -17,6 +18,7 @@ def clock() -> float:
     return now - _spent - (now - _since[0] if _since else 0.0)
 
 
+@functools.cache
 def watch() -> None:
     """Notice compilations from now on; the first one is announced on stderr."""
     from numba.core import event

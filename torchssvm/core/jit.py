@@ -35,7 +35,7 @@ class Kernel:
         """Numba's own object; its code is cached on disk."""
         import numba
 
-        _watch()
+        watch()
         try:
             return numba.njit(cache=True, **self._options)(self._function)
         except RuntimeError:  # there is no folder that the cache could be written to: compile in every process
@@ -61,11 +61,6 @@ class Kernel:
     def __call__(self, *arguments: Any) -> Any:
         """Run the compiled function."""
         return self.dispatcher(*arguments)
-
-
-@functools.cache
-def _watch() -> None:
-    watch()
 
 
 def njit(function: Callable[..., Any]) -> Any:

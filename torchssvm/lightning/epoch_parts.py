@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 from torchssvm.core.schema import Entry, Same, Schema, Stateful
 from torchssvm.lightning.loaders import count_examples
 from torchssvm.solvers.compiled.draws import can_draw
-from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.steps.orders import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
@@ -42,7 +42,7 @@ class EpochParts(Sampler[int], Stateful):
 
     def __init__(self, loop: CompiledBCFW) -> None:
         self._draws, n = loop.draws, loop.dual.num_examples
-        count = max(1, round(n / max(n // 4, min(n, WHOLE))))
+        count = max(1, round(n / usual_visits(n, WHOLE)))
         self.parts = [EpochPart(n * (k + 1) // count - n * k // count) for k in range(count)]
         self._first = 0  # part that the next iteration begins with
 

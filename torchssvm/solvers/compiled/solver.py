@@ -125,7 +125,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 ``memory_limit``. The earlier visits of the step are kept.
         """
         n = self.dual.num_examples
-        visits = max(n // 4, min(n, 1000)) if visits is None else check_whole(visits, "visits", 0)
+        visits = usual_visits(n) if visits is None else check_whole(visits, "visits", 0)
         self._begin()
         done = 0
         try:
@@ -329,6 +329,11 @@ class CompiledBCFW(DualTrainer, Stateful):
             num_examples=dual.num_examples,
             by_gap=by_gap,
         )
+
+
+def usual_visits(num_examples: int, whole: int = 1000) -> int:
+    """Visits of one step: a quarter of an epoch, or ``whole`` where that is more, and never more than an epoch."""
+    return max(num_examples // 4, min(num_examples, whole))
 
 
 def check_compiled(direction: Any, oracle: Any) -> None:
