@@ -23,8 +23,8 @@ from torchssvm import (
     Projective,
     RunOptions,
     RunReport,
+    TorchLoop,
     in_order,
-    solve,
 )
 from torchssvm.datasets import CoNLLU, attachment
 from torchssvm.datasets.text.arc_drawing import draw_arcs
@@ -74,8 +74,7 @@ def main(
         print(certificate)
 
     options = RunOptions(batch_size=batch_size, seed=seed)
-    limits = {"tolerance": gap, "max_passes": max_passes}
-    last = solve(head, BlockGap(dual), bank, **limits, options=options, on_check=on_check)
+    last = TorchLoop(head, BlockGap(dual), bank, options).solve(gap, max_passes=max_passes, on_check=on_check)
 
     scores, found = {}, []
     for name, sentences in (("train", bank), ("test", tests)):

@@ -2,7 +2,8 @@
 
 What is used by its name in this package, by purpose:
 
-* Training: ``BCFW``, ``BlockGap``, ``StructuredHinge``, ``solve``, ``RunOptions``, ``Average``, ``UniformAverage``,
+* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``, ``RunOptions``; ``BCFW``, ``BlockGap``,
+  ``StructuredHinge``, ``Average``, ``UniformAverage``,
   ``WeightedAverage``, ``SuffixAverage``, ``save_checkpoint``, ``load_checkpoint``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``LinearArcs``, ``LinearChain``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``,
@@ -17,7 +18,7 @@ What is used by its name in this package, by purpose:
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
   ``ExactSearch``, ``ShortStep``, ``PredefinedStep``; orders ``Proportional``, ``LargestGap``, ``Uniform``,
   ``Permutation``, drawn by ``GapBatchSampler``; schedules of exact passes ``EveryPasses``, ``WhenEstimated``.
-* Other trainers, with the verbs of ``Trainer``: ``CompiledBCFW``; ``GDMM`` with ``AwayStep``, ``BlockGreedy``,
+* Trainers, with the verbs of ``Trainer``: ``CompiledBCFW``, ``TorchLoop``; ``GDMM`` with ``AwayStep``, ``BlockGreedy``,
   ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
   ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with
   ``OneSlack``, ``NSlack``; ``ExponentiatedGradient``; ``Subgradient``.
@@ -57,14 +58,18 @@ from torchssvm.solvers import (
     ExponentiatedGradient,
     NSlack,
     OneSlack,
+    Relative,
     RunOptions,
+    Solver,
     StructuredHinge,
     Subgradient,
     SuffixAverage,
+    TorchLoop,
     Trainer,
     UniformAverage,
     WeightedAverage,
     certify,
+    make_trainer,
     recompute_weights,
     solve,
 )
@@ -230,6 +235,7 @@ __all__ = [
     "Proportional",
     "Recipe",
     "RegularizationPath",
+    "Relative",
     "ResidualBalancing",
     "RoofDual",
     "RunOptions",
@@ -239,6 +245,7 @@ __all__ = [
     "ShortStep",
     "SlackOracle",
     "SlackRescaling",
+    "Solver",
     "SortedOracle",
     "SparseFeatures",
     "SparseLinearChain",
@@ -247,6 +254,7 @@ __all__ = [
     "StructuredHinge",
     "Subgradient",
     "SuffixAverage",
+    "TorchLoop",
     "TorchStruct",
     "Trainer",
     "Tree",
@@ -262,6 +270,7 @@ __all__ = [
     "grid_search",
     "in_order",
     "load_checkpoint",
+    "make_trainer",
     "primal",
     "recompute_weights",
     "regularization_path",

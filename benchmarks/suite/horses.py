@@ -20,9 +20,9 @@ from torchssvm import (
     Labelings,
     LinearGraph,
     RunOptions,
+    TorchLoop,
     certify,
     in_order,
-    solve,
 )
 from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
 
@@ -79,15 +79,9 @@ def train(
     log = Log(dual, max_seconds)
     with contextlib.suppress(TimeoutError):
         log(certify(head, dual, in_order(graphs, batch_size=16)))
-        solve(
-            head,
-            BlockGap(dual, rules.direction(), oracle=rules.oracle()),
-            graphs,
-            tolerance=gap,
-            optimizer=optimizer,
-            options=RunOptions(batch_size=1, order=rules.order(), schedule=EveryVisits(EPOCHS), seed=seed),
-            on_check=log,
-        )
+        loss = BlockGap(dual, rules.direction(), oracle=rules.oracle())
+        options = RunOptions(batch_size=1, order=rules.order(), schedule=EveryVisits(EPOCHS), seed=seed)
+        TorchLoop(head, loss, graphs, options, optimizer=optimizer).solve(gap, on_check=log)
     weights = {"edge_weights_at_0": int((head.pairwise == 0).sum()), "edge_weights": len(head.pairwise)}
     return {"checks": log.checks, "memory": dual.storage.nbytes(), **weights}
 

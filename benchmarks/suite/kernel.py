@@ -15,7 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm import BlockGap, Certificate, DualState, EveryPasses, LinearChain, RunOptions, evaluate, in_order, solve
+from torchssvm import (
+    BlockGap,
+    Certificate,
+    DualState,
+    EveryPasses,
+    LinearChain,
+    RunOptions,
+    TorchLoop,
+    evaluate,
+    in_order,
+)
 from torchssvm.datasets import OCR
 from torchssvm.solvers.kernel import RBF, FrankWolfe, KernelChain, KernelSSVM, Pairwise, Polynomial
 
@@ -36,10 +46,10 @@ QUICK = {"gap": 0.5, "max_passes": 20.0, "linear_lams": [0.3]}
 def linear(lam: float, gap: float, max_passes: float) -> dict[str, Any]:
     """The linear head."""
     train, head = OCR("train", "small"), LinearChain(128, 26)
-    loss, limits = BlockGap(DualState.for_head(head, len(train), lam)), {"tolerance": gap, "max_passes": max_passes}
+    loss = BlockGap(DualState.for_head(head, len(train), lam))
     options = RunOptions(batch_size=BATCH_SIZE, schedule=EveryPasses(EPOCHS))
     start = time.process_time()
-    certificate = solve(head, loss, train, options=options, **limits)
+    certificate = TorchLoop(head, loss, train, options).solve(gap, max_passes=max_passes)
     return tested(head, certificate, time.process_time() - start)
 
 

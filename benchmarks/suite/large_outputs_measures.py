@@ -27,10 +27,10 @@ from torchssvm import (
     SortedOracle,
     SparseLinearChain,
     SparseLinearMultilabel,
+    TorchLoop,
 )
 from torchssvm.core.batch import apply_head, in_order
 from torchssvm.datasets import LargeChains, Multilabel, MultilabelScores, SparseRows, multilabel_scores
-from torchssvm.solvers.training import Steps
 
 from .measuring import Clock
 from .memory import MIB, resident, set_back
@@ -208,15 +208,13 @@ def label_sets_bcfw(lam: float, passes: int, root: str | None = None, interactio
     for examples, rounds in ((few, 1), (data, passes)):  # the first compiles
         head = SparseLinearMultilabel(data.num_features, data.num_labels, pairwise=interactions)
         loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
-        with Steps(head, loss, examples, RunOptions(batch_size=64)) as steps:
-            clock, seen, points = Clock(), 0, []
-            for visited in steps:
-                seen += visited
-                if seen >= len(examples) * (len(points) + 1):
-                    points.append((clock.stop()["cpu_seconds"], scores_of(head, test).accuracy))
-                    if len(points) == rounds:
-                        break
-                    clock.go()
+        loop = TorchLoop(head, loss, examples, RunOptions(batch_size=64))
+        clock, seen, points = Clock(), 0, []
+        while len(points) < rounds:
+            seen += loop.step()
+            if seen >= len(examples) * (len(points) + 1):
+                points.append((clock.stop()["cpu_seconds"], scores_of(head, test).accuracy))
+                clock.go()
     return {"points": points, "reached": {f"{at:g}": reached(points, at) for at in THRESHOLDS}}
 
 

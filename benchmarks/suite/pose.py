@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, RunOptions, Weights, WhenEstimated, solve
+from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, RunOptions, TorchLoop, Weights, WhenEstimated
 from torchssvm.datasets import LSPET, PoseTargets, PrecomputedFeatures
 from torchssvm.lightning import StructuredSVM
 from torchssvm.models import PoseNetwork, body_bounds, body_nodes, body_pose
@@ -87,15 +87,8 @@ def train(
     schedule, seed = WhenEstimated(passes=3.0), images["seed"]
     options = RunOptions(batch_size=batch_size, order=rules.order(), schedule=schedule, seed=seed)
     with contextlib.suppress(TimeoutError):
-        solve(
-            model,
-            BlockGap(dual, rules.direction(), oracle=rules.oracle()),
-            data,
-            tolerance=gap,
-            optimizer=BCFW(groups, dual),
-            options=options,
-            on_check=log,
-        )
+        loss = BlockGap(dual, rules.direction(), oracle=rules.oracle())
+        TorchLoop(model, loss, data, options, optimizer=BCFW(groups, dual)).solve(gap, on_check=log)
     return {"checks": log.checks}
 
 

@@ -16,7 +16,7 @@ from items import Items
 from problems import Problem, chain, multiclass
 from torch.utils.data import DataLoader
 
-from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, CuttingPlane, DualState, certify, solve
+from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, CuttingPlane, DualState, TorchLoop, certify
 from torchssvm.core.caller import warn
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
@@ -71,7 +71,7 @@ def test_in_a_certificate_inside_solve():
     problem, dual, loss, optim = edited()
     dual.gap_estimates[:] = 0.0  # so that it begins with an exact pass
     with warned_here("the weights differ from those of the dual"):
-        solve(problem.head, loss, Items(problem), tolerance=1e6, optimizer=optim)
+        TorchLoop(problem.head, loss, Items(problem), optimizer=optim).solve(1e6)
 
 
 def test_in_a_compiled_loop():

@@ -1,268 +1,177 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
 from items import Items
-from problems import PROBLEMS, Problem, chain, multiclass, reference
+from problems import PROBLEMS, chain, multiclass, reference
 
 from torchssvm import (
-    BCFW,
     BlockGap,
     Certificate,
+    CompiledBCFW,
     DualState,
-    EveryPasses,
-    Permutation,
+    Labelings,
+    MaxOracle,
+    MeanParts,
+    Pairwise,
+    Relative,
     RunOptions,
+    Solver,
+    TorchLoop,
     Uniform,
-    WhenEstimated,
-    in_order,
+    Weights,
+    make_trainer,
     solve,
 )
-from torchssvm.solvers import Steps
+from torchssvm.solvers import training
 
 
-def block_gap(problem: Problem) -> BlockGap:
-    return BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
+@pytest.fixture(autouse=True)
+def nothing_is_told_yet(monkeypatch):
+    monkeypatch.setattr(training, "_told", set())
 
 
-@pytest.mark.parametrize("order", [None, Uniform(), Permutation()])
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
-def test_the_gap_is_reached_and_proved(kind, order):
+def test_a_head_and_data_are_enough(kind, capsys):
+    """Any head is trained to 1 % of its primal, by a solver that is told once."""
     problem = PROBLEMS[kind](1, lam=0.3)
-    seen: list[Certificate] = []
-    loss = block_gap(problem)
-    found = solve(
-        problem.head,
-        loss,
-        Items(problem),
-        tolerance=0.05,
-        on_check=seen.append,
-        options=RunOptions(batch_size=2, order=order),
-    )
-    assert found is seen[-1]
-    assert found.gap <= 0.05
-    assert all(certificate.gap > 0.05 for certificate in seen[:-1])
-    truth = reference(problem)
-    optimum = truth.optimum()
-    weights = torch.nn.utils.parameters_to_vector(problem.head.parameters()).detach()
-    assert truth.primal(weights) == pytest.approx(found.primal, abs=1e-9)
+    found = solve(problem.head, Items(problem), problem.lam)
+    assert found.gap <= 0.01 * found.primal
+    assert found.primal - found.dual == pytest.approx(found.gap, abs=1e-12)
+    optimum = reference(problem).optimum()
     assert found.dual - 1e-6 <= optimum <= found.primal + 1e-6
+    solve(problem.head, Items(problem), problem.lam)
+    assert capsys.readouterr().err.count("torchssvm: solver: ") == 1
 
 
-def test_nothing_is_left_behind():
-    problem = chain(2)
-    loss = block_gap(problem)
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    solve(problem.head, loss, Items(problem), tolerance=0.05, options=RunOptions(batch_size=2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(p.grad is None for p in problem.head.parameters())
-    assert not list(loss.dual.mailbox._observers)
-    assert not loss.dual.mailbox.waiting
+def test_the_compiled_loop_is_chosen_where_it_applies(capsys):
+    problem = chain(1, n=8)
+    trainer = make_trainer(problem.head, Items(problem), problem.lam)
+    assert isinstance(trainer, CompiledBCFW)
+    assert "Corrective" in repr(trainer.direction)
+    assert "CacheOracle" in repr(trainer.oracle)
+    assert isinstance(trainer.dual.storage, Labelings)
+    assert "compiled loop, Corrective" in capsys.readouterr().err
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others():
-    def weights(seed: int) -> torch.Tensor:
-        problem = multiclass(3)
-        solve(
-            problem.head,
-            block_gap(problem),
-            Items(problem),
-            tolerance=0.01,
-            options=RunOptions(batch_size=2, seed=seed),
-        )
-        return torch.nn.utils.parameters_to_vector(problem.head.parameters())
-
-    assert torch.equal(weights(0), weights(0))
-    assert not torch.equal(weights(0), weights(1))
-
-
-def test_passes_are_the_limit_and_count_what_was_before():
-    problem = multiclass(4, lam=1e-4)
-    loss = block_gap(problem)
-    first = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, options=RunOptions(batch_size=2))
-    assert 7 <= first.passes <= 9
-    again = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, options=RunOptions(batch_size=2))
-    assert again.passes == pytest.approx(first.passes + 1)  # one exact pass, no step
-    assert again.gap == pytest.approx(first.gap)
+@pytest.mark.parametrize(
+    ("solver", "bounds", "words"),
+    [
+        (Solver(compiled=False), None, "compiled=False"),
+        (None, {"transition": (0.0, None)}, "the weights have bounds"),
+        (Solver(storage=Weights()), None, "storage=Weights"),
+    ],
+)
+def test_the_torch_loop_says_why_it_is_chosen(solver, bounds, words, capsys):
+    problem = chain(2, n=8, lam=0.3)
+    trainer = make_trainer(problem.head, Items(problem), problem.lam, solver=solver, bounds=bounds)
+    assert isinstance(trainer, TorchLoop)
+    told = capsys.readouterr().err
+    assert "torch loop" in told
+    assert words in told
+    assert trainer.solve(Relative(0.05), max_passes=400).relative_gap <= 0.05
+    if bounds:
+        assert bool((problem.head.transition >= 0).all())
 
 
-def test_a_dual_that_is_good_enough_already_costs_one_pass():
-    problem = multiclass(5)
-    loss = block_gap(problem)
-    first = solve(problem.head, loss, Items(problem), tolerance=0.01)
-    steps = loss.dual.steps
-    second = solve(problem.head, loss, Items(problem), tolerance=0.01)
-    assert loss.dual.steps == steps
-    assert second.passes == pytest.approx(first.passes + 1)
-
-
-def test_every_passes():
-    problem = multiclass(6, n=8, lam=1e-5)
-    seen: list[float] = []
-    solve(
-        problem.head,
-        block_gap(problem),
-        Items(problem),
-        tolerance=1e-9,
-        max_passes=16,
-        on_check=lambda c: seen.append(c.passes),
-        options=RunOptions(batch_size=4, schedule=EveryPasses(3)),
+def test_what_is_given_overrides():
+    problem = chain(3, n=8)
+    options = RunOptions(batch_size=3, order=Uniform(), seed=5)
+    storage = MeanParts()
+    loop = make_trainer(
+        problem.head, Items(problem), problem.lam, solver=Solver(storage=storage, compiled=False), options=options
     )
-    # the count begins with the first step; an exact pass counts too
-    assert seen[:3] == [4.5, 8.5, 12.5]
+    assert isinstance(loop, TorchLoop)
+    assert (loop.sampler.batch_size, loop.sampler.seed) == (3, 5)
+    assert isinstance(loop.dual.storage, MeanParts)
+    assert loop.dual.storage is not storage
+    compiled = make_trainer(problem.copy().head, Items(problem), problem.lam, solver=Solver(Pairwise()))
+    assert isinstance(compiled, CompiledBCFW)
+    assert isinstance(compiled.direction, Pairwise)
+    assert isinstance(compiled.oracle, MaxOracle)
+    assert isinstance(compiled.dual.storage, Labelings)
 
 
-def test_when_estimated():
-    dual = multiclass(7).train().dual
-    dual.gap_estimates.fill_(0.01)
-    schedule = WhenEstimated(passes=4, at_least=0.5)
-    assert not schedule.due(dual, 1.0)
-    dual.oracle_calls += 2
-    assert not schedule.due(dual, 1.0)
-    dual.oracle_calls += 1
-    assert schedule.due(dual, 1.0)
-    assert not schedule.due(dual, 0.05)
-    dual.oracle_calls += 4 * dual.num_examples
-    assert schedule.due(dual, 0.05)
+def test_memory_chooses_the_storage(capsys):
+    """Labelings where they fit, then mean parts, then weights; what nothing fits is refused as before."""
+    kept = {}
+    for limit in (10**6, 3000, 600):
+        problem = chain(4, n=8)
+        trainer = make_trainer(problem.head, Items(problem), problem.lam, memory_limit=limit)
+        kept[limit] = type(trainer.dual.storage)
+    assert next(iter(kept.values())) is Labelings
+    assert Labelings not in list(kept.values())[1:]
+    with pytest.raises(MemoryError, match="Labelings"):
+        solve(chain(4, n=8).head, Items(chain(4, n=8)), 0.3, memory_limit=10)
 
 
-def test_estimates_save_passes():
-    def passes(schedule) -> float:
-        problem = multiclass(8, n=20, lam=0.5)
-        return solve(
-            problem.head, block_gap(problem), Items(problem), tolerance=0.05, options=RunOptions(schedule=schedule)
-        ).passes
+def test_features_that_do_not_fit_leave_the_compiled_loop(monkeypatch, capsys):
+    from torchssvm.solvers import choice
 
-    assert passes(WhenEstimated()) < passes(EveryPasses(10))
-
-
-def test_all_gaps_zero_is_the_end():
-    problem = multiclass(9, cost=torch.zeros(3, 3))
-    found = solve(problem.head, block_gap(problem), Items(problem), tolerance=0.0, max_passes=1000)
-    assert found.gap == 0.0
-    assert found.passes < 20
+    monkeypatch.setattr(choice, "SHARE", 1e-15)
+    problem = chain(5, n=8)
+    limits = {"memory_limit": 10**6}
+    assert isinstance(make_trainer(problem.head, Items(problem), problem.lam, **limits), TorchLoop)
+    assert "features of 8 examples would take" in capsys.readouterr().err
+    with pytest.raises(MemoryError, match="use compiled=False"):
+        make_trainer(problem.head, Items(problem), problem.lam, solver=Solver(compiled=True), **limits)
 
 
-def test_steps_that_call_no_oracle_are_not_endless():
-    class FromCache(BCFW):
-        """Counts no oracle call after the first pass, as if everything came from a cache."""
+def test_a_run_that_stops_far_from_its_optimum_warns():
+    problem = multiclass(6, lam=1e-6)
+    with pytest.warns(UserWarning, match=r"far from the optimum: the gap, .* is \d+ % of the primal"):
+        found = solve(problem.head, Items(problem), problem.lam, max_passes=2)
+    assert found.relative_gap > 0.1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        solve(multiclass(6, lam=1.0).head, Items(problem), 1.0)
 
-        def step(self, closure=None):
-            calls = self.dual.oracle_calls
-            result = super().step(closure)
-            if calls >= self.dual.num_examples:
-                self.dual.oracle_calls = calls
-            return result
 
-    problem = multiclass(10, lam=1e-3)
-    loss = block_gap(problem)
-    optimizer = FromCache(problem.head.parameters(), loss.dual)
+def test_the_tolerance_is_relative_or_absolute():
+    problem = chain(7, n=8, lam=0.3)
     seen: list[Certificate] = []
-    found = solve(
-        problem.head,
-        loss,
-        Items(problem),
-        tolerance=1e-12,
-        max_passes=3.5,
-        optimizer=optimizer,
-        on_check=seen.append,
-        options=RunOptions(batch_size=3),
-    )
-    assert found.passes == 4.0
-    assert len(seen) == 3
-    assert loss.dual.steps == 2 + 3 * 200
+    found = solve(problem.head, Items(problem), problem.lam, tolerance=Relative(0.2), on_check=seen.append)
+    assert found.gap <= 0.2 * found.primal
+    assert all(c.gap > 0.2 * c.primal for c in seen[:-1])
+    assert solve(problem.head, Items(problem), problem.lam, tolerance=1e-4).gap <= 1e-4
+    assert f"{Relative(0.025)}" == "2.5 % of the primal"
+    assert "% of the primal)" in str(found)
+    for share in (0.0, 1.0, math.nan, -0.1):
+        with pytest.raises(ValueError, match="share="):
+            Relative(share)
 
 
-def test_a_dataset_may_fetch_whole_batches():
-    class Batched(Items):
-        def __getitems__(self, index):
-            assert isinstance(index, list)
-            return self.problem.batch(index)
-
-        def __getitem__(self, i):
-            raise AssertionError("not one by one")
-
-        def collate(self, batch):
-            return batch
-
-    problem = chain(11)
-    found = solve(problem.head, block_gap(problem), Batched(problem), tolerance=0.05)
-    assert found.gap <= 0.05
-    assert [batch.index.tolist() for batch in in_order(Batched(problem), batch_size=2)] == [[0, 1], [2, 3], [4]]
-
-
-def test_steps_say_how_many_blocks_they_visited():
-    problem = multiclass(12, n=6)
-    with Steps(
-        problem.head, block_gap(problem), Items(problem), RunOptions(batch_size=4, order=Permutation())
-    ) as steps:
-        visited = [size for size, _ in zip(steps, range(4), strict=False)]
-    assert visited == [4, 2, 4, 2]
-
-
-def test_an_approximate_oracle_is_certified_less_and_less_often():
-    """Its gap may stay above the tolerance, whatever the steps do."""
-    dual = multiclass(7).train().dual
-    dual.gap_estimates.fill_(0.0)
-    schedule = WhenEstimated(passes=4, at_least=0.5)
-    schedule.due(dual, 1.0)
-    waits = []
-    for exact in (False, False, False, False, True, True):
-        start = dual.passes
-        while not schedule.due(dual, 1.0):
-            dual.oracle_calls += 1
-        waits.append(dual.passes - start)
-        numbers = dict.fromkeys(("primal", "dual", "gap", "drift", "seconds", "lam"), 1.0)
-        schedule.after(
-            Certificate(exact=exact, oracle_calls=0, passes=dual.passes, num_examples=dual.num_examples, **numbers)
-        )
-    assert waits == pytest.approx([0.5, 1.0, 2.0, 4.0, 4.0, 0.5])
-
-
-def test_nothing_changes_before_arguments_are_looked_at():
-    problem = multiclass(13)
-    loss = block_gap(problem)
+def test_bad_input_changes_nothing():
+    problem = chain(8, n=8)
     with torch.no_grad():
-        for p in problem.head.parameters():
-            p.fill_(1.0)
-    other = block_gap(multiclass(13))
-    for options in (
-        {"tolerance": -1.0},
-        {"tolerance": 0.1, "optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
-        {"tolerance": 0.1, "optimizer": BCFW(other.dual.parameters, other.dual)},
+        problem.head.emission.fill_(1.0)
+    loss = BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
+    data = Items(problem)
+    for arguments, error, words in (
+        ((problem.head, data, 0.1, {"tolerance": -1.0}), ValueError, "tolerance=-1"),
+        ((problem.head, data, 0.1, {"max_passes": 0}), ValueError, "max_passes=0"),
+        ((problem.head, data, -1.0, {}), ValueError, "lam=-1"),
+        ((problem.head, data, 0.1, {"solver": "fast"}), TypeError, "solver='fast' must be a torchssvm.Solver"),
+        ((problem.head, data, 0.1, {"options": 16}), TypeError, "options=16"),
+        ((problem.head, data, 0.1, {"bounds": {"edges": (0, 1)}}), ValueError, "bounds names 'edges'"),
+        ((problem.head, loss, data, {}), TypeError, r"use TorchLoop\(head, loss, dataset\)"),
+        ((problem.head, list(range(8)), 0.1, {}), ValueError, "has no method `collate`"),
+        ((problem.head, [], 0.1, {}), ValueError, "the dataset is empty"),
     ):
-        with pytest.raises(ValueError, match=r"tolerance=-1|must be a BCFW of the dual"):
-            solve(problem.head, loss, Items(problem), **options)
-        assert all(bool((p == 1.0).all()) for p in problem.head.parameters())
-    assert not loss.dual.mailbox.waiting
-
-
-def test_bad_input():
-    problem = multiclass(13)
-    loss = block_gap(problem)
-    for wrong, message in (
-        ({"tolerance": -1.0}, "tolerance=-1.0 must be at least 0"),
-        ({"tolerance": math.nan}, "tolerance=nan must be at least 0"),
-        ({"tolerance": 0.0}, "tolerance=0 is never reached"),
-        ({"tolerance": 0.1, "max_passes": 0}, "max_passes=0 must be positive"),
+        *given, options = arguments
+        with pytest.raises(error, match=words):
+            solve(*given, **options)
+    assert bool((problem.head.emission == 1.0).all())
+    for wrong, error, words in (
+        ({"compiled": "yes"}, ValueError, "compiled='yes'"),
+        ({"direction": Pairwise}, TypeError, "must be an object"),
+        ({"direction": Pairwise(), "storage": MeanParts()}, ValueError, "moves between single labelings"),
+        ({"storage": "labelings"}, TypeError, "storage=labelings"),
     ):
-        with pytest.raises(ValueError, match=message):
-            solve(problem.head, loss, Items(problem), **wrong)
-    with pytest.raises(ValueError, match="batch_size=0 must be a whole number, at least 1"):
-        RunOptions(batch_size=0)
-    with pytest.raises(ValueError, match="has 5 examples, and the dual was made for 6"):
-        solve(problem.head, loss, Items(multiclass(13, n=5)), tolerance=0.1)
-    with pytest.raises(ValueError, match="has no method `collate`"):
-        solve(problem.head, loss, list(range(6)), tolerance=0.1)
-    assert loss.dual.oracle_calls == 0
-    assert (
-        solve(problem.head, loss, list(range(6)), tolerance=0.1, options=RunOptions(collate_fn=problem.batch)).gap
-        <= 0.1
-    )
-    with pytest.raises(ValueError, match="passes=0 must be positive"):
-        EveryPasses(0)
-    with pytest.raises(ValueError, match="at_least=3 must be positive"):
-        WhenEstimated(2, at_least=3)
+        with pytest.raises(error, match=words):
+            Solver(**wrong)
+    with pytest.raises(ValueError, match="compiled=True, and the compiled loop cannot be used: the weights have"):
+        make_trainer(problem.head, data, 0.1, solver=Solver(compiled=True), bounds={"transition": (0.0, None)})

@@ -7,6 +7,7 @@ import re
 import types
 
 import pytest
+from items import Items
 from kernel_problems import kernel_svm
 from problems import chain, multiclass
 from trainer_cases import TrainerTestCase
@@ -24,6 +25,7 @@ from torchssvm import (
     OneSlack,
     Recipe,
     RunOptions,
+    TorchLoop,
     in_order,
 )
 
@@ -69,6 +71,13 @@ class TestCuttingPlaneOneSlack(TestCuttingPlaneNSlack):
         return OneSlack()
 
 
+class TestTorchLoop(TrainerTestCase):
+    def make(self):
+        problem = chain(1, n=8, lam=1.0)
+        dual = DualState.for_head(problem.head, problem.n, problem.lam)
+        return TorchLoop(problem.head, BlockGap(dual), Items(problem), RunOptions(batch_size=3))
+
+
 class TestExponentiatedGradient(TrainerTestCase):
     tolerance = 0.2
 
@@ -102,7 +111,7 @@ def test_options_are_checked_where_they_are_made():
     problem = multiclass(1)
     loss = BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
     with pytest.raises(TypeError, match="options=16 must be"):
-        torchssvm.solve(problem.head, loss, range(6), tolerance=0.1, options=16)
+        torchssvm.TorchLoop(problem.head, loss, range(6), 16)
     with pytest.raises(TypeError, match="make_loss=None must be a function"):
         Recipe(make_loss=None)
     with pytest.raises(TypeError, match="recipe=3 must be"):

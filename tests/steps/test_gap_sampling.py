@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchssvm import BlockGap, DualState, Multiclass, Proportional, RunOptions, Uniform, primal
+from torchssvm import BlockGap, DualState, Multiclass, Proportional, RunOptions, TorchLoop, Uniform, primal
 from torchssvm.core.batch import Batch
-from torchssvm.solvers import Steps
 
 
 class Toy(nn.Module):
@@ -47,13 +46,13 @@ def calls_to(order, n: int, labels: int, seed: int) -> int:
     objects, head = Objects(n), Toy(labels)
     dual = DualState.for_head(head, n, 1.0 / n, structure=Multiclass(labels + 1))
     everything = [objects.collate(list(range(n)))]
-    with Steps(head, BlockGap(dual), objects, RunOptions(batch_size=1, order=order, seed=seed)) as steps:
-        for _ in steps:
-            if dual.oracle_calls % 8 == 0:
-                gap = primal(head, dual.structure, everything, dual.lam).value - dual.value()
-                assert gap >= -1e-12
-                if gap <= 0.6 / (n * labels):
-                    return dual.oracle_calls
+    loop = TorchLoop(head, BlockGap(dual), objects, RunOptions(batch_size=1, order=order, seed=seed))
+    while loop.step():
+        if dual.oracle_calls % 8 == 0:
+            gap = primal(head, dual.structure, everything, dual.lam).value - dual.value()
+            assert gap >= -1e-12
+            if gap <= 0.6 / (n * labels):
+                return dual.oracle_calls
     raise AssertionError
 
 

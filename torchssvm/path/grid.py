@@ -16,7 +16,7 @@ from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.run_options import RunOptions, check_options
-from torchssvm.solvers.training import solve
+from torchssvm.solvers.torch_loop import TorchLoop
 
 
 class GridPoint(NamedTuple):
@@ -90,8 +90,8 @@ def grid_search(
         The points in descending order of lambda.
 
     Raises:
-        TypeError: ``lams`` is a string or a single number; or as :func:`solve`.
-        ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :func:`solve`.
+        TypeError: ``lams`` is a string or a single number; or as :class:`torchssvm.TorchLoop`.
+        ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :class:`torchssvm.TorchLoop`.
     """
     if isinstance(lams, str | numbers.Number):
         raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
@@ -112,15 +112,8 @@ def grid_search(
         else:
             warm_start(loss.dual, lam)
         before = loss.dual.passes
-        certificate = solve(
-            head,
-            loss,
-            dataset,
-            tolerance=tolerance,
-            max_passes=before + max_passes,
-            optimizer=recipe.make_optimizer(loss.dual),
-            options=options,
-        )
+        loop = TorchLoop(head, loss, dataset, options, optimizer=recipe.make_optimizer(loss.dual))
+        certificate = loop.solve(tolerance, max_passes=before + max_passes)
         point = GridPoint(
             lam,
             certificate,

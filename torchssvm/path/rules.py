@@ -14,7 +14,7 @@ from torchssvm.path.recipe import MakeOptimizer
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import certify
 from torchssvm.solvers.run_options import RunOptions
-from torchssvm.solvers.training import Steps, solve
+from torchssvm.solvers.torch_loop import TorchLoop
 
 
 class Training(NamedTuple):
@@ -35,6 +35,11 @@ class Training(NamedTuple):
     options: RunOptions
     max_passes: float
     make_optimizer: MakeOptimizer
+
+    def loop(self) -> TorchLoop:
+        """The torch loop that goes on from the current dual."""
+        optimizer = self.make_optimizer(self.loss.dual)
+        return TorchLoop(self.head, self.loss, self.dataset, self.options, optimizer=optimizer)
 
 
 class Accuracy(NamedTuple):
@@ -89,16 +94,8 @@ class Certified:
         return self._accuracy(training, certificate.gap, certificate.dual)
 
     def next(self, training: Training, tolerance: float) -> Accuracy:
-        """Train by :func:`torchssvm.solve`."""
-        certificate = solve(
-            training.head,
-            training.loss,
-            training.dataset,
-            tolerance=tolerance,
-            max_passes=training.max_passes,
-            optimizer=training.make_optimizer(training.loss.dual),
-            options=training.options,
-        )
+        """Train by :meth:`torchssvm.TorchLoop.solve`."""
+        certificate = training.loop().solve(tolerance, max_passes=training.max_passes)
         return self._accuracy(training, certificate.gap, certificate.dual)
 
     def _accuracy(self, training: Training, gap: float, value: float) -> Accuracy:
@@ -128,12 +125,10 @@ class Heuristic:
 
     def next(self, training: Training, tolerance: float) -> Accuracy:
         """Take steps until the sum of the stale gaps is within the tolerance."""
-        dual = training.loss.dual
-        optimizer = training.make_optimizer(dual)
-        with Steps(training.head, training.loss, training.dataset, training.options, optimizer=optimizer) as steps:
-            for _ in steps:
-                if dual.gap_estimate <= tolerance or dual.passes >= training.max_passes:
-                    break
+        dual, loop = training.loss.dual, training.loop()
+        loop.step()
+        while dual.gap_estimate > tolerance and dual.passes < training.max_passes:
+            loop.step()
         return self._accuracy(training, dual.gap_estimate)
 
     def _accuracy(self, training: Training, gap: float) -> Accuracy:

@@ -9,13 +9,16 @@ from torchssvm.solvers.baselines.subgradient import Subgradient
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
+from torchssvm.solvers.choice import Solver, choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.running_average import Average
 from torchssvm.solvers.structured_hinge import StructuredHinge
+from torchssvm.solvers.tolerance import Relative
+from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import Trainer
-from torchssvm.solvers.training import Steps, solve
+from torchssvm.solvers.training import make_trainer, solve
 
 __all__ = [
     "BCFW",
@@ -28,15 +31,19 @@ __all__ = [
     "ExponentiatedGradient",
     "NSlack",
     "OneSlack",
+    "Relative",
     "RunOptions",
-    "Steps",
+    "Solver",
     "StructuredHinge",
     "Subgradient",
     "SuffixAverage",
+    "TorchLoop",
     "Trainer",
     "UniformAverage",
     "WeightedAverage",
     "certify",
+    "choose",
+    "make_trainer",
     "recompute_weights",
     "solve",
 ]

@@ -57,11 +57,16 @@ class Certificate:
     lam: float
     relaxed: bool = field(default=False, kw_only=True)
 
+    @property
+    def relative_gap(self) -> float:
+        """``gap / primal``: how far from the optimum the objective is at most, as a share of itself."""
+        return self.gap / self.primal if self.primal > 0.0 else 0.0
+
     def __str__(self) -> str:
         kind = "" if self.exact or self.relaxed else " (upper bound: approximate oracle)"
         return ("relaxation: " if self.relaxed else "") + (
             f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f} "
-            f"after {self.passes:.1f} effective passes"
+            f"({100 * self.relative_gap:.2g} % of the primal) after {self.passes:.1f} effective passes"
         )
 
 

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchssvm.core.bounds import Box
+from torchssvm.core.bounds import Bound, Box
 from torchssvm.dual.state import DualState
 
 OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
 ALLOWED = OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
+
+
+NamedBounds = Mapping[str, tuple[Bound | None, Bound | None]]
+"""``(lower, upper)`` by the name of a parameter of the head, None for no bound."""
+
+
+def check_bounds(head: nn.Module, bounds: NamedBounds | None) -> NamedBounds:
+    """``bounds``, or none for None.
+
+    Raises:
+        ValueError: An entry is not a pair, or names no parameter of the head.
+    """
+    named = dict(head.named_parameters())
+    for name, pair in (bounds or {}).items():
+        if name not in named:
+            raise ValueError(f"bounds names {name!r}, and the parameters of the head are {sorted(named)}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"bounds[{name!r}]={pair} must be a pair (lower, upper), None for no bound")
+        Box([named[name]], [(pair[0], pair[1])])
+    return dict(bounds or {})
+
+
+def groups(head: nn.Module, bounds: NamedBounds) -> list[dict[str, Any]]:
+    """The head's parameters as groups of ``BCFW``, each bounded one in its own."""
+    named = dict(head.named_parameters())
+    free = [p for name, p in named.items() if name not in bounds]
+    bounded = [{"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in bounds.items()]
+    return [{"params": free}, *bounded] if free else bounded
 
 
 def bounds_of(groups: list[dict[str, Any]]) -> list[tuple[Any, Any]]:

@@ -11,6 +11,7 @@ from torchssvm.core.arguments import check_number, check_object
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
+from torchssvm.solvers.tolerance import Tolerance, check_tolerance, expected, is_within
 
 IDLE_EPOCHS = 100
 """An exact pass is due after this many epochs of visits without an oracle call."""
@@ -22,12 +23,13 @@ Proof = TypeVar("Proof", bound=Certificate)
 class Trainer(Protocol):
     """Trains a head on its own training set: ``step``, ``certify``, ``solve`` and a state.
 
-    :class:`torchssvm.CompiledBCFW`, :class:`torchssvm.GDMM`, :class:`torchssvm.KernelSSVM`,
-    :class:`torchssvm.CuttingPlane` and :class:`torchssvm.ExponentiatedGradient` are trainers.
+    :class:`torchssvm.CompiledBCFW`, :class:`torchssvm.TorchLoop`, :class:`torchssvm.GDMM`,
+    :class:`torchssvm.KernelSSVM`, :class:`torchssvm.CuttingPlane` and :class:`torchssvm.ExponentiatedGradient` are
+    trainers; :func:`torchssvm.solve` chooses one and runs it.
 
     :class:`torchssvm.BCFW` and :class:`torchssvm.Subgradient` are optimizers of the user's own loop: they see gradients
     but no examples, so they share only ``step``, ``state_dict`` and ``load_state_dict`` with trainers. For BCFW use
-    :func:`torchssvm.solve` and :func:`torchssvm.certify`. The subgradient method has no dual: only
+    :class:`torchssvm.TorchLoop` and :func:`torchssvm.certify`. The subgradient method has no dual: only
     :func:`torchssvm.primal` applies.
     """
 
@@ -41,7 +43,7 @@ class Trainer(Protocol):
 
     def solve(
         self,
-        tolerance: float,
+        tolerance: Tolerance,
         *,
         max_passes: float = math.inf,
         on_check: Callable[[Any], None] | None = None,
@@ -49,7 +51,7 @@ class Trainer(Protocol):
         """Take steps until a certificate's gap is at most ``tolerance``, from the trainer's current state.
 
         Args:
-            tolerance: The gap to reach; at least 0.
+            tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
             max_passes: Stop at this many effective passes, those before this call included.
             on_check: Called with every certificate.
 
@@ -75,7 +77,7 @@ def run_until(
     progress: Progress,
     certify: Callable[[], Proof],
     *,
-    tolerance: float,
+    tolerance: Tolerance,
     max_passes: float = math.inf,
     schedule: Schedule | None = None,
     on_check: Callable[[Proof], None] | None = None,
@@ -102,15 +104,19 @@ def run_until(
     schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
     check_object(schedule, "schedule", "due", "WhenEstimated()")
 
+    worth = expected(tolerance, None)  # the gap at which an exact pass is worth while
+
     def check() -> tuple[Proof, bool]:
+        nonlocal worth
         certificate = certify()
+        worth = expected(tolerance, certificate)
         schedule.after(certificate)
         if on_check is not None:
             on_check(certificate)
-        enough = progress.gap_estimate == 0.0 or certificate.gap <= tolerance
+        enough = progress.gap_estimate == 0.0 or is_within(certificate.gap, tolerance, certificate.primal)
         return certificate, progress.passes >= max_passes or (enough if reached is None else reached(certificate))
 
-    if progress.gap_estimate <= tolerance or progress.passes >= max_passes:
+    if progress.gap_estimate <= worth or progress.passes >= max_passes:
         certificate, over = check()
         if over:
             return certificate
@@ -118,7 +124,7 @@ def run_until(
     for visits in steps:
         visited += visits
         idle = visited - round((progress.passes - start) * n)  # visits without an oracle call: the cache answered
-        due = schedule.due(progress, tolerance) or progress.passes >= max_passes or idle >= IDLE_EPOCHS * n
+        due = schedule.due(progress, worth) or progress.passes >= max_passes or idle >= IDLE_EPOCHS * n
         if due or not visits:
             certificate, over = check()
             if over:
@@ -145,7 +151,7 @@ class DualTrainer:
 
     def solve(
         self,
-        tolerance: float,
+        tolerance: Tolerance,
         *,
         max_passes: float = math.inf,
         schedule: Schedule | None = None,
@@ -154,7 +160,7 @@ class DualTrainer:
         """Take steps until an exact pass proves that the gap is within ``tolerance``, from the dual's current state.
 
         Args:
-            tolerance: The gap to reach; at least 0.
+            tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
             max_passes: Stop after the step that reaches this many effective passes, those before this call included;
                 the certificate takes one more pass.
             schedule: When exact passes are made, asked after every step; None is ``WhenEstimated()``.
@@ -185,9 +191,9 @@ class DualTrainer:
             yield dual.oracle_calls + dual.cache_hits - before
 
 
-def check_limits(tolerance: float, max_passes: float) -> None:
+def check_limits(tolerance: Tolerance, max_passes: float) -> None:
     """Raise ValueError or TypeError for limits that no run can meet."""
-    check_number(tolerance, "tolerance", 0.0)
+    check_tolerance(tolerance)
     check_number(max_passes, "max_passes", above=0.0, finite=False)
     if tolerance == 0 and max_passes == math.inf:
         raise ValueError("tolerance=0 is never reached, because of rounding: give max_passes, or a positive tolerance")

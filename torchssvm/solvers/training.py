@@ -1,9 +1,11 @@
-"""Training a head to a certified gap in a plain torch loop; grids and regularisation paths use it."""
+"""Training a head on a dataset to a certified gap, by the solver that suits them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,116 +13,174 @@ from torch import nn
 
 from torchssvm.core.arguments import check_dataset
 from torchssvm.core.batch import apply_head, fetcher, in_order, to_device
+from torchssvm.core.caller import warn
+from torchssvm.core.potentials import as_potentials
+from torchssvm.core.problem import check_lam, find_structure
+from torchssvm.core.structure import Structure
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.certificate import Certificate, certify
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, choose
+from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.parameter_groups import NamedBounds, check_bounds, groups
 from torchssvm.solvers.run_options import RunOptions, check_options
-from torchssvm.solvers.trainer import check_limits, run_until
-from torchssvm.steps.sampler import GapBatchSampler
+from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
+from torchssvm.solvers.torch_loop import TorchLoop
+from torchssvm.solvers.trainer import check_limits
+
+FAR = 0.1
+"""A run that ends with a larger gap than this share of its primal is far from the optimum."""
+
+_told: set[str] = set()
 
 
 def solve(
     head: nn.Module,
-    loss: BlockGap,
     dataset: Any,
+    lam: float,
     *,
-    tolerance: float,
-    max_passes: float = math.inf,
-    optimizer: torch.optim.Optimizer | None = None,
+    tolerance: Tolerance | None = None,
+    max_passes: float = 1000.0,
+    solver: Solver | None = None,
+    structure: Structure | None = None,
+    bounds: NamedBounds | None = None,
     options: RunOptions | None = None,
+    memory_limit: int | None = None,
     on_check: Callable[[Certificate], None] | None = None,
 ) -> Certificate:
-    """Train until an exact pass proves that the gap is within ``tolerance``.
+    """Train a head until an exact pass proves that it is within ``tolerance`` of the optimum.
 
-    Continues from the dual's current state, and changes only the dual and the weights.
+    The quickest solver that head, storage and memory allow is chosen, and said once on stderr with the reason; see
+    :func:`torchssvm.solvers.choose`. The head starts from zero weights. :func:`make_trainer` gives the trainer itself,
+    to stop, save and continue.
 
     Args:
-        head: The head of the dual.
-        loss: The block gap of the dual, with the direction rule.
-        dataset: Map-style, n examples; an item's index is its place.
-        tolerance: The gap to reach, ``primal - dual``; at least 0.
-        max_passes: Stop at this many effective passes of the dual, those before this call included. Needed with an
-            approximate oracle, whose gap may never reach the tolerance.
-        optimizer: None is ``BCFW(head.parameters(), loss.dual)``.
-        options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
+        head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.
+        dataset: Map-style, n examples with ``collate``; an item's index is its place.
+        lam: Regularisation, the lambda of ``lam/2 |w|^2``; positive.
+        tolerance: The gap to reach, a number or ``Relative(share)``; None is ``Relative(0.01)``, 1 % of the primal.
+        max_passes: Stop at this many effective passes (n oracle calls each); a warning says so if the gap is then above
+            a tenth of the primal.
+        solver: The rules that are not to be chosen; None is ``Solver()``.
+        structure: What an output is; None is ``head.structure``.
+        bounds: ``(lower, upper)`` by the name of a parameter of the head, None for no bound.
+        options: Size and order of batches, seed, and when exact passes are made. None is ``RunOptions()`` with batches
+            that suit the solver.
+        memory_limit: Bytes that the dual's blocks may take; None is what the device has left.
         on_check: Called with the certificate of every exact pass.
 
     Returns:
-        The certificate of the last exact pass, which is that of the current weights.
+        The certificate of the last exact pass, which is that of the head's weights.
 
     Raises:
-        ValueError: An argument is out of range, or the dataset does not fit the dual.
-        TypeError: ``options`` is not a :class:`RunOptions`, or the dataset has no length.
+        ValueError: An argument is out of range, or does not fit the others.
+        TypeError: An argument is of another kind.
+        MemoryError: The features (with ``compiled=True``) or the blocks do not fit.
     """
+    tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
-    options = check_options(options)
-    with Steps(head, loss, dataset, options, optimizer=optimizer) as steps:
-        return run_until(
-            steps,
-            loss.dual,
-            lambda: certify(head, loss.dual, in_order(dataset, collate_fn=options.collate_fn)),
-            tolerance=tolerance,
-            max_passes=max_passes,
-            schedule=options.schedule,
-            on_check=on_check,
+    options = None if options is None else check_options(options)
+    trainer = make_trainer(
+        head,
+        dataset,
+        lam,
+        solver=solver,
+        structure=structure,
+        bounds=bounds,
+        options=options,
+        memory_limit=memory_limit,
+    )
+    schedule = None if options is None else options.schedule
+    certificate = trainer.solve(tolerance, max_passes=max_passes, schedule=schedule, on_check=on_check)
+    if not is_within(certificate.gap, tolerance, certificate.primal):
+        warn_if_far(certificate)
+    return certificate
+
+
+def make_trainer(
+    head: nn.Module,
+    dataset: Any,
+    lam: float,
+    *,
+    solver: Solver | None = None,
+    structure: Structure | None = None,
+    bounds: NamedBounds | None = None,
+    options: RunOptions | None = None,
+    memory_limit: int | None = None,
+) -> CompiledBCFW | TorchLoop:
+    """The trainer that :func:`solve` would run, with a new dual; arguments and errors as there.
+
+    ``trainer.step()``, ``certify()``, ``solve(tolerance)`` and ``state_dict()`` are those of
+    :class:`torchssvm.Trainer`; ``trainer.dual`` is the dual.
+    """
+    if isinstance(dataset, BlockGap):
+        raise TypeError(
+            "solve(head, dataset, lam) makes its own dual and loss; to go on with those that you have, use "
+            "TorchLoop(head, loss, dataset).solve(tolerance)"
+        )
+    check_dataset(dataset)
+    lam, structure, n = check_lam(lam), find_structure(head, structure), len(dataset)
+    if solver is not None and not isinstance(solver, Solver):
+        raise TypeError(f"solver={solver!r} must be a torchssvm.Solver, such as Solver(direction=Pairwise())")
+    if not n:
+        raise ValueError("the dataset is empty")
+    bounds = check_bounds(head, bounds)
+    given = check_options(options)
+    choice = choose(
+        solver if solver is not None else Solver(),
+        head,
+        structure,
+        n,
+        _first(head, dataset, given),
+        bounds=bool(bounds),
+        memory_limit=memory_limit,
+    )
+    tell(choice)
+    rules = choice.rules
+    dual = DualState.for_head(
+        head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=memory_limit
+    )
+    if choice.compiled:
+        return CompiledBCFW(
+            head,
+            dual,
+            in_order(dataset, collate_fn=given.collate_fn),
+            direction=rules.direction,
+            oracle=rules.oracle,
+            order=given.order,
+            seed=given.seed,
+        )
+    if options is None:
+        given = replace(given, batch_size=BATCH)
+    loss = BlockGap(dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
+    return TorchLoop(
+        head, loss, dataset, given, optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search)
+    )
+
+
+def tell(choice: Choice) -> None:
+    """Say on stderr which solver was chosen, once in a process for each text."""
+    text = f"torchssvm: {choice}"
+    if text not in _told:
+        _told.add(text)
+        print(text, file=sys.stderr, flush=True)
+
+
+def warn_if_far(certificate: Certificate) -> None:
+    """Warn of a run that ends with a gap above a tenth of the primal."""
+    if certificate.gap > FAR * certificate.primal:
+        warn(
+            f"the run ended far from the optimum: the gap, {certificate.gap:.4g}, is "
+            f"{100 * certificate.relative_gap:.0f} % of the primal, {certificate.primal:.4g}. Train longer, or with a "
+            "larger lam, which takes fewer passes"
         )
 
 
-class Steps:
-    """Endless training steps of one run; iterating takes a step and yields the number of blocks that it visited.
-
-    As a context manager, removes its gradients and its observer at the end.
-
-    Args:
-        head: As in :func:`solve`.
-        loss: The block gap.
-        dataset: The training set.
-        options: Size and order of batches.
-        optimizer: None is ``BCFW(head.parameters(), loss.dual)``.
-
-    Raises:
-        ValueError: The dataset has another size than the dual, or no ``collate``; or the optimizer is not the BCFW of
-            this dual.
-    """
-
-    def __init__(
-        self,
-        head: nn.Module,
-        loss: BlockGap,
-        dataset: Any,
-        options: RunOptions | None = None,
-        *,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> None:
-        options = check_options(options)
-        check_dataset(dataset)
-        if len(dataset) != loss.dual.num_examples:
-            raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
-        if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:
-            raise ValueError(f"optimizer={type(optimizer).__name__} must be a BCFW of the dual of the loss")
-        self.fetch = fetcher(dataset, options.collate_fn)
-        self.sampler = GapBatchSampler(loss.dual, batch_size=options.batch_size, order=options.order, seed=options.seed)
-        self.head = head
-        self.loss = loss
-        self.optimizer = optimizer if optimizer is not None else BCFW(head.parameters(), loss.dual)
-
-    def __iter__(self) -> Iterator[int]:
-        """Take steps, epoch after epoch."""
-        head, loss, optimizer, fetch = self.head, self.loss, self.optimizer, self.fetch
-        device = loss.dual.parameters[0].device
-        while True:
-            for index in self.sampler:
-                batch = fetch(index)
-                if device.type != "cpu":
-                    batch = to_device(batch, device)
-                optimizer.zero_grad()
-                loss(apply_head(head, batch), batch.y, batch.index).backward()
-                optimizer.step()
-                yield len(index)
-
-    def __enter__(self) -> Steps:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.optimizer.zero_grad()
-        self.loss.dual.mailbox.forget(self.sampler)
+@torch.no_grad()
+def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -> Sample:
+    """The first examples, and what the head makes of them."""
+    batch = fetcher(dataset, options.collate_fn)(range(min(len(dataset), most)))
+    if (parameter := next(head.parameters(), None)) is not None and parameter.device.type != "cpu":
+        batch = to_device(batch, parameter.device)
+    return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from problems import examples
 from torch.utils.data import DataLoader
 
-from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Edges, Labelings, RunOptions, check, solve
+from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Edges, Labelings, RunOptions, TorchLoop, check
 from torchssvm.datasets import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 from torchssvm.datasets.text.alignment_features import AlignmentFeatures, CoOccurrence, dice, stem
 from torchssvm.datasets.text.alignment_text import read_aligned, read_unaligned
@@ -347,7 +347,7 @@ def fit(dataset, lam, gap):
     head = alignment_matching(dataset.in_features)
     dual = DualState.for_head(head, len(dataset), lam, storage=Labelings())
     loss = BlockGap(dual, Corrective(), oracle=CacheOracle())
-    return head, solve(head, loss, dataset, tolerance=gap, max_passes=200, options=RunOptions(batch_size=4))
+    return head, TorchLoop(head, loss, dataset, RunOptions(batch_size=4)).solve(gap, max_passes=200)
 
 
 def test_made_up_languages_are_learned(root, train):

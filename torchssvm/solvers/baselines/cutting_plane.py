@@ -22,6 +22,7 @@ from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.schedules import EveryPasses, counting_from
+from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.trainer import run_until
 
 _FORMAT = 3
@@ -162,7 +163,7 @@ class CuttingPlane(Stateful):
 
     def solve(
         self,
-        tolerance: float,
+        tolerance: Tolerance,
         *,
         max_passes: float = math.inf,
         on_check: Callable[[Certificate], None] | None = None,
@@ -170,7 +171,7 @@ class CuttingPlane(Stateful):
         """Iterate until the gap is at most ``tolerance``.
 
         Args:
-            tolerance: The gap to reach; at least 0.
+            tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``.
             max_passes: Most iterations, those before this call included.
             on_check: Called with the certificate of every iteration.
 

@@ -34,6 +34,7 @@ from torchssvm.solvers.gdmm.rules import (
 )
 from torchssvm.solvers.gdmm.state import SavedGDMM
 from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
+from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.trainer import run_until
 
 
@@ -237,7 +238,7 @@ class GDMM(SavedGDMM):
 
     def solve(
         self,
-        tolerance: float,
+        tolerance: Tolerance,
         *,
         max_passes: float = math.inf,
         schedule: Schedule | None = None,
@@ -248,8 +249,8 @@ class GDMM(SavedGDMM):
         """Make passes until a certificate is within ``tolerance`` and within ``violation``.
 
         Args:
-            tolerance: The ``relaxed_gap`` to reach; at least 0. On chains it equals ``gap``. On label sets it is the
-                gap of the relaxation, and goes to 0, while ``gap`` may stay positive.
+            tolerance: The ``relaxed_gap`` to reach: a number of at least 0, or ``Relative(0.01)``. On chains it equals
+                ``gap``. On label sets it is the gap of the relaxation, and goes to 0, while ``gap`` may stay positive.
             max_passes: Stop at this many passes of this optimizer, those before this call included.
             schedule: When certificates are made, each of which decodes all examples; None is ``EveryPasses(10)``.
             violation: The mean total variation to reach; at least 0.
@@ -279,7 +280,7 @@ class GDMM(SavedGDMM):
             max_passes=max_passes,
             schedule=counting_from(self, schedule if schedule is not None else EveryPasses(10)),
             on_check=on_check,
-            reached=lambda c: c.relaxed_gap <= tolerance and c.violation <= violation,
+            reached=lambda c: is_within(c.relaxed_gap, tolerance, c.relaxed_primal) and c.violation <= violation,
         )
 
     @torch.no_grad()

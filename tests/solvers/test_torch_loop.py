@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from items import Items
+from problems import PROBLEMS, Problem, chain, multiclass, reference
+
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    Certificate,
+    DualState,
+    EveryPasses,
+    Permutation,
+    RunOptions,
+    TorchLoop,
+    Uniform,
+    WhenEstimated,
+    in_order,
+)
+
+
+def solve(head, loss, dataset, *, optimizer=None, options=None, **limits) -> Certificate:
+    return TorchLoop(head, loss, dataset, options, optimizer=optimizer).solve(**limits)
+
+
+def block_gap(problem: Problem) -> BlockGap:
+    return BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
+
+
+@pytest.mark.parametrize("order", [None, Uniform(), Permutation()])
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_the_gap_is_reached_and_proved(kind, order):
+    problem = PROBLEMS[kind](1, lam=0.3)
+    seen: list[Certificate] = []
+    loss = block_gap(problem)
+    found = solve(
+        problem.head,
+        loss,
+        Items(problem),
+        tolerance=0.05,
+        on_check=seen.append,
+        options=RunOptions(batch_size=2, order=order),
+    )
+    assert found is seen[-1]
+    assert found.gap <= 0.05
+    assert all(certificate.gap > 0.05 for certificate in seen[:-1])
+    truth = reference(problem)
+    optimum = truth.optimum()
+    weights = torch.nn.utils.parameters_to_vector(problem.head.parameters()).detach()
+    assert truth.primal(weights) == pytest.approx(found.primal, abs=1e-9)
+    assert found.dual - 1e-6 <= optimum <= found.primal + 1e-6
+
+
+def test_nothing_is_left_behind():
+    problem = chain(2)
+    loss = block_gap(problem)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    solve(problem.head, loss, Items(problem), tolerance=0.05, options=RunOptions(batch_size=2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(p.grad is None for p in problem.head.parameters())
+    assert not list(loss.dual.mailbox._observers)
+    assert not loss.dual.mailbox.waiting
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others():
+    def weights(seed: int) -> torch.Tensor:
+        problem = multiclass(3)
+        solve(
+            problem.head,
+            block_gap(problem),
+            Items(problem),
+            tolerance=0.01,
+            options=RunOptions(batch_size=2, seed=seed),
+        )
+        return torch.nn.utils.parameters_to_vector(problem.head.parameters())
+
+    assert torch.equal(weights(0), weights(0))
+    assert not torch.equal(weights(0), weights(1))
+
+
+def test_passes_are_the_limit_and_count_what_was_before():
+    problem = multiclass(4, lam=1e-4)
+    loss = block_gap(problem)
+    first = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, options=RunOptions(batch_size=2))
+    assert 7 <= first.passes <= 9
+    again = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, options=RunOptions(batch_size=2))
+    assert again.passes == pytest.approx(first.passes + 1)  # one exact pass, no step
+    assert again.gap == pytest.approx(first.gap)
+
+
+def test_a_dual_that_is_good_enough_already_costs_one_pass():
+    problem = multiclass(5)
+    loss = block_gap(problem)
+    first = solve(problem.head, loss, Items(problem), tolerance=0.01)
+    steps = loss.dual.steps
+    second = solve(problem.head, loss, Items(problem), tolerance=0.01)
+    assert loss.dual.steps == steps
+    assert second.passes == pytest.approx(first.passes + 1)
+
+
+def test_every_passes():
+    problem = multiclass(6, n=8, lam=1e-5)
+    seen: list[float] = []
+    solve(
+        problem.head,
+        block_gap(problem),
+        Items(problem),
+        tolerance=1e-9,
+        max_passes=16,
+        on_check=lambda c: seen.append(c.passes),
+        options=RunOptions(batch_size=4, schedule=EveryPasses(3)),
+    )
+    # the count begins with the first step; an exact pass counts too
+    assert seen[:3] == [4.5, 8.5, 12.5]
+
+
+def test_when_estimated():
+    dual = multiclass(7).train().dual
+    dual.gap_estimates.fill_(0.01)
+    schedule = WhenEstimated(passes=4, at_least=0.5)
+    assert not schedule.due(dual, 1.0)
+    dual.oracle_calls += 2
+    assert not schedule.due(dual, 1.0)
+    dual.oracle_calls += 1
+    assert schedule.due(dual, 1.0)
+    assert not schedule.due(dual, 0.05)
+    dual.oracle_calls += 4 * dual.num_examples
+    assert schedule.due(dual, 0.05)
+
+
+def test_estimates_save_passes():
+    def passes(schedule) -> float:
+        problem = multiclass(8, n=20, lam=0.5)
+        return solve(
+            problem.head, block_gap(problem), Items(problem), tolerance=0.05, options=RunOptions(schedule=schedule)
+        ).passes
+
+    assert passes(WhenEstimated()) < passes(EveryPasses(10))
+
+
+def test_all_gaps_zero_is_the_end():
+    problem = multiclass(9, cost=torch.zeros(3, 3))
+    found = solve(problem.head, block_gap(problem), Items(problem), tolerance=0.0, max_passes=1000)
+    assert found.gap == 0.0
+    assert found.passes < 20
+
+
+def test_steps_that_call_no_oracle_are_not_endless():
+    class FromCache(BCFW):
+        """Counts no oracle call after the first pass, as if everything came from a cache."""
+
+        def step(self, closure=None):
+            calls = self.dual.oracle_calls
+            result = super().step(closure)
+            if calls >= self.dual.num_examples:
+                self.dual.oracle_calls = calls
+            return result
+
+    problem = multiclass(10, lam=1e-3)
+    loss = block_gap(problem)
+    optimizer = FromCache(problem.head.parameters(), loss.dual)
+    seen: list[Certificate] = []
+    found = solve(
+        problem.head,
+        loss,
+        Items(problem),
+        tolerance=1e-12,
+        max_passes=3.5,
+        optimizer=optimizer,
+        on_check=seen.append,
+        options=RunOptions(batch_size=3),
+    )
+    assert found.passes == 4.0
+    assert len(seen) == 3
+    assert loss.dual.steps == 2 + 3 * 200
+
+
+def test_a_dataset_may_fetch_whole_batches():
+    class Batched(Items):
+        def __getitems__(self, index):
+            assert isinstance(index, list)
+            return self.problem.batch(index)
+
+        def __getitem__(self, i):
+            raise AssertionError("not one by one")
+
+        def collate(self, batch):
+            return batch
+
+    problem = chain(11)
+    found = solve(problem.head, block_gap(problem), Batched(problem), tolerance=0.05)
+    assert found.gap <= 0.05
+    assert [batch.index.tolist() for batch in in_order(Batched(problem), batch_size=2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_steps_say_how_many_blocks_they_visited():
+    problem = multiclass(12, n=6)
+    loop = TorchLoop(problem.head, block_gap(problem), Items(problem), RunOptions(batch_size=4, order=Permutation()))
+    assert [loop.step() for _ in range(4)] == [4, 2, 4, 2]
+
+
+def test_an_approximate_oracle_is_certified_less_and_less_often():
+    """Its gap may stay above the tolerance, whatever the steps do."""
+    dual = multiclass(7).train().dual
+    dual.gap_estimates.fill_(0.0)
+    schedule = WhenEstimated(passes=4, at_least=0.5)
+    schedule.due(dual, 1.0)
+    waits = []
+    for exact in (False, False, False, False, True, True):
+        start = dual.passes
+        while not schedule.due(dual, 1.0):
+            dual.oracle_calls += 1
+        waits.append(dual.passes - start)
+        numbers = dict.fromkeys(("primal", "dual", "gap", "drift", "seconds", "lam"), 1.0)
+        schedule.after(
+            Certificate(exact=exact, oracle_calls=0, passes=dual.passes, num_examples=dual.num_examples, **numbers)
+        )
+    assert waits == pytest.approx([0.5, 1.0, 2.0, 4.0, 4.0, 0.5])
+
+
+def test_nothing_changes_before_arguments_are_looked_at():
+    problem = multiclass(13)
+    loss = block_gap(problem)
+    with torch.no_grad():
+        for p in problem.head.parameters():
+            p.fill_(1.0)
+    other = block_gap(multiclass(13))
+    for options in (
+        {"tolerance": 0.1, "optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
+        {"tolerance": 0.1, "optimizer": BCFW(other.dual.parameters, other.dual)},
+    ):
+        with pytest.raises(ValueError, match="must be a BCFW of the dual"):
+            solve(problem.head, loss, Items(problem), **options)
+        assert all(bool((p == 1.0).all()) for p in problem.head.parameters())
+    assert not loss.dual.mailbox.waiting
+
+
+def test_bad_input():
+    problem = multiclass(13)
+    loss = block_gap(problem)
+    for wrong, message in (
+        ({"tolerance": -1.0}, "tolerance=-1.0 must be at least 0"),
+        ({"tolerance": math.nan}, "tolerance=nan must be at least 0"),
+        ({"tolerance": 0.0}, "tolerance=0 is never reached"),
+        ({"tolerance": 0.1, "max_passes": 0}, "max_passes=0 must be positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            solve(problem.head, loss, Items(problem), **wrong)
+    with pytest.raises(ValueError, match="batch_size=0 must be a whole number, at least 1"):
+        RunOptions(batch_size=0)
+    with pytest.raises(ValueError, match="has 5 examples, and the dual was made for 6"):
+        solve(problem.head, loss, Items(multiclass(13, n=5)), tolerance=0.1)
+    with pytest.raises(ValueError, match="has no method `collate`"):
+        solve(problem.head, loss, list(range(6)), tolerance=0.1)
+    assert loss.dual.oracle_calls == 0
+    assert (
+        solve(problem.head, loss, list(range(6)), tolerance=0.1, options=RunOptions(collate_fn=problem.batch)).gap
+        <= 0.1
+    )
+    with pytest.raises(ValueError, match="passes=0 must be positive"):
+        EveryPasses(0)
+    with pytest.raises(ValueError, match="at_least=3 must be positive"):
+        WhenEstimated(2, at_least=3)

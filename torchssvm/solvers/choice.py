@@ -1,0 +1,234 @@
+"""Which solver trains a head: the user's, or the quickest that head, storage and memory allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from torchssvm.core.batch import tree_tensors
+from torchssvm.core.memory import available_memory
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Structure
+from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.storage import Storage
+from torchssvm.dual.weights import Weights
+from torchssvm.solvers.compiled.applies import reason_not_compiled
+from torchssvm.steps.block_steps import BlockSteps, check_block_steps
+from torchssvm.steps.box_qp import BoxQP
+from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
+from torchssvm.steps.corrective import Corrective
+from torchssvm.steps.direction import DirectionRule
+from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.line_search import LineSearch
+from torchssvm.steps.pairwise import Pairwise
+from torchssvm.steps.rules import check_rules
+
+BATCH = 64
+"""Examples of a step of the torch loop, where nobody says otherwise: more of them share the costs of Python."""
+
+SHARE = 0.5
+"""The largest share of the free memory that features, and that the blocks of the dual, may take unasked."""
+
+
+class Rules(NamedTuple):
+    """Every rule of a solver; see :class:`Solver`."""
+
+    direction: DirectionRule
+    oracle: OracleRule
+    storage: Storage
+    block_steps: BlockSteps
+    line_search: LineSearch | None
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How a head is trained: the rules of a step, the storage of the dual's blocks, and the loop.
+
+    ``Solver()`` leaves all of it to the library (see :func:`choose`). Where one of the first four is given, the others
+    take the defaults of ``BlockGap``, and the storage is one that fits them.
+
+    Attributes:
+        direction: The direction of a step, such as ``Pairwise()``.
+        oracle: Whether to decode: ``MaxOracle()`` or ``CacheOracle()``.
+        storage: How blocks are kept: ``MeanParts()``, ``Labelings()`` or ``Weights()``; every run begins with a copy.
+        block_steps: The steps of a batch's blocks in the torch loop, such as ``Sequential()``.
+        line_search: Chooses the step size; None is ``ExactSearch()``.
+        compiled: Whether :class:`torchssvm.CompiledBCFW` takes the steps; None is True where it can. False also suits a
+            dataset that gives an example other features each time (augmentation).
+
+    Raises:
+        TypeError: An attribute is not an object of its kind.
+        ValueError: Attributes contradict each other, such as a direction that needs labelings and a storage that keeps
+            none; or the storage already belongs to a dual.
+    """
+
+    direction: Any = None
+    oracle: OracleRule | None = None
+    storage: Storage | None = None
+    block_steps: BlockSteps | None = None
+    line_search: LineSearch | None = None
+    compiled: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.compiled not in (None, True, False):
+            raise ValueError(f"compiled={self.compiled!r} must be True, False or None")
+        self.rules()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the library chooses the rules."""
+        return all(rule is None for rule in (self.direction, self.oracle, self.storage, self.block_steps))
+
+    def rules(self) -> Rules:
+        """The rules, with the defaults of ``BlockGap`` in the place of None.
+
+        Raises:
+            TypeError, ValueError: See the class.
+        """
+        direction: Any = self.direction if self.direction is not None else FrankWolfe()
+        oracle = self.oracle if self.oracle is not None else MaxOracle()
+        storage = self.storage
+        if storage is None:
+            needed = getattr(direction, "needs_labelings", False) or getattr(oracle, "needs_labelings", False)
+            storage = Labelings() if needed else MeanParts()
+        if not isinstance(storage, Storage):
+            raise TypeError(f"storage={storage} must be an object such as MeanParts(), Labelings() or Weights()")
+        check_rules(direction, oracle, storage)
+        if hasattr(storage, "num_examples"):
+            raise ValueError(
+                f"storage={type(storage).__name__}() already belongs to a DualState: give a new one, which every run "
+                "copies"
+            )
+        block_steps = check_block_steps(self.block_steps if self.block_steps is not None else BoxQP())
+        block_steps.check(direction, oracle, storage)
+        return Rules(direction, oracle, storage, block_steps, self.line_search)
+
+
+class Sample(NamedTuple):
+    """The first examples of a training set, from which the memory of all is estimated.
+
+    Attributes:
+        x: What the head was given.
+        potentials: What it returned, without gradients.
+        size: Number of examples.
+    """
+
+    x: Any
+    potentials: Potentials
+    size: int
+
+
+class Choice(NamedTuple):
+    """The solver of a run.
+
+    Attributes:
+        rules: Every rule.
+        compiled: Whether the compiled loop takes the steps.
+        reason: Why, as a clause.
+    """
+
+    rules: Rules
+    compiled: bool
+    reason: str
+
+    def __str__(self) -> str:
+        own = self.rules
+        text = f"{own.direction}, {own.oracle}, {type(own.storage).__name__}()"
+        if self.compiled:
+            return f"solver: compiled loop, {text}: {self.reason}"
+        return f"solver: torch loop, {text}, {own.block_steps}: {self.reason}"
+
+
+def choose(
+    solver: Solver,
+    head: nn.Module,
+    structure: Structure,
+    num_examples: int,
+    sample: Sample,
+    *,
+    bounds: bool = False,
+    memory_limit: int | None = None,
+    obstacle: str | None = None,
+) -> Choice:
+    """The solver with all of its rules.
+
+    Where the rules are open, they are, as measured on the library's tasks:
+
+    * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: a chain or
+      classes, on the CPU, on features that stay as they are and that fit in half of the free memory;
+    * else the torch loop with ``Pairwise()``, ``CacheOracle()`` and ``Labelings()``.
+
+    Where labelings would take more than half of the free memory, or more than ``memory_limit``, the steps are those of
+    ``FrankWolfe()`` on ``MeanParts()``, or else on ``Weights()``.
+
+    Args:
+        solver: The rules that are given.
+        head: The head.
+        structure: What an output is.
+        num_examples: n.
+        sample: The first examples.
+        bounds: Whether the weights have bounds.
+        memory_limit: Bytes that the blocks may take; None is what the device has left.
+        obstacle: Why the compiled loop cannot be used, where the caller knows of a reason; None if it does not.
+
+    Raises:
+        ValueError: ``compiled=True``, and the compiled loop cannot be used.
+        MemoryError: ``compiled=True``, and the features take more than half of the free memory.
+    """
+    fits = _Fits(num_examples, structure, list(head.parameters()), sample.potentials, memory_limit)
+    rules = _open_rules(solver, fits, compiled=True) if solver.is_open else solver.rules()
+    why_not = obstacle or reason_not_compiled(head, structure, rules, bounds=bounds)
+    if solver.compiled and why_not is not None:
+        raise ValueError(f"compiled=True, and the compiled loop cannot be used: {why_not}")
+    if solver.compiled is False:
+        why_not = "compiled=False"
+    if why_not is None and (too_large := _features_too_large(sample, num_examples)) is not None:
+        if solver.compiled:
+            raise MemoryError(f"{too_large}: use compiled=False, which computes them for every batch")
+        why_not = too_large
+    if why_not is not None and solver.is_open:
+        rules = _open_rules(solver, fits, compiled=False)
+    return Choice(rules, why_not is None, why_not or "the features stay as they are")
+
+
+def _open_rules(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
+    """The rules for the best storage that fits; for labelings if none does, whose error says what to do."""
+    storage: Storage = next((kind() for kind in (Labelings, MeanParts, Weights) if fits(kind())), Labelings())
+    if isinstance(storage, Labelings):
+        direction = Corrective() if compiled else Pairwise()
+        return Solver(direction, CacheOracle(), storage, line_search=solver.line_search).rules()
+    return Solver(storage=storage, line_search=solver.line_search).rules()
+
+
+def _features_too_large(sample: Sample, num_examples: int) -> str | None:
+    """That the features of all examples would not fit, as a clause; None if they do."""
+    tensors = tree_tensors(sample.x)
+    needed = sum(t.numel() * t.element_size() for t in tensors) * num_examples // max(sample.size, 1)
+    allowed = int(SHARE * available_memory(tensors[0].device))
+    if needed <= allowed:
+        return None
+    return (
+        f"the features of {num_examples} examples would take about {needed / 2**20:,.0f} MiB, and half of the memory "
+        f"that is left is {allowed / 2**20:,.0f} MiB"
+    )
+
+
+@dataclass
+class _Fits:
+    """Whether blocks kept by a storage would take at most half of the free memory, or the limit."""
+
+    num_examples: int
+    structure: Structure
+    parameters: list[nn.Parameter]
+    potentials: Potentials
+    memory_limit: int | None
+
+    def __call__(self, storage: Storage) -> bool:
+        storage.bind(self.num_examples, 1.0, self.structure, self.parameters, self.memory_limit)
+        allowed = self.memory_limit
+        if allowed is None:
+            allowed = int(SHARE * available_memory(self.potentials.device))
+        return storage.estimate(self.potentials) <= allowed

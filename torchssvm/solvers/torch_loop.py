@@ -1,0 +1,131 @@
+"""The torch loop as a trainer: batches from a dataset, the head, the block gap, and BCFW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchssvm.core.arguments import check_dataset
+from torchssvm.core.batch import apply_head, fetcher, in_order, to_device
+from torchssvm.core.schema import Schema, Stateful
+from torchssvm.solvers.bcfw import BCFW
+from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.solvers.certificate import Certificate, certify
+from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.schedules import Schedule
+from torchssvm.solvers.tolerance import Tolerance
+from torchssvm.solvers.trainer import DualTrainer
+from torchssvm.steps.sampler import GapBatchSampler
+
+
+class TorchLoop(DualTrainer, Stateful):
+    """Trains a head by the block gap of its dual and ``BCFW``, for any head, structure, storage and device.
+
+    It is the loop that a user would write, with the verbs of a :class:`torchssvm.Trainer`. It goes on from the dual's
+    current state, and changes only the dual and the weights.
+
+    Args:
+        head: The head of the dual, or features and the head as one module.
+        loss: The block gap of the dual, with the rules of its steps.
+        dataset: Map-style, n examples; an item's index is its place.
+        options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
+        optimizer: The ``BCFW`` of the dual; None is ``BCFW(loss.dual.parameters, loss.dual)``.
+
+    Raises:
+        ValueError: The dataset has another size than the dual, or no ``collate``; or the optimizer is not the BCFW of
+            this dual.
+        TypeError: ``options`` is not a :class:`RunOptions`, or the dataset has no length.
+    """
+
+    state_name = "loop"
+
+    def __init__(
+        self,
+        head: nn.Module,
+        loss: BlockGap,
+        dataset: Any,
+        options: RunOptions | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.options = options = check_options(options)
+        check_dataset(dataset)
+        if len(dataset) != loss.dual.num_examples:
+            raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
+        if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:
+            raise ValueError(f"optimizer={type(optimizer).__name__} must be a BCFW of the dual of the loss")
+        self.head, self.loss, self.dual, self.dataset = head, loss, loss.dual, dataset
+        self.sampler = GapBatchSampler(loss.dual, batch_size=options.batch_size, order=options.order, seed=options.seed)
+        self.optimizer: Any = optimizer if optimizer is not None else BCFW(loss.dual.parameters, loss.dual)
+        self._fetch = fetcher(dataset, options.collate_fn)
+        self._epoch: Iterator[list[int]] | None = None
+
+    def step(self) -> int:
+        """Take one step on the next batch of the sampler.
+
+        Returns:
+            Examples of the batch.
+
+        Raises:
+            ValueError: See ``BlockGap``.
+            RuntimeError: See ``BlockGap`` and ``BCFW.step``.
+        """
+        index = self._next_index()
+        batch, device = self._fetch(index), self.dual.parameters[0].device
+        if device.type != "cpu":
+            batch = to_device(batch, device)
+        self.optimizer.zero_grad()
+        self.loss(apply_head(self.head, batch), batch.y, batch.index).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return len(index)
+
+    def certify(self) -> Certificate:
+        """An exact pass; see :func:`torchssvm.certify`."""
+        return certify(self.head, self.dual, in_order(self.dataset, collate_fn=self.options.collate_fn))
+
+    def solve(
+        self,
+        tolerance: Tolerance,
+        *,
+        max_passes: float = math.inf,
+        schedule: Schedule | None = None,
+        on_check: Callable[[Certificate], None] | None = None,
+    ) -> Certificate:
+        """As :meth:`torchssvm.CompiledBCFW.solve`; where ``schedule`` is None, that of the options is followed."""
+        schedule = schedule if schedule is not None else self.options.schedule
+        return super().solve(tolerance, max_passes=max_passes, schedule=schedule, on_check=on_check)
+
+    def _steps(self) -> Iterator[int]:
+        while True:
+            yield self.step()
+
+    def _next_index(self) -> list[int]:
+        while True:
+            if self._epoch is None:
+                self._epoch = iter(self.sampler)
+            index = next(self._epoch, None)
+            if index is not None:
+                return index
+            self._epoch = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the optimizer, with dual and weights, and of the sampler."""
+        return {"optimizer": self.optimizer.state_dict(), "sampler": self.sampler.state_dict()}
+
+    def _schema(self) -> Schema:
+        return {"optimizer": self.optimizer.check_state, "sampler": self.sampler.check_state}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state that :meth:`check_state` accepted."""
+        self._epoch = None
+        self.optimizer.restore(state["optimizer"])
+        self.sampler.restore(state["sampler"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies begin outside of any epoch's loop, like those of their sampler."""
+        return {**vars(self), "_epoch": None}
