@@ -2,8 +2,8 @@
 
 What is used by its name in this package, by purpose:
 
-* Training: ``BCFW``, ``BlockGap``, ``StructuredHinge``, ``solve``, ``RunOptions``, ``Average``, ``UniformAverage``,
-  ``WeightedAverage``, ``SuffixAverage``, ``save_checkpoint``, ``load_checkpoint``.
+* Training: ``BCFW``, ``BlockGap``, ``StructuredHinge``, ``SoftmaxMargin``, ``solve``, ``RunOptions``, ``Average``,
+  ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``, ``save_checkpoint``, ``load_checkpoint``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``LinearArcs``, ``LinearChain``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``,
   ``LinearPose``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
@@ -58,6 +58,7 @@ from torchssvm.solvers import (
     NSlack,
     OneSlack,
     RunOptions,
+    SoftmaxMargin,
     StructuredHinge,
     Subgradient,
     SuffixAverage,
@@ -239,6 +240,7 @@ __all__ = [
     "ShortStep",
     "SlackOracle",
     "SlackRescaling",
+    "SoftmaxMargin",
     "SortedOracle",
     "SparseFeatures",
     "SparseLinearChain",

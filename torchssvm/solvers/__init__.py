@@ -13,6 +13,7 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.running_average import Average
+from torchssvm.solvers.softmax_margin import SoftmaxMargin
 from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.solvers.trainer import Trainer
 from torchssvm.solvers.training import Steps, solve
@@ -29,6 +30,7 @@ __all__ = [
     "NSlack",
     "OneSlack",
     "RunOptions",
+    "SoftmaxMargin",
     "Steps",
     "StructuredHinge",
     "Subgradient",
