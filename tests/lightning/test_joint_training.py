@@ -230,6 +230,35 @@ def test_other_rules_of_the_second_stage(words):
     assert gap.certificate.passes >= 4
 
 
+class Packed(nn.Module):
+    """Features of a recurrent network, which needs the lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(128, 12, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+
+@pytest.mark.parametrize("compiled", [None, False])
+def test_features_that_take_lengths(words, compiled):
+    torch.manual_seed(0)
+    options = [
+        {"joint": JointTraining(epochs=1)},
+        {"features_optimizer": torch.optim.Adam, "joint": Alternate(1, 1)} if compiled is None else {},
+    ]
+    for option in options:
+        gap, model = DualityGap(1e-9), StructuredSVM(LinearChain(12, 26), 0.01, Packed(), compiled=compiled, **option)
+        fitting = trainer(gap, max_epochs=3)
+        fitting.fit(model, loader(words), others())
+        assert gap.certificate.gap >= 0.0 < gap.certificate.dual
+        (batch,) = fitting.predict(model, DataLoader(words, batch_size=WORDS, collate_fn=words.collate))
+        alone = [model.decode(x[None], torch.tensor([len(x)]))[0] for x, _, _ in words]
+        assert all(torch.equal(row[: len(one)], one) for row, one in zip(batch, alone, strict=True))
+
+
 def test_a_fit_that_ends_in_the_first_stage_says_so(words, tmp_path, capsys):
     class Stop(Callback):
         def on_train_epoch_end(self, trainer, pl_module) -> None:
