@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import to_device
+from torchssvm.core.features import apply_features
 
 from .padded import PADDING, PaddedDataset
 
@@ -18,13 +19,15 @@ class PrecomputedFeatures(PaddedDataset):
     """A dataset whose ``x`` was replaced by ``features(x)``, computed once; all else is unchanged.
 
     The module is called with a batch's padded ``x``, in evaluation mode and without gradients, on the device
-    of its parameters; afterwards each submodule has its former mode. Features at padded positions are set to
-    zero. Each example is padded to the longest of its batch; a module that depends on padding, such as a
-    convolution along the sequence, must handle this itself.
+    of its parameters; afterwards each submodule has its former mode. If its ``forward`` has a parameter called
+    ``lengths``, as that of a packed LSTM, it is called as ``features(x, lengths=lengths)`` where batches have
+    lengths. Features at padded positions are set to zero. Each example is padded to the longest of its batch; a
+    module that depends on padding, such as a convolution along the sequence, must handle this itself.
 
     Args:
         dataset: any map-style dataset with a ``collate`` that makes a :class:`torchssvm.core.batch.Batch`.
-        features: maps [B, N, ...] to [B, N, D], or [B, ...] to [B, D] where batches have no lengths.
+        features: maps [B, N, ...] to [B, N, D], or [B, ...] to [B, D] where batches have no lengths; and takes
+            ``lengths``, [B] int64, if its ``forward`` has a parameter of this name.
         batch_size: examples in a call of ``features``.
         device: where the results are held; default: on the CPU.
     """
@@ -53,7 +56,10 @@ class PrecomputedFeatures(PaddedDataset):
         try:
             with torch.no_grad():
                 for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
-                    out = features(batch.x if parameter is None else to_device(batch.x, parameter.device))
+                    inputs = batch.x, batch.lengths
+                    out = apply_features(
+                        features, *(to_device(inputs, parameter.device) if parameter is not None else inputs)
+                    )
                     leading = batch.y.shape[: 1 if batch.lengths is None else 2]
                     if out.shape[: len(leading)] != leading:
                         raise ValueError(

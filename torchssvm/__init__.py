@@ -3,8 +3,8 @@
 What is used by its name in this package, by purpose:
 
 * Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``, ``RunOptions``; ``BCFW``, ``BlockGap``,
-  ``StructuredHinge``, ``Average``, ``UniformAverage``,
-  ``WeightedAverage``, ``SuffixAverage``, ``save_checkpoint``, ``load_checkpoint``.
+  ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
+  ``save_checkpoint``, ``load_checkpoint``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``LinearArcs``, ``LinearChain``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``,
   ``LinearPose``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
@@ -60,6 +60,7 @@ from torchssvm.solvers import (
     OneSlack,
     Relative,
     RunOptions,
+    SoftmaxMargin,
     Solver,
     StructuredHinge,
     Subgradient,
@@ -245,6 +246,7 @@ __all__ = [
     "ShortStep",
     "SlackOracle",
     "SlackRescaling",
+    "SoftmaxMargin",
     "Solver",
     "SortedOracle",
     "SparseFeatures",

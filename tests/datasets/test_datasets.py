@@ -315,6 +315,42 @@ def test_precomputed_features_without_lengths():
     assert features[9].y.item() == 9
 
 
+class Packed(nn.Module):
+    """A recurrent network that reads no padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(128, 3, bidirectional=True, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda network: network, torch.compile], ids=["plain", "compiled"])
+def test_precomputed_features_give_lengths_to_networks_that_take_them(wrap, small, monkeypatch):
+    torch.manual_seed(0)
+    network = Packed()
+    few = PaddedDataset(small.x[:20], small.y[:20], small.lengths[:20])
+    with torch.compiler.set_stance("force_eager"):
+        features = PrecomputedFeatures(few, wrap(network), batch_size=6)
+    with torch.no_grad():
+        for i in range(20):
+            alone = few[i].x[None]
+            torch.testing.assert_close(features[i].x, network(alone, torch.tensor([alone.shape[1]]))[0])
+    assert not features.x[features.y == -1].any()
+
+
+def test_without_lengths_a_network_that_takes_them_is_not_given_any():
+    class Either(nn.Module):
+        def forward(self, x, lengths=None):
+            assert lengths is None
+            return x
+
+    dataset = PaddedDataset(torch.randn(10, 3), torch.arange(10))
+    assert torch.equal(PrecomputedFeatures(dataset, Either()).x, dataset.x)
+
+
 def test_precomputed_features_errors(small):
     flat = nn.Sequential(nn.Flatten(1), nn.Dropout(0.5))
     with pytest.raises(ValueError, match=r"returned the shape \[626, 1792\].* must be \[626, 14\]"):

@@ -9,6 +9,8 @@ from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.factorwise import FactorwiseSVM
+from torchssvm.lightning.joint_run import HeadChoice
+from torchssvm.lightning.joint_training import JointTraining
 from torchssvm.lightning.report import Report
 from torchssvm.lightning.safe_checkpoint_io import SafeCheckpointIO
 from torchssvm.lightning.structured_svm import StructuredSVM
@@ -19,6 +21,8 @@ __all__ = [
     "AveragedWeights",
     "DualityGap",
     "FactorwiseSVM",
+    "HeadChoice",
+    "JointTraining",
     "Report",
     "SafeCheckpointIO",
     "StructuredSVM",

@@ -11,6 +11,7 @@ from torchssvm.core.bounds import Bound, Box
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
+from torchssvm.lightning.joint_training import JointTraining
 from torchssvm.steps.cache import MaxOracle, OracleRule
 from torchssvm.steps.direction import DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
@@ -56,6 +57,17 @@ def choose_rules(
             f"storage={type(storage).__name__}() already belongs to a DualState: give a new one, which every fit copies"
         )
     return chosen, oracle, storage
+
+
+def check_joint(joint: JointTraining, features: nn.Module | None, features_optimizer: Any) -> None:
+    """Raise ValueError if there is nothing for ``joint`` to train, or another optimizer for it."""
+    if features is None:
+        raise ValueError(f"joint={joint} trains features and head together, and features=None: give the network")
+    if features_optimizer is not None:
+        raise ValueError(
+            f"joint={joint} has an optimizer of its own for features and head, and features_optimizer is for "
+            "Alternate(): give JointTraining(optimizer=...) in its place, or joint=Alternate(...)"
+        )
 
 
 def check_bounds(head: nn.Module, bounds: dict[str, tuple[Bound | None, Bound | None]]) -> None:

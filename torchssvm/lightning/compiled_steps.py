@@ -107,4 +107,4 @@ def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:
     for batch in loader:
         batch = module.trainer.precision_plugin.convert_input(check_batch(batch))
         with module.trainer.precision_plugin.forward_context():
-            yield batch.replace(x=module.extract(batch.x))
+            yield batch.replace(x=module.extract(batch.x, batch.lengths))

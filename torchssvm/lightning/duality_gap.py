@@ -50,6 +50,8 @@ class DualityGap(Callback):
     before it. The patience of ``EarlyStopping`` counts epochs, most of which have no new gap: give it a patience of
     twice ``every_n_epochs``.
 
+    While ``JointTraining`` trains head and features together there is no pass, and no figure is logged.
+
     The callback works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and
     for :class:`FactorwiseSVM`, where an epoch is a pass. GDMM trains a relaxation of the problem: the run stops on
     ``relaxed_gap``, logged together with ``relaxed_primal`` and ``relaxed_dual``. On chains it is the gap itself, on
@@ -157,6 +159,8 @@ class DualityGap(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """In a resumed run, handle the end of the epoch before the checkpoint, and stop if the gap is reached."""
+        if not _solves(pl_module):
+            return
         self._end_epoch(trainer, pl_module, trainer.current_epoch - 1)
         if not self.history and _validates_early(trainer) and (self._schedule is None or _is_monitored(trainer)):
             self.certify(trainer, pl_module)
@@ -169,7 +173,7 @@ class DualityGap(Callback):
         """Ask the schedule every quarter of an epoch, and stop within the epoch if the gap is reached."""
         total = trainer.num_training_batches
         quarter = 1 if math.isinf(total) else math.ceil(total / 4)
-        if self._schedule is None or ((batch_idx + 1) % quarter and batch_idx + 1 != total):
+        if not _solves(pl_module) or self._schedule is None or ((batch_idx + 1) % quarter and batch_idx + 1 != total):
             return
         if find_gdmm(trainer) is None and self._due(find_bcfw(trainer).dual):
             self.certify(trainer, pl_module)
@@ -240,6 +244,9 @@ class DualityGap(Callback):
         """Certify the final weights and record why the run ended; a second call does nothing."""
         if self.stopped_because is not None:
             return
+        if not _solves(pl_module):
+            self.stopped_because = "the fit ended while head and features were trained together: no certificate"
+            return
         if self._certified_step != trainer.global_step or not self.history:
             self.certify(trainer, pl_module)
             self._certified_epoch = trainer.current_epoch - 1  # trainer.current_epoch already counts the last epoch
@@ -250,6 +257,9 @@ class DualityGap(Callback):
         self.stopped_because = self._reason(trainer)
 
     def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> None:
+        if not _solves(pl_module):
+            self._last_epoch = epoch
+            return
         if epoch > self._last_epoch:
             self._last_epoch = epoch
             if self._ends_with_a_pass(trainer, epoch):
@@ -369,6 +379,11 @@ class _Beginning:
 
     def __init__(self, passes: float) -> None:
         self.passes = passes
+
+
+def _solves(pl_module: L.LightningModule) -> bool:
+    """Whether the head holds weights of the dual, which ``JointTraining`` delays; only these are certified."""
+    return bool(getattr(pl_module, "solves_head", True))
 
 
 def _is_monitored(trainer: L.Trainer) -> bool:

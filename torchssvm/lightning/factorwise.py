@@ -148,7 +148,7 @@ class FactorwiseSVM(Predicting):
         """Every training example once, with the head's input as ``x``."""
         for batch in exact_pass_loader(self.training_loader):
             batch = check_batch(batch)
-            yield batch.replace(x=self.extract(batch.x))
+            yield batch.replace(x=self.extract(batch.x, batch.lengths))
 
     def _versions(self) -> dict[str, int]:
         """For every tensor of the features, how often it was changed in place, where torch counts this."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, apply_head
 from torchssvm.core.caller import warn
+from torchssvm.core.features import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure
@@ -38,7 +39,7 @@ class Predicting(Loading, Resumable):
             x: Input of the features, or of the head.
             lengths: ``[B]`` int64, where examples differ in length.
         """
-        return self._apply_head(self.extract(x), lengths)
+        return self._apply_head(self.extract(x, lengths), lengths)
 
     @torch.no_grad()
     def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
@@ -97,14 +98,19 @@ class Predicting(Loading, Resumable):
         for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
             self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight)
 
-    def extract(self, x: Any) -> Any:
-        """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained."""
+    def extract(self, x: Any, lengths: Tensor | None = None) -> Any:
+        """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained.
+
+        Args:
+            x: Input of the features, or of the head.
+            lengths: ``[B]`` int64; features whose ``forward`` has a parameter ``lengths`` get them too.
+        """
         if self.features is None:
             return x
         if self.features.training and not self._run.trains_features:
             self.features.eval()
         with torch.no_grad():
-            return self.features(x)
+            return apply_features(self.features, x, lengths)
 
     def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
         with full_precision(self.device):

@@ -59,6 +59,8 @@ class Report(Callback):
         """Certify, evaluate and write."""
         gap = self._gap(trainer)
         gap.finish(trainer, pl_module)
+        if not gap.history:  # the fit ended in the first stage of JointTraining
+            return
         structure = find_problem(trainer).structure
         tests = _test_batches(trainer, pl_module)
         forward = in_precision(trainer, pl_module)
@@ -80,6 +82,9 @@ class Report(Callback):
         """Print the table below the progress bar, also for a resumed run that had nothing left to train."""
         if self.report is None:
             self.on_train_end(trainer, pl_module)
+        if self.report is None:
+            print(self._gap(trainer).stopped_because)
+            return
         print(f"{self.report}\n{'written to'.ljust(16)}  {self.folder}")
 
     def _gap(self, trainer: L.Trainer) -> DualityGap:

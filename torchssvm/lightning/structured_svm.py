@@ -14,16 +14,19 @@ from torch.optim import Optimizer
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.bounds import Bound
+from torchssvm.core.features import apply_features
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
-from torchssvm.lightning.arguments import Direction, check_bounds, choose_rules
+from torchssvm.lightning.arguments import Direction, check_bounds, check_joint, choose_rules
 from torchssvm.lightning.compiled_steps import make_loop, reason_not_compiled
 from torchssvm.lightning.epoch_parts import EpochPart, EpochParts, own_draws, put_back, replace_loader
 from torchssvm.lightning.exact_pass import evaluating, in_precision
+from torchssvm.lightning.joint_run import HeadChoice, JointRun
+from torchssvm.lightning.joint_training import JointTraining, solving_rules
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
@@ -50,9 +53,11 @@ class StructuredSVM(Predicting):
     is made when a fit begins. The optimizer holds it and checkpoints save it; the module's ``state_dict`` does not
     contain it. A ``GapBatchSampler`` in the training loader is bound to it; runs can then be resumed within an epoch.
 
-    Without ``features_optimizer`` the features are frozen: always in evaluation mode, without gradients. With it,
-    epochs on the features and on the head alternate: the optimizer descends the structured hinge while the head's
-    weights are fixed, and the head's weights are recomputed from the dual before BCFW continues.
+    The features are frozen, always in evaluation mode and without gradients, unless ``joint`` or ``features_optimizer``
+    is given. With ``joint=JointTraining()``, one optimizer first trains features and head together, then BCFW solves
+    the head. With ``features_optimizer``, epochs on the features and on the head alternate: the optimizer descends the
+    structured hinge while the head's weights are fixed, and the head's weights are recomputed from the dual before BCFW
+    continues.
 
     A fit refuses settings that contradict exact steps: clipping, accumulation, 16-bit weights, Lightning's averages
     (use :class:`AveragedWeights`), pruning, and searches for a learning rate or a batch size. Validation logs
@@ -63,9 +68,11 @@ class StructuredSVM(Predicting):
     Args:
         head: Features -> potentials, linear in all its weights.
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
-        features: The module below the head, ``x`` -> features; None gives ``x`` to the head.
-        features_optimizer: ``parameters -> torch.optim.Optimizer``; trains the features too.
-        joint: Which epochs train the features, which the head; None is ``Alternate()``. Needs ``features_optimizer``.
+        features: The module below the head, ``x`` -> features; None gives ``x`` to the head. A module whose
+            ``forward`` has a parameter called ``lengths`` gets the lengths of the batch too.
+        features_optimizer: ``parameters -> torch.optim.Optimizer``; trains the features in alternation with the head.
+        joint: How features and head are trained together: ``JointTraining(...)``, without ``features_optimizer``; or
+            ``Alternate(...)``, which is what None means with one.
         structure: What an output is; None is ``head.structure``.
         storage: How dual blocks are kept; None is ``Labelings()`` if ``direction`` or ``oracle`` need labelings, else
             ``MeanParts()``. Both allow features that are trained, ``Weights()`` does not. Every fit begins with an
@@ -97,7 +104,7 @@ class StructuredSVM(Predicting):
         lam: float,
         features: nn.Module | None = None,
         features_optimizer: Callable[[Iterable], Optimizer] | None = None,
-        joint: Alternate | None = None,
+        joint: JointTraining | Alternate | None = None,
         structure: Structure | None = None,
         storage: Storage | None = None,
         block_steps: BlockSteps | None = None,
@@ -112,7 +119,12 @@ class StructuredSVM(Predicting):
         self.automatic_optimization = False
         if features is None and features_optimizer is not None:
             raise ValueError("features_optimizer is given, and features=None: there is nothing for it to train")
-        if joint is not None and features_optimizer is None:
+        if isinstance(joint, JointTraining):
+            check_joint(joint, features, features_optimizer)
+            direction, oracle, storage = solving_rules(
+                head, direction, oracle, storage, compiled=compiled, bounds=bounds
+            )
+        elif joint is not None and features_optimizer is None:
             raise ValueError(f"joint={joint} needs features_optimizer; without it the features are frozen")
         lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
         self.save_hyperparameters("lam", "memory_limit", "bounds")
@@ -123,7 +135,8 @@ class StructuredSVM(Predicting):
         self.lam = lam
         self.structure = find_structure(head, structure)
         self.features_optimizer = features_optimizer
-        self.joint = (joint or Alternate()) if features_optimizer is not None else None
+        self.joint = (joint or Alternate()) if features_optimizer is not None else joint
+        self._joint_run = JointRun() if isinstance(joint, JointTraining) else None
         self.direction, self.oracle, self.storage = choose_rules(
             direction, oracle, storage, features_move=features_optimizer is not None
         )
@@ -150,7 +163,10 @@ class StructuredSVM(Predicting):
             return
         batch = check_batch(batch)
         if self._run.trains_features:
-            self._train_features(batch)
+            if self._joint_run is not None:
+                self._joint_run.step(self, batch, batch_idx)
+            else:
+                self._train_features(batch)
             return
         if (loop := self.compiled_loop()) is not None:
             loop.check_targets(batch)
@@ -160,7 +176,7 @@ class StructuredSVM(Predicting):
         optimizer = self._optimizer(bcfw=True)
         optimizer.zero_grad()
         loss = BlockGap(self.dual, self.direction, oracle=self.oracle, block_steps=self.block_steps)
-        extracted = self.extract(batch.x)
+        extracted = self.extract(batch.x, batch.lengths)
         with full_precision(self.device):
             potentials = self._apply_head(extracted, batch.lengths)
             self.manual_backward(loss(potentials, batch.y, batch.index))
@@ -185,7 +201,9 @@ class StructuredSVM(Predicting):
         try:
             for parameter, _ in held:
                 parameter.requires_grad_(False)
-            hinge = StructuredHinge(self.structure)(self._apply_head(self.features(batch.x), batch.lengths), batch.y)
+            hinge = StructuredHinge(self.structure)(
+                self._apply_head(apply_features(self.features, batch.x, batch.lengths), batch.lengths), batch.y
+            )
             self.manual_backward(hinge)
         finally:
             for parameter, required in held:
@@ -267,7 +285,10 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.storage),
             memory_limit=self.memory_limit,
         )
-        with self._overwriting(resumed=resume is not None):
+        stages = self._joint_run
+        if stages is not None:
+            stages.start(self, resumed=resume is not None)
+        with self._overwriting(resumed=resume is not None) if stages is None else stages.keeping_the_head(self.head):
             optimizers: list[Optimizer] = [BCFW(self._groups(), dual, line_search=self.line_search)]
         if isinstance(run.sampler, GapBatchSampler):
             run.sampler.bind(dual, by_permutation=self._features_turn)
@@ -275,6 +296,8 @@ class StructuredSVM(Predicting):
             resume.rewind(run.sampler)
         if self.features is not None and self.features_optimizer is not None:
             optimizers.append(self.features_optimizer(self.features.parameters()))
+        elif self.features is not None and isinstance(self.joint, JointTraining):
+            optimizers.append(self.joint.make_optimizer(self.features, self.head))
         return optimizers
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -291,10 +314,23 @@ class StructuredSVM(Predicting):
         Where the compiled loop can draw the examples itself, it does so from here on, and nothing is loaded any more.
         """
         self._turn()
-        self._draw_in_loop()
+        self._solve_head()
         if self._run.resume is not None and not self._run.resume.in_epoch and not self._run.trains_features:
             self.follow_features()
         super().on_train_start()
+
+    @property
+    def solves_head(self) -> bool:
+        """Whether the head holds weights of the dual: not so while ``JointTraining`` trains it with the features."""
+        return self._joint_run is None or self._joint_run.solves
+
+    def _solve_head(self) -> None:
+        """Begin to train the head by BCFW; this is where the second stage of ``JointTraining`` begins."""
+        if self._joint_run is not None:
+            if self._run.trains_features:
+                return
+            self._joint_run.begin_solving(self.head, self.dual)
+        self._draw_in_loop()
 
     def _draw_in_loop(self) -> None:
         run = self._run
@@ -310,7 +346,38 @@ class StructuredSVM(Predicting):
         """Choose between features and head; for the head, recompute its weights from the dual if the features moved."""
         self._turn()
         if not self._run.trains_features:
+            if not self.solves_head:
+                self._solve_head()
             self.follow_features()
+
+    def on_train_end(self) -> None:
+        """After ``JointTraining``: keep the head that validates better."""
+        super().on_train_end()
+        if self._joint_run is not None:
+            self._joint_run.choose(self)
+
+    def on_fit_end(self) -> None:
+        """Likewise after a resumed run that had nothing left to train."""
+        super().on_fit_end()
+        if self._joint_run is not None:
+            self._joint_run.choose(self)
+
+    @property
+    def choice(self) -> HeadChoice | None:
+        """Which head the last fit with ``JointTraining`` kept; None without one, or without validation data."""
+        return None if self._joint_run is None else self._joint_run.choice
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the stages of ``JointTraining`` depend on."""
+        super().on_save_checkpoint(checkpoint)
+        if self._joint_run is not None:
+            self._joint_run.save(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the resume point until training continues."""
+        super().on_load_checkpoint(checkpoint)
+        if self._joint_run is not None and self._run.resume is not None:
+            self._joint_run.load(checkpoint, self.head)
 
     def _features_turn(self) -> bool:
         return self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)

@@ -14,6 +14,7 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.running_average import Average
+from torchssvm.solvers.softmax_margin import SoftmaxMargin
 from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.solvers.tolerance import Relative
 from torchssvm.solvers.torch_loop import TorchLoop
@@ -33,6 +34,7 @@ __all__ = [
     "OneSlack",
     "Relative",
     "RunOptions",
+    "SoftmaxMargin",
     "Solver",
     "StructuredHinge",
     "Subgradient",

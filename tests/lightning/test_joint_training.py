@@ -1,0 +1,368 @@
+"""The recipe of joint training under a Trainer: its two stages, what certifies, what is kept, and resumption."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+L = pytest.importorskip("lightning")
+
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
+from lightning_words import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
+
+from torchssvm import (  # noqa: E402
+    Chain,
+    Corrective,
+    LinearChain,
+    LinearTree,
+    MeanParts,
+    SoftmaxMargin,
+    StructuredHinge,
+    certify,
+)
+from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
+from torchssvm.lightning import (  # noqa: E402
+    Alternate,
+    AveragedWeights,
+    DualityGap,
+    JointTraining,
+    Report,
+    StructuredSVM,
+)
+
+
+@pytest.fixture(scope="module")
+def words() -> PaddedDataset:
+    return some_words()
+
+
+def others() -> DataLoader:
+    """Words that are not trained on."""
+    ocr = OCR()
+    rows = slice(100, 140)
+    return everything(PaddedDataset(ocr.x[rows], ocr.y[rows], ocr.lengths[rows]))
+
+
+def together(joint: JointTraining | None = None, lam: float = 0.01, **options) -> StructuredSVM:
+    torch.manual_seed(0)
+    joint = joint or JointTraining(epochs=2, lr=1e-2)
+    return StructuredSVM(LinearChain(12, 26), lam, Features(), joint=joint, **options)
+
+
+class Watch(Callback):
+    """Weights, rates, losses and modes along the way."""
+
+    def __init__(self) -> None:
+        self.rates, self.losses, self.calls, self.modes, self.at_ends = [], [], [], [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.modes.append(pl_module.features.training)
+        self.calls.append(pl_module.dual.oracle_calls)
+        if not pl_module.solves_head:
+            self.rates.append(pl_module.optimizers()[1].param_groups[0]["lr"])
+            self.losses.append(float(trainer.callback_metrics["joint_loss"]))
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        self.at_ends.append({name: value.clone() for name, value in pl_module.state_dict().items()})
+
+
+def test_both_stages_of_one_fit(words):
+    watch, gap = Watch(), DualityGap(0.05)
+    model = together()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fitting = trainer(watch, gap, max_epochs=200)
+    fitting.fit(model, loader(words), others())
+    batches = math.ceil(WORDS / 3)
+    expected = [1e-2 * (1 - k / (2 * batches)) for k in range(2 * batches)]
+    assert watch.rates == pytest.approx(expected)
+    assert watch.losses[-1] < watch.losses[0]
+    assert watch.modes[: 2 * batches] == [True] * 2 * batches
+    assert not any(watch.modes[2 * batches :])
+    assert watch.calls[: 2 * batches] == [0] * 2 * batches  # nothing decoded, nothing certified
+    first, *_, last = watch.at_ends[1:]
+    for name, value in first.items():
+        moved = not torch.equal(before[name], value)
+        assert moved or "num_batches" in name
+        assert torch.equal(value, last[name]) == name.startswith("features")  # frozen at the end of the first stage
+    assert gap.history[0].certificate.passes > 0
+    assert gap.certificate.gap <= 0.05
+    assert "<= tolerance" in gap.stopped_because
+    assert model.choice is not None
+    assert model.choice.kept in ("joint", "solved")
+    # the compiled loop made the steps, with corrective directions and the cache
+    assert isinstance(model.direction, Corrective)
+    assert model.dual.cache_hits > 0
+    solved = StructuredSVM(LinearChain(12, 26), 0.01, model.features)
+    solved.load_state_dict(last)
+    found = certify(solved, model.dual, everything(words), refresh=False)
+    assert found.gap == pytest.approx(gap.certificate.gap, rel=1e-4)
+
+
+def test_the_better_of_both_heads_is_kept(words):
+    """One head is trained for long and the other one hardly at all, both ways round."""
+
+    class Keep(Callback):
+        def on_train_end(self, trainer, pl_module) -> None:
+            self.solved = [p.detach().clone() for p in pl_module.head.parameters()]
+
+    def losses(model, weights) -> float:
+        with torch.no_grad():
+            for p, value in zip(model.head.parameters(), weights, strict=True):
+                p.copy_(value)
+        total = 0.0
+        for batch in others():
+            total += float(model.structure.loss(model.decode(batch.x, batch.lengths), batch.y).sum())
+        return total / 40
+
+    for joint, epochs, kept in (
+        (JointTraining(epochs=30, lr=1e-2), 31, "joint"),
+        (JointTraining(epochs=1, lr=1e-9), 40, "solved"),
+    ):
+        keep = Keep()
+        model = together(joint, compiled=False, lam=1.0 if kept == "joint" else 0.01)
+        fitting = trainer(keep, max_epochs=epochs)
+        fitting.fit(model, loader(words), others())
+        held = [p.detach().clone() for p in model.head.parameters()]
+        choice, other = model.choice, model._joint_run.weights
+        assert choice.kept == kept
+        expected = other if kept == "joint" else keep.solved
+        assert all(torch.equal(a, b) for a, b in zip(held, expected, strict=True))
+        assert losses(model, keep.solved) == pytest.approx(choice.solved_loss, abs=1e-9)
+        assert losses(model, other) == pytest.approx(choice.joint_loss, abs=1e-9)
+        assert f"the {kept} head is kept" in str(choice)
+
+
+def test_without_validation_data_the_solved_head_is_kept(words):
+    for options in ({}, {"limit_val_batches": 0}):
+        model = together(JointTraining(epochs=1))
+        fitting = trainer(max_epochs=2, **options)
+        fitting.fit(model, loader(words), others() if options else None)
+        assert model.choice is None
+        assert model.dual.value() > 0.0
+        found = certify(model, model.dual, everything(words))
+        assert found.gap >= 0.0
+        assert found.drift < 1e-4
+
+
+def test_the_first_stage_is_the_plain_loop(words):
+    """Softmax-margin, lam/2 |w|^2 and Adam with a falling rate, on batches of a permutation."""
+    joint = JointTraining(epochs=2, lr=1e-2)
+    network, head = nn.Linear(128, 12), LinearChain(12, 26)
+    features, expected = nn.Sequential(network), nn.ModuleList([nn.Linear(128, 12), LinearChain(12, 26)])
+    expected[0].load_state_dict(network.state_dict())
+    model = StructuredSVM(head, 0.1, features, joint=joint)
+    seen = []
+
+    class See(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+            if trainer.current_epoch < 2:
+                seen.append(batch)
+
+        def on_train_epoch_end(self, trainer, pl_module) -> None:
+            if trainer.current_epoch == 1:
+                self.weights = [p.detach().clone() for p in pl_module.parameters()]
+
+    see = See()
+    trainer(see, max_epochs=3).fit(model, loader(words))
+    assert sorted(torch.cat([b.index for b in seen[: len(seen) // 2]]).tolist()) == list(range(WORDS))
+    loss, adam = SoftmaxMargin(Chain(26)), torch.optim.Adam(expected.parameters(), lr=1e-2)
+    for step, batch in enumerate(seen):
+        for group in adam.param_groups:
+            group["lr"] = 1e-2 * (1 - step / len(seen))
+        adam.zero_grad()
+        value = loss(expected[1](expected[0](batch.x), batch.lengths), batch.y)
+        (value + 0.05 * sum(p.square().sum() for p in expected[1].parameters())).backward()
+        adam.step()
+    mine = {name: p for name, p in zip(dict(model.named_parameters()), see.weights, strict=True)}
+    for name, p in [*expected[1].named_parameters(prefix="head"), *expected[0].named_parameters(prefix="features.0")]:
+        torch.testing.assert_close(mine[name], p, rtol=1e-4, atol=1e-6)
+
+
+def test_it_starts_from_the_head_that_is_given(words):
+    model = together(JointTraining(epochs=1, lr=1e-12))
+    with torch.no_grad():
+        model.head.emission.normal_()
+    given = model.head.emission.detach().clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", module="lightning")
+        trainer(max_epochs=2).fit(model, loader(words))
+    torch.testing.assert_close(model._joint_run.weights[0], given, atol=1e-6, rtol=0)
+
+
+def test_losses_and_optimizers_of_the_first_stage(words):
+    assert isinstance(JointTraining().make_loss(Chain(3)), SoftmaxMargin)
+    tree = LinearTree(3, 2, [-1, 0, 0]).structure
+    assert isinstance(JointTraining().make_loss(tree), StructuredHinge)
+    cold = JointTraining(loss=functools.partial(SoftmaxMargin, temperature=0.1))
+    assert cold.make_loss(Chain(3)).temperature == 0.1
+    decay = functools.partial(torch.optim.AdamW, weight_decay=0.5)
+    made = JointTraining(optimizer=decay, lr=0.25).make_optimizer(nn.Linear(2, 2), LinearChain(2, 3))
+    assert [(group["weight_decay"], group["lr"]) for group in made.param_groups] == [(0.5, 0.25), (0.0, 0.25)]
+    model = together(JointTraining(epochs=1, lr=1e-2, loss=StructuredHinge, optimizer=torch.optim.SGD))
+    trainer(max_epochs=2).fit(model, loader(words))
+    assert isinstance(model._joint_run._loss, StructuredHinge)
+
+
+def test_bounds_hold_in_both_stages(words):
+    class Inside(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            assert bool((pl_module.head.transition >= 0.01).all())
+
+    model = together(bounds={"transition": (0.01, None)})
+    gap = DualityGap(1e-9, every_n_epochs=1)
+    trainer(Inside(), gap, max_epochs=4).fit(model, loader(words))
+    assert isinstance(model.storage, MeanParts)  # bounds are not compiled
+    assert gap.certificate.drift < 1e-4
+
+
+def test_other_rules_of_the_second_stage(words):
+    model = together(storage=MeanParts())
+    gap = DualityGap(1e-9, max_passes=4)
+    trainer(gap, AveragedWeights(), max_epochs=8).fit(model, loader(words))
+    assert type(model.direction).__name__ == "FrankWolfe"
+    assert gap.certificate.passes >= 4
+
+
+class Packed(nn.Module):
+    """Features of a recurrent network, which needs the lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(128, 12, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+
+@pytest.mark.parametrize("compiled", [None, False])
+def test_features_that_take_lengths(words, compiled):
+    torch.manual_seed(0)
+    options = [
+        {"joint": JointTraining(epochs=1)},
+        {"features_optimizer": torch.optim.Adam, "joint": Alternate(1, 1)} if compiled is None else {},
+    ]
+    for option in options:
+        gap, model = DualityGap(1e-9), StructuredSVM(LinearChain(12, 26), 0.01, Packed(), compiled=compiled, **option)
+        fitting = trainer(gap, max_epochs=3)
+        fitting.fit(model, loader(words), others())
+        assert gap.certificate.gap >= 0.0 < gap.certificate.dual
+        (batch,) = fitting.predict(model, DataLoader(words, batch_size=WORDS, collate_fn=words.collate))
+        alone = [model.decode(x[None], torch.tensor([len(x)]))[0] for x, _, _ in words]
+        assert all(torch.equal(row[: len(one)], one) for row, one in zip(batch, alone, strict=True))
+
+
+def test_a_fit_that_ends_in_the_first_stage_says_so(words, tmp_path, capsys):
+    class Stop(Callback):
+        def on_train_epoch_end(self, trainer, pl_module) -> None:
+            trainer.should_stop = True
+
+    gap, model = DualityGap(0.1), together(JointTraining(epochs=3))
+    with pytest.warns(UserWarning, match="the head is not solved, and has no certificate"):
+        trainer(gap, Stop(), Report(tmp_path), max_epochs=9).fit(model, loader(words), others())
+    assert gap.history == []
+    assert gap.stopped_because == "the fit ended while head and features were trained together: no certificate"
+    assert gap.stopped_because in capsys.readouterr().out
+    assert model.choice is None
+    assert bool(model.head.emission.any())
+
+
+def test_a_second_fit_begins_with_the_first_stage(words):
+    model = together()
+    for _ in range(2):
+        watch = Watch()
+        trainer(watch, max_epochs=3).fit(model, loader(words))
+        assert len(watch.rates) == 2 * math.ceil(WORDS / 3)
+
+
+def test_refusals(words):
+    with pytest.raises(ValueError, match=r"features=None: give the network"):
+        StructuredSVM(LinearChain(128, 26), 0.1, joint=JointTraining())
+    with pytest.raises(ValueError, match=r"features_optimizer is for Alternate"):
+        StructuredSVM(LinearChain(12, 26), 0.1, Features(), torch.optim.Adam, joint=JointTraining())
+    with pytest.raises(ValueError, match=r"joint=Alternate.* needs features_optimizer"):
+        StructuredSVM(LinearChain(12, 26), 0.1, Features(), joint=Alternate())
+    with pytest.raises(ValueError, match=r"max_epochs=2\) ends before the head is solved.*max_epochs=202"):
+        trainer(max_epochs=2).fit(together(), loader(words))
+    for wrong in ({"epochs": 0}, {"lr": 0.0}, {"lr": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            JointTraining(**wrong)
+    with pytest.raises(TypeError, match=r"loss=.* must be a function that makes one, such as SoftmaxMargin"):
+        JointTraining(loss=SoftmaxMargin(Chain(3)))
+    with pytest.raises(TypeError, match=r"optimizer=0.1 must be a function that makes one"):
+        JointTraining(optimizer=0.1)
+
+
+def test_a_fast_development_run_is_possible(words):
+    with pytest.warns(UserWarning, match="the head is not solved"):
+        trainer(fast_dev_run=True).fit(together(), loader(words), others())
+
+
+# Checkpoints
+
+
+def fit(folder, resume=None, **options):
+    model = together(JointTraining(epochs=2, lr=1e-2), **options)
+    torch.manual_seed(1 if resume is None else 2)
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    saves = [
+        ModelCheckpoint(folder, filename="{step:03d}", save_top_k=-1, every_n_train_steps=4),
+        ModelCheckpoint(folder, filename="end-{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True),
+    ]
+    fitting = trainer(gap, *saves, max_epochs=5, enable_checkpointing=True)
+    fitting.fit(
+        model, loader(some_words()), others(), ckpt_path=resume, weights_only=True if resume is not None else None
+    )
+    history = [(e.certificate.primal, e.certificate.dual, e.certificate.oracle_calls) for e in gap.history]
+    return {
+        "weights": {name: value.clone() for name, value in model.state_dict().items()},
+        "dual": model.dual.state_dict(),
+        "history": history,
+        "choice": model.choice,
+        "epoch": fitting.current_epoch,
+        "step": fitting.global_step,
+        "joint": model._joint_run.weights,
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("compiled", [None, False])
+def test_resuming_within_each_stage_and_between_them(compiled, tmp_path):
+    from problems import assert_same
+
+    alone = fit(tmp_path / "alone", compiled=compiled)
+    assert alone["history"]
+    checkpoints = sorted((tmp_path / "alone").glob("*.ckpt"))
+    steps = {path.name for path in checkpoints}
+    assert {"step=004.ckpt", "step=008.ckpt", "step=012.ckpt", "end-epoch=0.ckpt", "end-epoch=1.ckpt"} <= steps
+    for number, path in enumerate(checkpoints):
+        found = fit(tmp_path / str(number), resume=path, compiled=compiled)
+        assert_same(found, alone, path.name)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_checkpoints_that_do_not_fit(words, tmp_path):
+    fitting = trainer(max_epochs=1)
+    fitting.fit(StructuredSVM(LinearChain(12, 26), 0.01, Features()), loader(words))
+    fitting.save_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match="not one of JointTraining"):
+        trainer(max_epochs=3).fit(together(), loader(words), ckpt_path=tmp_path / "other.ckpt")
+    fitting = trainer(max_epochs=3)
+    fitting.fit(together(), loader(words))
+    fitting.save_checkpoint(tmp_path / "joint.ckpt")
+    content = torch.load(tmp_path / "joint.ckpt", weights_only=True)
+    content["torchssvm_joint"]["weights"][0] = torch.zeros(3)
+    torch.save(content, tmp_path / "damaged.ckpt")
+    with pytest.raises(ValueError, match="torchssvm_joint"):
+        trainer(max_epochs=4).fit(together(), loader(words), ckpt_path=tmp_path / "damaged.ckpt")
+    model = StructuredSVM.load_from_checkpoint(tmp_path / "joint.ckpt", features=Features())
+    assert bool(model.head.emission.any())

@@ -1,0 +1,143 @@
+"""The softmax-margin against sums over all outputs, and its gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
+
+from torchssvm import Chain, SoftmaxMargin, StructuredHinge, Tree
+from torchssvm.core.batch import apply_head
+from torchssvm.structures import SlackRescaling
+
+SEEDS = st.integers(0, 2**31 - 1)
+TEMPERATURES = st.sampled_from([0.3, 1.0, 2.5])
+
+
+def with_weights(kind: str, seed: int, **options) -> Problem:
+    problem = PROBLEMS[kind](seed, **options)
+    random = rng(seed)
+    with torch.no_grad():
+        for p in problem.head.parameters():
+            p.copy_(torch.randn(p.shape, generator=random, dtype=torch.float64))
+    return problem
+
+
+def value_of(problem: Problem, rows: list[int], temperature: float = 1.0) -> torch.Tensor:
+    batch = problem.batch(rows)
+    return SoftmaxMargin(problem.structure, temperature)(apply_head(problem.head, batch), batch.y)
+
+
+@examples(25)
+@given(
+    seed=SEEDS,
+    kind=st.sampled_from(sorted(PROBLEMS)),
+    temperature=TEMPERATURES,
+    shared=st.booleans(),
+    ragged=st.booleans(),
+)
+def test_it_is_the_mean_of_the_definition_over_all_outputs(seed, kind, temperature, shared, ragged):
+    options = {"shared": shared, "ragged": ragged} if kind == "chain" else {}
+    problem = with_weights(kind, seed, **options)
+    truth, w = reference(problem), flat(problem.head.parameters()).numpy()
+    for rows in ([0], [1, 3, 4], [2, 2], list(range(problem.n))):
+        sums = [torch.from_numpy((truth.losses[i] + truth.changes[i] @ w) / temperature).logsumexp(0) for i in rows]
+        expected = temperature * sum(map(float, sums)) / len(rows)
+        found = value_of(problem, rows, temperature)
+        assert found.dtype == torch.float64
+        assert float(found.detach()) == pytest.approx(expected, abs=1e-10)
+
+
+@examples(10)
+@given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), temperature=TEMPERATURES)
+def test_a_batch_is_the_mean_of_its_examples_whatever_the_padding(seed, kind, temperature):
+    problem = with_weights(kind, seed)
+    alone = [float(value_of(problem, [i], temperature).detach()) for i in range(problem.n)]
+    whole = value_of(problem, list(range(problem.n)), temperature)
+    assert float(whole.detach()) == pytest.approx(sum(alone) / problem.n, abs=1e-12)
+
+
+@examples(6)
+@given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), temperature=TEMPERATURES)
+def test_its_gradient_in_features_and_weights(seed, kind, temperature):
+    problem = with_weights(kind, seed)
+    batch, loss = problem.batch([0, 2, 3]), SoftmaxMargin(problem.structure, temperature)
+    names, weights = zip(*problem.head.named_parameters(), strict=True)
+
+    def value(x, *given):
+        lengths = () if batch.lengths is None else (batch.lengths,)
+        found = torch.func.functional_call(problem.head, dict(zip(names, given, strict=True)), (x, *lengths))
+        return loss(found, batch.y)
+
+    x = batch.x.clone().requires_grad_()
+    assert torch.autograd.gradcheck(value, (x, *[w.detach().clone().requires_grad_() for w in weights]))
+
+
+def test_it_tends_to_the_hinge_from_above():
+    problem = with_weights("chain", 3)
+    batch = problem.batch(range(problem.n))
+    hinge = float(StructuredHinge(problem.structure)(apply_head(problem.head, batch), batch.y).detach())
+    values = [float(value_of(problem, list(range(problem.n)), t).detach()) for t in (1.0, 0.1, 0.01, 1e-4)]
+    assert values == sorted(values, reverse=True)
+    assert hinge <= values[-1] == pytest.approx(hinge, abs=1e-3)
+
+
+def test_without_a_loss_it_is_the_likelihood_of_a_random_field():
+    problem = with_weights("chain", 5)
+    batch = problem.batch(range(problem.n))
+    potentials = apply_head(problem.head, batch)
+    free = Chain(2, class_weight=torch.zeros(2))
+    target_score = sum(
+        (problem.structure.parts(batch.y)[name].to(tensor.dtype) * tensor).flatten(1).sum(1)
+        for name, tensor in potentials.tensors.items()
+    )
+    expected = (problem.structure.marginals(potentials.detach()).log_partition - target_score).mean()
+    assert float(SoftmaxMargin(free)(potentials, batch.y).detach()) == pytest.approx(
+        float(expected.detach()), abs=1e-10
+    )
+
+
+def test_it_trains_features_and_head_in_the_dtype_of_the_potentials():
+    problem = multiclass(3, n=30, features=5, dtype=torch.float32)
+    features, loss = torch.nn.Linear(5, 5), SoftmaxMargin(problem.structure)
+    optim = torch.optim.SGD([*features.parameters(), *problem.head.parameters()], lr=0.3)
+    values = []
+    for _ in range(60):
+        optim.zero_grad()
+        value = loss(problem.head(features(problem.x)), problem.y)
+        value.backward()
+        optim.step()
+        values.append(float(value.detach()))
+    assert value.dtype == torch.float32
+    assert values[-1] < 0.8 * values[0]
+
+
+def test_it_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"has no marginals.*StructuredHinge"):
+        SoftmaxMargin(Tree(3, [-1, 0, 0]))
+    with pytest.raises(ValueError, match=r"has no marginals.*StructuredHinge"):
+        SoftmaxMargin(SlackRescaling(Chain(3)))
+    for temperature in (0.0, -1.0, float("inf")):
+        with pytest.raises(ValueError, match="temperature"):
+            SoftmaxMargin(Chain(3), temperature)
+    with pytest.raises(TypeError, match=r"must be a torchssvm\.Structure"):
+        SoftmaxMargin(Chain)
+    problem = chain(3)
+    batch, loss = problem.batch([0, 1]), SoftmaxMargin(problem.structure)
+    with pytest.raises(ValueError, match="label 9"):
+        loss(apply_head(problem.head, batch), torch.full_like(batch.y, 9))
+    with pytest.raises(ValueError, match=r"rows \[0, 1\] are not finite"):
+        loss(apply_head(problem.head, batch.replace(x=batch.x * torch.nan)), batch.y)
+
+
+def test_a_structure_without_loss_potentials_is_refused():
+    class Own(Chain):
+        def loss_potentials(self, target):
+            raise NotImplementedError
+
+    problem = chain(3)
+    batch = problem.batch([0, 1])
+    with pytest.raises(ValueError, match=r"no loss_potentials.*StructuredHinge"):
+        SoftmaxMargin(Own(2))(apply_head(problem.head, batch), batch.y)

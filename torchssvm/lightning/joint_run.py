@@ -1,0 +1,196 @@
+"""A fit in two stages: network and head together, then the head alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.caller import warn
+from torchssvm.core.features import apply_features
+from torchssvm.core.potentials import as_potentials
+from torchssvm.core.random_state import RandomState
+from torchssvm.core.schema import Entry, Maybe, check
+from torchssvm.core.structure import as_decoding
+from torchssvm.dual.state import DualState
+from torchssvm.lightning.exact_pass import evaluating, in_precision
+from torchssvm.lightning.steps import check_batch
+
+_KEY = "torchssvm_joint"
+
+
+class HeadChoice(NamedTuple):
+    """Which head stays in the model, and why.
+
+    Attributes:
+        kept: ``"joint"``, the head that was trained with the network, or ``"solved"``, the one that was solved on it.
+        joint_loss: Mean task loss of the former on the validation data.
+        solved_loss: Likewise of the latter.
+    """
+
+    kept: str
+    joint_loss: float
+    solved_loss: float
+
+    def __str__(self) -> str:
+        other = "joint" if self.kept == "solved" else "solved"
+        losses = f"solved {self.solved_loss:.6g}, joint {self.joint_loss:.6g}"
+        return f"the {self.kept} head is kept, the {other} one validates no better (mean task loss: {losses})"
+
+
+class JointRun:
+    """The state of a fit with :class:`JointTraining`.
+
+    Attributes:
+        weights: The head's weights at the end of the first stage; None until then.
+        choice: Which head was kept; None until the fit ends, and without validation data.
+    """
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] | None = None
+        self.choice: HeadChoice | None = None
+        self._ended = False
+        self._loss: nn.Module | None = None
+
+    @property
+    def solves(self) -> bool:
+        """Whether the second stage has begun: the head holds the weights of the dual."""
+        return self.weights is not None
+
+    def start(self, module: Any, *, resumed: bool) -> None:
+        """Begin a fit, or go on with one from a checkpoint that was loaded.
+
+        Raises:
+            ValueError: The trainer ends before the second stage.
+        """
+        joint, trainer = module.joint, module.trainer
+        most = trainer.max_epochs
+        if most is not None and 0 <= most <= joint.epochs and not trainer.fast_dev_run:
+            raise ValueError(
+                f"Trainer(max_epochs={most}) ends before the head is solved: {joint} trains network and head together "
+                f"for {joint.epochs} epochs, and all later ones solve the head. Give more epochs, such as "
+                f"max_epochs={joint.epochs + 200}; DualityGap stops at its tolerance"
+            )
+        self._loss = joint.make_loss(module.structure)
+        self.choice, self._ended = None, False
+        if not resumed:
+            self.weights = None
+
+    @contextmanager
+    def keeping_the_head(self, head: nn.Module) -> Iterator[None]:
+        """Inside, an optimizer may set the head to the weights of a new dual; afterwards it holds its own again."""
+        before = [parameter.detach().clone() for parameter in head.parameters()]
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter.zero_()
+        yield
+        _set(head, before)
+
+    def step(self, module: Any, batch: Batch, batch_idx: int) -> None:
+        """One step on network and head, and their learning rate."""
+        trainer, optimizer = module.trainer, module._optimizer(bcfw=False)
+        done = (trainer.current_epoch + batch_idx / trainer.num_training_batches) / module.joint.epochs
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * (1.0 - done)
+        assert self._loss is not None
+        optimizer.zero_grad()
+        extracted = apply_features(module.features, batch.x, batch.lengths)
+        loss = self._loss(module._apply_head(extracted, batch.lengths), batch.y)
+        squares = [parameter.square().sum() for parameter in module.head.parameters()]
+        module.manual_backward(loss + module.lam / 2 * sum(squares))
+        optimizer.step()
+        if module.dual.box.has_bounds:
+            _set(module.head, module.dual.box.clip([parameter.detach() for parameter in module.head.parameters()]))
+        module.log("joint_loss", loss.detach(), prog_bar=True, batch_size=len(batch.index))
+
+    def begin_solving(self, head: nn.Module, dual: DualState) -> None:
+        """Keep the head of the first stage, and give the head the weights of the dual, which has taken no step."""
+        if self.solves:
+            return
+        head.zero_grad()
+        self.weights = [parameter.detach().clone() for parameter in head.parameters()]
+        dual.set_weights([torch.zeros_like(parameter) for parameter in dual.parameters])
+
+    @torch.no_grad()
+    def choose(self, module: Any) -> None:
+        """Leave the head in the model that validates better; a second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        if self.weights is None:
+            warn(
+                "the fit ended while network and head were trained together: the head is not solved, and has no "
+                "certificate"
+            )
+            return
+        if not (loaders := _validation_loaders(module.trainer)):
+            rank_zero_info("no validation data: the solved head is kept, and not compared with the joint one")
+            return
+        random, solved = RandomState(), [parameter.detach().clone() for parameter in module.head.parameters()]
+        solved_loss = _validate(module, loaders)
+        _set(module.head, self.weights)
+        joint_loss = _validate(module, loaders)
+        self.choice = choice = HeadChoice("joint" if joint_loss < solved_loss else "solved", joint_loss, solved_loss)
+        if choice.kept == "solved":
+            _set(module.head, solved)
+            module.dual.remember_weights()  # the same bits
+        random.restore()
+        rank_zero_info(str(choice))
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Add the head of the first stage."""
+        checkpoint[_KEY] = {"weights": self.weights}
+
+    def load(self, checkpoint: dict[str, Any], head: nn.Module) -> None:
+        """Read it again.
+
+        Raises:
+            ValueError: The checkpoint has none, or is damaged.
+        """
+        state = checkpoint.get(_KEY)
+        if state is None:
+            raise ValueError(
+                "the checkpoint is not one of JointTraining: go on with the joint= that it was made with, or give the "
+                "model its weights and begin a new fit"
+            )
+        check(state, {"weights": Maybe([Entry(p.dtype, tuple(p.shape)) for p in head.parameters()])}, _KEY)
+        weights = state["weights"]
+        self.weights = weights and [w.to(p.device) for w, p in zip(weights, head.parameters(), strict=True)]
+
+
+def _set(head: nn.Module, weights: list[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(head.parameters(), weights, strict=True):
+            parameter.copy_(value)
+
+
+def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
+    """The loaders of validation and how many batches of each are used; none where there is no validation."""
+    if not trainer.enable_validation:
+        return []
+    if trainer.val_dataloaders is None:
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+    loaders = [] if combined is None else combined.flattened
+    return [pair for pair in zip(loaders, trainer.num_val_batches, strict=True) if pair[1]]
+
+
+def _validate(module: Any, loaders: list[tuple[Any, int | float]]) -> float:
+    """The mean task loss of the module's outputs, over the examples of all loaders."""
+    forward, total, count = in_precision(module.trainer, module), 0.0, 0
+    with evaluating(module):
+        for loader, most in loaders:
+            for batch in itertools.islice(loader, None if most == float("inf") else int(most)):
+                batch = to_device(check_batch(batch), module.device)
+                potentials = as_potentials(apply_head(forward, batch)).detach()
+                target = module.structure.check_target(batch.y, potentials)
+                labeling = as_decoding(module.structure.argmax(potentials)).labeling
+                total += float(module.structure.loss(labeling, target).sum(dtype=torch.float64))
+                count += potentials.batch_size
+    return total / max(count, 1)

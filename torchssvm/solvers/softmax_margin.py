@@ -1,0 +1,93 @@
+"""The softmax-margin: the log-likelihood of a conditional random field with the task loss in its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_number
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
+from torchssvm.core.precision import full_precision
+from torchssvm.core.structure import Labeling, Structure, loss_by_name, per_example, reject_rows
+
+
+class SoftmaxMargin(nn.Module):
+    """The mean softmax-margin of a batch, ``(1/B) sum_i S_i``.
+
+    ``S_i = T log sum_y exp((L_i(y) + <p(y), theta_i>) / T) - <p(y_i), theta_i>``, with the temperature T: a smooth
+    upper bound of the structured hinge, which it becomes as T goes to 0 (Gimpel and Smith, *Softmax-Margin CRFs:
+    Training Log-Linear Models with Cost Functions*, NAACL 2010, with T = 1). With a loss of 0 it is the negative
+    log-likelihood of a conditional random field. Its gradient is ``mu_i - p(y_i)``, with the mean parts mu_i of the
+    structure's ``marginals``: smooth in the features too, where the hinge has kinks.
+
+    For ordinary optimizers: it trains the features below the head and the head itself. BCFW refuses its gradient.
+
+    Args:
+        structure: What an output is, with ``marginals`` and ``loss_potentials``, such as a chain or classes.
+        temperature: T, positive.
+
+    Raises:
+        TypeError: ``structure`` is not a Structure.
+        ValueError: ``structure`` has no marginals, or ``temperature`` is not positive and finite.
+    """
+
+    def __init__(self, structure: Structure, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not isinstance(structure, Structure):
+            raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
+        if not has_marginals(structure):
+            raise ValueError(
+                f"structure={structure} has no marginals(potentials), which the softmax-margin sums over all outputs "
+                "with: use StructuredHinge(structure), which needs a max oracle only"
+            )
+        self.structure = structure
+        self.temperature = check_number(temperature, "temperature", above=0.0)
+
+    def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:
+        """The mean over the batch, a scalar of the potentials' dtype.
+
+        Raises:
+            ValueError: Target or potentials are not valid, or the structure has no ``loss_potentials``.
+        """
+        potentials = as_potentials(potentials)
+        target = self.structure.check_target(target, potentials)
+        rest, parts = self._at(potentials.detach(), target)
+        size = potentials.batch_size
+        value = rest.mean()
+        for name, tensor in potentials.tensors.items():
+            value = value + (parts[name] * tensor).sum() / size
+        return value.to(potentials.dtype)
+
+    @torch.no_grad()
+    def _at(self, potentials: Potentials, target: Labeling) -> tuple[Tensor, Parts]:
+        """Mean loss plus T times entropy, ``[B]`` float64, and the gradient ``mu_i - p(y_i)``."""
+        structure, temperature = self.structure, self.temperature
+        with full_precision(potentials.device):
+            try:
+                delta, constant = loss_by_name(structure, target, potentials)
+            except NotImplementedError as error:
+                raise ValueError(
+                    f"structure={structure} has no loss_potentials(target), which the softmax-margin adds to the "
+                    "potentials: use StructuredHinge(structure), which needs a max oracle only"
+                ) from error
+            augmented = potentials.replace(
+                {
+                    name: (tensor + delta[name].to(tensor.dtype) if name in delta else tensor) / temperature
+                    for name, tensor in potentials.tensors.items()
+                }
+            )
+            found = structure.marginals(augmented)
+            mean = conform(found.parts, potentials, "marginals(potentials).parts")
+            true = conform(structure.parts(target), potentials, "parts(target)")
+            rest = temperature * per_example(found.log_partition, potentials, "marginals(potentials).log_partition")
+            rest = rest + constant.to(torch.float64) - inner(mean, potentials.tensors)
+        reject_rows(~torch.isfinite(rest), "the potentials of rows {rows} are not finite: check features and weights")
+        return rest, {name: tensor - true[name] for name, tensor in mean.items()}
+
+
+def has_marginals(structure: Structure) -> bool:
+    """Whether the structure defines ``marginals``."""
+    return type(structure).marginals is not Structure.marginals
