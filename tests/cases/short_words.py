@@ -53,8 +53,8 @@ def trainer(*callbacks: Callback, **options) -> L.Trainer:
     return L.Trainer(callbacks=list(callbacks), accelerator="cpu", **(quiet | options))
 
 
-def svm(compiled: bool | None = False) -> StructuredSVM:
-    return StructuredSVM(LinearChain(3, 3), lam=0.1, compiled=compiled)
+def svm(compiled: bool | None = False, **rules) -> StructuredSVM:
+    return StructuredSVM(LinearChain(3, 3), lam=0.1, compiled=compiled, **rules)
 
 
 MODELS = {

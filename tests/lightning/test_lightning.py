@@ -28,6 +28,7 @@ from torchssvm import (  # noqa: E402
     GapBatchSampler,
     LinearChain,
     LinearMulticlass,
+    MeanParts,
     StructuredHinge,
     SuffixAverage,
     Weights,
@@ -180,11 +181,11 @@ def test_loaders_that_cannot_work(words):
 
 def test_the_memory_limit_names_the_cheaper_storage(words):
     with pytest.raises(MemoryError, match=r"storage=Weights\(\)"):
-        trainer(max_epochs=1).fit(chain(memory_limit=1000), loader(words))
+        trainer(max_epochs=1).fit(chain(memory_limit=1000, storage=MeanParts()), loader(words))
 
 
 def test_the_storage_is_that_asked_for(words):
-    models = [chain(compiled=False), chain(storage=Weights())]
+    models = [chain(compiled=False, storage=MeanParts()), chain(storage=Weights())]
     for model in models:
         for _ in range(2):  # a storage belongs to one dual: the next fit needs a new one
             with warnings.catch_warnings():
@@ -282,7 +283,7 @@ def test_logs_hold_a_finite_gap(words, tmp_path):
     loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "tb")]
     gap = DualityGap(1e-9, every_n_epochs=2)
     fitting = trainer(gap, LearningRateMonitor(), logger=loggers, max_epochs=5, log_every_n_steps=1)
-    fitting.fit(chain(), loader(words), everything(words))
+    fitting.fit(chain(storage=MeanParts()), loader(words), everything(words))
     logged = read_csv(tmp_path / "csv")
     assert len(gap.history) == 4  # after epochs 0, 1 and 3, and at the end
     certificates = [gap.history[i].certificate for i in (0, 1, 1, 2, 2, 3)]

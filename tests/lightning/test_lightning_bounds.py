@@ -21,6 +21,7 @@ from torchssvm import (  # noqa: E402
     DualState,
     GapBatchSampler,
     LinearChain,
+    MeanParts,
     PredefinedStep,
     certify,
 )
@@ -62,7 +63,7 @@ def trainer(*callbacks, **options) -> L.Trainer:
 
 def test_the_trainer_does_what_the_plain_loop_does(words):
     gap = DualityGap(1e-9, every_n_epochs=2)
-    model = svm()
+    model = svm(storage=MeanParts())
     trainer(gap, max_epochs=4).fit(model, loader(words))
     assert (model.head.transition >= 0).all()
     assert model.head.emission.min() == torch.tensor(-0.02)
@@ -117,7 +118,7 @@ def test_bounds_are_hyperparameters_of_the_logger(words, tmp_path):
 
 
 def test_the_average_is_certified_within_its_bounds(words):
-    average, model = AveragedWeights(), svm()
+    average, model = AveragedWeights(), svm(storage=MeanParts())
     fitting = trainer(average, max_epochs=12)
     fitting.fit(model, loader(words))
     lower = torch.tensor(-0.02).double()

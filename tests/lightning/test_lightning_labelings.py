@@ -76,7 +76,7 @@ def trainer(*callbacks, **options) -> L.Trainer:
 @pytest.mark.parametrize(
     "rules, storage",
     [
-        ({}, MeanParts),
+        ({}, Labelings),
         ({"direction": FrankWolfe(), "oracle": MaxOracle()}, MeanParts),
         ({"direction": Pairwise()}, Labelings),
         ({"oracle": CacheOracle()}, Labelings),

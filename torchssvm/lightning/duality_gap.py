@@ -24,7 +24,9 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.report import Entry, History
 from torchssvm.solvers.schedules import Schedule, WhenEstimated
+from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, expected, is_within
 from torchssvm.solvers.trainer import IDLE_EPOCHS
+from torchssvm.solvers.training import warn_if_far
 
 _EPOCHS = 10  # between certificates, where neither epochs nor a schedule say so
 _MONITORED = ("primal", "dual", "gap", "exact", "gap_age", "passes", "oracle_calls", "gap_estimate", "relaxed_gap")
@@ -58,7 +60,7 @@ class DualityGap(Callback):
     label sets see :class:`torchssvm.FactorwiseCertificate`.
 
     Args:
-        tolerance: Stop when the certified gap is at most this.
+        tolerance: Stop when the certified gap is at most this: a number, or ``Relative(0.01)``, a share of the primal.
         every_n_epochs: Epochs between certificates; the first epoch has one too. None follows ``schedule``, and is 10
             for :class:`FactorwiseSVM`.
         max_passes: Stop where this many effective passes are reached; None is no limit.
@@ -79,15 +81,13 @@ class DualityGap(Callback):
 
     def __init__(
         self,
-        tolerance: float = 0.01,
+        tolerance: Tolerance = Relative(0.01),  # noqa: B008 - it cannot change
         every_n_epochs: int | None = None,
         max_passes: float | None = None,
         batch_size: int | None = None,
         violation: float = 0.01,
         schedule: Schedule | None = None,
     ) -> None:
-        if not (tolerance >= 0.0 and math.isfinite(tolerance)):
-            raise ValueError(f"tolerance={tolerance} must be at least 0 and finite")
         for name, value in (("every_n_epochs", every_n_epochs), ("max_passes", max_passes), ("batch_size", batch_size)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be positive")
@@ -97,7 +97,7 @@ class DualityGap(Callback):
             check_object(schedule, "schedule", "due", "WhenEstimated()")
             if every_n_epochs is not None:
                 raise ValueError(f"every_n_epochs={every_n_epochs} and schedule={schedule} contradict: give one")
-        self.tolerance = tolerance
+        self.tolerance = check_tolerance(tolerance)
         self.schedule = schedule
         self.violation = violation
         self.every_n_epochs = every_n_epochs
@@ -185,7 +185,7 @@ class DualityGap(Callback):
         self._asked = dual.passes if self._asked is None else self._asked
         idle = dual.cache_hits - self._hits >= IDLE_EPOCHS * dual.num_examples or dual.gap_estimate == 0.0
         spent = self.max_passes is not None and dual.passes >= self.max_passes
-        return self._schedule.due(dual, self.tolerance) or spent or idle
+        return self._schedule.due(dual, expected(self.tolerance, self.certificate)) or spent or idle
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Certify before the validation that ends the epoch, after which callbacks may save weights by their gap."""
@@ -255,6 +255,8 @@ class DualityGap(Callback):
                 logger.log_metrics(metrics, step=trainer.global_step)
                 logger.save()
         self.stopped_because = self._reason(trainer)
+        if not self._reached() and (certificate := self.certificate) is not None:
+            warn_if_far(certificate)
 
     def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> None:
         if not _solves(pl_module):
@@ -309,8 +311,9 @@ class DualityGap(Callback):
     def _reached(self) -> bool:
         certificate = self.certificate
         if isinstance(certificate, FactorwiseCertificate):
-            return certificate.relaxed_gap <= self.tolerance and certificate.violation <= self.violation
-        return certificate is not None and certificate.gap <= self.tolerance
+            within = is_within(certificate.relaxed_gap, self.tolerance, certificate.relaxed_primal)
+            return within and certificate.violation <= self.violation
+        return certificate is not None and is_within(certificate.gap, self.tolerance, certificate.primal)
 
     def _spent(self) -> bool:
         return (

@@ -12,13 +12,8 @@ from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.structure import Structure
-from torchssvm.dual.labelings import Labelings
-from torchssvm.dual.storage import Storage
-from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.softmax_margin import SoftmaxMargin, has_marginals
 from torchssvm.solvers.structured_hinge import StructuredHinge
-from torchssvm.steps.cache import CacheOracle
-from torchssvm.steps.corrective import Corrective
 
 
 @dataclass(frozen=True)
@@ -82,20 +77,3 @@ class JointTraining:
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         return optimizer
-
-
-def solving_rules(
-    head: nn.Module, direction: Any, oracle: Any, storage: Storage | None, *, compiled: bool | None, bounds: Any
-) -> tuple[Any, Any, Storage | None]:
-    """Direction, oracle rule and storage by which the second stage solves the head.
-
-    Where none is asked for and the compiled loop applies: corrective steps with a cache, the quickest to a small gap.
-    """
-    asked = any(rule is not None for rule in (direction, oracle, storage))
-    if asked or compiled is False or bounds:
-        return direction, oracle, storage
-    try:
-        find_adapter(head)
-    except TypeError:
-        return direction, oracle, storage
-    return Corrective(), CacheOracle(), Labelings()

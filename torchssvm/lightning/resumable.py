@@ -40,7 +40,7 @@ class Run:
         features_moved: Whether the features were trained since the weights were last computed from the dual.
         trains_features: Whether this epoch trains the features.
         loop: The compiled loop, if it is used.
-        uncompiled: Whether the compiled loop was tried and cannot be used.
+        compiled: Whether the compiled loop was chosen for this fit.
     """
 
     def __init__(self) -> None:
@@ -52,14 +52,14 @@ class Run:
         self.features_moved = False
         self.trains_features = False
         self.loop: CompiledBCFW | None = None
-        self.uncompiled = False
+        self.compiled = False
 
     def start(self, loader: DataLoader, *, resumed: bool) -> None:
         """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
         self.resume = self.resume if resumed else None
         self.loader, self.sampler = loader, gap_sampler(loader)
         self.features_moved = self.resume is not None and self.resume.features_moved
-        self.trains_features = self.uncompiled = False
+        self.trains_features = self.compiled = False
         self.at_first_batch = self.before_validation = self.loop = None
 
 

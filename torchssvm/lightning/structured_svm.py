@@ -21,12 +21,12 @@ from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
-from torchssvm.lightning.arguments import Direction, check_bounds, check_joint, choose_rules
-from torchssvm.lightning.compiled_steps import make_loop, reason_not_compiled
+from torchssvm.lightning.arguments import Direction, check_joint, find_solver
+from torchssvm.lightning.compiled_steps import choose_solver, make_loop
 from torchssvm.lightning.epoch_parts import EpochPart, EpochParts, own_draws, put_back, replace_loader
 from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.joint_run import HeadChoice, JointRun
-from torchssvm.lightning.joint_training import JointTraining, solving_rules
+from torchssvm.lightning.joint_training import JointTraining
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
@@ -34,11 +34,13 @@ from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import recompute_weights
+from torchssvm.solvers.choice import Rules, Solver
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.parameter_groups import check_bounds, groups
 from torchssvm.solvers.structured_hinge import StructuredHinge
-from torchssvm.steps.block_steps import BlockSteps, check_block_steps
-from torchssvm.steps.box_qp import BoxQP
+from torchssvm.solvers.training import tell
+from torchssvm.steps.block_steps import BlockSteps
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.line_search import LineSearch
 from torchssvm.steps.sampler import GapBatchSampler
@@ -74,22 +76,22 @@ class StructuredSVM(Predicting):
         joint: How features and head are trained together: ``JointTraining(...)``, without ``features_optimizer``; or
             ``Alternate(...)``, which is what None means with one.
         structure: What an output is; None is ``head.structure``.
-        storage: How dual blocks are kept; None is ``Labelings()`` if ``direction`` or ``oracle`` need labelings, else
-            ``MeanParts()``. Both allow features that are trained, ``Weights()`` does not. Every fit begins with an
-            empty copy.
-        block_steps: The step of each block of a batch, such as ``CommonStep()``; None is ``BoxQP(sweeps=5)``.
-        direction: The direction of a step, such as ``Pairwise()`` or ``Corrective()``; None is ``FrankWolfe()``.
-        oracle: Whether to decode: ``CacheOracle()`` reuses cached labelings and logs ``cache_hits``; None is
-            ``MaxOracle()``, which always decodes.
+        storage: How dual blocks are kept: ``MeanParts()``, ``Labelings()`` or ``Weights()``, which does not allow
+            features that are trained. Every fit begins with an empty copy.
+        block_steps: The step of each block of a batch, such as ``CommonStep()``.
+        direction: The direction of a step, such as ``Pairwise()`` or ``Corrective()``.
+        oracle: Whether to decode: ``CacheOracle()`` reuses cached labelings and logs ``cache_hits``.
         memory_limit: Bytes that the dual blocks may take; None is the free memory of the device.
         bounds: ``(lower, upper)`` by the name of a parameter of the head, such as ``{"transition": (0.0, None)}``; see
             :class:`torchssvm.BCFW`.
         line_search: Chooses the step size; None is ``ExactSearch()``.
         compiled: Whether :class:`torchssvm.CompiledBCFW` makes the steps: features are computed once and kept for the
             whole run, and the examples of a batch are visited one after another (``block_steps`` is unused). None is
-            True where possible: ``LinearChain`` or ``LinearMulticlass`` on the CPU with its own structure, features
-            that are not trained and fit in half of the free memory, no bounds. Use False if the dataset gives an
-            example other features each time (augmentation).
+            True where possible. Use False if the dataset gives an example other features each time (augmentation).
+        solver: The six rules above, ``line_search`` and ``compiled`` among them, as one object. None takes what is
+            given one by one. If none of ``storage``, ``block_steps``, ``direction`` and ``oracle`` is given, the fit
+            chooses them as :func:`torchssvm.solve` does, and says which and why; with ``features_optimizer``, and
+            where only some are given, the others are those of ``BlockGap``.
 
     Raises:
         ValueError: Arguments contradict each other (such as a direction that needs labelings and a storage that keeps
@@ -114,6 +116,7 @@ class StructuredSVM(Predicting):
         bounds: dict[str, tuple[Bound | None, Bound | None]] | None = None,
         line_search: LineSearch | None = None,
         compiled: bool | None = None,
+        solver: Solver | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -121,15 +124,11 @@ class StructuredSVM(Predicting):
             raise ValueError("features_optimizer is given, and features=None: there is nothing for it to train")
         if isinstance(joint, JointTraining):
             check_joint(joint, features, features_optimizer)
-            direction, oracle, storage = solving_rules(
-                head, direction, oracle, storage, compiled=compiled, bounds=bounds
-            )
         elif joint is not None and features_optimizer is None:
             raise ValueError(f"joint={joint} needs features_optimizer; without it the features are frozen")
         lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
         self.save_hyperparameters("lam", "memory_limit", "bounds")
-        self.bounds = dict(bounds or {})
-        check_bounds(head, self.bounds)
+        self.bounds = check_bounds(head, bounds)
         self.head = head
         self.features = features
         self.lam = lam
@@ -137,18 +136,10 @@ class StructuredSVM(Predicting):
         self.features_optimizer = features_optimizer
         self.joint = (joint or Alternate()) if features_optimizer is not None else joint
         self._joint_run = JointRun() if isinstance(joint, JointTraining) else None
-        self.direction, self.oracle, self.storage = choose_rules(
-            direction, oracle, storage, features_move=features_optimizer is not None
-        )
-        self.block_steps = check_block_steps(block_steps if block_steps is not None else BoxQP())
-        self.block_steps.check(self.direction, self.oracle, self.storage)
         self.memory_limit = memory_limit
-        self.line_search = line_search
-        if compiled not in (None, True, False):
-            raise ValueError(f"compiled={compiled!r} must be True, False or None")
-        if compiled and (reason := reason_not_compiled(self)) is not None:
-            raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
-        self.compiled = compiled
+        one_by_one = Solver(direction, oracle, storage, block_steps, line_search, compiled)
+        self.solver = find_solver(self, solver, one_by_one)
+        self._use(self.solver.rules())
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
         self.train(self.training)
 
@@ -215,18 +206,13 @@ class StructuredSVM(Predicting):
     def compiled_loop(self) -> CompiledBCFW | None:
         """The compiled loop of this fit, made at the first call; None if it cannot be used."""
         run = self._run
-        if self.compiled is False or run.loader is None or run.uncompiled:
+        if not run.compiled or run.loader is None:
             return None
         if run.loop is None or run.loop.dual is not self.dual:
             run.loop = None
             if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.state.status != TrainerStatus.RUNNING:
                 return None  # the run is over, and its features are no longer kept
-            reason = reason_not_compiled(self)
-            if reason is not None and self.compiled:
-                raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
-            if reason is None:
-                run.loop = make_loop(self, run.loader, required=bool(self.compiled))
-            run.uncompiled = run.loop is None
+            run.loop = make_loop(self, run.loader)
         return run.loop
 
     def _log_progress(self, batch_idx: int) -> None:
@@ -277,6 +263,11 @@ class StructuredSVM(Predicting):
             raise ValueError(
                 f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
             )
+        if self.features_optimizer is None:
+            choice = choose_solver(self, self.training_loader)
+            tell(choice)
+            self._use(choice.rules)
+            run.compiled = choice.compiled
         dual = DualState.for_head(
             self.head,
             n,
@@ -289,7 +280,8 @@ class StructuredSVM(Predicting):
         if stages is not None:
             stages.start(self, resumed=resume is not None)
         with self._overwriting(resumed=resume is not None) if stages is None else stages.keeping_the_head(self.head):
-            optimizers: list[Optimizer] = [BCFW(self._groups(), dual, line_search=self.line_search)]
+            own = groups(self.head, self.bounds)
+            optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.line_search)]
         if isinstance(run.sampler, GapBatchSampler):
             run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
@@ -300,13 +292,9 @@ class StructuredSVM(Predicting):
             optimizers.append(self.joint.make_optimizer(self.features, self.head))
         return optimizers
 
-    def _groups(self) -> list[dict[str, Any]]:
-        """The head's parameters, each bounded one in its own group."""
-        named = dict(self.head.named_parameters())
-        free = [p for name, p in named.items() if name not in self.bounds]
-        pairs = self.bounds.items()
-        bounded = [{"params": [named[name]], "lower": lower, "upper": upper} for name, (lower, upper) in pairs]
-        return [{"params": free}, *bounded] if free else bounded
+    def _use(self, rules: Rules) -> None:
+        """Take steps by these rules from now on."""
+        self.direction, self.oracle, self.storage, self.block_steps, self.line_search = rules
 
     def on_train_start(self) -> None:
         """Choose between features and head, and restore the state that a resumed run was saved in.

@@ -23,6 +23,7 @@ from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.parameter_groups import NamedBounds, check_bounds, groups
 from torchssvm.solvers.run_options import RunOptions, check_options
 from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
@@ -168,11 +169,14 @@ def tell(choice: Choice) -> None:
 
 
 def warn_if_far(certificate: Certificate) -> None:
-    """Warn of a run that ends with a gap above a tenth of the primal."""
-    if certificate.gap > FAR * certificate.primal:
+    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation."""
+    gap, primal = certificate.gap, certificate.primal
+    if isinstance(certificate, FactorwiseCertificate):
+        gap, primal = certificate.relaxed_gap, certificate.relaxed_primal
+    if gap > FAR * primal:
         warn(
-            f"the run ended far from the optimum: the gap, {certificate.gap:.4g}, is "
-            f"{100 * certificate.relative_gap:.0f} % of the primal, {certificate.primal:.4g}. Train longer, or with a "
+            f"the run ended far from the optimum: the gap, {gap:.4g}, is {100 * gap / primal:.0f} % of the primal, "
+            f"{primal:.4g}. Train longer, or with a "
             "larger lam, which takes fewer passes"
         )
 
