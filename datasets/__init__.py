@@ -30,10 +30,13 @@ from .synthetic.large_chains import ChainTruth, LargeChains
 from .text.chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
 from .text.chunking import ChunkingDataset
 from .text.chunking_features import Vocabulary
+from .text.column_layout import Columns
 from .text.columns import TaggedSentences, read_columns
 from .text.conll2000 import CoNLL2000
 from .text.conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
+from .text.named_entities import NamedEntities
 from .text.sparse_chains import SparseChains
+from .text.tag_schemes import bio_transitions, to_bio
 from .text.word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 from .text.word_chains import WordChains
 
@@ -68,6 +71,7 @@ __all__ = [
     "ChunkingDataset",
     "CoNLL2000",
     "CoNLLU",
+    "Columns",
     "Example",
     "GraphCache",
     "GraphSettings",
@@ -75,6 +79,7 @@ __all__ = [
     "LargeChains",
     "Multilabel",
     "MultilabelScores",
+    "NamedEntities",
     "PaddedDataset",
     "PixelSegmentation",
     "PoseScores",
@@ -97,6 +102,7 @@ __all__ = [
     "alignment_errors",
     "arc_columns",
     "attachment",
+    "bio_transitions",
     "chunk_scores",
     "chunks",
     "detected_joints",
@@ -106,6 +112,7 @@ __all__ = [
     "read_columns",
     "read_conllu",
     "segmentation_scores",
+    "to_bio",
 ]
 
 

@@ -12,7 +12,8 @@ What is used by its name in this package, by purpose:
   ``Pose``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs and oracles: ``BranchAndBound``,
   ``BruteForceSearch``, ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``, ``EveryLossLevel``,
   ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``,
-  ``NonProjective``, ``PoseMaps``, ``Projective``, ``RoofDual``, ``Segmentation``, ``SlackOracle``, ``WeightedLabels``.
+  ``NonProjective``, ``PoseMaps``, ``Projective``, ``RoofDual``, ``Segmentation``, ``SlackOracle``, ``Transitions``,
+  ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
@@ -145,6 +146,7 @@ from torchssvm.structures import (
     SparseLinearChain,
     SparseLinearMultilabel,
     TorchStruct,
+    Transitions,
     Tree,
     WeightedLabels,
 )
@@ -259,6 +261,7 @@ __all__ = [
     "TorchLoop",
     "TorchStruct",
     "Trainer",
+    "Transitions",
     "Tree",
     "Uniform",
     "UniformAverage",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..padded import PADDING
-from .chunking_features import Attributes, Vocabulary, attributes
+from .chunking_features import Vocabulary, attributes
+from .column_layout import Columns
 from .columns import TaggedSentences, read_columns
 from .sparse_chains import SparseChains
+from .templates import Attributes
 
 
 class ChunkingDataset(SparseChains):
@@ -38,11 +41,13 @@ class ChunkingDataset(SparseChains):
         num_states: Tags of the vocabulary.
 
     Raises:
-        ValueError: A tag is not in the vocabulary (the message names file and line), or ``found`` belongs to other
-            sentences.
+        ValueError: A tag is not in the vocabulary (the message names file and line), ``found`` belongs to other
+            sentences, or the vocabulary to other templates.
     """
 
     what = "sentences"
+    describe = staticmethod(attributes)
+    """The attributes of sentences; a subclass may have others."""
 
     def __init__(
         self,
@@ -59,9 +64,14 @@ class ChunkingDataset(SparseChains):
             )
         states = _states(sentences, vocabulary, stand_in)
         if found is None:
-            found = attributes(sentences)
+            found = self.describe(sentences)
         else:
             found.check(sentences)
+        if vocabulary.templates and found.templates != vocabulary.templates:
+            raise ValueError(
+                f"vocabulary has the attributes of {vocabulary.templates!r}, and a {type(self).__name__} has those of "
+                f"{found.templates!r}: give the vocabulary of a training set of the same class"
+            )
         rows, columns = vocabulary.columns(found)
         super().__init__(
             offsets=torch.from_numpy(sentences.offsets),
@@ -77,10 +87,22 @@ class ChunkingDataset(SparseChains):
 
     @classmethod
     def from_file(
-        cls, path: str | os.PathLike[str], vocabulary: Vocabulary, *, stand_in: str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        vocabulary: Vocabulary,
+        *,
+        columns: Columns | None = None,
+        stand_in: str | None = None,
     ) -> ChunkingDataset:
-        """The sentences of any column file, with the vocabulary of a training set; the tag column may be missing."""
-        return ChunkingDataset(read_columns(path, tags_optional=True), vocabulary, stand_in=stand_in)
+        """The sentences of any column file, with the vocabulary of a training set; the tag column may be missing.
+
+        Args:
+            path: The file.
+            vocabulary: That of the training set.
+            columns: Which columns are read, as :func:`read_columns` takes them.
+            stand_in: As in the class.
+        """
+        return cls(read_columns(path, columns, tags_optional=True), vocabulary, stand_in=stand_in)
 
     def words(self, i: int) -> list[str]:
         """The words of a sentence."""
@@ -137,12 +159,18 @@ class ChunkingDataset(SparseChains):
                 f"share={share} of {n} sentences leaves one of the parts empty: it must lie between 0 and 1"
             )
         first, rest = self.sentences.part(0, n - last), self.sentences.part(n - last, n)
-        found = attributes(first)
+        found = self.describe(first)
         vocabulary = Vocabulary.from_attributes(found, self.vocabulary.min_count, self.vocabulary.tags)
         return (
-            ChunkingDataset(first, vocabulary, stand_in=self.stand_in, found=found),
-            ChunkingDataset(rest, vocabulary, stand_in=self.stand_in),
+            self._made_of(first, vocabulary, stand_in=self.stand_in, found=found),
+            self._made_of(rest, vocabulary, stand_in=self.stand_in),
         )
+
+    def _made_of(self, sentences: TaggedSentences, vocabulary: Vocabulary, **options: Any) -> ChunkingDataset:
+        """Other sentences in the same form; a subclass reads its own files by its constructor."""
+        made = type(self).__new__(type(self))
+        ChunkingDataset.__init__(made, sentences, vocabulary, **options)
+        return made
 
 
 def _states(sentences: TaggedSentences, vocabulary: Vocabulary, stand_in: str | None) -> np.ndarray:

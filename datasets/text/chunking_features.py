@@ -10,15 +10,15 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from torchssvm.core.arguments import check_whole
 
 from .columns import TaggedSentences
+from .templates import Attributes, Field, Template, describe
 
-TEMPLATES: tuple[tuple[tuple[str, int], ...], ...] = (
+TEMPLATES: tuple[Template, ...] = (
     *(((("w", d),)) for d in (-2, -1, 0, 1, 2)),
     *((("w", d), ("w", d + 1)) for d in (-1, 0)),
     *(((("pos", d),)) for d in (-2, -1, 0, 1, 2)),
@@ -27,82 +27,13 @@ TEMPLATES: tuple[tuple[tuple[str, int], ...], ...] = (
 )
 """The 19 templates: fields (word or part of speech) and their offsets from the token."""
 
-BEGIN, END = "__BOS__", "__EOS__"
-"""Attributes of the first and of the last token of a sentence."""
-
 _FORMAT = "torchssvm chunking vocabulary 1"
 
 
-class Attributes(NamedTuple):
-    """The attributes of every token, as lists of numbers.
-
-    Attributes:
-        names: The attributes that occur, each once: template by template, each in the order of its values.
-        rows: int64 ``[tokens + 1]``: token t has the attributes ``codes[rows[t] : rows[t + 1]]``.
-        codes: int32, indices into ``names``.
-    """
-
-    names: list[str]
-    rows: np.ndarray
-    codes: np.ndarray
-
-    def counts(self) -> np.ndarray:
-        """The count of each attribute, int64."""
-        return np.bincount(self.codes, minlength=len(self.names))
-
-    def check(self, sentences: TaggedSentences) -> None:
-        """Raise ValueError unless these are the attributes of the sentences."""
-        for prefix, wanted in (("w[0]=", sentences.words), ("pos[0]=", sentences.pos)):
-            own = np.array([name.startswith(prefix) for name in self.names], bool)[self.codes]
-            if [self.names[code] for code in self.codes[own]] != [prefix + value for value in wanted]:
-                raise ValueError(
-                    f"found holds the attributes of other sentences than those of {sentences.source}: give those that "
-                    "attributes(sentences) makes, or None"
-                )
-        begins = np.array([name == BEGIN for name in self.names], bool)[self.codes]
-        token = np.repeat(np.arange(len(self.rows) - 1), np.diff(self.rows))[begins]
-        if not np.array_equal(token, sentences.offsets[:-1]):
-            raise ValueError(f"found has other sentences than {sentences.source}, of the same words: give None")
-
-    def of(self, token: int) -> list[str]:
-        """The attributes of a token."""
-        return [self.names[code] for code in self.codes[self.rows[token] : self.rows[token + 1]]]
-
-
 def attributes(sentences: TaggedSentences) -> Attributes:
-    """The attributes of all tokens; a template that reaches outside the sentence gives none.
-
-    All tokens are processed at once: words and parts of speech become numbers, and only distinct attributes become
-    strings.
-    The 211,727 tokens of CoNLL-2000's training set have 335,674 attributes.
-    """
-    fields = {"w": sentences.words, "pos": sentences.pos}
-    numbered = {field: _numbers(values) for field, values in fields.items()}
-    lengths = np.diff(sentences.offsets)
-    place = np.arange(len(sentences.words)) - np.repeat(sentences.offsets[:-1], lengths)
-    left, right = place, np.repeat(lengths, lengths) - 1 - place  # tokens before and after in the sentence
-
-    table: dict[str, int] = {}
-    codes = np.full((len(place), len(TEMPLATES) + 2), -1, np.int32)
-    for column, template in enumerate(TEMPLATES):
-        inside = np.logical_and.reduce([(left >= -d) & (right >= d) for _, d in template])
-        tokens = np.flatnonzero(inside)
-        key = np.zeros(len(tokens), np.int64)
-        for field, d in template:
-            numbers, distinct = numbered[field]
-            if int(key.max(initial=0)) >= 2**62 // distinct:  # the product would overflow: use ranks
-                key = np.unique(key, return_inverse=True)[1]
-            key = key * distinct + numbers[tokens + d]
-        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-        prefix = "|".join(f"{field}[{d}]" for field, d in template) + "="
-        values = [map(fields[field].__getitem__, (tokens[first] + d).tolist()) for field, d in template]
-        names = [prefix + "|".join(some) for some in zip(*values, strict=True)]
-        # Words that contain | can give two keys the same attribute.
-        codes[tokens, column] = np.array([table.setdefault(name, len(table)) for name in names], np.int32)[inverse]
-    codes[left == 0, -2] = table.setdefault(BEGIN, len(table))
-    codes[right == 0, -1] = table.setdefault(END, len(table))
-    there = codes >= 0
-    return Attributes(list(table), _rows(there.sum(1)), codes[there])
+    """The attributes of all tokens; the 211,727 tokens of CoNLL-2000's training set have 335,674."""
+    fields = {"w": Field.of(sentences.words), "pos": Field.of(sentences.pos)}
+    return describe(sentences, fields, TEMPLATES, "chunking")
 
 
 class Vocabulary:
@@ -115,12 +46,14 @@ class Vocabulary:
         attributes: The attribute of every column, all different.
         tags: The tag of every state, all different.
         min_count: How often an attribute had to occur; kept for datasets that are derived later.
+        templates: The name of the templates that gave the attributes: datasets that describe tokens by others refuse
+            the vocabulary. Empty is not compared.
 
     Raises:
         ValueError: Attributes or tags are missing or duplicate, or ``min_count`` is below 1.
     """
 
-    def __init__(self, attributes: Iterable[str], tags: Iterable[str], min_count: int = 1) -> None:
+    def __init__(self, attributes: Iterable[str], tags: Iterable[str], min_count: int = 1, templates: str = "") -> None:
         for name, given in (("attributes", attributes), ("tags", tags)):
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise TypeError(f"{name}={given!r} must be a list of strings, not a {type(given).__name__}")
@@ -129,6 +62,9 @@ class Vocabulary:
         if wrong := [value for value in (*self.attributes, *self.tags) if not isinstance(value, str)]:
             raise TypeError(f"attributes and tags must be strings, and {wrong[0]!r} is a {type(wrong[0]).__name__}")
         self.min_count = check_count(min_count)
+        if not isinstance(templates, str):
+            raise TypeError(f"templates={templates!r} must be a str")
+        self.templates = templates
         self._columns = {name: column for column, name in enumerate(self.attributes)}
         self._states = {tag: state for state, tag in enumerate(self.tags)}
         for name, values, table in (("attributes", self.attributes, self._columns), ("tags", self.tags, self._states)):
@@ -162,7 +98,7 @@ class Vocabulary:
         often = np.flatnonzero(found.counts() >= check_count(min_count)).tolist()
         if not often:
             raise ValueError(f"min_count={min_count}: no attribute occurs so often")
-        return cls([found.names[code] for code in often], tags, min_count)
+        return cls([found.names[code] for code in often], tags, min_count, found.templates)
 
     def __len__(self) -> int:
         """Columns: ``in_features`` of a head."""
@@ -189,6 +125,7 @@ class Vocabulary:
         content = {
             "format": _FORMAT,
             "min_count": self.min_count,
+            "templates": self.templates,
             "tags": self.tags,
             "attributes": self.attributes,
         }
@@ -211,7 +148,7 @@ class Vocabulary:
                 isinstance(values, list) and all(isinstance(v, str) for v in values) for values in (names, tags)
             ):
                 raise ValueError("attributes and tags must be lists of strings")
-            return cls(names, tags, content["min_count"])
+            return cls(names, tags, content["min_count"], content.get("templates", ""))
         except (ValueError, KeyError, TypeError) as error:
             reason = "no text" if isinstance(error, UnicodeDecodeError) else f"{error!r:.200}"
             raise ValueError(f"{path} is not a vocabulary that was saved, or damaged: {reason}") from error
@@ -219,7 +156,8 @@ class Vocabulary:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Vocabulary):
             return NotImplemented
-        return (self.attributes, self.tags, self.min_count) == (other.attributes, other.tags, other.min_count)
+        ours, theirs = ((one.attributes, one.tags, one.min_count, one.templates) for one in (self, other))
+        return ours == theirs
 
     __hash__ = None  # type: ignore[assignment]  # long to compare, and nobody's key
 
@@ -235,13 +173,3 @@ def sorted_tags(tags: Iterable[str]) -> tuple[str, ...]:
 def check_count(min_count: int) -> int:
     """``min_count`` as an int of at least 1."""
     return check_whole(min_count, "min_count")
-
-
-def _numbers(values: list[str]) -> tuple[np.ndarray, int]:
-    """The rank of every value among the sorted distinct values, and the number of these."""
-    place = {value: number for number, value in enumerate(sorted(set(values)))}
-    return np.array([place[value] for value in values], np.int64), len(place)
-
-
-def _rows(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

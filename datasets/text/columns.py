@@ -1,4 +1,4 @@
-"""Column files: a token a line, ``word pos tag``, and an empty line after every sentence, as in the CoNLL tasks."""
+"""Column files: a token a line, and an empty line after every sentence, as in the CoNLL tasks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import gzip
 import os
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from torchssvm.core.arguments import check_whole
 
+from .column_layout import NAMES_LINE, Columns
+from .tag_schemes import first_wrong, to_bio
+
 UNPACKED_LIMIT = 2**29
 """Bytes that a gzip file may unpack to, unless a reader is told otherwise: 80 times the largest that is published."""
+
+DOCUMENT = "-DOCSTART-"
+"""The word that stands alone in a sentence where a document begins."""
 
 _GZIP = b"\x1f\x8b"
 _BIO = re.compile(r"O|[BI]-\S+")
@@ -64,66 +70,154 @@ class TaggedSentences:
 
 
 def read_columns(
-    path: str | os.PathLike[str], *, tags_optional: bool = False, limit: int = UNPACKED_LIMIT
+    path: str | os.PathLike[str],
+    columns: Columns | None = None,
+    *,
+    tags_optional: bool = False,
+    limit: int = UNPACKED_LIMIT,
 ) -> TaggedSentences:
     """Read a column file.
 
-    Columns are separated by spaces or tabs; one or more empty lines end a sentence. UTF-8, plain or gzipped (by
-    its first bytes, not its name).
+    One or more empty lines end a sentence. UTF-8, plain or gzipped (by its first bytes, not its name). Without
+    ``columns``, lines are ``word pos tag``, separated by spaces or tabs, and tags are O, B-X or I-X. With them, a file
+    is taken as it is: columns are separated by tabs if its first token has one, and otherwise by blanks; sentences of
+    the word -DOCSTART- alone are left out; tags of IOB1, BIOES and BILOU become BIO.
 
     Args:
         path: The file.
+        columns: Which columns are read; parts of speech are _ where it names none.
         tags_optional: Whether the third column may be missing, on all lines, as in text to predict tags for.
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
         OSError: The file cannot be opened.
-        ValueError: The file is malformed; the message begins with its name and, if known, the line.
+        ValueError: The file is malformed, or has no such column; the message begins with its name and, if known, the
+            line.
     """
+    layout = None if columns is None else columns.check()
     content = read_content(Path(path), limit)
     _check_encoding(content, path)
-    content = content.removeprefix(codecs.BOM_UTF8)
-    words: list[str] = []
-    pos: list[str] = []
-    tags: list[str] = []
-    lines: list[int] = []
-    ends: list[int] = []
-    columns = 0  # of the first token, and so of all
+    table = _Table(str(path), layout, tags_optional)
     # Split bytes at ASCII blanks only: a word may contain a no-break space.
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        fields = line.split()
-        if not fields:
-            if words and (not ends or ends[-1] != len(words)):
-                ends.append(len(words))
-            continue
-        if len(fields) != columns:
-            columns = _check_columns(len(fields), columns, tags_optional, f"{path}, line {number}")
-        words.append(fields[0].decode())
-        pos.append(fields[1].decode())
-        if columns == 3:
-            tags.append(fields[2].decode())
-        lines.append(number)
-    if not words:
-        raise ValueError(f"{path} holds no sentence: {number} lines, and all of them are empty")
-    if ends[-1:] != [len(words)]:
-        ends.append(len(words))
-    found = TaggedSentences(
-        words=words,
-        pos=pos,
-        tags=tags if columns == 3 else None,
-        offsets=np.array([0, *ends], np.int64),
-        lines=np.array(lines, np.int64),
-        source=str(path),
-    )
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        table.add(number, line)
+    found = table.sentences()
+    return found if layout is None else _as_bio(found)
+
+
+class _Table:
+    """The tokens of a column file, line by line."""
+
+    def __init__(self, source: str, layout: Columns | None, tags_optional: bool) -> None:
+        self.source, self.layout, self.tags_optional = source, layout, tags_optional
+        self.comment = b"" if layout is None else layout.comment.encode()
+        self.names: list[str] = []
+        self.separator: bytes | None = None
+        self.count = 0  # columns of the first token, and so of all
+        self.places: list[int | None] = []  # of word, tag and pos
+        self.values: tuple[list[str], list[str], list[str]] = ([], [], [])
+        self.lines: list[int] = []
+        self.offsets = [0]
+        self.number = 0
+
+    def add(self, number: int, line: bytes) -> None:
+        """Read a line."""
+        self.number = number
+        if not line.strip():
+            self._end_sentence()
+            return
+        if self.offsets[-1] == len(self.lines) and self.layout is not None and self._is_no_token(line):
+            return
+        if not self.count and self.layout is not None and b"\t" in line:
+            self.separator = b"\t"
+        fields = line.split() if self.separator is None else line.rstrip(b"\r\n").split(self.separator)
+        if len(fields) != self.count:
+            self._set_columns(len(fields), f"{self.source}, line {number}")
+        for values, place in zip(self.values, self.places, strict=True):
+            if place is not None:
+                values.append(fields[place].decode())
+        self.lines.append(number)
+
+    def _is_no_token(self, line: bytes) -> bool:
+        """Whether a line before a sentence is a comment, or names the columns."""
+        assert self.layout is not None
+        text, wanted = line.decode(), self.layout.names
+        if wanted and not self.count and not self.names:
+            named = text.removeprefix(NAMES_LINE).split()
+            if text.startswith(NAMES_LINE) or set(wanted) <= set(named):
+                self.names = named
+                return True
+        return bool(self.comment) and line.startswith(self.comment)
+
+    def _set_columns(self, count: int, where: str) -> None:
+        if self.layout is None:
+            self.count = _check_columns(count, self.count, self.tags_optional, where)
+            self.places = [0, 2 if count == 3 else None, 1]
+            return
+        if self.count:
+            raise ValueError(
+                f"{where}: {count} columns, but the lines before have {self.count}; comments between sentences are "
+                f"left out if columns names how they begin (comment={self.layout.comment!r})"
+            )
+        layout, self.count = self.layout, count
+        try:
+            self.places = layout.places(count, self.names, where)
+        except ValueError:
+            if not self.tags_optional:
+                raise
+            self.places = layout._replace(tag=None).places(count, self.names, where)
+
+    def _end_sentence(self) -> None:
+        start, stop = self.offsets[-1], len(self.lines)
+        if self.layout is not None and self.values[0][start:stop] == [DOCUMENT]:
+            for values in (*self.values, self.lines):
+                del values[start:]
+        elif stop > start:
+            self.offsets.append(stop)
+
+    def sentences(self) -> TaggedSentences:
+        """All sentences."""
+        self._end_sentence()
+        words, tags, pos = self.values
+        if not words:
+            raise ValueError(f"{self.source} holds no sentence: {self.number} lines, and all of them are empty")
+        found = TaggedSentences(
+            words=words,
+            pos=pos if pos else ["_"] * len(words),
+            tags=tags if tags else None,
+            offsets=np.array(self.offsets, np.int64),
+            lines=np.array(self.lines, np.int64),
+            source=self.source,
+        )
+        if "" in (set(words)):
+            raise ValueError(f"{found.where(words.index(''))}: the word is empty")
+        if self.layout is None:
+            _check_three(found)
+        return found
+
+
+def _check_three(found: TaggedSentences) -> None:
+    """Raise ValueError where the tags of ``word pos tag`` are not BIO, or in the place of the parts of speech."""
+    pos, tags = found.pos, found.tags or []
     if all(map(_BIO.fullmatch, set(pos))):
         raise ValueError(
             f"{found.where(0)}: the second column holds chunk tags, such as {pos[0]!r}, on all lines, and must hold "
-            "parts of speech: columns are word, pos and tag; put a column between, of _ where nothing is known"
+            "parts of speech: columns are word, pos and tag; name others, such as columns=Columns(word=0, tag=1)"
         )
     if wrong := {tag for tag in set(tags) if not _BIO.fullmatch(tag)}:
         first = next(token for token, tag in enumerate(tags) if tag in wrong)
         raise ValueError(f"{found.where(first)}: tag {tags[first]!r} must be O, or B-TYPE or I-TYPE for some type")
-    return found
+
+
+def _as_bio(found: TaggedSentences) -> TaggedSentences:
+    if found.tags is None:
+        return found
+    if (wrong := first_wrong(found.tags)) is not None:
+        raise ValueError(
+            f"{found.where(wrong)}: tag {found.tags[wrong]!r} must be O, or a letter of BIO, BIOES or BILOU, a hyphen "
+            "and a type: is this the column of the tags?"
+        )
+    return replace(found, tags=to_bio(found.tags, found.offsets))
 
 
 def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:

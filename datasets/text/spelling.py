@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .chunking_features import Attributes
+from .templates import Attributes
 
 _BEGIN, _END, _NOTHING = "^", "$", ""  # before a word, after it, and where a word is shorter
 _LETTERS = np.frombuffer("abcdefghijklmnopqrstuvwxyz".encode("utf-32-le"), np.uint32)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
+from problems import examples, rng
 from random_potentials import assert_same, chains, strided, trees
 
 from torchssvm.steps.box_qp_triton import ascend_triton
@@ -38,10 +38,14 @@ def test_the_interpreter_is_on():
     axes=st.sampled_from(["shared", "chain", "position", "expanded"]),
     ragged=st.booleans(),
     integers=st.booleans(),
+    forbidden=st.booleans(),
     dtype=DTYPES,
 )
-def test_viterbi_equals_torch(seed, batch, longest, states, axes, ragged, integers, dtype):
+def test_viterbi_equals_torch(seed, batch, longest, states, axes, ragged, integers, forbidden, dtype):
     emission, transition, lengths = chains(seed, batch, longest, states, axes, ragged, integers, dtype)
+    if forbidden:  # each state may follow itself, and most may follow no other
+        never = (torch.rand(states, states, generator=rng(seed)) < 0.7) & ~torch.eye(states, dtype=torch.bool)
+        transition = transition.masked_fill(never, -torch.inf)
     expected = viterbi_torch(emission, transition, lengths)
     assert_same(viterbi_triton(strided(emission), transition, lengths), expected)
     if axes != "expanded":

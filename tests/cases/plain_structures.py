@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from problems import rng
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, is_allowed, rng
 from structure_cases import StructureTestCase
 
-from torchssvm import Chain, Multiclass, WeightedLabels
+from torchssvm import Chain, Multiclass, Transitions, WeightedLabels
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import as_decoding
 
 
 class MulticlassCase(StructureTestCase):
@@ -221,6 +226,49 @@ class ChainClassWeightsCase(ChainCase):
     def reference_loss(self, structure, labeling, target):
         weight = [0.5, 0.0, 3.0]
         return sum(weight[b] * (a != b) for a, b in zip(labeling.tolist(), target.tolist(), strict=True)) / len(target)
+
+
+class ChainTransitionsCase(ChainCase):
+    """Forbidden pairs, first and last states; no state precedes state 2 but 1, and a chain of one token is 1."""
+
+    allowed = Transitions(
+        torch.tensor([[True, True, False], [True, False, True], [True, True, False]]),
+        first=torch.tensor([True, True, False]),
+        last=torch.tensor([False, True, True]),
+    )
+    options = {"transitions": allowed}  # noqa: RUF012
+
+    def random_target(self, structure, potentials, random):
+        drawn = {name: torch.randn(t.shape, generator=random).double() for name, t in potentials.tensors.items()}
+        labels = structure.decode(potentials.replace(drawn))
+        garbage = torch.randint(-2, self.states + 5, labels.shape, generator=random)
+        return torch.where(labels >= 0, labels, garbage)
+
+    def is_allowed(self, states):
+        return is_allowed(self.allowed, states)
+
+    def count(self, structure, potentials, row):
+        length = int(potentials.lengths[row])
+        return sum(map(self.is_allowed, itertools.product(range(self.states), repeat=length)))
+
+    def bad_targets(self, potentials, target):
+        yield from super().bad_targets(potentials, target)
+        yield torch.full_like(target, 2), "begins with state 2 in row 0.*transitions forbid"
+        yield torch.full_like(target, 0), "ends with state 0 in row 0.*transitions forbid"
+
+    @examples(15)
+    @given(seed=st.integers(0, 2**31 - 1), integers=st.booleans())
+    def test_what_is_found_is_allowed(self, seed, integers):
+        structure, potentials, target = self.setting(seed, 4, integers)
+        for found in (structure.argmax(potentials), structure.augmented_argmax(potentials, target)):
+            for row in range(4):
+                assert self.is_allowed(self.one(as_decoding(found).labeling, potentials, row).tolist())
+        for labeling in structure.enumerate(potentials):
+            assert all(self.is_allowed(self.one(labeling, potentials, row).tolist()) for row in range(4))
+
+
+class ChainPositionsTransitionsCase(ChainTransitionsCase):
+    shared = False
 
 
 class ChainWeightedLabelsCase(ChainCase):

@@ -27,6 +27,7 @@ from torchssvm import (
     LinearMulticlass,
     Multiclass,
     Potentials,
+    Transitions,
     certify,
 )
 from torchssvm.core.batch import apply_head
@@ -216,15 +217,21 @@ def chain(
     shared: bool = True,
     bias: bool = True,
     boundary: bool = True,
+    transitions: Transitions | None = None,
     dtype: torch.dtype = torch.float64,
     adjoint: bool = True,
 ) -> Problem:
     random = rng(seed)
+    structure = Chain(states, shared=shared, transitions=transitions)
     lengths = torch.randint(1, longest + 1, (n,), generator=random)
     lengths[0] = longest
     real = torch.arange(longest) < lengths.unsqueeze(1)
     x = torch.randn(n, longest, features, generator=random, dtype=torch.float64).to(dtype)
     y = torch.randint(0, states, (n, longest), generator=random)
+    if transitions is not None:  # outputs that are allowed, and some of the random labels
+        emission = torch.nn.functional.one_hot(y, states).double()
+        pairs = torch.zeros(n, states, states, dtype=torch.float64)
+        y = structure.decode(Potentials({"emission": emission, "transition": pairs}, lengths if ragged else None))
     if ragged:
         x, y = x * real.unsqueeze(2), y.masked_fill(~real, -1)
     head: nn.Module = LinearChain(
@@ -233,7 +240,7 @@ def chain(
         bias=bias,
         boundary=boundary,
         positions=None if shared else longest,
-        structure=Chain(states, shared=shared),
+        structure=structure,
     ).to(dtype)
     return Problem(head if adjoint else WithoutAdjoint(head), x, y, lengths if ragged else None, lam)
 
@@ -333,7 +340,10 @@ def reference(problem: Problem) -> Reference:
             losses = [float(problem.structure.cost[target[0], k]) for (k,) in outputs]
         else:
             steps, states = shapes[0]
-            outputs = list(itertools.product(range(states), repeat=steps))
+            rules = problem.structure.transitions
+            outputs = [
+                o for o in itertools.product(range(states), repeat=steps) if rules is None or is_allowed(rules, o)
+            ]
             target = tuple(y[:steps].tolist())
             losses = [sum(a != b for a, b in zip(o, target, strict=True)) / steps for o in outputs]
         all_parts = np.stack([listed_parts(o, shapes) for o in outputs])
@@ -343,6 +353,12 @@ def reference(problem: Problem) -> Reference:
         result.parts.append(difference)
         result.changes.append(difference @ linear)
     return result
+
+
+def is_allowed(rules: Transitions, states: Sequence[int]) -> bool:
+    """Whether a sequence is an output, straight from the definition."""
+    pairs = all(bool(rules.pairs[a, b]) for a, b in itertools.pairwise(states))
+    return pairs and bool(rules.first[states[0]]) and bool(rules.last[states[-1]])
 
 
 def listed_parts(output: tuple[int, ...], shapes: list[tuple[int, ...]]) -> np.ndarray:

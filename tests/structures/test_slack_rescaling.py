@@ -81,6 +81,10 @@ class TestSlackChainClassWeights(Rescaled, plain.ChainClassWeightsCase):
     """Costs of 0.5, 0 and 3: units of 0.5."""
 
 
+class TestSlackChainTransitions(Rescaled, plain.ChainTransitionsCase):
+    pass
+
+
 class TestSlackChainWeightedLabels(Rescaled, plain.ChainWeightedLabelsCase):
     """Costs without a common unit."""
 

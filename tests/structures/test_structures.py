@@ -55,6 +55,14 @@ class TestChainClassWeights(plain.ChainClassWeightsCase):
     pass
 
 
+class TestChainTransitions(plain.ChainTransitionsCase):
+    pass
+
+
+class TestChainPositionsTransitions(plain.ChainPositionsTransitionsCase):
+    pass
+
+
 class TestChainWeightedLabels(plain.ChainWeightedLabelsCase):
     pass
 

@@ -17,7 +17,7 @@ Recipe = dict[str, Any]
 _RULES = (
     *(structures.NonProjective, structures.Projective, structures.MinCut, structures.RoofDual),
     *(structures.BranchAndBound, structures.MessagePassing, structures.BruteForceSearch, structures.EveryClass),
-    *(structures.EveryLossLevel, structures.LossScaleSearch),
+    *(structures.EveryLossLevel, structures.LossScaleSearch, structures.Transitions),
 )
 
 _exported = [getattr(structures, name) for name in structures.__all__ if name != "TorchStruct"]  # it is made of a class

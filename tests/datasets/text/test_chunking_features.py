@@ -6,27 +6,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from chunking_problems import conll2000_or_skip, write
+from chunking_problems import conll2000_or_skip, sentences_of, write
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchssvm.datasets import Vocabulary, read_columns
 from torchssvm.datasets.text.chunking_features import TEMPLATES, attributes, sorted_tags
-from torchssvm.datasets.text.columns import TaggedSentences
 from torchssvm.datasets.text.conll2000 import locate
-
-
-def sentences_of(rows, tags=True):
-    """Lists of (word, pos) as sentences, with tags that say nothing."""
-    flat = [token for sentence in rows for token in sentence]
-    return TaggedSentences(
-        words=[word for word, _ in flat],
-        pos=[pos for _, pos in flat],
-        tags=["O"] * len(flat) if tags else None,
-        offsets=np.cumsum([0, *map(len, rows)]),
-        lines=np.arange(1, len(flat) + 1),
-        source="a test",
-    )
 
 
 def one_by_one(sentence):

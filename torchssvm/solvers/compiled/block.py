@@ -79,19 +79,37 @@ def score(labels, length, emission, transition):
 
 
 @njit
-def decode(examples, i, length, emission, transition, into, prefixes, labels):
+def decode(examples, i, length, scratch, transition, labels):
     """Loss-augmented Viterbi, with the ties of ``torchssvm.structures.chain.oracle``; returns the loss.
 
-    ``into`` and ``prefixes`` are scratch arrays for messages and scores.
+    ``scratch`` has the emissions.
     """
+    emission, into, prefixes, allowed = scratch.emission, scratch.into, scratch.prefixes, examples.allowed
     start, states = examples.start[i], prefixes.shape[1]
     for t in range(length):
         token = start + t
         augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
+    if len(allowed):
+        forbid(allowed, transition, scratch.transition, prefixes[0], prefixes[length - 1])
+        transition = scratch.transition
     matrices = transition.reshape(1, *transition.shape)
     send_forward(prefixes, into, matrices, length, states)
     backtrack(prefixes, into, matrices, length, states, labels)
     return loss_of(examples, start, length, labels)
+
+
+@njit
+def forbid(allowed, transition, found, first, last):
+    """Copy the transitions, ``-inf`` where a pair is forbidden; write the same into the first and the last scores."""
+    states = allowed.shape[1]
+    for j in range(states):
+        for k in range(states):
+            found[j, k] = transition[j, k] if allowed[j, k] else -np.inf
+    for k in range(states):
+        if not allowed[states, k]:
+            first[k] = -np.inf
+        if not allowed[states + 1, k]:
+            last[k] = -np.inf
 
 
 @njit

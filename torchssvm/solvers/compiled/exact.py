@@ -40,7 +40,7 @@ def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, tot
         emission, transition = scratch.emission, model.transition
         start = examples.start[i]
         found = scratch.corner
-        loss = decode(examples, i, length, emission, transition, scratch.into, scratch.prefixes, found)
+        loss = decode(examples, i, length, scratch, transition, found)
         base = score(examples.y[start : start + length], length, emission, transition)
         hinges[i] = score(found, length, emission, transition) - base + loss
         inner = 0.0

@@ -113,6 +113,10 @@ class HeadAdapter(ABC):
         """``Examples.cost_matrix``."""
         return torch.zeros(0, 0, dtype=torch.float64)
 
+    def allowed(self) -> Tensor:
+        """``Examples.allowed``."""
+        return torch.ones(0, self.num_states, dtype=torch.bool)
+
     def apply(self, batch: Batch) -> Any:
         """Potentials of a batch."""
         return apply_head(self.head, batch)
@@ -157,6 +161,11 @@ class ChainAdapter(HeadAdapter):
         wide = [model.emission, *biases]
         emission, *biases = (array[..., : self.num_states] for array in wide)
         return [self.head.by_feature(emission), model.transition, *biases]
+
+    def allowed(self) -> Tensor:
+        """Those of the structure's transitions."""
+        found = self.structure.transitions  # type: ignore[attr-defined]
+        return super().allowed() if found is None else torch.cat([found.pairs, found.first[None], found.last[None]])
 
     def as_sequences(self, labelings: Tensor) -> Tensor:
         """The labelings, which are sequences."""

@@ -115,7 +115,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         counters[1] += 1
     else:
         counters[0] += 1
-        loss = decode(examples, i, length, emission, transition, scratch.into, scratch.prefixes, found)
+        loss = decode(examples, i, length, scratch, transition, found)
         corner = find_slot(i, count, length, blocks.labelings, found) + 1
         if corner == 0:
             corner = atoms

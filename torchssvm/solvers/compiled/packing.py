@@ -94,7 +94,8 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
         value[own_place], column[own_place] = values, columns
     inner_start = offsets(lengths * (lengths + 1) // 2)
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)
-    arrays = (x, value, column, row, y, cost, cost.to(dtype), adapter.cost_matrix(), start, inner, inner_start[:-1])
+    rules = adapter.cost_matrix(), adapter.allowed()
+    arrays = (x, value, column, row, y, cost, cost.to(dtype), *rules, start, inner, inner_start[:-1])
     examples = Examples(dense, *(t.numpy() for t in arrays))
     fill_inner(examples, adapter.has_bias)
     return examples, targets

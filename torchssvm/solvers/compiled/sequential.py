@@ -170,6 +170,7 @@ def _examples(
         cost=cost.numpy(),
         added=cost.to(value.dtype).numpy(),
         cost_matrix=adapter.cost_matrix().numpy(),
+        allowed=adapter.allowed().numpy(),
         start=offsets(lengths).numpy(),
         inner=torch.empty(int(inner_start[-1]), dtype=value.dtype).numpy(),
         inner_start=inner_start[:-1].numpy(),

@@ -21,6 +21,8 @@ class Examples(NamedTuple):
         cost: ``[tokens]`` float64, the cost of a wrong label, or a factor of ``cost_matrix``.
         added: ``cost`` in the dtype of the weights.
         cost_matrix: ``[K, K]`` by target and label, or ``[0, 0]`` where all wrong labels cost the same.
+        allowed: ``[K + 2, K]`` bool: whether a state may follow another, be the first, and be the last; or ``[0, K]``
+            where all may.
         start: ``[n + 1]`` int64, where each example's tokens begin.
         inner: ``[sum T (T + 1) / 2]`` inner products of each example's tokens, with the bias as a feature: token t with
             tokens 0 to t, for all t.
@@ -36,6 +38,7 @@ class Examples(NamedTuple):
     cost: Any
     added: Any
     cost_matrix: Any
+    allowed: Any
     start: Any
     inner: Any
     inner_start: Any
@@ -112,12 +115,13 @@ class Options(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch arrays for one block: potentials, maxima of Viterbi, responses, directions, the atoms.
+    """Scratch arrays for one block: potentials, Viterbi's transitions and maxima, responses, directions, the atoms.
 
     ``step`` gets the sum of all steps, and the change of ``|w|^2``.
     """
 
     emission: Any
+    transition: Any
     into: Any
     prefixes: Any
     response: Any
@@ -143,6 +147,7 @@ def make_scratch(longest: int, states: int, width: int, pairs: int, atoms: int, 
     """
     return Scratch(
         emission=np.zeros((longest, width), dtype),
+        transition=np.zeros((pairs, states), dtype),
         into=np.zeros((longest, states), dtype),
         prefixes=np.zeros((longest, states), dtype),
         response=np.zeros((longest, states)),

@@ -53,6 +53,11 @@ def check_kind(head: Any) -> None:
             "Chain; or a LinearMultilabel or SparseLinearMultilabel, and its structure a Multilabel. Heads "
             "of your own train with BlockGap and BCFW"
         )
+    if getattr(structure, "transitions", None) is not None:
+        raise TypeError(
+            f"head.structure={structure} forbids transitions, and GDMM's messages do not know of them: use BlockGap "
+            "and BCFW, or CompiledBCFW"
+        )
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
         raise TypeError("head has forward hooks, which GDMM does not run; use BlockGap and BCFW")
 

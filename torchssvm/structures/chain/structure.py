@@ -19,6 +19,7 @@ from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.labelings import chain_parts, chain_scores
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
+from torchssvm.structures.chain.transitions import Transitions
 
 _NONE = torch.empty(0, 0, dtype=torch.float64)
 
@@ -37,13 +38,22 @@ class Chain(Structure):
         shared: Whether one transition matrix serves all positions of an example.
         normalize: Divide the loss by the length of the sequence, as the OCR experiments of the papers do.
         class_weight: ``[K]``, non-negative, by the target's state; None is 1 for all.
+        transitions: Which sequences are outputs; None means that all are.
 
     Raises:
-        ValueError: ``num_states`` is less than 1, or ``class_weight`` is not such a vector.
+        TypeError: ``transitions`` are not :class:`Transitions`.
+        ValueError: ``num_states`` is less than 1, or ``class_weight`` is not such a vector, or ``transitions`` are for
+            another number of states.
     """
 
     def __init__(
-        self, num_states: int, *, shared: bool = True, normalize: bool = True, class_weight: Tensor | None = None
+        self,
+        num_states: int,
+        *,
+        shared: bool = True,
+        normalize: bool = True,
+        class_weight: Tensor | None = None,
+        transitions: Transitions | None = None,
     ) -> None:
         num_states = check_whole(num_states, "num_states")
         check_flags(shared=shared, normalize=normalize)
@@ -53,13 +63,19 @@ class Chain(Structure):
                 raise ValueError(
                     f"class_weight must hold {num_states} finite, non-negative numbers, one for each state"
                 )
+        if transitions is not None and not isinstance(transitions, Transitions):
+            raise TypeError(f"transitions must be Transitions, or None, not a {type(transitions).__name__}")
+        if transitions is not None and len(transitions.first) != num_states:
+            raise ValueError(f"transitions are for {len(transitions.first)} states, and num_states={num_states}")
         self.num_states = num_states
         self.shared = shared
         self.normalize = normalize
         self.class_weight = class_weight
+        self.transitions = transitions
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Viterbi; ties go to the smallest state, decided from the last position to the first."""
+        potentials = self.restricted(potentials)
         labels, value = viterbi(potentials.tensors["emission"], potentials.tensors["transition"], potentials.lengths)
         return Decoding(labels, value)
 
@@ -80,11 +96,16 @@ class Chain(Structure):
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product (forward-backward)."""
+        potentials = self.restricted(potentials)
         lengths = potentials.lengths
         emission, transition, log_partition = sum_product(
             potentials.tensors["emission"], potentials.tensors["transition"], lengths
         )
         return Marginals({"emission": emission, "transition": transition}, log_partition)
+
+    def restricted(self, potentials: Potentials) -> Potentials:
+        """The potentials that are decoded: ``-inf`` where :attr:`transitions` forbid a state or a pair."""
+        return potentials if self.transitions is None else self.transitions.restrict(potentials.detach())
 
     def parts(self, labeling: Tensor | WeightedLabels) -> dict[str, Tensor]:
         """Indicators of the states ``[B, N, K]``, and counts (or indicators) of the pairs."""
@@ -202,6 +223,8 @@ class Chain(Structure):
             )
         labels = check_int64(_labels(target), "target", (batch, longest), ", a state for each position")
         labels = self._check_labels(labels, potentials)
+        if self.transitions is not None:
+            self.transitions.check(labels)
         if not isinstance(target, WeightedLabels):
             return labels
         real = labels >= 0
@@ -231,11 +254,18 @@ class Chain(Structure):
         return labels.masked_fill(~real, -1)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
-        """All K^N sequences."""
+        """All K^N sequences, or those that :attr:`transitions` allow."""
         batch, longest, states = potentials.tensors["emission"].shape
         real = check_lengths(potentials.lengths, batch, longest, potentials.device)
+        some: Tensor = self.argmax(potentials).labeling if self.transitions is not None else real
         for states_of in itertools.product(range(states), repeat=longest):
-            yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
+            labels = torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
+            if self.transitions is not None:
+                allowed = self.transitions.allows(labels)
+                if not bool(allowed.any()):
+                    continue
+                labels = torch.where(allowed.unsqueeze(1), labels, some)  # it may be an output of some examples only
+            yield labels
 
     def costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
         """The cost of a wrong label at each token (``[B, N]`` float64, zero in the padding), and the true labels."""
@@ -254,7 +284,8 @@ class Chain(Structure):
 
     def __repr__(self) -> str:
         weighted = "" if self.class_weight is None else f", class_weight={digest(self.class_weight)}"
-        return f"Chain({self.num_states}, shared={self.shared}, normalize={self.normalize}{weighted})"
+        allowed = "" if self.transitions is None else f", transitions={self.transitions}"
+        return f"Chain({self.num_states}, shared={self.shared}, normalize={self.normalize}{weighted}{allowed})"
 
 
 def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:

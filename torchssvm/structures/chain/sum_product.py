@@ -17,7 +17,7 @@ def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = N
     rounding of numbers in [0, 1].
 
     Args:
-        emission: ``[B, N, K]``, float32 or float64.
+        emission: ``[B, N, K]``, float32 or float64; ``-inf`` where a state is impossible, like the transitions.
         transition: ``[K, K]`` (previous, next) shared by all, ``[B, K, K]`` for each chain, or ``[B, N-1, K, K]``.
         lengths: ``[B]`` int64, 1 to N; None means N for all.
 
@@ -65,6 +65,8 @@ def _longest_first(emission: Tensor, transition: Tensor, running: list[int]) -> 
         prefix, size = prefixes[t], len(following)
         joint = prefix[:size].unsqueeze(2) + _pairs_at(transition, t, size)
         both = joint.softmax(1).mul_(following.unsqueeze(1))  # P(y_t | y_{t+1}) P(y_{t+1})
+        # A state that no other may precede has a softmax of NaN, and probability 0.
+        both = both.masked_fill_((following == 0).unsqueeze(1), 0.0)
         if transition.ndim == 4:
             pairs[:size, t : t + 1] = both.unsqueeze(1)
         else:

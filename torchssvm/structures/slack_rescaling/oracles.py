@@ -88,10 +88,12 @@ class EveryLossLevel(SlackOracle):
         Raises:
             ValueError: The costs of an example's tokens are not whole multiples of the smallest, or M is too large.
         """
-        emission, transition = potentials["emission"], potentials["transition"]
+        assert isinstance(structure, Chain)
+        emission = potentials["emission"]
         real = check_lengths(potentials.lengths, emission.shape[0], emission.shape[1], emission.device)
         levels, unit = self._levels(structure, target)
-        found = viterbi_by_level(emission, transition, levels, real)
+        decoded = structure.restricted(potentials)
+        found = viterbi_by_level(decoded["emission"], decoded["transition"], levels, real)
         own = inner(conform(structure.parts(target), potentials, "parts(target)"), potentials.tensors)
         ladder = torch.arange(found.scores.shape[1], device=own.device, dtype=torch.float64)
         losses = unit.unsqueeze(1) * ladder

@@ -1,0 +1,98 @@
+"""Named entities in column files of any kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torchssvm.structures.chain.transitions import Transitions
+
+from .chunking import ChunkingDataset
+from .chunking_features import Vocabulary, check_count
+from .column_layout import Columns
+from .columns import TaggedSentences, read_columns
+from .entity_features import entity_attributes
+from .tag_schemes import bio_transitions, to_bio
+from .templates import Attributes
+
+
+class NamedEntities(ChunkingDataset):
+    """Sentences with named entities, and attributes of spelling: words, shapes, prefixes and suffixes, neighbours.
+
+    Items, batches and methods are those of :class:`ChunkingDataset`. Tags are BIO, whatever the scheme of the file:
+    O, then B-X and I-X of each type in alphabetical order. Attributes that the training set does not have are left out.
+
+    Args:
+        sentences: From :func:`torchssvm.datasets.read_columns`.
+        vocabulary: That of the training set; None makes it of these sentences, which need tags.
+        min_count: How often an attribute must occur to have a column, where the vocabulary is made.
+        stand_in: The tag in ``y`` for tags that are not in the vocabulary, such as those of a type without training
+            examples; None makes them an error.
+        found: The attributes of these sentences, if they are computed already.
+
+    Attributes:
+        vocabulary: As given, or made.
+
+    Raises:
+        ValueError: ``found`` or ``vocabulary`` belongs to other sentences or templates, or a tag is not in the
+            vocabulary; the message names file and line.
+    """
+
+    describe = staticmethod(entity_attributes)
+
+    def __init__(
+        self,
+        sentences: TaggedSentences,
+        vocabulary: Vocabulary | None = None,
+        *,
+        min_count: int = 1,
+        stand_in: str | None = None,
+        found: Attributes | None = None,
+    ) -> None:
+        if not isinstance(sentences, TaggedSentences):
+            raise TypeError(
+                f"sentences must be TaggedSentences, as read_columns gives them, not a {type(sentences).__name__}"
+            )
+        if sentences.tags is not None:
+            sentences = replace(sentences, tags=to_bio(sentences.tags, sentences.offsets))
+        if vocabulary is None:
+            if sentences.tags is None:
+                raise ValueError(f"{sentences.source} has no tags: give the vocabulary of a training set")
+            check_count(min_count)  # before the work
+            found = self.describe(sentences) if found is None else found
+            vocabulary = Vocabulary.from_attributes(found, min_count, entity_tags(sentences.tags))
+        super().__init__(sentences, vocabulary, stand_in=stand_in, found=found)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        vocabulary: Vocabulary | None = None,
+        *,
+        columns: Columns | None = None,
+        min_count: int = 1,
+        stand_in: str | None = None,
+    ) -> NamedEntities:
+        """The sentences of a column file, taken as it is.
+
+        Args:
+            path: The file, plain or gzipped.
+            vocabulary: That of the training set; None for the training set itself.
+            columns: Which columns are read; None is the first for words and the last for tags.
+            min_count: As in the class.
+            stand_in: As in the class.
+        """
+        sentences = read_columns(path, columns or Columns(), tags_optional=vocabulary is not None)
+        return cls(sentences, vocabulary, min_count=min_count, stand_in=stand_in)
+
+    @property
+    def transitions(self) -> Transitions:
+        """I-X only after B-X and I-X: the ``transitions`` of a :class:`torchssvm.Chain` for these tags."""
+        return bio_transitions(self.vocabulary.tags)
+
+
+def entity_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """O, and B-X and I-X of every type that occurs, in alphabetical order."""
+    types = sorted({tag[2:] for tag in tags if tag != "O"})
+    return ("O", *(f"{letter}-{kind}" for kind in types for letter in "BI"))

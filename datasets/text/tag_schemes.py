@@ -1,0 +1,76 @@
+"""Schemes of chunk tags: IOB1, IOB2, BIOES and BILOU become BIO (IOB2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from torchssvm.structures.chain.transitions import Transitions
+
+_TAG = re.compile(r"O|[BIESLUM]-\S+")
+_LETTER = {"B": "B", "S": "B", "U": "B", "I": "I", "M": "I", "E": "I", "L": "I"}  # of BIO
+
+
+def to_bio(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
+    """The tags of the same chunks in BIO: B-X at the first token of every chunk, I-X at the others, O elsewhere.
+
+    A chunk begins at B-X, S-X and U-X, and at any other tag of type X where the token before is O, of another type, or
+    the end of a sentence or of a chunk (E, S, L, U). So tags are taken as they are: IOB1, IOB2, BIOES and BILOU files
+    need not say which they are.
+
+    Args:
+        tags: O, or a letter (B, I, E, S, L, U or M), a hyphen and a type: of all tokens.
+        offsets: int64 ``[n + 1]``: sentence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``.
+
+    Raises:
+        ValueError: A tag has another form.
+    """
+    starts = set(np.asarray(offsets).tolist())
+    found: list[str] = []
+    before, closed = "", False  # the type of the token before, and whether its tag ends a chunk
+    for place, tag in enumerate(tags):
+        if not _TAG.fullmatch(tag):
+            raise ValueError(f"tags[{place}]={tag!r} must be O, or B, I, E, S, L, U or M, a hyphen and a type")
+        letter, _, kind = tag.partition("-")
+        begins = place in starts or closed or kind != before
+        found.append("O" if not kind else f"{'B' if begins else _LETTER[letter]}-{kind}")
+        before, closed = kind, letter in ("E", "S", "L", "U")
+    return found
+
+
+def first_wrong(tags: Sequence[str]) -> int | None:
+    """The place of the first tag that :func:`to_bio` does not take; None if there is none."""
+    wrong = {tag for tag in set(tags) if not _TAG.fullmatch(tag)}
+    return next((place for place, tag in enumerate(tags) if tag in wrong), None) if wrong else None
+
+
+def bio_transitions(tags: Sequence[str]) -> Transitions:
+    """Which tags may follow each other: I-X only after B-X and I-X.
+
+    Args:
+        tags: The tag of every state: O, B-X or I-X.
+
+    Raises:
+        ValueError: A tag has another form, or an I-X has no B-X.
+    """
+    allowed = torch.ones(len(tags), len(tags), dtype=torch.bool)
+    first = torch.ones(len(tags), dtype=torch.bool)
+    for state, kind in _inside(tags):
+        allowed[:, state] = torch.tensor([tag[:1] in "BI" and tag[2:] == kind for tag in tags])
+        first[state] = False
+    return Transitions(allowed, first=first)
+
+
+def _inside(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """State and type of every I-X."""
+    for state, tag in enumerate(tags):
+        letter, _, kind = tag.partition("-")
+        if tag != "O" and (letter not in ("B", "I") or not kind):
+            raise ValueError(f"tags[{state}]={tag!r} must be O, or B-TYPE or I-TYPE for some type")
+        if letter == "I":
+            if f"B-{kind}" not in tags:
+                raise ValueError(f"tags has {tag!r} and no 'B-{kind}': a chunk of this type could not begin")
+            yield state, kind

@@ -1,0 +1,160 @@
+"""Column files as they are: columns by position and name, comments, documents, and schemes of tags."""
+
+import re
+
+import pytest
+import torch
+from chunking_problems import write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchssvm.datasets import Columns, chunks, read_columns, to_bio
+from torchssvm.datasets.text.tag_schemes import bio_transitions
+
+UNER = """\
+# sent_id = 1
+# text = SID i Danmark
+1\tSID\tB-ORG\tB-ORG#O\ts
+2\ti\tO\tO#O\ts
+3\t1 000\tO\tO#O\ts
+
+# sent_id = 2
+# text = #
+1\t#\tO\tO#O\ts
+2\tDanmark\tB-LOC\tB-LOC#O\ts
+"""
+CONLL2003 = """\
+-DOCSTART- -X- O O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+German JJ I-NP I-MISC
+Bonn NNP I-NP I-LOC
+Paris NNP B-NP B-LOC
+
+-DOCSTART- -X- O O
+
+"""
+
+
+def test_positions_comments_and_tabs(tmp_path):
+    found = read_columns(write(tmp_path, UNER), Columns(word=1, tag=2, comment="#"))
+    assert found.words == ["SID", "i", "1 000", "#", "Danmark"]
+    assert found.tags == ["B-ORG", "O", "O", "O", "B-LOC"]
+    assert found.pos == ["_"] * 5
+    assert found.offsets.tolist() == [0, 3, 5]
+    assert found.lines.tolist() == [3, 4, 5, 9, 10]
+    same = read_columns(write(tmp_path, UNER.replace("\n", "\r\n")), Columns(word=-4, tag=-3, comment="# "))
+    assert (same.words, same.tags) == (found.words, found.tags)
+
+
+def test_documents_and_iob1(tmp_path):
+    found = read_columns(write(tmp_path, CONLL2003), Columns(pos=1))
+    assert found.words == ["EU", "rejects", "German", "Bonn", "Paris"]
+    assert found.tags == ["B-ORG", "O", "B-MISC", "B-LOC", "B-LOC"]
+    assert found.pos == ["NNP", "VBZ", "JJ", "NNP", "NNP"]
+    assert found.offsets.tolist() == [0, 5]
+    chunked = read_columns(write(tmp_path, CONLL2003), Columns(tag=2))
+    assert chunked.tags == ["B-NP", "B-VP", "B-NP", "I-NP", "B-NP"]
+
+
+def test_one_column_of_tags_and_none(tmp_path):
+    path = write(tmp_path, "Bonn S-LOC\nand O\nNew B-LOC\nYork E-LOC\n")
+    assert read_columns(path, Columns()).tags == ["B-LOC", "O", "B-LOC", "I-LOC"]
+    assert read_columns(path, Columns(tag=None)).tags is None
+    words = write(tmp_path, "Bonn\nand\n", name="raw")
+    assert read_columns(words, Columns(tag=1), tags_optional=True).words == ["Bonn", "and"]
+    with pytest.raises(ValueError, match=r"raw, line 1: 1 column, and tag=1 asks for another"):
+        read_columns(words, Columns(tag=1))
+
+
+@pytest.mark.parametrize("first", ["# global.columns = ID FORM NER", "ID FORM NER", "ID\tFORM\tNER"])
+def test_names(first, tmp_path):
+    path = write(tmp_path, f"{first}\n\n1 Bonn B-LOC\n\n1 and O\n")
+    columns = Columns(word="FORM", tag="NER")
+    assert read_columns(path, columns).words == ["Bonn", "and"]
+    with pytest.raises(ValueError, match=r"line [13]: (word|tag)=.* is not the name of a column; the file names"):
+        read_columns(path, columns._replace(tag="TAG"))
+
+
+def test_names_that_a_file_does_not_have(tmp_path):
+    with pytest.raises(ValueError, match=r"line 1: word='FORM' is not .* names no columns: give positions"):
+        read_columns(write(tmp_path, "Bonn B-LOC\n"), Columns(word="FORM"))
+
+
+@pytest.mark.parametrize(
+    "text, columns, message",
+    [
+        ("a O\nb\n", Columns(), "line 2: 1 columns, but the lines before have 2"),
+        ("# x\na b O\n", Columns(), "line 2: 3 columns, but the lines before have 2; comments between sentences"),
+        ("a O\n", Columns(word=2), "line 1: 2 columns, and word=2 asks for another"),
+        ("a O\n\nb ORG\n", Columns(), "line 3: tag 'ORG' must be O, or a letter of BIO, BIOES or BILOU"),
+        ("1\t\tO\n", Columns(word=1), "line 1: the word is empty"),
+        ("-DOCSTART- O\n\n", Columns(), "holds no sentence"),
+    ],
+)
+def test_errors_name_file_and_line(text, columns, message, tmp_path):
+    path = write(tmp_path, text)
+    with pytest.raises(ValueError, match=re.escape(str(path)) + ".*" + re.escape(message)):
+        read_columns(path, columns)
+
+
+@pytest.mark.parametrize("wrong", [{"word": None}, {"tag": 1.0}, {"pos": True}, {"comment": None}])
+def test_columns_are_checked(wrong, tmp_path):
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))}="):
+        read_columns(write(tmp_path), Columns(**wrong))
+
+
+# -- schemes ----------------------------------------------------------------------------------------------
+
+spans = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["", "A", "B-C"])), min_size=1, max_size=6)
+
+
+def iob1(pieces):
+    """B only where a chunk follows another of its type."""
+    before, tags = "", []
+    for length, kind in pieces:
+        tags += [f"{'B' if kind == before else 'I'}-{kind}", *[f"I-{kind}"] * (length - 1)] if kind else ["O"] * length
+        before = kind
+    return tags
+
+
+def letters(pieces, begin, inside, end, single):
+    tags = []
+    for length, kind in pieces:
+        own = [single] if length == 1 else [begin, *[inside] * (length - 2), end]
+        tags += [f"{letter}-{kind}" for letter in own] if kind else ["O"] * length
+    return tags
+
+
+@given(st.lists(spans, min_size=1, max_size=3))
+def test_every_scheme_becomes_bio(sentences):
+    offsets, start = [0], 0
+    for pieces in sentences:
+        start += sum(length for length, _ in pieces)
+        offsets.append(start)
+    bio = [tag for pieces in sentences for tag in letters(pieces, "B", "I", "I", "B")]
+    for scheme in ("BIIB", "BIES", "BILU", "BMES"):
+        assert to_bio([tag for pieces in sentences for tag in letters(pieces, *scheme)], offsets) == bio
+    assert to_bio([tag for pieces in sentences for tag in iob1(pieces)], offsets) == bio
+
+
+@given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), min_size=1, max_size=7))
+def test_chunks_stay_and_are_allowed(tags):
+    found = to_bio(tags, [0, len(tags)])
+    assert chunks(found) == chunks(tags)
+    names = ("O", "B-A", "I-A", "B-B", "I-B")
+    states = torch.tensor([[names.index(tag) for tag in found]])
+    assert bio_transitions(names).allows(states).tolist() == [True]
+    assert to_bio(found, [0, len(found)]) == found
+    given_states = torch.tensor([[names.index(tag) for tag in tags]])
+    assert bio_transitions(names).allows(given_states).tolist() == [found == tags]
+
+
+def test_wrong_tags():
+    with pytest.raises(ValueError, match=r"tags\[1\]='X-A' must be O, or B, I, E, S, L, U or M"):
+        to_bio(["O", "X-A"], [0, 2])
+    with pytest.raises(ValueError, match=r"tags\[1\]='S-A' must be O, or B-TYPE or I-TYPE"):
+        bio_transitions(["O", "S-A"])
+    with pytest.raises(ValueError, match="tags has 'I-A' and no 'B-A'"):
+        bio_transitions(["O", "I-A"])

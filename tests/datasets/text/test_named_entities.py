@@ -1,0 +1,132 @@
+"""Named entities: attributes of spelling against the templates one token at a time, vocabularies, and the model."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from chunking_problems import sentences_of, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchssvm import CompiledBCFW, DualState, in_order
+from torchssvm.datasets import ChunkingDataset, Columns, NamedEntities, Vocabulary, read_columns
+from torchssvm.datasets.text.entity_features import TEMPLATES, entity_attributes, shape, short
+from torchssvm.models import entity_chain
+
+TEXT = """\
+Anna B-PER
+Berg I-PER
+saw O
+New B-LOC
+York I-LOC
+
+Anna B-PER
+left O
+"""
+
+
+def read(tmp_path, text=TEXT, name="some.txt"):
+    return read_columns(write(tmp_path, text, name=name), Columns())
+
+
+def value(word, pos, field):
+    """A field of a token, straight from its definition."""
+    if field.startswith(("begin", "end")):
+        size = int(field[-1])
+        part = word.lower()[:size] if field.startswith("begin") else word.lower()[-size:]
+        return part if len(part) == size else ""
+    forms = {"w": word, "lower": word.lower(), "shape": shape(word)[:10], "short": short(shape(word))}
+    return forms.get(field, "" if pos == "_" else pos)
+
+
+token = st.tuples(st.text("aB1-|é", min_size=1, max_size=7), st.sampled_from(["NN", "_"]))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(token, min_size=1, max_size=5), min_size=1, max_size=3))
+def test_attributes_are_the_templates_one_by_one(rows):
+    found, place = entity_attributes(sentences_of(rows)), 0
+    for sentence in rows:
+        for t in range(len(sentence)):
+            expected = []
+            for template in TEMPLATES:
+                inside = all(0 <= t + d < len(sentence) for _, d in template)
+                values = [value(*sentence[t + d], field) for field, d in template] if inside else [""]
+                if all(values):
+                    expected.append("|".join(f"{f}[{d}]" for f, d in template) + "=" + "|".join(values))
+            expected += ["__BOS__"] * (t == 0) + ["__EOS__"] * (t == len(sentence) - 1)
+            assert found.of(place) == expected
+            place += 1
+
+
+def test_shapes():
+    assert (shape("McDonald's"), short(shape("McDonald's"))) == ("XxXxxxxx'x", "XxXx'x")
+    assert short(shape("F-16")) == "X-d"
+
+
+def test_a_training_set_and_another_file(tmp_path):
+    train = NamedEntities.from_file(write(tmp_path, TEXT))
+    assert train.vocabulary.tags == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert train.tags(0) == ["B-PER", "I-PER", "O", "B-LOC", "I-LOC"]
+    other = write(tmp_path, "Kim I-PER\nleft O\n", name="other.txt")
+    test = NamedEntities.from_file(other, train.vocabulary)
+    assert test.tags(0) == ["B-PER", "O"]  # IOB1
+    assert test.in_features == train.in_features
+    assert not any("kim" in name for names in test.features(0) for name in names)  # unknown ones are left out
+    assert "lower[0]=left" in test.features(0)[1]
+    raw = NamedEntities.from_file(write(tmp_path, "Kim\n", name="raw"), train.vocabulary, columns=Columns(tag=None))
+    assert raw[0].y.tolist() == [-1]
+    with pytest.raises(ValueError, match="raw has no tags: give the vocabulary of a training set"):
+        NamedEntities(raw.sentences)
+    new = write(tmp_path, "Oslo B-CITY\n", name="new.txt")
+    with pytest.raises(ValueError, match=r"new.txt, line 1: tag 'B-CITY' is not one of the vocabulary's"):
+        NamedEntities.from_file(new, train.vocabulary)
+    assert NamedEntities.from_file(new, train.vocabulary, stand_in="O")[0].y.tolist() == [0]
+    first, last = train.hold_out(0.5)
+    assert (type(first), len(first), len(last), first.vocabulary.templates) == (NamedEntities, 1, 1, "entities")
+
+
+def test_attributes_of_other_tokens_are_refused(tmp_path):
+    ours, theirs = read(tmp_path), read(tmp_path, TEXT.replace("saw", "met"), "other.txt")
+    found = entity_attributes(theirs)
+    with pytest.raises(ValueError, match=r"found holds the attributes of other sentences than those of .*some.txt"):
+        NamedEntities(ours, found=found)
+    with pytest.raises(ValueError, match="found holds the attributes of other sentences"):  # the same words
+        NamedEntities(replace(ours, offsets=ours.offsets[[0, 2]]), found=entity_attributes(ours))
+    with pytest.raises(ValueError, match="found holds the attributes of other sentences"):
+        ChunkingDataset(ours, Vocabulary.of(ours), found=ChunkingDataset.describe(theirs))
+    assert len(NamedEntities(theirs, found=found)) == 2
+
+
+def test_vocabularies_of_other_templates_are_refused(tmp_path):
+    sentences = read(tmp_path)
+    chunking, entities = Vocabulary.of(sentences), NamedEntities(sentences).vocabulary
+    with pytest.raises(ValueError, match="the attributes of 'chunking', and a NamedEntities has those of 'entities'"):
+        NamedEntities(sentences, chunking)
+    with pytest.raises(ValueError, match="the attributes of 'entities', and a ChunkingDataset has those of 'chunking'"):
+        ChunkingDataset(sentences, entities)
+    entities.save(tmp_path / "words.json")
+    assert Vocabulary.load(tmp_path / "words.json") == entities
+    own = Vocabulary(["lower[0]=anna"], entities.tags)  # of nobody's templates
+    assert NamedEntities(sentences, own).in_features == 1
+
+
+def test_the_model(tmp_path):
+    train = NamedEntities(read(tmp_path))
+    head = entity_chain(train.vocabulary, 1.5)
+    assert head.structure.class_weight.tolist() == [1.0, 1.5, 1.5, 1.5, 1.5]
+    assert not head.structure.normalize
+    assert torch.equal(head.structure.transitions.pairs, train.transitions.pairs)
+    assert entity_chain(train.vocabulary).structure.class_weight is None
+    for weight in (0.0, -1.0):
+        with pytest.raises(ValueError, match=f"entity_weight={weight} must be positive"):
+            entity_chain(train.vocabulary, weight)
+    dual = DualState.for_head(head, len(train), lam=0.01)
+    loop = CompiledBCFW(head, dual, in_order(train))
+    assert loop.solve(tolerance=0.01).gap <= 0.01
+    batch = train.__getitems__([0, 1])
+    found = train.tags_of(head.structure.decode(head(batch.x, batch.lengths)), batch.lengths)
+    assert found == [train.tags(0), train.tags(1)]
+    for a, b in itertools.pairwise(found[0]):
+        assert b[0] != "I" or a[2:] == b[2:]

@@ -1,0 +1,129 @@
+"""Forbidden transitions: their arguments, and the training of heads that have them.
+
+The oracles are compared with enumeration where the other chains are: ``ChainTransitionsCase``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiled_kinds import TRANSITIONS
+from problems import PROBLEMS, Training, is_allowed, reference, rng
+from random_potentials import chains
+
+from torchssvm import (
+    GDMM,
+    CacheOracle,
+    Chain,
+    CompiledBCFW,
+    Corrective,
+    DualState,
+    Labelings,
+    LinearChain,
+    Potentials,
+    Transitions,
+    certify,
+)
+from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
+
+EVERY = torch.ones(3, 3, dtype=torch.bool)
+NONE = torch.zeros(3, dtype=torch.bool)
+
+
+def make():
+    return PROBLEMS["chain"](5, n=5, states=3, longest=3, lam=0.5, transitions=TRANSITIONS)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"pairs": EVERY.float()}, r"pairs must be bool \[K, K\], got torch.float32"),
+        ({"pairs": EVERY[:2]}, r"pairs must be bool \[K, K\]"),
+        ({"pairs": EVERY, "first": NONE[:2]}, r"first must be bool \[3\]"),
+        ({"pairs": EVERY, "last": NONE.long()}, r"last must be bool \[3\], got torch.int64"),
+        ({"pairs": EVERY, "first": NONE}, "no sequence of length 1 is allowed"),
+        ({"pairs": EVERY & (EVERY.cumsum(1) > EVERY.cumsum(0))}, "no sequence of length 4 is allowed"),
+        ({"pairs": EVERY.tril(), "first": ~NONE & (torch.arange(3) == 0), "last": torch.arange(3) == 2}, "length 1"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Transitions(arguments.pop("pairs"), **arguments)
+
+
+def test_two_states_in_turn_have_sequences_of_each_length():
+    turns = torch.tensor([[False, True], [True, False]])
+    assert Transitions(turns).allows(torch.tensor([[0, 1, 0], [0, 0, 1], [1, -1, -1]])).tolist() == [True, False, True]
+    with pytest.raises(ValueError, match="no sequence of length 2"):
+        Transitions(turns, first=torch.tensor([True, False]), last=torch.tensor([True, False]))
+
+
+def test_the_structure_checks_them():
+    with pytest.raises(TypeError, match="transitions must be Transitions, or None, not a Tensor"):
+        Chain(3, transitions=EVERY)
+    with pytest.raises(ValueError, match="transitions are for 3 states, and num_states=4"):
+        Chain(4, transitions=Transitions(EVERY))
+    assert not Chain(3, transitions=TRANSITIONS).same_as(Chain(3))
+    assert not Chain(3, transitions=TRANSITIONS).same_as(Chain(3, transitions=Transitions(EVERY)))
+    assert Chain(3).same_as(Chain(3))
+
+
+def test_targets_are_named():
+    structure = Chain(3, transitions=TRANSITIONS)
+    potentials = Potentials({"emission": torch.zeros(2, 3, 3), "transition": torch.zeros(2, 3, 3)})
+    fine = torch.tensor([[0, 1, 2], [1, 1, 1]])
+    assert torch.equal(structure.check_target(fine, potentials), fine)
+    with pytest.raises(ValueError, match="has state 2 after 0 at position 1 in row 1 of the batch"):
+        structure.check_target(torch.tensor([[0, 1, 2], [0, 2, 2]]), potentials)
+
+
+@pytest.mark.parametrize("axes", ["shared", "chain", "position", "expanded"])
+def test_the_compiled_oracle_is_the_reference(axes):
+    for seed in range(20):
+        emission, transition, lengths = chains(seed, 3, 5, 4, axes, True, seed % 2 == 0)
+        never = (torch.rand(4, 4, generator=rng(seed)) < 0.6) & ~torch.eye(4, dtype=torch.bool)
+        transition = transition.masked_fill(never, -torch.inf)
+        for a, b in zip(
+            viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths), strict=True
+        ):
+            assert torch.equal(a, b)
+
+
+def test_the_optimum_is_that_of_the_allowed_outputs():
+    """All three: plain steps in torch, compiled ones, and corrective ones with stored labelings."""
+    training, own, other = Training(make()), make(), make()
+    for _ in range(40):
+        training.step(range(5))
+    plain = CompiledBCFW(own.head, DualState.for_head(own.head, own.n, own.lam), own.everything())
+    dual = DualState.for_head(other.head, other.n, other.lam, storage=Labelings())
+    rules = {"direction": Corrective(), "oracle": CacheOracle()}
+    corrective = CompiledBCFW(other.head, dual, other.everything(), **rules)
+    found = [certify(training.head, training.dual, training.problem.everything())]
+    for loop in (plain, corrective):
+        found.append(loop.solve(tolerance=1e-5))
+        assert certify(loop.head, loop.dual, own.everything()).primal == pytest.approx(found[-1].primal, abs=1e-9)
+    optimum = reference(own).optimum()
+    for certificate in found:
+        assert certificate.dual - 1e-7 <= optimum <= certificate.primal + 1e-7
+    assert max(found[1].gap, found[2].gap) <= 1e-5
+    labelings, count = dual.storage.sets.labelings[0], dual.storage.sets.count
+    for i, length in enumerate(own.lengths.tolist()):
+        assert all(is_allowed(TRANSITIONS, one[:length]) for one in labelings[i, : count[i]].tolist())
+    own.structure.transitions = None
+    assert reference(own).optimum() > optimum + 1e-3
+
+
+def test_factorwise_training_refuses_them():
+    own = make()
+    with pytest.raises(TypeError, match="forbids transitions, and GDMM's messages do not know of them"):
+        GDMM(own.head, own.everything(), num_examples=own.n, lam=own.lam)
+
+
+def test_checkpoints_make_them_again():
+    pytest.importorskip("lightning")
+    from torchssvm.lightning.rebuilding import describe, rebuild
+
+    head = LinearChain(2, 3, structure=Chain(3, transitions=TRANSITIONS))
+    again = rebuild(describe(head))
+    assert again.structure.same_as(head.structure)
+    assert torch.equal(again.structure.transitions.pairs, TRANSITIONS.pairs)

@@ -1,0 +1,116 @@
+"""Which states of a chain may follow each other, begin it, and end it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_tensor
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import digest
+
+
+class Transitions:
+    """The sequences that are outputs: those without a forbidden pair, first or last state.
+
+    Every oracle of a :class:`Chain` that is made with it finds such sequences only: the forbidden potentials are
+    ``-inf`` there, whatever the weights.
+
+    Args:
+        pairs: ``[K, K]`` bool, whether a state (row) may be followed by another (column).
+        first: ``[K]`` bool, whether a state may stand at the first position; None allows all.
+        last: ``[K]`` bool, the same of the last position.
+
+    Raises:
+        TypeError: An argument is not a tensor.
+        ValueError: An argument is not bool or has another shape, or for some length there is no sequence at all.
+    """
+
+    def __init__(self, pairs: Tensor, *, first: Tensor | None = None, last: Tensor | None = None) -> None:
+        states = check_tensor(pairs, "pairs").shape[0] if pairs.ndim else 0
+        self.pairs = _checked("pairs", pairs, (states, states))
+        every = torch.ones(states, dtype=torch.bool)
+        self.first = every if first is None else _checked("first", first, (states,))
+        self.last = every if last is None else _checked("last", last, (states,))
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """Raise ValueError unless there are sequences of each length.
+
+        The states that a sequence of some length may end with depend on those of the length before: once these sets
+        come again, all later ones do.
+        """
+        reached, seen = self.first, set[tuple[bool, ...]]()
+        while (key := tuple(reached.tolist())) not in seen:
+            seen.add(key)
+            if not bool((reached & self.last).any()):
+                raise ValueError(
+                    f"no sequence of length {len(seen)} is allowed: allow more pairs, first or last states"
+                )
+            reached = (self.pairs & reached.unsqueeze(1)).any(0)
+
+    def to(self, device: torch.device) -> Transitions:
+        """The same on a device."""
+        if self.pairs.device == device:
+            return self
+        return Transitions(self.pairs.to(device), first=self.first.to(device), last=self.last.to(device))
+
+    def restrict(self, potentials: Potentials) -> Potentials:
+        """Chain potentials that are ``-inf`` where a state or a pair is forbidden."""
+        allowed = self.to(potentials.device)
+        emission, transition = potentials.tensors["emission"], potentials.tensors["transition"]
+        shared = transition.stride(0) == 0 and transition.shape[0] > 0  # one matrix seen B times stays one
+        pairs = (transition[:1] if shared else transition).masked_fill(~allowed.pairs, -torch.inf)
+        emission, lengths = emission.clone(), potentials.lengths
+        rows = torch.arange(len(emission), device=emission.device)
+        last = emission.shape[1] - 1 if lengths is None else (lengths - 1).clamp(0, emission.shape[1] - 1)
+        emission[:, 0] = emission[:, 0].masked_fill(~allowed.first, -torch.inf)
+        emission[rows, last] = emission[rows, last].masked_fill(~allowed.last, -torch.inf)
+        return potentials.replace({"emission": emission, "transition": pairs.expand(transition.shape)})
+
+    def allows(self, labels: Tensor) -> Tensor:
+        """Whether sequences are outputs.
+
+        Args:
+            labels: ``[B, N]`` int64, states; -1 beyond the length.
+
+        Returns:
+            ``[B]`` bool.
+        """
+        allowed, known = self.to(labels.device), labels.clamp(min=0)
+        real = labels >= 0
+        fine = allowed.pairs[known[:, :-1], known[:, 1:]] | ~real[:, 1:]
+        last = (real.sum(1) - 1).clamp(min=0)
+        end = known.gather(1, last.unsqueeze(1)).squeeze(1)
+        return fine.all(1) & allowed.first[known[:, 0]] & allowed.last[end]
+
+    def check(self, labels: Tensor) -> None:
+        """Raise ValueError, and say where, unless all sequences ``[B, N]`` are outputs."""
+        wrong = ~self.allows(labels)
+        if not bool(wrong.any()):
+            return
+        row = int(wrong.nonzero()[0, 0])
+        own = labels[row][labels[row] >= 0].tolist()
+        pairs, first, last = self.pairs.tolist(), self.first.tolist(), self.last.tolist()
+        if not first[own[0]]:
+            what = f"begins with state {own[0]}"
+        elif not last[own[-1]]:
+            what = f"ends with state {own[-1]}"
+        else:
+            place = next(t for t in range(1, len(own)) if not pairs[own[t - 1]][own[t]])
+            what = f"has state {own[place]} after {own[place - 1]} at position {place}"
+        raise ValueError(
+            f"target {what} in row {row} of the batch, which the structure's transitions forbid: repair the target, or "
+            "allow it"
+        )
+
+    def __repr__(self) -> str:
+        return f"Transitions({digest(torch.cat([self.pairs, self.first[None], self.last[None]]))})"
+
+
+def _checked(name: str, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if check_tensor(mask, name).dtype != torch.bool or mask.shape != shape or not mask.numel():
+        raise ValueError(
+            f"{name} must be bool {'[K, K]' if len(shape) == 2 else list(shape)}, got {mask.dtype} {list(mask.shape)}"
+        )
+    return mask.detach().clone()
