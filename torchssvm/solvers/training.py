@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset
-from torchssvm.core.batch import apply_head, fetcher, in_order, to_device
+from torchssvm.core.batch import apply_head, fetcher, pass_over, to_device
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
@@ -58,7 +58,7 @@ def solve(
         return run_until(
             steps,
             loss.dual,
-            lambda: certify(head, loss.dual, in_order(dataset, collate_fn=options.collate_fn)),
+            lambda: certify(head, loss.dual, pass_over(dataset, options.collate_fn)),
             tolerance=tolerance,
             max_passes=max_passes,
             schedule=options.schedule,
