@@ -18,7 +18,8 @@ What is used by its name in this package, by purpose:
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
   ``ExactSearch``, ``ShortStep``, ``PredefinedStep``; orders ``Proportional``, ``LargestGap``, ``Uniform``,
-  ``Permutation``, drawn by ``GapBatchSampler``; schedules of exact passes ``EveryPasses``, ``WhenEstimated``.
+  ``Permutation``, ``ByLength``, drawn by ``GapBatchSampler``; schedules of exact passes ``EveryPasses``,
+  ``WhenEstimated``.
 * Trainers, with the verbs of ``Trainer``: ``CompiledBCFW``, ``TorchLoop``; ``GDMM`` with ``AwayStep``, ``BlockGreedy``,
   ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
   ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with
@@ -106,6 +107,7 @@ from torchssvm.steps import (
     PredefinedStep,
     ShortStep,
 )
+from torchssvm.steps.by_length import ByLength
 from torchssvm.steps.cache import CacheOracle, MaxOracle
 from torchssvm.steps.orders import LargestGap, Permutation, Proportional, Uniform
 from torchssvm.steps.sampler import GapBatchSampler
@@ -168,6 +170,7 @@ __all__ = [
     "BranchAndBound",
     "BruteForce",
     "BruteForceSearch",
+    "ByLength",
     "CacheOracle",
     "Certificate",
     "Certified",

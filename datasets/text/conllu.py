@@ -195,6 +195,11 @@ class CoNLLU(Dataset[Example]):
         if not self.sentences:
             raise ValueError(f"{self.path}: arcs cross in all {len(every)} sentences, and none is left")
 
+    @property
+    def lengths(self) -> Tensor:
+        """``[n]`` int64, the number of words of each sentence: exact passes and ``ByLength`` pad little with it."""
+        return torch.tensor([len(sentence.heads) for sentence in self.sentences])
+
     def __len__(self) -> int:
         return len(self.sentences)
 

@@ -112,32 +112,77 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequen
     return lambda index: collate([dataset[i] for i in index])
 
 
-def in_order(dataset: Any, *, batch_size: int = 256, collate_fn: Collate | None = None) -> Iterable[Batch]:
+def in_order(
+    dataset: Any,
+    *,
+    batch_size: int = 256,
+    collate_fn: Collate | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Iterable[Batch]:
     """The batches of one pass over the data: each example once, in order. They can be iterated any number of times.
 
     Args:
         dataset: A map-style dataset.
         batch_size: Examples in a batch.
         collate_fn: Makes a ``Batch`` from a list of items; None means ``dataset.collate``.
+        lengths: ``[n]`` int64, the length of each example. If given, examples come in ascending order of length, so
+            that little is padded. Batches of long examples are smaller: examples times the square of the largest length
+            is at most what it is for ``batch_size`` examples of the mean square.
 
     Raises:
-        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
+        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``; or ``lengths`` is not of the dataset's
+            size.
     """
-    return _InOrder(dataset, batch_size, fetcher(dataset, collate_fn))
+    return _InOrder(rows_in_order(len(dataset), batch_size, lengths), fetcher(dataset, collate_fn))
+
+
+def rows_in_order(
+    num_examples: int, batch_size: int, lengths: Tensor | Sequence[int] | None = None
+) -> list[Sequence[int]]:
+    """The examples of every batch of :func:`in_order`."""
+    if lengths is None:
+        return [range(at, min(at + batch_size, num_examples)) for at in range(0, num_examples, batch_size)]
+    return _of_similar_length(torch.as_tensor(lengths).cpu(), batch_size, num_examples)
+
+
+def _of_similar_length(lengths: Tensor, batch_size: int, num_examples: int) -> list[Sequence[int]]:
+    if lengths.shape != (num_examples,):
+        raise ValueError(f"lengths has shape {list(lengths.shape)}, and there are {num_examples} examples")
+    ordered, order = lengths.sort(stable=True)
+    squares, numbers = (ordered.double() ** 2).tolist(), order.tolist()
+    most = batch_size * sum(squares) / max(num_examples, 1)
+    rows: list[Sequence[int]] = []
+    start = 0
+    for end in range(1, num_examples + 1):
+        size = end + 1 - start  # with the next example
+        if end == num_examples or size > batch_size or size * squares[end] > most:
+            rows.append(numbers[start:end])
+            start = end
+    return rows
 
 
 @dataclass(frozen=True)
 class _InOrder:
-    dataset: Any
-    batch_size: int
+    rows: list[Sequence[int]]
     fetch: Callable[[Sequence[int]], Batch]
 
     def __len__(self) -> int:
-        return -(-len(self.dataset) // self.batch_size)
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self.dataset), self.batch_size):
-            yield self.fetch(range(start, min(start + self.batch_size, len(self.dataset))))
+        for rows in self.rows:
+            yield self.fetch(rows)
+
+
+def pass_over(dataset: Any, collate_fn: Collate | None = None) -> Iterable[Batch]:
+    """The batches of an exact pass: :func:`in_order`, by length if the dataset knows its lengths."""
+    return in_order(dataset, collate_fn=collate_fn, lengths=lengths_of(dataset))
+
+
+def lengths_of(dataset: Any) -> Tensor | None:
+    """The attribute ``lengths`` of a dataset, if it is a tensor with a number for each example."""
+    lengths = getattr(dataset, "lengths", None)
+    return lengths if isinstance(lengths, Tensor) and lengths.shape == (len(dataset),) else None
 
 
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
 from torch.utils.data import DataLoader
 
+from torchssvm.core.batch import lengths_of, rows_in_order
 from torchssvm.steps.sampler import GapBatchSampler
 
 
@@ -65,7 +66,9 @@ def gap_sampler(loader: DataLoader) -> GapBatchSampler | None:
 
 
 def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> DataLoader:
-    """A loader of every training example once, in order; it leaves torch's global random state alone.
+    """A loader of every training example once; it leaves torch's global random state alone.
+
+    Examples come in order, or by length if the dataset has an attribute ``lengths``, as in ``in_order``.
 
     Args:
         loader: The training loader, which gives dataset, collate function and workers.
@@ -74,10 +77,10 @@ def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> Data
     if batch_size is None:
         size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
         batch_size = max(64, 4 * size)
+    dataset: Any = loader.dataset
     return DataLoader(
-        loader.dataset,
-        batch_size=batch_size,
-        shuffle=False,
+        dataset,
+        batch_sampler=[list(rows) for rows in rows_in_order(len(dataset), batch_size, lengths_of(dataset))],
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 
 from torchssvm.core.arguments import as_number
-from torchssvm.core.batch import in_order
+from torchssvm.core.batch import pass_over
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.path.recipe import MakeOptimizer
 from torchssvm.solvers.block_gap import BlockGap
@@ -89,7 +89,7 @@ class Certified:
     def first(self, training: Training, bound: float) -> Accuracy:
         """Accuracy by one exact pass; the gap is usually much smaller than ``bound``."""
         certificate = certify(
-            training.head, training.loss.dual, in_order(training.dataset, collate_fn=training.options.collate_fn)
+            training.head, training.loss.dual, pass_over(training.dataset, training.options.collate_fn)
         )
         return self._accuracy(training, certificate.gap, certificate.dual)
 

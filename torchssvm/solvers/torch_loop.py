@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset
-from torchssvm.core.batch import apply_head, fetcher, in_order, to_device
+from torchssvm.core.batch import apply_head, fetcher, pass_over, to_device
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
@@ -86,7 +86,7 @@ class TorchLoop(DualTrainer, Stateful):
 
     def certify(self) -> Certificate:
         """An exact pass; see :func:`torchssvm.certify`."""
-        return certify(self.head, self.dual, in_order(self.dataset, collate_fn=self.options.collate_fn))
+        return certify(self.head, self.dual, pass_over(self.dataset, self.options.collate_fn))
 
     def solve(
         self,

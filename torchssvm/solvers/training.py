@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset
-from torchssvm.core.batch import apply_head, fetcher, in_order, to_device
+from torchssvm.core.batch import apply_head, fetcher, lengths_of, pass_over, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import check_lam, find_structure
@@ -29,6 +29,7 @@ from torchssvm.solvers.run_options import RunOptions, check_options
 from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import check_limits
+from torchssvm.steps.by_length import ByLength
 
 FAR = 0.1
 """A run that ends with a larger gap than this share of its primal is far from the optimum."""
@@ -66,8 +67,8 @@ def solve(
         solver: The rules that are not to be chosen; None is ``Solver()``.
         structure: What an output is; None is ``head.structure``.
         bounds: ``(lower, upper)`` by the name of a parameter of the head, None for no bound.
-        options: Size and order of batches, seed, and when exact passes are made. None is ``RunOptions()`` with batches
-            that suit the solver.
+        options: Size and order of batches, seed, and when exact passes are made. None draws by the gaps, in the torch
+            loop in batches of 64, of examples of similar length if the dataset has an attribute ``lengths``.
         memory_limit: Bytes that the dual's blocks may take; None is what the device has left.
         on_check: Called with the certificate of every exact pass.
 
@@ -146,14 +147,15 @@ def make_trainer(
         return CompiledBCFW(
             head,
             dual,
-            in_order(dataset, collate_fn=given.collate_fn),
+            pass_over(dataset, given.collate_fn),
             direction=rules.direction,
             oracle=rules.oracle,
             order=given.order,
             seed=given.seed,
         )
     if options is None:
-        given = replace(given, batch_size=BATCH)
+        lengths = lengths_of(dataset)
+        given = replace(given, batch_size=BATCH, order=None if lengths is None else ByLength(lengths))
     loss = BlockGap(dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
     return TorchLoop(
         head, loss, dataset, given, optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search)

@@ -3,6 +3,7 @@
 from torchssvm.steps.away import Away
 from torchssvm.steps.block_steps import BlockSteps, CommonStep
 from torchssvm.steps.box_qp import BoxQP, solve_box_qp
+from torchssvm.steps.by_length import ByLength
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
 from torchssvm.steps.corrective import Corrective
 from torchssvm.steps.direction import Atoms, DirectionRule
@@ -19,6 +20,7 @@ __all__ = [
     "Away",
     "BlockSteps",
     "BoxQP",
+    "ByLength",
     "CacheOracle",
     "CommonStep",
     "Corrective",

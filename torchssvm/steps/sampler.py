@@ -16,6 +16,7 @@ from torchssvm.core.random_state import check_random_state
 from torchssvm.core.schema import Each, Entry, Same, Schema, Stateful, damaged
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
+from torchssvm.steps.by_length import ByLength
 from torchssvm.steps.orders import Order, Permutation, Proportional
 
 
@@ -32,13 +33,15 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
             ``num_examples`` is needed.
         batch_size: Examples in a batch; capped at n.
         num_examples: n, the size of the dataset; None is the dual's.
-        order: ``Proportional(power=1.0)`` (the default), ``LargestGap()``, ``Uniform()``, ``Permutation()``.
+        order: ``Proportional(power=1.0)`` (the default), ``LargestGap()``, ``Uniform()``, ``Permutation()``; or
+            ``ByLength(lengths)``, batches of similar length.
         seed: Seed of this sampler's own generator.
         chunk: Batches in a chunk; None is a twentieth of an epoch, at least 8.
 
     Raises:
         TypeError: ``dual`` or ``order`` is of another type, or a size is not a number.
-        ValueError: A size is not a positive whole number, or ``num_examples`` differs from that of the dual.
+        ValueError: A size is not a positive whole number, or ``num_examples`` differs from that of the dual or of the
+            lengths of ``order``.
     """
 
     state_name = "sampler"
@@ -63,6 +66,8 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         batch_size = check_whole(batch_size, "batch_size")
         if order is not None:
             check_object(order, "order", "draw", "Permutation()")
+        if isinstance(order, ByLength):
+            order.check(num_examples)
         self.num_examples = num_examples
         self.batch_size = min(batch_size, num_examples)
         self.order: Order = order if order is not None else Proportional()
@@ -257,7 +262,9 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
     @property
     def _order(self) -> Order:
         """The order of this epoch."""
-        return Permutation() if self._by_permutation and self._by_permutation() else self.order
+        if not (self._by_permutation and self._by_permutation()):
+            return self.order
+        return ByLength(self.order.lengths, Permutation()) if isinstance(self.order, ByLength) else Permutation()
 
     def _gaps(self) -> Tensor:
         return self._bound().gap_estimates.detach().to("cpu", copy=True)
@@ -274,12 +281,16 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         unknown = torch.isinf(gaps).nonzero().flatten()
         if not self._order.needs_gaps or not len(unknown):
             return []
-        unknown = unknown[torch.randperm(len(unknown), generator=self._generator)]
-        batches = list(unknown.split(self.batch_size))
+        order = self.order
+        if isinstance(order, ByLength):
+            batches, order = order.cut(unknown, self.batch_size, self._generator), order.order
+        else:
+            unknown = unknown[torch.randperm(len(unknown), generator=self._generator)]
+            batches = list(unknown.split(self.batch_size))
         if len(batches[-1]) < self.batch_size and len(unknown) < self.num_examples:
             others = (~torch.isinf(gaps)).nonzero().flatten()
             size = min(self.batch_size - len(batches[-1]), len(others))
-            (fill,) = self.order.draw(gaps[others], 1, size, self._generator)
+            (fill,) = order.draw(gaps[others], 1, size, self._generator)
             batches[-1] = torch.cat([batches[-1], others[fill]])
         return batches[: len(self)]
 
