@@ -22,10 +22,10 @@ from torchssvm import (
     Permutation,
     Proportional,
     RunOptions,
+    TorchLoop,
     Uniform,
     certify,
     in_order,
-    solve,
 )
 from torchssvm.datasets import PaddedDataset
 
@@ -185,7 +185,7 @@ def test_an_exact_pass_by_length_gives_every_example_once_and_the_same_certifica
     assert found.gap == pytest.approx(plain.gap, rel=1e-9)
 
 
-def test_solve_trains_by_length_to_the_same_optimum():
+def test_training_by_length_reaches_the_same_optimum():
     problem = chain(4, n=12, longest=6)
     data = PaddedDataset(problem.x, problem.y, problem.lengths)
     found = []
@@ -193,6 +193,6 @@ def test_solve_trains_by_length_to_the_same_optimum():
         own = problem.copy()
         dual = DualState.for_head(own.head, num_examples=12, lam=0.1)
         options = RunOptions(batch_size=3, order=order)
-        found.append(solve(own.head, BlockGap(dual), data, tolerance=0.01, options=options))
+        found.append(TorchLoop(own.head, BlockGap(dual), data, options).solve(0.01))
     assert abs(found[0].primal - found[1].primal) < 0.02
     assert all(certificate.gap <= 0.01 for certificate in found)
