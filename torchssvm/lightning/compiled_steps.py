@@ -27,7 +27,7 @@ def reason_not_compiled(module: Any) -> str | None:
     """Why the compiled loop cannot train a ``StructuredSVM``; None if it can."""
     if (hook := _transfer_hook(module)) is not None:
         return f"{hook} changes batches on their way"
-    if module.features_optimizer is not None:
+    if module.features_optimizer is not None and not module.joint.envelope:
         return "the features are trained (features_optimizer)"
     if module.bounds:
         return f"weights have bounds ({sorted(module.bounds)})"

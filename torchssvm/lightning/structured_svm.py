@@ -36,6 +36,7 @@ from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import recompute_weights
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.envelope import envelope
 from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
@@ -44,6 +45,7 @@ from torchssvm.steps.line_search import LineSearch
 from torchssvm.steps.sampler import GapBatchSampler
 
 _BAR_EVERY = 10
+_GRADIENTS = "torchssvm_gradients"  # in checkpoints
 
 
 class StructuredSVM(Predicting):
@@ -136,6 +138,7 @@ class StructuredSVM(Predicting):
         self.structure = find_structure(head, structure)
         self.features_optimizer = features_optimizer
         self.joint = (joint or Alternate()) if features_optimizer is not None else joint
+        self._gradients: dict[str, Tensor] = {}  # of an epoch that ends with one step of the features
         self._joint_run = JointRun() if isinstance(joint, JointTraining) else None
         self.direction, self.oracle, self.storage = choose_rules(
             direction, oracle, storage, features_move=features_optimizer is not None
@@ -166,7 +169,7 @@ class StructuredSVM(Predicting):
             if self._joint_run is not None:
                 self._joint_run.step(self, batch, batch_idx)
             else:
-                self._train_features(batch)
+                self._train_features(batch, batch_idx)
             return
         if (loop := self.compiled_loop()) is not None:
             loop.check_targets(batch)
@@ -193,24 +196,48 @@ class StructuredSVM(Predicting):
         self.dual.mailbox.put(ProposedVisits(loop, visits))
         optimizer.step()
 
-    def _train_features(self, batch: Batch) -> None:
+    def _train_features(self, batch: Batch, batch_idx: int) -> None:
         assert self.features is not None
         optimizer = self._optimizer(bcfw=False)
         held = [(p, p.requires_grad) for p in self.head.parameters()]
+        whole = self._follows_envelope  # one step for all batches of the epoch
         optimizer.zero_grad()
         try:
             for parameter, _ in held:
                 parameter.requires_grad_(False)
-            hinge = StructuredHinge(self.structure)(
-                self._apply_head(apply_features(self.features, batch.x, batch.lengths), batch.lengths), batch.y
-            )
-            self.manual_backward(hinge)
+            extracted = apply_features(self.features, batch.x, batch.lengths)
+            potentials = self._apply_head(extracted, batch.lengths)
+            if whole:
+                value = envelope(self.dual, potentials, batch)
+                hinge = value * self.dual.num_examples / len(batch.index)
+            else:
+                value = hinge = StructuredHinge(self.structure)(potentials, batch.y)
+            self.manual_backward(value)
         finally:
             for parameter, required in held:
                 parameter.requires_grad_(required)
-        self._run.features_moved = True
-        optimizer.step()
+        if not whole or self._add_up(batch_idx):
+            self._run.features_moved = True
+            self._run.loop = None
+            optimizer.step()
         self.log("hinge", hinge.detach(), prog_bar=True, batch_size=len(batch.index))
+
+    def _add_up(self, batch_idx: int) -> bool:
+        """Add the gradients of the features to those of earlier batches; whether this was the epoch's last batch."""
+        assert self.features is not None
+        named = dict(self.features.named_parameters())
+        before = self._gradients if batch_idx else {}
+        self._gradients = {n: p.grad + before.get(n, 0.0) for n, p in named.items() if p.grad is not None}
+        if batch_idx + 1 < self.trainer.num_training_batches:
+            return False
+        for name, total in self._gradients.items():
+            named[name].grad = total
+        self._gradients = {}
+        return True
+
+    @property
+    def _follows_envelope(self) -> bool:
+        return isinstance(self.joint, Alternate) and self.joint.envelope
 
     def compiled_loop(self) -> CompiledBCFW | None:
         """The compiled loop of this fit, made at the first call; None if it cannot be used."""
@@ -285,6 +312,9 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.storage),
             memory_limit=self.memory_limit,
         )
+        if isinstance(self.joint, Alternate):
+            fast: bool = self.trainer.fast_dev_run  # type: ignore[attr-defined]
+            self.joint.check_end(None if fast else self.trainer.max_epochs)
         stages = self._joint_run
         if stages is not None:
             stages.start(self, resumed=resume is not None)
@@ -334,7 +364,8 @@ class StructuredSVM(Predicting):
 
     def _draw_in_loop(self) -> None:
         run = self._run
-        draws = None if run.loader is None else own_draws(self.trainer, run.loader)
+        trained = self.features_optimizer is not None  # its epochs need the loader's batches
+        draws = None if run.loader is None or trained else own_draws(self.trainer, run.loader)
         follows = run.resume is None or run.resume.in_parts or not run.resume.in_epoch
         if draws is None or not follows or type(self).training_step is not StructuredSVM.training_step:
             return
@@ -372,12 +403,15 @@ class StructuredSVM(Predicting):
         super().on_save_checkpoint(checkpoint)
         if self._joint_run is not None:
             self._joint_run.save(checkpoint)
+        if self._gradients:
+            checkpoint[_GRADIENTS] = self._gradients
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the resume point until training continues."""
         super().on_load_checkpoint(checkpoint)
         if self._joint_run is not None and self._run.resume is not None:
             self._joint_run.load(checkpoint, self.head)
+        self._gradients = {name: g.to(self.device) for name, g in checkpoint.get(_GRADIENTS, {}).items()}
 
     def _features_turn(self) -> bool:
         return self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)
@@ -388,7 +422,7 @@ class StructuredSVM(Predicting):
         if self.features is None:
             return
         for name, part in self.features.named_modules():
-            part.training = self._run.trains_features and self._modes.get(name, True)
+            part.training = self._run.trains_features and not self._follows_envelope and self._modes.get(name, True)
 
     def teardown(self, stage: str) -> None:
         """Set the features to evaluation mode and drop the compiled loop."""
