@@ -130,7 +130,7 @@ def test_the_better_of_both_heads_is_kept(words):
         fitting = trainer(keep, max_epochs=epochs)
         fitting.fit(model, loader(words), others())
         held = [p.detach().clone() for p in model.head.parameters()]
-        choice, other = model.choice, model._joint_run.weights
+        choice, other = model.choice, model._stages.weights
         assert choice.kept == kept
         expected = other if kept == "joint" else keep.solved
         assert all(torch.equal(a, b) for a, b in zip(held, expected, strict=True))
@@ -194,7 +194,7 @@ def test_it_starts_from_the_head_that_is_given(words):
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", module="lightning")
         trainer(max_epochs=2).fit(model, loader(words))
-    torch.testing.assert_close(model._joint_run.weights[0], given, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model._stages.weights[0], given, atol=1e-6, rtol=0)
 
 
 def test_losses_and_optimizers_of_the_first_stage(words):
@@ -208,7 +208,7 @@ def test_losses_and_optimizers_of_the_first_stage(words):
     assert [(group["weight_decay"], group["lr"]) for group in made.param_groups] == [(0.5, 0.25), (0.0, 0.25)]
     model = together(JointTraining(epochs=1, lr=1e-2, loss=StructuredHinge, optimizer=torch.optim.SGD))
     trainer(max_epochs=2).fit(model, loader(words))
-    assert isinstance(model._joint_run._loss, StructuredHinge)
+    assert isinstance(model._stages._loss, StructuredHinge)
 
 
 def test_bounds_hold_in_both_stages(words):
@@ -329,7 +329,7 @@ def fit(folder, resume=None, **options):
         "choice": model.choice,
         "epoch": fitting.current_epoch,
         "step": fitting.global_step,
-        "joint": model._joint_run.weights,
+        "joint": model._stages.weights,
     }
 
 
