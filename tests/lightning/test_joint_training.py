@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
 from lightning_words import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
@@ -26,6 +26,7 @@ from torchssvm import (  # noqa: E402
     SoftmaxMargin,
     StructuredHinge,
     certify,
+    primal,
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import (  # noqa: E402
@@ -204,8 +205,10 @@ def test_losses_and_optimizers_of_the_first_stage(words):
     cold = JointTraining(loss=functools.partial(SoftmaxMargin, temperature=0.1))
     assert cold.make_loss(Chain(3)).temperature == 0.1
     decay = functools.partial(torch.optim.AdamW, weight_decay=0.5)
-    made = JointTraining(optimizer=decay, lr=0.25).make_optimizer(nn.Linear(2, 2), LinearChain(2, 3))
-    assert [(group["weight_decay"], group["lr"]) for group in made.param_groups] == [(0.5, 0.25), (0.0, 0.25)]
+    for head_lr, expected in ((None, 0.25), (2.5, 2.5)):
+        joint = JointTraining(optimizer=decay, lr=0.25, head_lr=head_lr)
+        made = joint.make_optimizer(nn.Linear(2, 2), LinearChain(2, 3))
+        assert [(group["weight_decay"], group["lr"]) for group in made.param_groups] == [(0.5, 0.25), (0.0, expected)]
     model = together(JointTraining(epochs=1, lr=1e-2, loss=StructuredHinge, optimizer=torch.optim.SGD))
     trainer(max_epochs=2).fit(model, loader(words))
     assert isinstance(model._stages._loss, StructuredHinge)
@@ -275,6 +278,33 @@ def test_a_fit_that_ends_in_the_first_stage_says_so(words, tmp_path, capsys):
     assert bool(model.head.emission.any())
 
 
+def test_callbacks_that_monitor_the_gap(words, tmp_path):
+    """In the first stage they read the gap to an empty dual, whose value is 0."""
+
+    class Read(Callback):
+        def __init__(self) -> None:
+            self.gaps, self.primals = [], []
+
+        def on_validation_end(self, trainer, pl_module) -> None:
+            if not pl_module.solves_head and not trainer.sanity_checking:
+                self.gaps.append(float(trainer.callback_metrics["gap"]))
+                batches = everything(words)
+                found = primal(pl_module, pl_module.structure, batches, 0.01, parameters=pl_module.head.parameters())
+                self.primals.append(found.value)
+
+    read, gap = Read(), DualityGap(1e-9, every_n_epochs=1)
+    save = ModelCheckpoint(tmp_path, monitor="gap", filename="{epoch}", save_top_k=1)
+    stop = EarlyStopping("gap", patience=20)
+    model = together()
+    fitting = trainer(read, gap, save, stop, max_epochs=12, enable_checkpointing=True)
+    fitting.fit(model, loader(words), others())
+    assert read.gaps == pytest.approx(read.primals, rel=1e-5)
+    assert len(read.gaps) == 2
+    assert len(gap.history) == 10
+    best = min(entry.certificate.gap for entry in gap.history)
+    assert float(save.best_model_score) == pytest.approx(min(best, *read.gaps))
+
+
 def test_a_second_fit_begins_with_the_first_stage(words):
     model = together()
     for _ in range(2):
@@ -292,7 +322,7 @@ def test_refusals(words):
         StructuredSVM(LinearChain(12, 26), 0.1, Features(), joint=Alternate())
     with pytest.raises(ValueError, match=r"max_epochs=2\) ends before the head is solved.*max_epochs=202"):
         trainer(max_epochs=2).fit(together(), loader(words))
-    for wrong in ({"epochs": 0}, {"lr": 0.0}, {"lr": -1.0}):
+    for wrong in ({"epochs": 0}, {"lr": 0.0}, {"lr": -1.0}, {"head_lr": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             JointTraining(**wrong)
     with pytest.raises(TypeError, match=r"loss=.* must be a function that makes one, such as SoftmaxMargin"):

@@ -12,15 +12,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.features import apply_features
-from torchssvm.core.potentials import as_potentials
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
-from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.steps import check_batch
+from torchssvm.solvers.evaluation import evaluate
 
 _KEY = "torchssvm_joint"
 
@@ -192,14 +191,7 @@ def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
 
 def _validate(module: Any, loaders: list[tuple[Any, int | float]]) -> float:
     """The mean task loss of the module's outputs, over the examples of all loaders."""
-    forward, total, count = in_precision(module.trainer, module), 0.0, 0
+    parts = [itertools.islice(loader, None if most == float("inf") else int(most)) for loader, most in loaders]
+    batches = map(check_batch, itertools.chain.from_iterable(parts))
     with evaluating(module):
-        for loader, most in loaders:
-            for batch in itertools.islice(loader, None if most == float("inf") else int(most)):
-                batch = to_device(check_batch(batch), module.device)
-                potentials = as_potentials(apply_head(forward, batch)).detach()
-                target = module.structure.check_target(batch.y, potentials)
-                labeling = as_decoding(module.structure.argmax(potentials)).labeling
-                total += float(module.structure.loss(labeling, target).sum(dtype=torch.float64))
-                count += potentials.batch_size
-    return total / max(count, 1)
+        return evaluate(in_precision(module.trainer, module), module.structure, batches, module.device).loss
