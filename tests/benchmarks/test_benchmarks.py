@@ -449,6 +449,26 @@ def test_the_path_and_a_grid(tmp_path):
     assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
 
 
+def test_joint_training_by_all_ways(monkeypatch):
+    joint = part_of("joint")
+    whole = joint.ocr()
+    few = whole._replace(test=joint.part(whole.test, torch.arange(30)))
+    monkeypatch.setitem(joint.TASKS, "ocr", lambda: few)
+    once = {"pretraining": {"ocr": 1}, "epochs": {"ocr": 1}, "lam": {"ocr": 0.01}}
+    part, found = measured("joint", {"tasks": ["ocr"], "seeds": 2, "size": 40, **once})
+    for run in found["runs"]["ocr"]:
+        assert run.keys() == {"tokens", "pretraining", *part.SIDES}
+        assert all(len(run[side]["wrong"]) == 30 and run[side]["cpu_seconds"] > 0.0 for side in part.SIDES)
+        recipe = run["recipe"]
+        assert recipe["wrong"] == recipe["joint" if recipe["held_out"][0] < recipe["held_out"][1] else "solved"]
+        assert recipe["gap"] <= 0.01 * recipe["primal"] or recipe["passes"] >= 100
+    (table,) = part.summarise(found).tables
+    assert [row[0] for row in table.rows] == [*part.SIDES, "recipe, the joint chain", "recipe, the solved chain"]
+    assert [row[3] is None for row in table.rows] == [row[0] == "recipe" for row in table.rows]
+    assert part.difference([[1, 2]], [[0, 0]], 30) == "+10.00 (+6.67 to +13.33)"
+    assert part.interval([0.01, 0.02]) == "1.50 ± 6.35"
+
+
 def test_kernels_beside_the_linear_head(monkeypatch):
     def few(*names):
         words = OCR(*names)

@@ -13,18 +13,20 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
 from lightning_words import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     Chain,
     Corrective,
+    Labelings,
     LinearChain,
     LinearTree,
     MeanParts,
     SoftmaxMargin,
     StructuredHinge,
     certify,
+    primal,
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import (  # noqa: E402
@@ -121,15 +123,15 @@ def test_the_better_of_both_heads_is_kept(words):
         return total / 40
 
     for joint, epochs, kept in (
-        (JointTraining(epochs=30, lr=1e-2), 31, "joint"),
+        (JointTraining(epochs=12, lr=2e-2), 13, "joint"),
         (JointTraining(epochs=1, lr=1e-9), 40, "solved"),
     ):
         keep = Keep()
-        model = together(joint, compiled=False, lam=1.0 if kept == "joint" else 0.01)
+        model = together(joint, lam=1.0 if kept == "joint" else 0.01)
         fitting = trainer(keep, max_epochs=epochs)
         fitting.fit(model, loader(words), others())
         held = [p.detach().clone() for p in model.head.parameters()]
-        choice, other = model.choice, model._joint_run.weights
+        choice, other = model.choice, model._stages.weights
         assert choice.kept == kept
         expected = other if kept == "joint" else keep.solved
         assert all(torch.equal(a, b) for a, b in zip(held, expected, strict=True))
@@ -193,7 +195,7 @@ def test_it_starts_from_the_head_that_is_given(words):
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", module="lightning")
         trainer(max_epochs=2).fit(model, loader(words))
-    torch.testing.assert_close(model._joint_run.weights[0], given, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model._stages.weights[0], given, atol=1e-6, rtol=0)
 
 
 def test_losses_and_optimizers_of_the_first_stage(words):
@@ -203,11 +205,13 @@ def test_losses_and_optimizers_of_the_first_stage(words):
     cold = JointTraining(loss=functools.partial(SoftmaxMargin, temperature=0.1))
     assert cold.make_loss(Chain(3)).temperature == 0.1
     decay = functools.partial(torch.optim.AdamW, weight_decay=0.5)
-    made = JointTraining(optimizer=decay, lr=0.25).make_optimizer(nn.Linear(2, 2), LinearChain(2, 3))
-    assert [(group["weight_decay"], group["lr"]) for group in made.param_groups] == [(0.5, 0.25), (0.0, 0.25)]
+    for head_lr, expected in ((None, 0.25), (2.5, 2.5)):
+        joint = JointTraining(optimizer=decay, lr=0.25, head_lr=head_lr)
+        made = joint.make_optimizer(nn.Linear(2, 2), LinearChain(2, 3))
+        assert [(group["weight_decay"], group["lr"]) for group in made.param_groups] == [(0.5, 0.25), (0.0, expected)]
     model = together(JointTraining(epochs=1, lr=1e-2, loss=StructuredHinge, optimizer=torch.optim.SGD))
     trainer(max_epochs=2).fit(model, loader(words))
-    assert isinstance(model._joint_run._loss, StructuredHinge)
+    assert isinstance(model._stages._loss, StructuredHinge)
 
 
 def test_bounds_hold_in_both_stages(words):
@@ -274,6 +278,33 @@ def test_a_fit_that_ends_in_the_first_stage_says_so(words, tmp_path, capsys):
     assert bool(model.head.emission.any())
 
 
+def test_callbacks_that_monitor_the_gap(words, tmp_path):
+    """In the first stage they read the gap to an empty dual, whose value is 0."""
+
+    class Read(Callback):
+        def __init__(self) -> None:
+            self.gaps, self.primals = [], []
+
+        def on_validation_end(self, trainer, pl_module) -> None:
+            if not pl_module.solves_head and not trainer.sanity_checking:
+                self.gaps.append(float(trainer.callback_metrics["gap"]))
+                batches = everything(words)
+                found = primal(pl_module, pl_module.structure, batches, 0.01, parameters=pl_module.head.parameters())
+                self.primals.append(found.value)
+
+    read, gap = Read(), DualityGap(1e-9, every_n_epochs=1)
+    save = ModelCheckpoint(tmp_path, monitor="gap", filename="{epoch}", save_top_k=1)
+    stop = EarlyStopping("gap", patience=20)
+    model = together()
+    fitting = trainer(read, gap, save, stop, max_epochs=12, enable_checkpointing=True)
+    fitting.fit(model, loader(words), others())
+    assert read.gaps == pytest.approx(read.primals, rel=1e-5)
+    assert len(read.gaps) == 2
+    assert len(gap.history) == 10
+    best = min(entry.certificate.gap for entry in gap.history)
+    assert float(save.best_model_score) == pytest.approx(min(best, *read.gaps))
+
+
 def test_a_second_fit_begins_with_the_first_stage(words):
     model = together()
     for _ in range(2):
@@ -291,7 +322,7 @@ def test_refusals(words):
         StructuredSVM(LinearChain(12, 26), 0.1, Features(), joint=Alternate())
     with pytest.raises(ValueError, match=r"max_epochs=2\) ends before the head is solved.*max_epochs=202"):
         trainer(max_epochs=2).fit(together(), loader(words))
-    for wrong in ({"epochs": 0}, {"lr": 0.0}, {"lr": -1.0}):
+    for wrong in ({"epochs": 0}, {"lr": 0.0}, {"lr": -1.0}, {"head_lr": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             JointTraining(**wrong)
     with pytest.raises(TypeError, match=r"loss=.* must be a function that makes one, such as SoftmaxMargin"):
@@ -313,7 +344,7 @@ def fit(folder, resume=None, **options):
     torch.manual_seed(1 if resume is None else 2)
     gap = DualityGap(1e-9, every_n_epochs=2)
     saves = [
-        ModelCheckpoint(folder, filename="{step:03d}", save_top_k=-1, every_n_train_steps=4),
+        ModelCheckpoint(folder, filename="{step:03d}", save_top_k=-1, every_n_train_steps=6),
         ModelCheckpoint(folder, filename="end-{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True),
     ]
     fitting = trainer(gap, *saves, max_epochs=5, enable_checkpointing=True)
@@ -328,7 +359,7 @@ def fit(folder, resume=None, **options):
         "choice": model.choice,
         "epoch": fitting.current_epoch,
         "step": fitting.global_step,
-        "joint": model._joint_run.weights,
+        "joint": model._stages.weights,
     }
 
 
@@ -343,7 +374,7 @@ def test_resuming_within_each_stage_and_between_them(compiled, tmp_path):
     assert alone["history"]
     checkpoints = sorted((tmp_path / "alone").glob("*.ckpt"))
     steps = {path.name for path in checkpoints}
-    assert {"step=004.ckpt", "step=008.ckpt", "step=012.ckpt", "end-epoch=0.ckpt", "end-epoch=1.ckpt"} <= steps
+    assert {"step=006.ckpt", "step=018.ckpt", "end-epoch=0.ckpt", "end-epoch=1.ckpt", "end-epoch=3.ckpt"} <= steps
     for number, path in enumerate(checkpoints):
         found = fit(tmp_path / str(number), resume=path, compiled=compiled)
         assert_same(found, alone, path.name)
@@ -366,3 +397,104 @@ def test_checkpoints_that_do_not_fit(words, tmp_path):
         trainer(max_epochs=4).fit(together(), loader(words), ckpt_path=tmp_path / "damaged.ckpt")
     model = StructuredSVM.load_from_checkpoint(tmp_path / "joint.ckpt", features=Features())
     assert bool(model.head.emission.any())
+
+
+# The envelope gradient
+
+
+class Smooth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(128, 6)
+        self.dropout = nn.Dropout(0.5)  # off: the head is solved on the features without it
+
+    def forward(self, x):
+        return self.dropout(torch.tanh(self.layer(x)))
+
+
+def alternating(lr: float = 0.02, **options) -> StructuredSVM:
+    torch.manual_seed(0)
+    rules = {"direction": Corrective(), "storage": Labelings()}
+    return StructuredSVM(
+        LinearChain(6, 26).double(),
+        1.0,
+        Smooth().double(),
+        lambda parameters: torch.optim.SGD(parameters, lr=lr),
+        Alternate(1, 60, envelope=True),
+        **(rules | options),
+    )
+
+
+class Rounds(Callback):
+    """Optima of the solved head, the gradient and the step of each round."""
+
+    def __init__(self) -> None:
+        self.optima, self.squares, self.calls, self.loops = [], [], [], []
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        if pl_module._run.trains_features:
+            assert pl_module.dual.oracle_calls == self.calls[-1]  # nothing decoded
+            assert not pl_module.features.training
+            self.squares.append(sum(float(p.grad.square().sum()) for p in pl_module.features.parameters()))
+            return
+        self.calls.append(pl_module.dual.oracle_calls)
+        self.loops.append(pl_module.compiled_loop())
+        if trainer.current_epoch % 61 == 59:
+            found = pl_module.compiled_loop().certify()
+            self.calls[-1] = pl_module.dual.oracle_calls
+            assert found.gap < 1e-3
+            self.optima.append((found.primal + found.dual) / 2)
+
+
+def test_alternation_with_the_envelope_gradient_goes_down_as_predicted(words):
+    rounds, model = Rounds(), alternating()
+    trainer(rounds, max_epochs=2 * 61 + 60, precision="64-true").fit(model, loader(words))
+    assert len(rounds.squares) == 2
+    observed = [before - after for before, after in zip(rounds.optima, rounds.optima[1:], strict=False)]
+    for decrease, square in zip(observed, rounds.squares, strict=True):
+        assert decrease == pytest.approx(0.02 * square, rel=0.1)
+        assert decrease > 0.0
+    assert all(loop is not None for loop in rounds.loops)
+    assert len({id(loop) for loop in rounds.loops}) == 3  # made again whenever the features have moved
+
+
+@pytest.mark.parametrize("compiled", [None, False])
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_alternation_with_the_envelope_gradient_resumes(words, compiled, tmp_path):
+    def run(folder, resume=None):
+        model = alternating(compiled=compiled)
+        model.joint = Alternate(1, 10, envelope=True)
+        save = ModelCheckpoint(folder, filename="{step:03d}-{epoch}", save_top_k=-1, every_n_epochs=1)
+        save_within = Within(folder)
+        fitting = trainer(save, save_within, max_epochs=21, enable_checkpointing=True, precision="64-true")
+        fitting.fit(model, loader(words), ckpt_path=resume, weights_only=True if resume is not None else None)
+        return {"weights": dict(model.state_dict()), "dual": model.dual.state_dict()}
+
+    class Within(Callback):
+        def __init__(self, folder) -> None:
+            self.folder = folder
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            if pl_module._run.trains_features and batch_idx == 3:
+                trainer.save_checkpoint(self.folder / "within.ckpt")
+
+    from problems import assert_same
+
+    alone = run(tmp_path / "alone")
+    ends = {path.name.split("epoch=")[1]: path for path in (tmp_path / "alone").glob("step*.ckpt")}
+    for number, path in enumerate([ends["9.ckpt"], tmp_path / "alone" / "within.ckpt", ends["10.ckpt"]]):
+        assert_same(run(tmp_path / str(number), resume=path), alone, path.name)
+
+
+def test_refusals_of_the_envelope_gradient(words):
+    with pytest.raises(ValueError, match=r"features=2 must be 1 with envelope=True"):
+        Alternate(2, 10, envelope=True)
+    with pytest.raises(ValueError, match=r"head=4 must be at least 10 with envelope=True"):
+        Alternate(envelope=True)
+    with pytest.raises(TypeError, match="envelope"):
+        Alternate(envelope=1)
+    for most, fits in ((1, 60), (61, 121), (100, 121), (182 + 3, 243)):
+        with pytest.raises(ValueError, match=rf"max_epochs={most}\) does not end with a solved head.*such as {fits}"):
+            trainer(max_epochs=most).fit(alternating(), loader(words))

@@ -11,6 +11,7 @@ SOLVERS = README.parent / "docs/solvers.md"
 TEXT = README.parent / "docs/text.md"
 IMAGES = README.parent / "docs/images.md"
 CERTIFICATES = README.parent / "docs/certificates.md"
+JOINT = README.parent / "docs/joint.md"
 
 
 def code(page: Path) -> list[str]:
@@ -108,6 +109,17 @@ def test_the_page_on_text_runs(place: int, tmp_path: Path, monkeypatch: pytest.M
         assert names["loop"].certify().gap <= 0.02
     elif place == 1:
         assert names["certificate"].gap <= 0.01
+
+
+def test_the_page_on_joint_training_runs() -> None:
+    pytest.importorskip("lightning")
+    names: dict = {}
+    for block in code(JOINT):
+        exec(compile(block, str(JOINT), "exec"), names)
+    assert names["gap"].certificate.gap <= 0.1
+    assert names["model"].choice.kept == "solved"
+    assert 0.0 <= names["certificate"].gap <= 0.1
+    assert names["kept"] is names["solved"]
 
 
 def test_the_page_on_images_runs() -> None:

@@ -38,6 +38,7 @@ def find_solver(module: Any, solver: Solver | None, one_by_one: Solver) -> Solve
     elif one_by_one != Solver():
         raise ValueError(f"solver={solver} and rules of its own are given: write the rules into the solver")
     rules, moves = solver.rules(), module.features_optimizer is not None
+    moving = moves and not module.joint.envelope  # between two epochs of the head
     if moves and rules.storage.needs_gradients:
         raise ValueError(
             f"storage={type(rules.storage).__name__}() keeps weights of old features; features that are trained need "
@@ -45,7 +46,7 @@ def find_solver(module: Any, solver: Solver | None, one_by_one: Solver) -> Solve
         )
     if solver.compiled and (
         reason := "the features are trained (features_optimizer)"
-        if moves
+        if moving
         else reason_not_compiled(module.head, module.structure, rules, bounds=bool(module.bounds))
     ):
         raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")

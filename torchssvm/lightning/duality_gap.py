@@ -17,11 +17,20 @@ from torchssvm.core.arguments import check_object
 from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.exact_pass import certify_run, find_bcfw, find_gdmm, passes_so_far
+from torchssvm.lightning.exact_pass import (
+    certify_run,
+    evaluating,
+    find_bcfw,
+    find_gdmm,
+    in_precision,
+    passes_so_far,
+    visible,
+)
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.refusals import refuse_averages
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
+from torchssvm.solvers.objective import primal
 from torchssvm.solvers.report import Entry, History
 from torchssvm.solvers.schedules import Schedule, WhenEstimated
 from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, expected, is_within
@@ -52,7 +61,9 @@ class DualityGap(Callback):
     before it. The patience of ``EarlyStopping`` counts epochs, most of which have no new gap: give it a patience of
     twice ``every_n_epochs``.
 
-    While ``JointTraining`` trains head and features together there is no pass, and no figure is logged.
+    While ``JointTraining`` trains head and features together there is no certificate, and nothing is logged. Callbacks
+    that monitor these figures then read the primal and the gap to the dual value of an empty dual, at the end of every
+    epoch.
 
     The callback works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and
     for :class:`FactorwiseSVM`, where an epoch is a pass. GDMM trains a relaxation of the problem: the run stops on
@@ -112,6 +123,7 @@ class DualityGap(Callback):
         self._loader: DataLoader | None = None
         self._schedule: Schedule | None = None  # of this run
         self._hits = 0  # cache hits at the last certificate
+        self._start_metrics: dict[str, float] = {}  # of the last epoch of the first stage of JointTraining
         self._asked: float | None = None  # passes when the schedule was asked first: it counts from there
 
     @property
@@ -260,6 +272,10 @@ class DualityGap(Callback):
 
     def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> None:
         if not _solves(pl_module):
+            if _is_monitored(trainer):
+                if epoch > self._last_epoch:
+                    self._start_metrics = _gap_of_an_empty_dual(trainer, pl_module)
+                self._set_metrics(trainer, self._start_metrics)
             self._last_epoch = epoch
             return
         if epoch > self._last_epoch:
@@ -284,9 +300,13 @@ class DualityGap(Callback):
     def _publish(self, trainer: L.Trainer) -> dict[str, float]:
         """Set the metrics that callbacks read, also where the module cannot log."""
         metrics = self._figures(trainer)
+        self._set_metrics(trainer, metrics)
+        return metrics
+
+    @staticmethod
+    def _set_metrics(trainer: L.Trainer, metrics: dict[str, float]) -> None:
         device = trainer.strategy.root_device
         trainer.callback_metrics.update({name: torch.tensor(value, device=device) for name, value in metrics.items()})
-        return metrics
 
     def _figures(self, trainer: L.Trainer) -> dict[str, float]:
         """The logged metrics; see the class."""
@@ -387,6 +407,23 @@ class _Beginning:
 def _solves(pl_module: L.LightningModule) -> bool:
     """Whether the head holds weights of the dual, which ``JointTraining`` delays; only these are certified."""
     return bool(getattr(pl_module, "solves_head", True))
+
+
+def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+    """Figures of a head that is trained together with its features: the dual has not taken a step."""
+    dual, loader = find_bcfw(trainer).dual, exact_pass_loader(_training_loader(trainer, pl_module))
+    with evaluating(pl_module):
+        found = primal(
+            in_precision(trainer, pl_module),
+            dual.structure,
+            map(trainer.precision_plugin.convert_input, visible(trainer, loader, "Primal")),
+            dual.lam,
+            parameters=dual.parameters,
+            num_examples=dual.num_examples,
+        )
+    value = dual.objective(0.0, [torch.zeros_like(p) for p in dual.parameters])
+    figures = {"primal": found.value, "dual": value, "gap": found.value - value, "exact": float(found.exact)}
+    return {**figures, "gap_age": 0.0, "passes": 0.0, "oracle_calls": 0.0, "gap_estimate": figures["gap"]}
 
 
 def _is_monitored(trainer: L.Trainer) -> bool:

@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.features import apply_features
-from torchssvm.core.potentials import as_potentials
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
-from torchssvm.core.structure import as_decoding
-from torchssvm.dual.state import DualState
 from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.steps import check_batch
+from torchssvm.solvers.evaluation import evaluate
 
 _KEY = "torchssvm_joint"
 
@@ -83,14 +82,16 @@ class JointRun:
             self.weights = None
 
     @contextmanager
-    def keeping_the_head(self, head: nn.Module) -> Iterator[None]:
-        """Inside, an optimizer may set the head to the weights of a new dual; afterwards it holds its own again."""
-        before = [parameter.detach().clone() for parameter in head.parameters()]
-        with torch.no_grad():
-            for parameter in head.parameters():
-                parameter.zero_()
+    def starting_head(self, module: Any, *, resumed: bool) -> Iterator[None]:
+        """Inside, BCFW is made, which sets the head to the weights of a new dual; afterwards it holds its own again."""
+        before = [parameter.detach().clone() for parameter in module.head.parameters()]
+        _set(module.head, [torch.zeros_like(weights) for weights in before])
         yield
-        _set(head, before)
+        _set(module.head, before)
+
+    def make_optimizer(self, module: Any) -> Optimizer:
+        """The optimizer of features and head."""
+        return module.joint.make_optimizer(module.features, module.head)
 
     def step(self, module: Any, batch: Batch, batch_idx: int) -> None:
         """One step on network and head, and their learning rate."""
@@ -99,23 +100,23 @@ class JointRun:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * (1.0 - done)
         assert self._loss is not None
+        _clip(module)
         optimizer.zero_grad()
         extracted = apply_features(module.features, batch.x, batch.lengths)
         loss = self._loss(module._apply_head(extracted, batch.lengths), batch.y)
         squares = [parameter.square().sum() for parameter in module.head.parameters()]
         module.manual_backward(loss + module.lam / 2 * sum(squares))
         optimizer.step()
-        if module.dual.box.has_bounds:
-            _set(module.head, module.dual.box.clip([parameter.detach() for parameter in module.head.parameters()]))
+        _clip(module)
         module.log("joint_loss", loss.detach(), prog_bar=True, batch_size=len(batch.index))
 
-    def begin_solving(self, head: nn.Module, dual: DualState) -> None:
+    def begin_solving(self, module: Any) -> None:
         """Keep the head of the first stage, and give the head the weights of the dual, which has taken no step."""
         if self.solves:
             return
-        head.zero_grad()
-        self.weights = [parameter.detach().clone() for parameter in head.parameters()]
-        dual.set_weights([torch.zeros_like(parameter) for parameter in dual.parameters])
+        module.head.zero_grad()
+        self.weights = [parameter.detach().clone() for parameter in module.head.parameters()]
+        module.dual.set_weights([torch.zeros_like(weights) for weights in self.weights])
 
     @torch.no_grad()
     def choose(self, module: Any) -> None:
@@ -147,7 +148,7 @@ class JointRun:
         """Add the head of the first stage."""
         checkpoint[_KEY] = {"weights": self.weights}
 
-    def load(self, checkpoint: dict[str, Any], head: nn.Module) -> None:
+    def load(self, checkpoint: dict[str, Any], module: Any) -> None:
         """Read it again.
 
         Raises:
@@ -159,15 +160,22 @@ class JointRun:
                 "the checkpoint is not one of JointTraining: go on with the joint= that it was made with, or give the "
                 "model its weights and begin a new fit"
             )
-        check(state, {"weights": Maybe([Entry(p.dtype, tuple(p.shape)) for p in head.parameters()])}, _KEY)
+        like = [Entry(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
+        check(state, {"weights": Maybe(like)}, _KEY)
         weights = state["weights"]
-        self.weights = weights and [w.to(p.device) for w, p in zip(weights, head.parameters(), strict=True)]
+        self.weights = weights and [tensor.to(module.device) for tensor in weights]
 
 
 def _set(head: nn.Module, weights: list[Tensor]) -> None:
     with torch.no_grad():
         for parameter, value in zip(head.parameters(), weights, strict=True):
             parameter.copy_(value)
+
+
+def _clip(module: Any) -> None:
+    """Put the head's weights within their bounds."""
+    if (box := module.dual.box).has_bounds:
+        _set(module.head, box.clip([parameter.detach() for parameter in module.head.parameters()]))
 
 
 def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
@@ -183,14 +191,7 @@ def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
 
 def _validate(module: Any, loaders: list[tuple[Any, int | float]]) -> float:
     """The mean task loss of the module's outputs, over the examples of all loaders."""
-    forward, total, count = in_precision(module.trainer, module), 0.0, 0
+    parts = [itertools.islice(loader, None if most == float("inf") else int(most)) for loader, most in loaders]
+    batches = map(check_batch, itertools.chain.from_iterable(parts))
     with evaluating(module):
-        for loader, most in loaders:
-            for batch in itertools.islice(loader, None if most == float("inf") else int(most)):
-                batch = to_device(check_batch(batch), module.device)
-                potentials = as_potentials(apply_head(forward, batch)).detach()
-                target = module.structure.check_target(batch.y, potentials)
-                labeling = as_decoding(module.structure.argmax(potentials)).labeling
-                total += float(module.structure.loss(labeling, target).sum(dtype=torch.float64))
-                count += potentials.batch_size
-    return total / max(count, 1)
+        return evaluate(in_precision(module.trainer, module), module.structure, batches, module.device).loss

@@ -33,6 +33,8 @@ class JointTraining:
     Args:
         epochs: Epochs of the first stage; the trainer's ``max_epochs`` must be larger.
         lr: Learning rate of its first step.
+        head_lr: That of the head; None is ``lr``. A head that begins at zero needs a larger one than a pretrained
+            network: ten times ``lr`` is a good start.
         loss: Makes the loss of the first stage from the structure: ``SoftmaxMargin``, ``StructuredHinge``, or a
             function that returns a module ``(potentials, target) -> scalar``. None is ``SoftmaxMargin`` with
             temperature 1 where the structure has marginals, else ``StructuredHinge``.
@@ -46,12 +48,15 @@ class JointTraining:
 
     epochs: int = 10
     lr: float = 1e-3
+    head_lr: float | None = None
     loss: Callable[[Structure], nn.Module] | None = None
     optimizer: Callable[..., Optimizer] | None = None
 
     def __post_init__(self) -> None:
         check_whole(self.epochs, "epochs")
         check_number(self.lr, "lr", above=0.0)
+        if self.head_lr is not None:
+            check_number(self.head_lr, "head_lr", above=0.0)
         for name, expected in (("loss", "SoftmaxMargin or StructuredHinge"), ("optimizer", "torch.optim.Adam")):
             given = getattr(self, name)
             if given is not None and (isinstance(given, nn.Module | Optimizer) or not callable(given)):
@@ -69,9 +74,10 @@ class JointTraining:
 
     def make_optimizer(self, features: nn.Module, head: nn.Module) -> Optimizer:
         """The optimizer of the first stage; each group notes the learning rate that it starts with."""
+        head_lr = self.lr if self.head_lr is None else self.head_lr
         groups: list[dict[str, Any]] = [
             {"params": list(features.parameters())},
-            {"params": list(head.parameters()), "weight_decay": 0.0},
+            {"params": list(head.parameters()), "weight_decay": 0.0, "lr": head_lr},
         ]
         optimizer = (self.optimizer or torch.optim.Adam)([group for group in groups if group["params"]], lr=self.lr)
         for group in optimizer.param_groups:

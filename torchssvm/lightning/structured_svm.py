@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
@@ -14,21 +15,21 @@ from torch.optim import Optimizer
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.bounds import Bound
-from torchssvm.core.features import apply_features
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate
+from torchssvm.lightning.alternating_run import AlternatingRun
 from torchssvm.lightning.arguments import Direction, check_joint, find_solver
 from torchssvm.lightning.compiled_steps import choose_solver, make_loop
 from torchssvm.lightning.epoch_parts import EpochPart, EpochParts, own_draws, put_back, replace_loader
 from torchssvm.lightning.exact_pass import evaluating, in_precision
-from torchssvm.lightning.joint_run import HeadChoice, JointRun
+from torchssvm.lightning.joint_model import JointModel
+from torchssvm.lightning.joint_run import JointRun
 from torchssvm.lightning.joint_training import JointTraining
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
-from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.bcfw import BCFW
@@ -38,7 +39,6 @@ from torchssvm.solvers.choice import Rules, Solver
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.parameter_groups import check_bounds, groups
-from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.solvers.training import tell
 from torchssvm.steps.block_steps import BlockSteps
 from torchssvm.steps.cache import OracleRule
@@ -48,7 +48,7 @@ from torchssvm.steps.sampler import GapBatchSampler
 _BAR_EVERY = 10
 
 
-class StructuredSVM(Predicting):
+class StructuredSVM(JointModel):
     """Max-margin training of a head under a ``Trainer``: BCFW, no learning rate, one dual block for each example.
 
     Batches are :class:`torchssvm.Batch`; the training dataset is map-style, and an item knows its index. The dual state
@@ -135,7 +135,8 @@ class StructuredSVM(Predicting):
         self.structure = find_structure(head, structure)
         self.features_optimizer = features_optimizer
         self.joint = (joint or Alternate()) if features_optimizer is not None else joint
-        self._joint_run = JointRun() if isinstance(joint, JointTraining) else None
+        alternates = isinstance(self.joint, Alternate)
+        self._stages = AlternatingRun() if alternates else JointRun() if self.joint is not None else None
         self.memory_limit = memory_limit
         one_by_one = Solver(direction, oracle, storage, block_steps, line_search, compiled)
         self.solver = find_solver(self, solver, one_by_one)
@@ -154,10 +155,8 @@ class StructuredSVM(Predicting):
             return
         batch = check_batch(batch)
         if self._run.trains_features:
-            if self._joint_run is not None:
-                self._joint_run.step(self, batch, batch_idx)
-            else:
-                self._train_features(batch)
+            assert self._stages is not None
+            self._stages.step(self, batch, batch_idx)
             return
         if (loop := self.compiled_loop()) is not None:
             loop.check_targets(batch)
@@ -183,25 +182,6 @@ class StructuredSVM(Predicting):
         optimizer.zero_grad()
         self.dual.mailbox.put(ProposedVisits(loop, visits))
         optimizer.step()
-
-    def _train_features(self, batch: Batch) -> None:
-        assert self.features is not None
-        optimizer = self._optimizer(bcfw=False)
-        held = [(p, p.requires_grad) for p in self.head.parameters()]
-        optimizer.zero_grad()
-        try:
-            for parameter, _ in held:
-                parameter.requires_grad_(False)
-            hinge = StructuredHinge(self.structure)(
-                self._apply_head(apply_features(self.features, batch.x, batch.lengths), batch.lengths), batch.y
-            )
-            self.manual_backward(hinge)
-        finally:
-            for parameter, required in held:
-                parameter.requires_grad_(required)
-        self._run.features_moved = True
-        optimizer.step()
-        self.log("hinge", hinge.detach(), prog_bar=True, batch_size=len(batch.index))
 
     def compiled_loop(self) -> CompiledBCFW | None:
         """The compiled loop of this fit, made at the first call; None if it cannot be used."""
@@ -263,7 +243,7 @@ class StructuredSVM(Predicting):
             raise ValueError(
                 f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
             )
-        if self.features_optimizer is None:
+        if not isinstance(self.joint, Alternate) or self.joint.envelope:
             choice = choose_solver(self, self.training_loader)
             tell(choice)
             self._use(choice.rules)
@@ -276,20 +256,19 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.storage),
             memory_limit=self.memory_limit,
         )
-        stages = self._joint_run
+        stages, resumed = self._stages, resume is not None
         if stages is not None:
-            stages.start(self, resumed=resume is not None)
-        with self._overwriting(resumed=resume is not None) if stages is None else stages.keeping_the_head(self.head):
+            stages.start(self, resumed=resumed)
+        starting: Any = self._overwriting if stages is None else partial(stages.starting_head, self)
+        with starting(resumed=resumed):
             own = groups(self.head, self.bounds)
             optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.line_search)]
         if isinstance(run.sampler, GapBatchSampler):
             run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
             resume.rewind(run.sampler)
-        if self.features is not None and self.features_optimizer is not None:
-            optimizers.append(self.features_optimizer(self.features.parameters()))
-        elif self.features is not None and isinstance(self.joint, JointTraining):
-            optimizers.append(self.joint.make_optimizer(self.features, self.head))
+        if stages is not None:
+            optimizers.append(stages.make_optimizer(self))
         return optimizers
 
     def _use(self, rules: Rules) -> None:
@@ -307,22 +286,17 @@ class StructuredSVM(Predicting):
             self.follow_features()
         super().on_train_start()
 
-    @property
-    def solves_head(self) -> bool:
-        """Whether the head holds weights of the dual: not so while ``JointTraining`` trains it with the features."""
-        return self._joint_run is None or self._joint_run.solves
-
     def _solve_head(self) -> None:
         """Begin to train the head by BCFW; this is where the second stage of ``JointTraining`` begins."""
-        if self._joint_run is not None:
-            if self._run.trains_features:
-                return
-            self._joint_run.begin_solving(self.head, self.dual)
-        self._draw_in_loop()
+        if self._stages is not None and not self._run.trains_features:
+            self._stages.begin_solving(self)
+        if self.solves_head:
+            self._draw_in_loop()
 
     def _draw_in_loop(self) -> None:
         run = self._run
-        draws = None if run.loader is None else own_draws(self.trainer, run.loader)
+        trained = self.features_optimizer is not None  # its epochs need the loader's batches
+        draws = None if run.loader is None or trained else own_draws(self.trainer, run.loader)
         follows = run.resume is None or run.resume.in_parts or not run.resume.in_epoch
         if draws is None or not follows or type(self).training_step is not StructuredSVM.training_step:
             return
@@ -338,35 +312,6 @@ class StructuredSVM(Predicting):
                 self._solve_head()
             self.follow_features()
 
-    def on_train_end(self) -> None:
-        """After ``JointTraining``: keep the head that validates better."""
-        super().on_train_end()
-        if self._joint_run is not None:
-            self._joint_run.choose(self)
-
-    def on_fit_end(self) -> None:
-        """Likewise after a resumed run that had nothing left to train."""
-        super().on_fit_end()
-        if self._joint_run is not None:
-            self._joint_run.choose(self)
-
-    @property
-    def choice(self) -> HeadChoice | None:
-        """Which head the last fit with ``JointTraining`` kept; None without one, or without validation data."""
-        return None if self._joint_run is None else self._joint_run.choice
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the stages of ``JointTraining`` depend on."""
-        super().on_save_checkpoint(checkpoint)
-        if self._joint_run is not None:
-            self._joint_run.save(checkpoint)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the resume point until training continues."""
-        super().on_load_checkpoint(checkpoint)
-        if self._joint_run is not None and self._run.resume is not None:
-            self._joint_run.load(checkpoint, self.head)
-
     def _features_turn(self) -> bool:
         return self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)
 
@@ -375,8 +320,10 @@ class StructuredSVM(Predicting):
         self._run.trains_features = self._features_turn()
         if self.features is None:
             return
+        # The envelope gradient is that of the features that the head was solved on.
+        trained = self._run.trains_features and not getattr(self.joint, "envelope", False)
         for name, part in self.features.named_modules():
-            part.training = self._run.trains_features and self._modes.get(name, True)
+            part.training = trained and self._modes.get(name, True)
 
     def teardown(self, stage: str) -> None:
         """Set the features to evaluation mode and drop the compiled loop."""
