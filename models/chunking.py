@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.structure import Chain
 
 CHUNK_TAGS = 22
 
 
-def chunking_chain(in_features: int, num_tags: int = CHUNK_TAGS) -> SparseLinearChain:
+def chunking_chain(in_features: int, num_tags: int = CHUNK_TAGS, *, normalize: bool = False) -> SparseLinearChain:
     """A linear chain on sparse features: with F columns, 22 F + 22*22 + 3*22 weights.
 
     Args:
         in_features: Columns of the vocabulary, ``CoNLL2000("train").in_features``.
         num_tags: Number of tags, ``dataset.num_states``; 22 for CoNLL-2000.
+        normalize: Divide the loss by the length of the sentence, as the papers do; otherwise it counts wrong tags,
+            which finds more of the chunks.
     """
-    return SparseLinearChain(in_features, num_tags)
+    return SparseLinearChain(in_features, num_tags, structure=Chain(num_tags, normalize=normalize))

@@ -32,7 +32,7 @@ def read(problem: str) -> tuple[Any, Any]:
     """The training set, and what makes a head."""
     if problem == "CoNLL-2000":
         data = CoNLL2000("train", min_count=3)
-        return data, lambda: chunking_chain(data.in_features, data.num_states)
+        return data, lambda: chunking_chain(data.in_features, data.num_states, normalize=True)
     return OCR("train", size="large" if problem == "OCR-large" else "small"), ocr_chain
 
 

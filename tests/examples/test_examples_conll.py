@@ -71,19 +71,19 @@ def test_a_run_to_a_gap(run_here, tmp_path, monkeypatch):
 
 
 def test_the_benchmark(small_corpus, tmp_path):
-    options = {"min_count": [1], "lam": [100.0, 0.02], "gap": 0.1, "iterations": [2, 10]}
+    options = {"min_count": [1], "lam": [10.0, 0.01], "share": 0.1, "iterations": [2, 10]}
     part, found = measured("conll", options)
     (one,) = found["found"]
-    assert [point["lam"] for point in one["search"]] == [100.0, 0.02]
-    assert one["lam"] == max(one["search"], key=lambda point: point["f1"])["lam"]
-    for points in one["runs"].values():
-        assert all(0.0 <= p["f1"] <= 1.0 and math.isfinite(p["seconds"]) for p in points)
-    for side in ("BCFW", "BCFW, weighted average"):
-        assert one["runs"][side][-1]["gap"] <= 0.1
-        assert one["runs"][side][-1]["f1"] > 0.5
-    if "CRFsuite" in one["runs"]:
-        assert [p["iterations"] for p in one["runs"]["CRFsuite"]] == [2, 10]
-    assert len(part.summarise(found).tables) == 1
+    assert [point["lam"] for point in one["losses"]["wrong tags"]["search"]] == [10.0, 0.01]
+    assert [point["lam"] for point in one["losses"]["divided by the length"]["search"]] == [200.0, 0.2]
+    for run in one["losses"].values():
+        assert run["lam"] == max(run["search"], key=lambda point: point["f1"])["lam"]
+        assert all(0.0 <= p["f1"] <= 1.0 and math.isfinite(p["seconds"]) for p in run["points"])
+        assert run["points"][-1]["gap"] <= 0.1 * run["points"][-1]["primal"]
+        assert run["points"][-1]["f1"] > 0.5
+    assert [p["iterations"] for p in one["CRFsuite"]] in ([], [2, 10])
+    summary = part.summarise(found)
+    assert len(summary.tables) == len(summary.limits) == 1
     assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
 
 
