@@ -99,7 +99,8 @@ class Problem(Stateful):
         """Visit the examples ``order``, one after another.
 
         Returns:
-            ``[3]``: squared moves of the variables, once for each of their factors, entries the factorwise oracle looked at, and its calls.
+            ``[3]``: squared moves of the variables, once for each of their factors, entries the factorwise oracle
+            looked at, and its calls.
         """
 
     @abstractmethod

@@ -174,8 +174,8 @@ class GDMM(SavedGDMM):
         self.passes += 1
         self.gap_estimate = math.inf
         self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
-        sums = (squared, float(visits[0]), size, force)
-        residuals = Residuals(*(total**0.5 for total in sums), passes=self.passes, first=self._first_rho)
+        roots = squared**0.5, float(visits[0]) ** 0.5, size**0.5, force**0.5
+        residuals = Residuals(*roots, passes=self.passes, first=self._first_rho)
         self.rho = self.penalty.next(rho, residuals)
         self._visits = np.zeros(3)
         self._visited[:] = False
