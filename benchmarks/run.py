@@ -27,7 +27,8 @@ from torchssvm.core.files import write_text
 
 PARTS = (
     *("solvers", "under_lightning", "oracles", "exact", "roofline", "baselines", "growth", "memory", "imports"),
-    *("compare", "path", "kernel", "conll", "entities", "joint", "horses", "pose", "large_outputs", "kills"),
+    *("compare", "path", "kernel", "conll", "entities", "joint", "horses", "pose", "large_outputs", "label_sets"),
+    "kills",
 )
 SCHEMA = 1
 

@@ -22,6 +22,7 @@ from .images.region_pooling import pool_regions
 from .images.segmentation_scores import SegmentationScores, segmentation_scores
 from .images.superpixel_graphs import SuperpixelGraphs
 from .multilabel.dataset import Multilabel
+from .multilabel.scaling import ByDensity, Scaling, Standardised, UnitRows, Unscaled
 from .multilabel.scores import MultilabelScores, multilabel_scores
 from .multilabel.sparse_rows import SparseRows
 from .ocr.dataset import OCR
@@ -65,6 +66,7 @@ __all__ = [
     "OCR",
     "AlignmentErrors",
     "Attachment",
+    "ByDensity",
     "ChainTruth",
     "Chunk",
     "ChunkScores",
@@ -87,6 +89,7 @@ __all__ = [
     "PrecomputedFeatures",
     "PrecomputedGraphs",
     "RandomViews",
+    "Scaling",
     "SegmentationPixels",
     "SegmentationScores",
     "Sentence",
@@ -94,8 +97,11 @@ __all__ = [
     "SparseChains",
     "SparseRows",
     "StaleCache",
+    "Standardised",
     "SuperpixelGraphs",
     "TaggedSentences",
+    "UnitRows",
+    "Unscaled",
     "Vocabulary",
     "WordAlignment",
     "WordChains",

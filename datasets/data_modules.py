@@ -20,6 +20,7 @@ from .images.lspet import LSPET
 from .images.pixel_segmentation import PixelSegmentation
 from .images.pose_targets import PoseTargets
 from .multilabel.dataset import Multilabel, locate
+from .multilabel.scaling import ByDensity, Scaling
 from .ocr.dataset import OCR
 from .text.chunking import ChunkingDataset
 from .text.conll2000 import SPLITS, CoNLL2000
@@ -237,7 +238,9 @@ class MultilabelData(GapDataModule):
     Args:
         dataset: ``"bibtex"``, ``"medical"`` or ``"scene"``.
         batch_size: Examples of a training step.
-        unit_rows: Whether the features of every example are divided by their Euclidean norm.
+        scaling: How features are scaled, fitted to the training set: :class:`Standardised`, :class:`UnitRows` or
+            :class:`Unscaled`. None is :class:`ByDensity`, which standardises dense features, gives sparse rows norm 1,
+            and prints which.
         bias: Whether there is one more feature, always 1.
         dense: Whether ``x`` is a dense tensor.
         root: The folder that has ``multilabel``; None is ``TORCHSSVM_DATA`` and the cache.
@@ -248,7 +251,7 @@ class MultilabelData(GapDataModule):
         self,
         dataset: Literal["bibtex", "medical", "scene"] = "bibtex",
         batch_size: int = 64,
-        unit_rows: bool = True,
+        scaling: Scaling | None = None,
         bias: bool = True,
         dense: bool = False,
         root: Root = None,
@@ -257,7 +260,8 @@ class MultilabelData(GapDataModule):
         super().__init__(batch_size, **loading)
         self.dataset = dataset
         self.root = root
-        self._options = {"unit_rows": unit_rows, "bias": bias, "dense": dense}
+        self._scaling = ByDensity() if scaling is None else scaling
+        self._options = {"bias": bias, "dense": dense}
 
     def prepare_data(self) -> None:
         """Raise if files are missing."""
@@ -266,7 +270,10 @@ class MultilabelData(GapDataModule):
 
     def read(self, split: Any) -> Multilabel | None:
         """The examples."""
-        return None if split == "val" else Multilabel(self.dataset, split, root=self.root, **self._options)
+        if split == "val":
+            return None
+        scaling = self._scaling if split == "train" else self.train.scaling
+        return Multilabel(self.dataset, split, scaling=scaling, root=self.root, **self._options)
 
 
 class HorseData(GapDataModule):

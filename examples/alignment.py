@@ -6,7 +6,6 @@ two rules on the Dice coefficient, whose thresholds are chosen on the training s
 python examples/alignment.py --lam 1 --gap 0.001
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import CacheOracle, Corrective
 from torchssvm.datasets import WordAlignmentData, alignment_errors
 from torchssvm.datasets.text.alignment_drawing import draw_alignments
 from torchssvm.lightning import DualityGap, Report, StructuredSVM
@@ -26,7 +24,7 @@ def main(
     lam: PositiveFloat = 1.0,  # the best error rate on the 37 trial sentences, of 0.1, 0.3, 1, 3 and 10
     gap: PositiveFloat = 1e-3,
     max_passes: PositiveFloat = 1000.0,
-    batch_size: PositiveInt = 4,
+    batch_size: PositiveInt = 16,
     seed: int = 0,
     accelerator: str = "cpu",
     data: str | None = None,
@@ -48,7 +46,7 @@ def main(
     L.seed_everything(seed)
     pairs = WordAlignmentData(batch_size, data, seed=seed)
     train, test = pairs.train, pairs.test
-    model = StructuredSVM(alignment_matching(train.in_features), lam, direction=Corrective(), oracle=CacheOracle())
+    model = StructuredSVM(alignment_matching(train.in_features), lam)
 
     def draw(figure: Any, batch: Any, labelings: Any) -> None:
         links = align(model.head, test)
@@ -58,7 +56,7 @@ def main(
     result = Report(report, "word alignment, matching", draw)
     trainer = L.Trainer(
         accelerator=accelerator,
-        max_epochs=math.ceil(20 * max_passes),  # most visits are answered by the cache
+        max_epochs=-1,
         callbacks=[DualityGap(gap, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,

@@ -6,7 +6,6 @@ The first run reads conll2000/{train,test}.txt.gz from the folder TORCHSSVM_DATA
 sentences held out, and CRFsuite on the same attributes: python benchmarks/run.py conll
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def main(
     result = Report(report, "CoNLL-2000, sparse chain", draw)
     trainer = L.Trainer(
         accelerator=accelerator,
-        max_epochs=math.ceil(max_passes),
+        max_epochs=-1,
         callbacks=[DualityGap(gap, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,

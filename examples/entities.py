@@ -10,13 +10,12 @@ sentences, and CRFsuite on the same attributes: python benchmarks/run.py entitie
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import CacheOracle, Certificate, CompiledBCFW, Corrective, DualState, Labelings, RunReport, in_order
+from torchssvm import Certificate, RunOptions, RunReport, in_order, solve
 from torchssvm.datasets import Columns, NamedEntities, chunk_scores
 from torchssvm.datasets.files import find
 from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks
@@ -68,8 +67,6 @@ def main(
         sys.exit(f"error: {error}")
     print(f"train: {entities}\ntest:  {tests}")
     head = entity_chain(entities.vocabulary, entity_weight)
-    dual = DualState.for_head(head, len(entities), lam, storage=Labelings())
-    rules: dict[str, Any] = {"direction": Corrective(), "oracle": CacheOracle(), "seed": seed}
     history: list[tuple[Certificate, float]] = []
     start = time.perf_counter()
 
@@ -77,8 +74,8 @@ def main(
         history.append((certificate, time.perf_counter() - start))
         print(certificate)
 
-    loop = CompiledBCFW(head, dual, in_order(entities), **rules)
-    last = loop.solve(gap, max_passes=max_passes, on_check=on_check)
+    options = RunOptions(seed=seed)
+    last = solve(head, entities, lam, tolerance=gap, max_passes=max_passes, options=options, on_check=on_check)
 
     found = [
         tags

@@ -2,30 +2,56 @@
 
 python examples/multilabel.py --data bibtex --lam 0.01
 python examples/multilabel.py --data bibtex --lam 0.01 --interactions false     # every label alone, by BCFW
+python examples/multilabel.py --data my.arff --labels my.xml   # any file, a third of it tested on
+python examples/multilabel.py --data yeast-train.arff --test yeast-test.arff --labels -14   # the last 14 attributes
 
 Prints certificates, and how good the sets are that joint decoding finds for the test examples; draws what was learned.
 """
 
 from pathlib import Path
-from typing import Literal
 
 import lightning as L
 import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import Penalty, SparseLinearMultilabel
+from torchssvm import BlockGap, Penalty, RunOptions, SparseLinearMultilabel, TorchLoop
+from torchssvm.core.batch import in_order
 from torchssvm.core.figures import new_figure
-from torchssvm.datasets import MultilabelData, multilabel_scores
+from torchssvm.datasets import ByDensity, Multilabel, MultilabelData, Scaling, multilabel_scores
+from torchssvm.datasets.multilabel.dataset import NAMES
 from torchssvm.datasets.multilabel.drawing import draw_interactions, strongest_pairs
 from torchssvm.lightning import DualityGap, FactorwiseSVM, Report, StructuredSVM
 
+SHARE = 1 / 3  # of the examples are tested on, where no test file is given
+
+
+def read(
+    data: str, labels: int | Path | None, test: Path | None, scaling: Scaling, seed: int, root: str | None
+) -> tuple[Multilabel, Multilabel]:
+    """Training and test examples, their features scaled alike."""
+    if data in NAMES:
+        train, tested = (Multilabel(data, split, root=root) for split in ("train", "test"))
+    else:
+        train = Multilabel.from_mulan(data, labels)
+        if test is None:
+            train, tested = train.split(SHARE, seed)
+        else:
+            tested = Multilabel.from_mulan(test, labels)
+    if (train.feature_names, train.label_names) != (tested.feature_names, tested.label_names):
+        raise ValueError(f"--test {test} has other features or labels than --data {data}: give files of one dataset")
+    train = train.scaled(scaling)
+    return train, tested.scaled(train.scaling)
+
 
 def main(
-    data: Literal["bibtex", "scene", "medical"] = "bibtex",
+    data: str = "bibtex",
+    labels: int | Path | None = None,
+    test: Path | None = None,
+    scaling: Scaling | None = None,
     lam: PositiveFloat = 0.01,
     interactions: bool = True,
-    rho: PositiveFloat = 0.1,
+    rho: PositiveFloat | None = None,
     gap: PositiveFloat = 0.002,
     max_passes: PositiveInt = 200,
     seed: int = 0,
@@ -35,25 +61,34 @@ def main(
     """Train weights of labels and of their pairs to a certified gap.
 
     Args:
-        data: Which examples.
+        data: bibtex, scene or medical; or an ARFF file in Mulan's or MEKA's format.
+        labels: Mulan's XML file, or how many of the first attributes are labels, of the last if it is negative; by
+            default the file's @relation says so, or the XML file beside it.
+        test: The ARFF file to test on; by default a third of the examples, drawn by the seed, is left out of training.
+        scaling: Standardised, UnitRows or Unscaled; by default dense features are standardised, and the rows of sparse
+            features get norm 1.
         lam: Regularisation.
         interactions: Whether pairs of labels have weights.
-        rho: Penalty of GDMM, in mean costs of a wrong label.
+        rho: Penalty of GDMM, in mean costs of a wrong label; by default GDMM chooses it.
         gap: Stop at this certified gap, of the relaxation where there are interactions.
-        max_passes: Or after so many passes.
+        max_passes: Or after so many passes; GDMM that is not there by then leaves the rest to as many of BCFW.
         seed: Runs with the same seed are the same.
         root: Folder that multilabel/ lies in; by default TORCHSSVM_DATA.
         report: Folder of report.json and the pictures.
     """
     torch.set_num_threads(1)
     L.seed_everything(seed)
-    examples = MultilabelData(data, bias=False, root=root, seed=seed, by_gap=not interactions)
+    train, tested = read(data, labels, test, ByDensity() if scaling is None else scaling, seed, root)
+    examples = MultilabelData.from_datasets(
+        train, test_dataset=tested, batch_size=64, seed=seed, by_gap=not interactions
+    )
     head = SparseLinearMultilabel(examples.train.num_features, examples.train.num_labels, pairwise=interactions)
     if interactions:
-        model = FactorwiseSVM(head, lam, penalty=Penalty(rho * float(head.structure.costs.mean())), seed=seed)
+        penalty = None if rho is None else Penalty(rho * float(head.structure.costs.mean()))
+        model = FactorwiseSVM(head, lam, penalty=penalty, seed=seed)
     else:
         model = StructuredSVM(head, lam)
-    result = Report(report, f"{data}, sets of labels")
+    result = Report(report, f"{Path(data).stem}, sets of labels")
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=max_passes,
@@ -63,6 +98,12 @@ def main(
         enable_checkpointing=False,
     )
     trainer.fit(model, examples)
+    if interactions and model.gdmm.gap_estimate > gap:
+        print(f"GDMM stopped at a gap of {model.gdmm.gap_estimate:.4f}: BCFW goes on from its point")
+        dual = model.gdmm.dual_state(in_order(train))
+        options = RunOptions(batch_size=16, seed=seed)
+        loop = TorchLoop(head, BlockGap(dual), train, options)
+        print(loop.solve(gap, max_passes=dual.passes + max_passes))
 
     found = torch.cat([model.decode(batch.x, batch.lengths) for batch in examples.test_dataloader()])
     truth = examples.test.labels.dense()

@@ -1,11 +1,10 @@
 """Handwritten words under a Lightning Trainer: a linear chain on pixels, trained to a certified duality gap.
 
-python examples/ocr.py --size small --lam 0.01 --gap 0.01
+python examples/ocr.py --size small --lam 0.01
 
 Directions, caches, orders and all options of the Trainer: torchssvm fit --config examples/ocr.yaml
 """
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
+from torchssvm import Relative
 from torchssvm.datasets import OCRData
 from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.lightning import DualityGap, Report, StructuredSVM
@@ -23,7 +23,7 @@ from torchssvm.models import ocr_chain
 def main(
     size: Literal["small", "large"] = "small",
     lam: PositiveFloat | None = None,
-    gap: PositiveFloat = 0.1,
+    gap: PositiveFloat | None = None,
     max_passes: PositiveFloat = 5000.0,
     batch_size: PositiveInt = 32,
     seed: int = 0,
@@ -35,7 +35,7 @@ def main(
     Args:
         size: Training words: 626 or 6251.
         lam: Regularisation; by default 1/n.
-        gap: Stop at this certified gap.
+        gap: Stop at this certified gap; by default at 1 % of the primal.
         max_passes: Or after so many passes.
         batch_size: Words of a step.
         seed: Runs with the same seed are the same.
@@ -48,9 +48,9 @@ def main(
     model = StructuredSVM(ocr_chain(), lam=lam or 1.0 / len(data.train))
     trainer = L.Trainer(
         accelerator=accelerator,
-        max_epochs=math.ceil(max_passes),
+        max_epochs=-1,
         callbacks=[
-            DualityGap(gap, max_passes=max_passes),
+            DualityGap(gap or Relative(0.01), max_passes=max_passes),
             result := Report(report, "OCR, chain on pixels", draw_words),
         ],
         limit_val_batches=0,  # the test words wait until the end

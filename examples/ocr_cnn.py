@@ -6,7 +6,6 @@ duality gap. With --joint ROUNDS, CNN and chain are first trained together for a
 python examples/ocr_cnn.py --size large --lam 0.001 --gap 0.05
 """
 
-import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from torchssvm import Relative
 from torchssvm.datasets import OCR, GapDataModule, PrecomputedFeatures
 from torchssvm.lightning import Alternate, DualityGap, Report, StructuredSVM
 from torchssvm.models import LetterClassifier, LetterFeatures, ocr_chain
@@ -47,7 +47,7 @@ class Pretraining(L.LightningModule):
 def main(
     size: Literal["small", "large"] = "small",
     lam: PositiveFloat | None = None,
-    gap: PositiveFloat = 0.1,
+    gap: PositiveFloat | None = None,
     max_passes: PositiveFloat = 5000.0,
     batch_size: PositiveInt = 32,
     pretraining: PositiveInt = 20,
@@ -61,7 +61,7 @@ def main(
     Args:
         size: Training words: 626 or 6251.
         lam: Regularisation; by default 1/n.
-        gap: Stop at this certified gap.
+        gap: Stop at this certified gap; by default at 1 % of the primal.
         max_passes: Or after so many passes.
         batch_size: Words of a step.
         pretraining: Epochs of the CNN.
@@ -88,10 +88,8 @@ def main(
     data = GapDataModule.from_datasets(frozen[0], test_dataset=frozen[1], batch_size=batch_size, seed=seed)
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     result = Report(report, "OCR, chain on a CNN" + (" (trained jointly)" if joint else ""))
-    callbacks = [DualityGap(gap, max_passes=max_passes), result]
-    L.Trainer(max_epochs=math.ceil(max_passes), callbacks=callbacks, **options).fit(
-        StructuredSVM(ocr_chain(cnn.width), lam), data
-    )
+    callbacks = [DualityGap(gap or Relative(0.01), max_passes=max_passes), result]
+    L.Trainer(max_epochs=-1, callbacks=callbacks, **options).fit(StructuredSVM(ocr_chain(cnn.width), lam), data)
     return result
 
 

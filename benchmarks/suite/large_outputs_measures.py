@@ -30,7 +30,7 @@ from torchssvm import (
     TorchLoop,
 )
 from torchssvm.core.batch import apply_head, in_order
-from torchssvm.datasets import LargeChains, Multilabel, MultilabelScores, SparseRows, multilabel_scores
+from torchssvm.datasets import LargeChains, Multilabel, MultilabelScores, SparseRows, UnitRows, multilabel_scores
 
 from .measuring import Clock
 from .memory import MIB, resident, set_back
@@ -176,7 +176,7 @@ def reached(points: Sequence[tuple[float, float]], threshold: float) -> dict[str
 
 def label_sets(lam: float, passes: int, rho: float, root: str | None = None) -> dict[str, Any]:
     """GDMM on bibtex: test accuracy after every pass, and when it reached what [Y16]'s logs are compared by."""
-    data, test = (Multilabel("bibtex", split, unit_rows=True, root=root) for split in ("train", "test"))
+    data, test = (Multilabel("bibtex", split, scaling=UnitRows(), root=root) for split in ("train", "test"))
     points: list[tuple[float, float]] = []
     for examples, rounds in ((part(data, torch.arange(10)), 2), (data, passes)):  # the first compiles
         head = SparseLinearMultilabel(data.num_features, data.num_labels)
@@ -202,7 +202,7 @@ def label_sets(lam: float, passes: int, rho: float, root: str | None = None) -> 
 
 def label_sets_bcfw(lam: float, passes: int, root: str | None = None, interactions: bool = True) -> dict[str, Any]:
     """BCFW on the same problem with this library's decoder, or on every label alone: test accuracy after every pass."""
-    data, test = (Multilabel("bibtex", split, unit_rows=True, root=root) for split in ("train", "test"))
+    data, test = (Multilabel("bibtex", split, scaling=UnitRows(), root=root) for split in ("train", "test"))
     few = part(data, torch.arange(min(64, len(data))))
     points: list[tuple[float, float]] = []
     for examples, rounds in ((few, 1), (data, passes)):  # the first compiles

@@ -54,12 +54,14 @@ class Arff:
         attributes: The columns, in order.
         rows: ``[n, attributes]``.
         lines: Line number of every row, from 1.
+        relation: The name after @relation, without quotes; MEKA writes options into it.
     """
 
     source: str
     attributes: list[Attribute]
     rows: SparseRows
     lines: list[int]
+    relation: str
 
 
 def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> Arff:
@@ -96,6 +98,7 @@ class _Reading:
     indices: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
+    relation: str = ""
 
     def take(self, text: str, line: int) -> None:
         where = f"{self.source}, line {line}"
@@ -117,7 +120,7 @@ class _Reading:
         if not self.lines:
             raise ValueError(f"{self.source} has no example: nothing follows its @data line")
         rows = SparseRows.of(self.counts, self.indices, self.values, len(self.attributes))
-        return Arff(self.source, self.attributes, rows, self.lines)
+        return Arff(self.source, self.attributes, rows, self.lines, self.relation)
 
     def _header(self, text: str, line: int, where: str) -> None:
         keyword = text.split(maxsplit=1)[0].lower()
@@ -128,7 +131,9 @@ class _Reading:
         elif keyword == "@data":
             self._check_attributes(where)
             self.in_data = True
-        elif keyword != "@relation":
+        elif keyword == "@relation":
+            self.relation = _unquoted(text[len(keyword) :].strip())
+        else:
             raise ValueError(
                 f"{where}: {text[:60]!r} stands before @data; only @relation, @attribute, and comments after a % may"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_flags
+from torchssvm.core.arguments import check_flags, check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures
 
@@ -19,6 +20,7 @@ from ..files import find
 from ..padded import PADDING, Example, collating, padded, place_of, places_of
 from .libsvm import read_libsvm
 from .mulan import LabelledRows, read_mulan
+from .scaling import Scaling, Unscaled
 from .sparse_rows import SparseRows
 
 PAGE = "https://mulan.sourceforge.net/datasets-mlc.html"
@@ -48,8 +50,10 @@ class Multilabel(Dataset[Example]):
     Args:
         name: ``"bibtex"``, ``"medical"`` or ``"scene"``.
         split: ``"train"`` or ``"test"``.
-        unit_rows: Whether the features of every example are divided by their Euclidean norm.
-        bias: Whether there is one more feature, the last, that is always 1 (after ``unit_rows``).
+        scaling: How features are scaled: :class:`ByDensity`, :class:`Standardised`, :class:`UnitRows`, fitted to these
+            examples unless it is fitted already, or None for features as they are. Give the test set the ``scaling`` of
+            the training set.
+        bias: Whether there is one more feature, the last, that is always 1 (after ``scaling``).
         dense: Whether ``x`` is a dense tensor.
         root: The folder that has ``multilabel``; None is ``TORCHSSVM_DATA`` and the cache.
 
@@ -58,17 +62,21 @@ class Multilabel(Dataset[Example]):
         labels: ``[n, K]`` by rows; all values are 1.
         label_names: Name of every label.
         feature_names: Name of every feature.
+        scaling: The fitted scaling.
         source: The file.
 
     Raises:
         FileNotFoundError: A file is missing; the message says where to put it.
-        ValueError: There is no such name or split, or a file is malformed; the message has the line.
+        TypeError: An argument is of another kind.
+        ValueError: There is no such name or split, or a file is malformed (the message has the line), or the test set
+            is given a scaling that is not fitted.
     """
 
     features: SparseRows
     labels: SparseRows
     label_names: tuple[str, ...]
     feature_names: tuple[str, ...]
+    scaling: Scaling
     source: str
 
     def __init__(
@@ -76,32 +84,45 @@ class Multilabel(Dataset[Example]):
         name: Literal["bibtex", "medical", "scene"],
         split: Literal["train", "test"] = "train",
         *,
-        unit_rows: bool = False,
+        scaling: Scaling | None = None,
         bias: bool = False,
         dense: bool = False,
         root: str | os.PathLike[str] | None = None,
     ) -> None:
         arff, xml = locate(name, split, root)
-        check_flags(unit_rows=unit_rows, bias=bias, dense=dense)
-        self._hold(read_mulan(arff, xml, page=PAGE), unit_rows, bias, dense)
+        if split == "test" and isinstance(scaling, Scaling) and not scaling.fitted:
+            raise ValueError(
+                f"scaling={scaling!r} is not fitted, and must not be fitted to the test set: give the training set's, "
+                "scaling=train.scaling"
+            )
+        self._hold(read_mulan(arff, xml, page=PAGE), scaling, bias, dense)
 
     @classmethod
     def from_mulan(
         cls,
         arff: str | os.PathLike[str],
-        xml: str | os.PathLike[str],
+        labels: str | os.PathLike[str] | int | None = None,
         *,
-        unit_rows: bool = False,
+        scaling: Scaling | None = None,
         bias: bool = False,
         dense: bool = False,
     ) -> Multilabel:
-        """Read a pair of files in Mulan's format: labels are those in the XML file, in its order.
+        """Read files in Mulan's or MEKA's format.
+
+        Args:
+            arff: The file of examples.
+            labels: Mulan's XML file, which names the labels, in its order; or their number, as in MEKA: the first
+                attributes are labels, the last if it is negative. None is MEKA's number if the file's ``@relation`` has
+                one (``-C 6``), else the XML file beside it, ``scene.xml`` for ``scene-train.arff``.
+            scaling: See the class.
+            bias: See the class.
+            dense: See the class.
 
         Raises:
             OSError: A file cannot be opened.
             ValueError: One is malformed, or they do not fit together; the message begins with file and line.
         """
-        return cls._of(read_mulan(arff, xml), unit_rows, bias, dense)
+        return cls._of(read_mulan(arff, labels), scaling, bias, dense)
 
     @classmethod
     def from_libsvm(
@@ -112,7 +133,7 @@ class Multilabel(Dataset[Example]):
         *,
         first_feature: int = 1,
         first_label: int = 0,
-        unit_rows: bool = False,
+        scaling: Scaling | None = None,
         bias: bool = False,
         dense: bool = False,
     ) -> Multilabel:
@@ -125,7 +146,7 @@ class Multilabel(Dataset[Example]):
             num_labels: Number of labels; None likewise.
             first_feature: The number of the first feature in the file, 0 or 1.
             first_label: The number of the first label in the file, 0 or 1.
-            unit_rows: See the class.
+            scaling: See the class.
             bias: See the class.
             dense: See the class.
 
@@ -134,24 +155,59 @@ class Multilabel(Dataset[Example]):
             ValueError: The file is malformed (the message begins with file and line), or an argument is out of range.
         """
         found = read_libsvm(path, num_features, num_labels, first_feature=first_feature, first_label=first_label)
-        return cls._of(found, unit_rows, bias, dense)
+        return cls._of(found, scaling, bias, dense)
 
     @classmethod
-    def _of(cls, found: LabelledRows, unit_rows: bool, bias: bool, dense: bool) -> Multilabel:
+    def _of(cls, found: LabelledRows, scaling: Scaling | None, bias: bool, dense: bool) -> Multilabel:
         made = cls.__new__(cls)
-        made._hold(found, unit_rows, bias, dense)
+        made._hold(found, scaling, bias, dense)
         return made
 
-    def _hold(self, found: LabelledRows, unit_rows: bool, bias: bool, dense: bool) -> None:
-        features, names = found.features, found.feature_names
-        if unit_rows:
-            features = features.unit_rows()
+    def _hold(self, found: LabelledRows, scaling: Scaling | None, bias: bool, dense: bool) -> None:
+        check_flags(bias=bias, dense=dense)
+        if scaling is not None and not isinstance(scaling, Scaling):
+            raise TypeError(f"scaling={scaling!r} must be an object: ByDensity(), Standardised(), UnitRows() or None")
+        names = found.feature_names
+        self.scaling = (Unscaled() if scaling is None else scaling).fit(found.features)
+        features = self.scaling.apply(found.features)
         if bias:
             features, names = features.with_ones(), (*names, "bias")
         self.features, self.feature_names = features, names
         self.labels, self.label_names = found.labels, found.label_names
         self.source = found.source
         self.dense = dense
+
+    def split(self, share: float, seed: int) -> tuple[Multilabel, Multilabel]:
+        """All examples but a share of them, and that share, drawn at random; features as they are here.
+
+        Args:
+            share: Of the second part; more than 0 and less than 1.
+            seed: Of the draw.
+
+        Raises:
+            ValueError: A part would be empty.
+        """
+        count = round(check_number(share, "share", above=0.0) * len(self))
+        if not 0 < count < len(self):
+            raise ValueError(f"share={share} leaves a part of the {len(self)} examples empty")
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(check_seed(seed)))
+        first, second = (copy(self) for _ in range(2))
+        for part, rows in ((first, order[count:]), (second, order[:count])):
+            part.features, part.labels = self.features.take(rows.sort().values), self.labels.take(rows.sort().values)
+        return first, second
+
+    def scaled(self, scaling: Scaling) -> Multilabel:
+        """The same examples, scaled; the rule is fitted to them unless it is fitted already.
+
+        Raises:
+            ValueError: The features are scaled, or have a bias, already; or the rule fits other features.
+        """
+        if self.feature_names[-1:] == ("bias",) or not isinstance(self.scaling, Unscaled):
+            raise ValueError("the features are scaled or have a bias already: read the examples without")
+        made = copy(self)
+        made.scaling = scaling.fit(self.features)
+        made.features = made.scaling.apply(self.features)
+        return made
 
     @property
     def num_features(self) -> int:

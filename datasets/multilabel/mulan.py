@@ -1,14 +1,17 @@
-"""Mulan's format of multilabel data: an ARFF file, and an XML file that names the attributes that are labels.
+"""Multilabel ARFF files: in Mulan's format an XML file names the labels, in MEKA's the relation has their number.
 
-The format: http://mulan.sourceforge.net/format.html
+The formats: http://mulan.sourceforge.net/format.html and https://waikato.github.io/meka/datasets/
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
+
+from torchssvm.core.arguments import is_whole
 
 from ..text.columns import UNPACKED_LIMIT
 from .arff import Arff, read_arff
@@ -40,18 +43,24 @@ class Label(NamedTuple):
     line: int
 
 
+_NUMBER_OF_LABELS = re.compile(r"(?:^|[\s:])-C\s+(-?\d+)", re.IGNORECASE)
+_SPLIT = re.compile(r"[-_.](train|test|training|testing)$", re.IGNORECASE)
+
+
 def read_mulan(
     arff: str | os.PathLike[str],
-    xml: str | os.PathLike[str],
+    labels: str | os.PathLike[str] | int | None = None,
     *,
     page: str | None = None,
     limit: int = UNPACKED_LIMIT,
 ) -> LabelledRows:
-    """Read features in the order of the ARFF file, and labels in the order of the XML file.
+    """Read features in the order of the ARFF file, and labels in the order of the XML file, or of the attributes.
 
     Args:
         arff: The file of examples.
-        xml: The file of labels.
+        labels: The XML file of labels; or how many attributes are labels, the first of the file, the last if it is
+            negative, as in MEKA. None is MEKA's number, if the file has ``-C`` in its ``@relation``, and otherwise the
+            XML file beside it: ``scene.xml`` for ``scene-train.arff``.
         page: Where the files are published, for messages; None for your own files.
         limit: Bytes that a gzip file may unpack to.
 
@@ -59,26 +68,62 @@ def read_mulan(
         OSError: A file cannot be opened.
         ValueError: A file is malformed, or they do not fit together; the message begins with file and line.
     """
-    wanted = read_labels(xml, page=page)
+    named = None if labels is None or is_whole(labels) else read_labels(labels, page=page)  # type: ignore[arg-type]
     table = read_arff(arff, limit=limit)
-    places = {attribute.name: place for place, attribute in enumerate(table.attributes)}
-    for name, line in wanted:
-        if name not in places:
+    if named is None:
+        labels = labels if labels is not None else _own_number(table)
+        if labels is None:
+            named = read_labels(labels := _beside(arff))
+    many = len(table.attributes)
+    if named is None:
+        assert isinstance(labels, int)
+        if not 0 < abs(labels) < many:
             raise ValueError(
-                f"{xml}, line {line}: label {name!r} is not an attribute of {arff}; do the files belong together?"
+                f"{arff} has {many} attributes, and labels={labels}: give the number of labels, at least 1 and less "
+                "than that, negative if they are the last attributes"
             )
-    labels = [places[name] for name, _ in wanted]
-    rest = sorted(set(range(len(places))) - set(labels))
+        places = list(range(many))[:labels] if labels > 0 else list(range(many))[labels:]
+    else:
+        known = {attribute.name: place for place, attribute in enumerate(table.attributes)}
+        for name, line in named:
+            if name not in known:
+                raise ValueError(
+                    f"{labels}, line {line}: label {name!r} is not an attribute of {arff}; "
+                    "do the files belong together?"
+                )
+        places = [known[name] for name, _ in named]
+    rest = sorted(set(range(many)) - set(places))
     if not rest:
-        raise ValueError(f"{xml} names every attribute of {arff} a label: no feature is left")
-    found = table.rows.columns(labels)
-    _check_labels(table, labels)
+        raise ValueError(f"{labels} names every attribute of {arff} a label: no feature is left")
+    found = table.rows.columns(places)
+    _check_labels(table, places)
     return LabelledRows(
         table.rows.columns(rest),
         found,
         tuple(table.attributes[place].name for place in rest),
-        tuple(name for name, _ in wanted),
+        tuple(table.attributes[place].name for place in places),
         str(arff),
+    )
+
+
+def _own_number(table: Arff) -> int | None:
+    """The number of labels that MEKA wrote into the relation."""
+    found = _NUMBER_OF_LABELS.search(table.relation)
+    return int(found[1]) if found else None
+
+
+def _beside(arff: str | os.PathLike[str]) -> Path:
+    """The XML file beside an ARFF file, of the same name, or of that without ``-train`` or ``-test``."""
+    path = Path(arff)
+    stem = path.name.removesuffix(".gz").removesuffix(".arff")
+    tried = [path.with_name(f"{name}.xml") for name in dict.fromkeys([stem, _SPLIT.sub("", stem)])]
+    for xml in tried:
+        if xml.is_file():
+            return xml
+    raise ValueError(
+        f"{arff} does not say which attributes are labels: its @relation has no -C as in MEKA's format, and "
+        f"{' or '.join(xml.name for xml in tried)} is not beside it. Give labels: the XML file, or their number, "
+        "negative if they are the last attributes"
     )
 
 

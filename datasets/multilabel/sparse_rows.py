@@ -42,6 +42,14 @@ class SparseRows:
             num_columns,
         )
 
+    @classmethod
+    def of_dense(cls, matrix: Tensor) -> SparseRows:
+        """The nonzero entries of a matrix ``[n, columns]``."""
+        row, column = matrix.nonzero(as_tuple=True)
+        counts = torch.bincount(row, minlength=len(matrix))
+        start = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        return cls(start, column.to(torch.int32), matrix[row, column].float(), matrix.shape[1])
+
     def __len__(self) -> int:
         return len(self.indptr) - 1
 
@@ -64,6 +72,13 @@ class SparseRows:
         order = torch.argsort(row * max(len(which), 1) + indices)
         before = torch.cat([torch.zeros(1, dtype=torch.int64), keep.cumsum(0)])
         return SparseRows(before[self.indptr], indices[order], values[order], len(which))
+
+    def take(self, rows: Tensor) -> SparseRows:
+        """These rows, int64 ``[R]``, in this order."""
+        counts = self.indptr.diff()[rows]
+        start = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        at = torch.repeat_interleave(self.indptr[rows] - start[:-1], counts) + torch.arange(int(start[-1]))
+        return SparseRows(start, self.indices[at], self.values[at], self.num_columns)
 
     def unit_rows(self) -> SparseRows:
         """Every row divided by its Euclidean norm; zero rows stay zero."""

@@ -77,6 +77,20 @@ def test_every_label_alone(run_script, data, tmp_path):
     assert "attract" not in out
 
 
+def test_any_file(run_script, tmp_path):
+    columns = [Column(f"x{f}", None) for f in range(4)] + [Column(f"y{k}", ["0", "1"]) for k in range(2)]
+    chance = random.Random(3)
+    rows = []
+    for _ in range(60):
+        x = [chance.gauss(100.0, 1.0) for _ in range(4)]  # rows of norm 1 would all look alike
+        rows.append([*(f"{value:.4f}" for value in x), *(str(int(x[k] > 100.0)) for k in range(2))])
+    write(tmp_path / "own.arff", arff_text(columns, rows, sparse=False))
+    flags = ("--data", tmp_path / "own.arff", "--labels", "-2", "--lam", "0.001", "--max_passes", "30")
+    out = run_script(ROOT / "examples" / "multilabel.py", *flags, "--report", tmp_path / "report")
+    assert json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))["n"] == 40
+    assert float(re.findall(r"accuracy ([0-9.]+)", out.partition("test examples")[2])[0]) > 0.85
+
+
 def test_synthetic_chains(run_script, tmp_path):
     flags = ("--labels", "12", "--chains", "60", "--test_chains", "40", "--gap", "0.1", "--lam", "0.03")
     out = run_script(ROOT / "examples" / "large_chain.py", *flags, "--violation", "0.05", "--report", tmp_path)

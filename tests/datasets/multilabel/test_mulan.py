@@ -172,3 +172,44 @@ def test_another_encoding_of_arff(tmp_path):
     path.write_bytes("@relation r\n@attribute café numeric\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.arff, line 2: byte 0xe9 is not UTF-8.*iconv"):
         read_arff(path)
+
+
+# -- labels without a path --------------------------------------------------------------------------------
+
+MEKA = """\
+@relation 'Music: -split-number 2 -C {}'
+@attribute a numeric
+@attribute b {{0,1}}
+@attribute c {{0,1}}
+@data
+0.5,1,0
+1,0,1
+"""
+
+
+@pytest.mark.parametrize(("labels", "relation"), [(None, -2), (-2, 1)])  # the argument goes before the relation
+def test_the_number_of_labels_as_in_meka(labels, relation, tmp_path):
+    found = read_mulan(write(tmp_path / "a.arff", MEKA.format(relation)), labels)
+    assert (found.feature_names, found.label_names) == (("a",), ("b", "c"))
+    assert found.labels.dense().tolist() == [[1, 0], [0, 1]]
+
+
+def test_the_first_attributes_are_labels(tmp_path):
+    text = "@relation r\n@attribute l {0,1}\n@attribute x numeric\n@data\n1,3\n"
+    found = read_mulan(write(tmp_path / "a.arff", text), 1)
+    assert (found.feature_names, found.label_names) == (("x",), ("l",))
+
+
+@pytest.mark.parametrize("name", ["songs-train.arff", "songs.arff", "songs-test.arff"])
+def test_the_xml_file_beside(name, tmp_path):
+    write(tmp_path / "songs.xml", XML)
+    assert read_mulan(write(tmp_path / name, SPARSE)).label_names == ("sad", "loud", "very loud")
+
+
+def test_labels_that_nothing_tells(tmp_path):
+    arff = write(tmp_path / "songs-train.arff", SPARSE)
+    with pytest.raises(ValueError, match=r"songs-train.xml or songs.xml is not beside it. Give labels"):
+        read_mulan(arff)
+    for labels in (0, 6, -7):
+        with pytest.raises(ValueError, match=f"has 6 attributes, and labels={labels}: give the number"):
+            read_mulan(arff, labels)

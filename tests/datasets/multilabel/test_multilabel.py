@@ -14,7 +14,7 @@ from multilabel_files import DENSE, SPARSE, XML, multilabel_or_skip, write
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm import SparseFeatures
-from torchssvm.datasets import Multilabel, SparseRows
+from torchssvm.datasets import Multilabel, SparseRows, UnitRows, Unscaled
 
 # -- rows -------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def test_loaders(dense, tmp_path):
 
 
 def test_unit_rows_and_bias(tmp_path):
-    dataset = songs(tmp_path, DENSE, unit_rows=True, bias=True)
+    dataset = songs(tmp_path, DENSE, scaling=UnitRows(), bias=True)
     assert dataset.feature_names[-1] == "bias"
     assert dataset.num_features == 4
     norm = 401**0.5
@@ -119,7 +119,7 @@ def test_unit_rows_and_bias(tmp_path):
 
 def test_libsvm_files(tmp_path):
     path = write(tmp_path / "a.txt", "1,0 1:3 2:4\n 2:1\n")
-    dataset = Multilabel.from_libsvm(path, 2, 3, unit_rows=True)
+    dataset = Multilabel.from_libsvm(path, 2, 3, scaling=UnitRows())
     assert torch.allclose(dataset.features.dense(), torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
     assert dataset.labels.dense().tolist() == [[1, 1, 0], [0, 0, 0]]
     assert dataset.names(0) == ["0", "1"]
@@ -187,7 +187,7 @@ def test_sizes_are_the_published_ones(name, train, test, features, labels, cardi
 
 def test_the_first_examples_of_bibtex():
     multilabel_or_skip("bibtex")
-    dataset = Multilabel("bibtex", unit_rows=True, bias=True)
+    dataset = Multilabel("bibtex", scaling=UnitRows(), bias=True)
     assert dataset.indices[:5].tolist() == [0, 5, 6, 20, 33]
     assert dataset.num_features == 1837
     assert torch.allclose(dataset.features.dense().square().sum(1), torch.full((4880,), 2.0))
@@ -222,7 +222,7 @@ def test_the_data_module(tmp_path):
         (batch,) = found
         assert torch.equal(batch.x.dense(4), data.test.features.dense())
     assert data.train is data.train
-    dense = MultilabelData("scene", unit_rows=False, bias=False, dense=True, root=tmp_path)
+    dense = MultilabelData("scene", scaling=Unscaled(), bias=False, dense=True, root=tmp_path)
     (batch,) = dense.test_dataloader()
     assert batch.x.tolist() == [[0.5, 0, 0], [0, 0, 0], [0, -20, 1]]
 

@@ -160,7 +160,7 @@ def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
             continue
         label = variables.key[start + c]
         variables.x[start + c] = scratch.new[c]
-        scratch.totals[0] += change * change
+        scratch.totals[0] += change * change * ((t > first) + (t + 1 < end))
         for p in range(tokens.row[t], tokens.row[t + 1]):
             weights[tokens.column[p], label] -= tokens.value[p] * (change / options.scale)
         if t > first:
@@ -263,7 +263,8 @@ def update_multipliers(begin, end, tokens, duals, step, states, totals):
         tokens, duals: See ``chain_state``.
         step: eta, times n.
         states: K.
-        totals: ``[3]``: sum of squared excesses, sum and largest of the total variations ``1/2 sum_a |e(a)|``.
+        totals: ``[5]``: sum of squared excesses, sum and largest of the total variations ``1/2 sum_a |e(a)|``, sums of
+            the squares of the variables' masses and of the multipliers.
     """
     variables, factors, sides = duals.variables, duals.factors, duals.sides
     for i in range(begin, end):
@@ -277,6 +278,7 @@ def update_multipliers(begin, end, tokens, duals, step, states, totals):
                     sides.x[insert(sides, side, label)] += factors.x[p]
                 for p in range(variables.start[t + s], variables.start[t + s] + variables.size[t + s]):
                     sides.x[insert(sides, side, variables.key[p])] -= variables.x[p]
+                    totals[3] += variables.x[p] * variables.x[p]
                 _settle(sides, side, step, totals)
 
 
@@ -290,6 +292,7 @@ def _settle(sides, side, step, totals):
         apart += 0.5 * abs(excess)
         totals[0] += excess * excess
         sides.y[p] += step * excess
+        totals[4] += sides.y[p] * sides.y[p]
         if excess == 0.0 and sides.y[p] == 0.0:
             drop(sides, side, p)
         c -= 1

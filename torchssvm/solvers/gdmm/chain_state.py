@@ -78,7 +78,7 @@ class Scratch(NamedTuple):
     marked_right: Any  # [K] int64
     labels: Any  # [2, S] int64, of both sides
     forces: Any  # [2, S]
-    totals: Any  # [3]: squared moves of variables, entries the oracle looked at, its calls
+    totals: Any  # [3]: squared moves of variables for each of their factors, entries the oracle looked at, its calls
     stamp: Any  # [1] int64
 
 

@@ -89,7 +89,7 @@ class ChainProblem(Problem):
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`."""
-        totals = np.zeros(3)
+        totals = np.zeros(5)
         self.duals = with_room(self.duals, visits=0)
         update_multipliers(0, self.dual.num_examples, self.tokens, self.duals, step, self.num_states, totals)
         return totals

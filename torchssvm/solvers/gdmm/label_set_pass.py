@@ -135,7 +135,7 @@ def _move_label(i, k, sets, q, options, scratch):
         scratch.change[k] += moved
         scratch.scores[k] -= moved * (sets.square[i] / options.scale)
         scratch.force[k] -= moved * (options.rho * scratch.count[k])
-        scratch.totals[0] += moved * moved
+        scratch.totals[0] += moved * moved * scratch.count[k]
 
 
 @njit

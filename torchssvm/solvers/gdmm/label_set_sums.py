@@ -22,6 +22,8 @@ def update_multipliers(q, factors, step, totals):
                 totals[0] += excess * excess
                 totals[1] += abs(excess)
                 totals[2] = max(totals[2], abs(excess))
+                totals[3] += q[i, label] * q[i, label]
+                totals[4] += factors.multiplier[f, s] * factors.multiplier[f, s]
 
 
 @njit

@@ -50,7 +50,7 @@ from torchssvm.solvers.gdmm.problem import (
     entry_like,
     squares_of,
 )
-from torchssvm.solvers.gdmm.rules import BlockRule
+from torchssvm.solvers.gdmm.rules import BlockRule, ResidualBalancing
 from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries
 from torchssvm.solvers.gdmm.sorted_entries import state as state_of
 from torchssvm.solvers.objective import every_example
@@ -73,6 +73,7 @@ class LabelSetProblem(Problem):
     """
 
     has_relaxation = True
+    default_rule = ResidualBalancing
 
     def __init__(
         self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, max_rounds: int = 200
@@ -167,7 +168,7 @@ class LabelSetProblem(Problem):
 
         Also makes room and recomputes sums for the next pass, whose visits may come in several calls.
         """
-        totals = np.zeros(3)
+        totals = np.zeros(5)
         update_multipliers(self.q, self.factors, step, totals)
         sum_gains(self.pairs)
         self.passes += 1

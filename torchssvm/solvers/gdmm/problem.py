@@ -6,7 +6,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.schema import Entry, Stateful
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
+from torchssvm.solvers.gdmm.rules import Penalty
 from torchssvm.solvers.objective import every_example
 
 
@@ -77,6 +78,7 @@ class Problem(Stateful):
         targets: ``[n]`` int64, digests of the targets.
         features: A digest of the features.
         default_penalty: The default initial penalty.
+        default_rule: The default rule of the penalty.
         num_sides: Number of pairs of a variable and a factor.
         has_relaxation: Whether the local polytope is larger than the hull of the outputs.
     """
@@ -88,6 +90,7 @@ class Problem(Stateful):
     targets: Tensor
     features: int
     default_penalty: float
+    default_rule: ClassVar[type[Penalty]] = Penalty
     num_sides: int
     has_relaxation: bool
 
@@ -96,7 +99,8 @@ class Problem(Stateful):
         """Visit the examples ``order``, one after another.
 
         Returns:
-            ``[3]``: squared moves of the variables, entries the factorwise oracle looked at, and its calls.
+            ``[3]``: squared moves of the variables, once for each of their factors, entries the factorwise oracle
+            looked at, and its calls.
         """
 
     @abstractmethod
@@ -104,7 +108,8 @@ class Problem(Stateful):
         """``multiplier += step (M pi_f - pi_j)``, everywhere.
 
         Returns:
-            ``[3]``: sum of squared excesses, sum and largest of the total variations ``1/2 |M pi_f - pi_j|_1``.
+            ``[5]``: sum of squared excesses, sum and largest of the total variations ``1/2 |M pi_f - pi_j|_1``, and
+            sums of the squares of ``pi_j`` and of the new multipliers.
         """
 
     @abstractmethod

@@ -49,17 +49,23 @@ class BlockGreedy(BlockRule):
 
 @dataclass
 class Residuals:
-    """The disagreement of factors and variables after a pass, and the variables' move in the pass.
+    """The disagreement of factors and variables after a pass, the variables' move in the pass, and their scales.
+
+    Sums are over all pairs of a factor and its variable.
 
     Attributes:
-        apart: ``sqrt(sum_{j,f} |M pi_f - pi_j|^2)``.
-        moved: ``sqrt(sum_j |change of pi_j|^2)``.
+        apart: ``sqrt(sum |M pi_f - pi_j|^2)``.
+        moved: ``sqrt(sum |change of pi_j|^2)``.
+        size: ``sqrt(sum |pi_j|^2)``.
+        force: ``sqrt(sum |multiplier|^2)``, times n.
         passes: Passes made so far.
         first: rho of the first pass.
     """
 
     apart: float
     moved: float
+    size: float
+    force: float
     passes: int
     first: float
 
@@ -104,10 +110,13 @@ class Penalty:
 class ResidualBalancing(Penalty):
     """Raise rho while factors disagree and variables rest, lower it in the opposite case ([Boyd et al. 2011] 3.4.1).
 
+    The residuals are relative ([Wohlberg 2017], arXiv:1704.06209): the primal one is ``apart / size``, the dual one
+    ``rho * moved / force``, so that neither the losses' unit nor the number of factors of a variable matters.
+
     Args:
         rho: Penalty of the first pass; None as in :class:`Penalty`.
         step: eta / rho.
-        low: Lower rho if ``apart``, relative to the variables' move, is below this; positive.
+        low: Lower rho if the ratio of the primal to the dual residual is below this; positive.
         high: Raise rho if that ratio is above this; more than ``low``.
         factor: rho is multiplied or divided by this; more than 1.
         most: Largest total change of rho, as a factor up or down; at least 1.
@@ -123,10 +132,10 @@ class ResidualBalancing(Penalty):
         rho: float | None = None,
         *,
         step: float = 1.0,
-        low: float = 0.75,
-        high: float = 4.0,
+        low: float = 0.5,
+        high: float = 2.0,
         factor: float = 1.3,
-        most: float = 10.0,
+        most: float = 1000.0,
         passes: int = 100,
     ) -> None:
         super().__init__(rho, step=step)
@@ -140,9 +149,10 @@ class ResidualBalancing(Penalty):
         """The raised, lowered or unchanged penalty."""
         if residuals.passes > self.passes:
             return rho
-        if residuals.apart > self.high * residuals.moved:
+        primal, dual = residuals.apart * residuals.force, rho * residuals.moved * residuals.size
+        if primal > self.high * dual:
             return min(rho * self.factor, residuals.first * self.most)
-        if residuals.apart < self.low * residuals.moved:
+        if primal < self.low * dual:
             return max(rho / self.factor, residuals.first / self.most)
         return rho
 

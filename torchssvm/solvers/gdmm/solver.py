@@ -59,7 +59,8 @@ class GDMM(SavedGDMM):
         num_examples: n.
         lam: Regularisation; positive.
         rule: How blocks move: None is :class:`FullyCorrective`.
-        penalty: rho and eta; None is :class:`Penalty`, with a constant rho of the size of the losses.
+        penalty: rho and eta; None is :class:`Penalty` on chains, with a constant rho of the size of the losses, and
+            :class:`ResidualBalancing` on label sets, which chooses rho.
         oracle: :class:`SortedOracle` or :class:`BruteForce`; None is ``BruteForce()`` up to 4096 configurations of a
             factor.
         seed: Seed of the order of the visits.
@@ -102,10 +103,10 @@ class GDMM(SavedGDMM):
             raise TypeError("rule=BlockRule() is a base class: give FullyCorrective(), AwayStep() or BlockGreedy()")
         seed = check_seed(seed)
         self.rule = rule if rule is not None else FullyCorrective()
-        self.penalty = penalty if penalty is not None else Penalty()
         check_head(head)
         dual = DualState.for_head(head, num_examples, lam)
         self.problem = make_problem(head, dual, with_fixed_features(batches), oracle)
+        self.penalty = penalty if penalty is not None else self.problem.default_rule()
         self.head = head
         self.num_examples, self.lam = dual.num_examples, dual.lam
         super().__init__(head.parameters(), {"lr": self.penalty.step})  # for callbacks that show lr
@@ -168,13 +169,14 @@ class GDMM(SavedGDMM):
         start = clock()
         self._check_weights()
         rho, visits = self.rho, self._visits
-        squared, total, worst = self.problem.update_multipliers(self.penalty.step * rho).tolist()
+        squared, total, worst, size, force = self.problem.update_multipliers(self.penalty.step * rho).tolist()
         if not math.isfinite(squared):
             raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
         self.passes += 1
         self.gap_estimate = math.inf
         self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
-        residuals = Residuals(squared**0.5, float(visits[0]) ** 0.5, self.passes, self._first_rho)
+        roots = squared**0.5, float(visits[0]) ** 0.5, size**0.5, force**0.5
+        residuals = Residuals(*roots, passes=self.passes, first=self._first_rho)
         self.rho = self.penalty.next(rho, residuals)
         self._visits = np.zeros(3)
         self._visited[:] = False

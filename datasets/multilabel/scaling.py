@@ -1,0 +1,140 @@
+"""How features are scaled before training: objects that are fitted to the training rows, then applied to any rows."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_number
+
+from .sparse_rows import SparseRows
+
+
+class Scaling:
+    """A rule of scaling; use :class:`ByDensity`, :class:`UnitRows`, :class:`Standardised` or :class:`Unscaled`."""
+
+    @property
+    def fitted(self) -> bool:
+        """Whether nothing more is needed from the training rows."""
+        return True
+
+    def fit(self, features: SparseRows) -> Scaling:
+        """The rule with what it needs of the training rows, ``[n, F]``; a fitted rule is returned as it is."""
+        return self
+
+    def apply(self, features: SparseRows) -> SparseRows:
+        """The scaled rows, ``[m, F]``.
+
+        Raises:
+            ValueError: The rule is not fitted, or was fitted to rows of another F.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no apply")
+
+
+@dataclass(frozen=True)
+class Unscaled(Scaling):
+    """Features as they are in the file."""
+
+    def apply(self, features: SparseRows) -> SparseRows:
+        """The same rows."""
+        return features
+
+
+@dataclass(frozen=True)
+class UnitRows(Scaling):
+    """Each example's features divided by their Euclidean norm: for sparse features, such as counts of words."""
+
+    def apply(self, features: SparseRows) -> SparseRows:
+        """Rows of norm 1; zero rows stay zero."""
+        return features.unit_rows()
+
+
+@dataclass(frozen=True, eq=False)
+class Standardised(Scaling):
+    """Every feature with mean 0 and variance 1/F on the training rows: for dense features.
+
+    With a variance of 1/F the mean squared norm of a training row is 1, as with :class:`UnitRows`, so that lam means
+    about the same; F counts the features that vary, and those that do not vary become 0. Rows are dense afterwards.
+
+    Attributes:
+        mean: ``[F]`` float64, means of the training rows; None before :meth:`fit`.
+        scale: ``[F]`` float64, what features are multiplied by after the mean is subtracted; None before.
+    """
+
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+
+    @property
+    def fitted(self) -> bool:
+        """Whether means and scales are known."""
+        return self.mean is not None and self.scale is not None
+
+    def fit(self, features: SparseRows) -> Standardised:
+        """Means and scales of these rows, unless they are known."""
+        if self.fitted:
+            return self
+        rows = features.dense().double()
+        mean = rows.mean(0)
+        deviation = (rows - mean).square().mean(0).sqrt()
+        varies = deviation > 1e-7 * mean.abs()  # the mean of equal numbers is rounded
+        size = math.sqrt(max(int(varies.sum()), 1))
+        return Standardised(mean, torch.where(varies, 1.0 / (size * deviation), 0.0))
+
+    def apply(self, features: SparseRows) -> SparseRows:
+        """``(x - mean) * scale``."""
+        if self.mean is None or self.scale is None:
+            raise ValueError(
+                "Standardised() knows no means yet: give the training set's, scaling=train.scaling, or call fit"
+            )
+        if len(self.mean) != features.num_columns:
+            raise ValueError(
+                f"the scaling was fitted to {len(self.mean)} features, and these rows have {features.num_columns}"
+            )
+        return SparseRows.of_dense(((features.dense().double() - self.mean) * self.scale).float())
+
+
+@dataclass(frozen=True)
+class ByDensity(Scaling):
+    """:class:`Standardised` if most values of the training rows are not zero, else :class:`UnitRows`; says which.
+
+    Args:
+        dense_above: The share of values that are not zero above which features are dense; 0 to 1.
+
+    Raises:
+        TypeError: ``dense_above`` is not a number.
+        ValueError: It is out of range.
+    """
+
+    dense_above: float = 0.5
+
+    def __post_init__(self) -> None:
+        share = check_number(self.dense_above, "dense_above", 0.0)
+        if share > 1.0:
+            raise ValueError(f"dense_above={share} must be at most 1: it is a share of values")
+
+    @property
+    def fitted(self) -> bool:
+        """False: the choice needs the training rows."""
+        return False
+
+    def fit(self, features: SparseRows) -> Scaling:
+        """The chosen rule, fitted; the choice is printed to standard error."""
+        share = features.values.count_nonzero().item() / max(len(features) * features.num_columns, 1)
+        dense = share > self.dense_above
+        chosen: Scaling = Standardised().fit(features) if dense else UnitRows()
+        print(
+            f"torchssvm: {share:.1%} of the training features are not zero, so they are "
+            f"{'standardised' if dense else 'divided by the norm of their row'}; "
+            f"scaling={'UnitRows' if dense else 'Standardised'}() chooses the other way",
+            file=sys.stderr,
+            flush=True,
+        )
+        return chosen
+
+    def apply(self, features: SparseRows) -> SparseRows:
+        """Not possible: see :meth:`fit`."""
+        raise ValueError("ByDensity() has not chosen yet: give the training set's, scaling=train.scaling, or call fit")
