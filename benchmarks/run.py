@@ -26,7 +26,18 @@ from suite.measuring import Kept, Settings, Summary, asker
 from torchssvm.core.files import write_text
 
 PARTS = (
-    *("solvers", "under_lightning", "oracles", "exact", "roofline", "baselines", "growth", "memory", "imports"),
+    *(
+        "solvers",
+        "choice",
+        "under_lightning",
+        "oracles",
+        "exact",
+        "roofline",
+        "baselines",
+        "growth",
+        "memory",
+        "imports",
+    ),
     *("compare", "path", "kernel", "conll", "entities", "joint", "horses", "pose", "large_outputs", "label_sets"),
     "kills",
 )

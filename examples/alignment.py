@@ -56,7 +56,7 @@ def main(
     result = Report(report, "word alignment, matching", draw)
     trainer = L.Trainer(
         accelerator=accelerator,
-        max_epochs=-1,
+        max_epochs=100_000,  # DualityGap ends the run
         callbacks=[DualityGap(gap, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,

@@ -48,7 +48,7 @@ def main(
     model = StructuredSVM(ocr_chain(), lam=lam or 1.0 / len(data.train))
     trainer = L.Trainer(
         accelerator=accelerator,
-        max_epochs=-1,
+        max_epochs=100_000,  # DualityGap ends the run
         callbacks=[
             DualityGap(gap or Relative(0.01), max_passes=max_passes),
             result := Report(report, "OCR, chain on pixels", draw_words),

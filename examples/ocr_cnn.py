@@ -89,7 +89,7 @@ def main(
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     result = Report(report, "OCR, chain on a CNN" + (" (trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap or Relative(0.01), max_passes=max_passes), result]
-    L.Trainer(max_epochs=-1, callbacks=callbacks, **options).fit(StructuredSVM(ocr_chain(cnn.width), lam), data)
+    L.Trainer(max_epochs=100_000, callbacks=callbacks, **options).fit(StructuredSVM(ocr_chain(cnn.width), lam), data)
     return result
 
 

@@ -1,4 +1,5 @@
-"""The same run to a certified gap: by ``CompiledBCFW.solve`` and by ``StructuredSVM`` under a Lightning Trainer.
+"""The same run to a certified gap: by ``CompiledBCFW.solve`` with corrective steps and a cache, which
+``StructuredSVM`` chooses under a Lightning Trainer.
 
 CPU seconds from the datasets in memory to the certificate, in processes that have trained a little before, so that
 nothing is compiled. Lightning shows its progress bar.
@@ -36,19 +37,14 @@ def read(problem: str) -> tuple[Any, Any]:
     return OCR("train", size="large" if problem == "OCR-large" else "small"), ocr_chain
 
 
-def rules(problem: str) -> dict[str, Any]:
-    """OCR: corrective steps and the cache, as README's table; CoNLL: Frank-Wolfe steps."""
-    return {"direction": Corrective(), "oracle": CacheOracle()} if problem.startswith("OCR") else {}
-
-
 def alone(problem: str, lam: float, gap: float) -> dict[str, float]:
     """By ``CompiledBCFW.solve``."""
     data, make = read(problem)
 
     def train(data: Any, gap: float) -> Any:
-        head, own = make(), rules(problem)
-        dual = DualState.for_head(head, len(data), lam, storage=Labelings() if own else None)
-        return CompiledBCFW(head, dual, in_order(data), **own).solve(gap)
+        head = make()
+        dual = DualState.for_head(head, len(data), lam, storage=Labelings())
+        return CompiledBCFW(head, dual, in_order(data), direction=Corrective(), oracle=CacheOracle()).solve(gap)
 
     train(_few(data), 0.5)
     start = time.process_time()
@@ -66,7 +62,7 @@ def trained(problem: str, lam: float, gap: float) -> dict[str, float]:
     data, make = read(problem)
 
     def train(data: Any, gap: float) -> Any:
-        model, end = StructuredSVM(make(), lam=lam, **rules(problem)), DualityGap(gap)
+        model, end = StructuredSVM(make(), lam=lam), DualityGap(gap)
         sampler = GapBatchSampler(num_examples=len(data), batch_size=32)
         trainer = L.Trainer(
             accelerator="cpu",
