@@ -1,11 +1,12 @@
 """Handwritten words with learned features: a CNN below the chain.
 
 The CNN is pretrained letter by letter with cross-entropy, and frozen; the chain on top of it is trained to a certified
-duality gap. With --joint ROUNDS, CNN and chain are first trained together for a while, on the structured hinge.
+duality gap. With --joint EPOCHS, CNN and chain are first trained together, by softmax-margin.
 
 python examples/ocr_cnn.py --size large --lam 0.001 --gap 0.05
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchssvm import Relative
 from torchssvm.datasets import OCR, GapDataModule, PrecomputedFeatures
-from torchssvm.lightning import Alternate, DualityGap, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, JointTraining, Report, StructuredSVM
 from torchssvm.models import LetterClassifier, LetterFeatures, ocr_chain
 
-ALTERNATE = Alternate(features=1, head=4)  # epochs of a round of joint training
+ADAMW = partial(torch.optim.AdamW, weight_decay=0.01)
 
 
 class Pretraining(L.LightningModule):
@@ -65,7 +66,7 @@ def main(
         max_passes: Or after so many passes.
         batch_size: Words of a step.
         pretraining: Epochs of the CNN.
-        joint: Rounds of joint training before the CNN is frozen.
+        joint: Epochs of CNN and chain together, before the CNN is frozen.
         seed: Of everything.
         accelerator: cpu or cuda.
         report: Folder of report.json and the picture.
@@ -79,17 +80,16 @@ def main(
     L.Trainer(max_epochs=pretraining, **options).fit(Pretraining(cnn), letters)
     options["limit_val_batches"] = 0
     if joint:
-        adam = lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.01)  # noqa: E731
-        together = StructuredSVM(ocr_chain(cnn.width), lam, cnn, features_optimizer=adam, joint=ALTERNATE)
-        data = GapDataModule.from_datasets(train, test_dataset=test, batch_size=batch_size, seed=seed)
-        L.Trainer(max_epochs=joint * (ALTERNATE.features + ALTERNATE.head), **options).fit(together, data)
-
-    frozen = [PrecomputedFeatures(words, cnn) for words in (train, test)]
-    data = GapDataModule.from_datasets(frozen[0], test_dataset=frozen[1], batch_size=batch_size, seed=seed)
-    torch.set_num_threads(1)  # a step is too short to be shared between cores
+        together = JointTraining(joint, lr=1e-3, head_lr=1e-2, optimizer=ADAMW)
+        model = StructuredSVM(ocr_chain(cnn.width), lam, cnn, joint=together)
+    else:
+        model = StructuredSVM(ocr_chain(cnn.width), lam)
+        train, test = (PrecomputedFeatures(words, cnn) for words in (train, test))
+        torch.set_num_threads(1)  # a step is too short to be shared between cores
+    data = GapDataModule.from_datasets(train, test_dataset=test, batch_size=batch_size, seed=seed)
     result = Report(report, "OCR, chain on a CNN" + (" (trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap or Relative(0.01), max_passes=max_passes), result]
-    L.Trainer(max_epochs=100_000, callbacks=callbacks, **options).fit(StructuredSVM(ocr_chain(cnn.width), lam), data)
+    L.Trainer(max_epochs=100_000, callbacks=callbacks, **options).fit(model, data)
     return result
 
 

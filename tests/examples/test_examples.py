@@ -104,14 +104,15 @@ def test_the_loop_goes_on_from_its_checkpoint(tmp_path, run_here):
     assert second["test_loss"] == whole["test_loss"]
 
 
-def test_chain_on_a_cnn(tmp_path, run_here):
-    """With joint training before the CNN is frozen: everything that is done without it is done here too."""
-    flags = ("--pretraining", "1", "--joint", "1", "--max_passes", "3", "--gap", "1e-5")
+@pytest.mark.parametrize("joint", [0, 1])
+def test_chain_on_a_cnn(joint, tmp_path, run_here):
+    """On a frozen CNN, or after joint training."""
+    flags = ("--pretraining", "1", "--joint", str(joint), "--max_passes", "3", "--gap", "1e-5")
     report = run_here("ocr_cnn", tmp_path, *flags)
     assert report["stopped_because"].startswith("max_passes=3 reached")
     assert report["num_weights"] == 64 * 26 + 26 * 26 + 3 * 26
     assert report["test_token_error"] < 0.7  # guessing: 0.96
-    assert "jointly" in report["task"]
+    assert ("jointly" in report["task"]) == bool(joint)
 
 
 def test_the_path(tmp_path, run_script):

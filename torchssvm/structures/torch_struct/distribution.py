@@ -109,7 +109,9 @@ class PaddedDistribution:
             TypeError: The distribution has no marginals.
         """
         if not hasattr(self.kind, "marginals"):
-            raise TypeError(f"{self.kind.__name__} has no marginals")
+            raise TypeError(
+                f"{self.kind.__name__} has no marginals: use StructuredHinge, which needs a max oracle only"
+            )
         extents = self.extents(scores, lengths)
         with torch.inference_mode(False), torch.enable_grad():
             mean = torch.zeros(scores.shape, dtype=scores.dtype, device=scores.device)
