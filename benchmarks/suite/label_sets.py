@@ -1,9 +1,9 @@
 """Label sets: scores and training time, beside a classifier chain and every label alone by LinearSVC of scikit-learn.
 
-All sides get the same scaled features, and choose lam or C by micro F1 on the same third of the training examples; then
-everything is trained again. The Hamming loss counts labels, as micro F1 does, so that is what is compared; exact
-matches are what a chain is made for. GDMM trains to a gap or a number of passes, and BCFW goes on from its point.
-Reading, scaling and predicting are outside the clocks.
+All sides get the same scaled features, and choose lam or C by micro F1 on the same third of the training examples, lam
+among those whose training reaches the gap; then everything is trained again. The Hamming loss counts labels, as micro
+F1 does, so that is what is compared; exact matches are what a chain is made for. GDMM trains to a gap or a number of
+passes, and BCFW goes on from its point. Reading, scaling and predicting are outside the clocks.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def ours(data: str, lam: list[float], gap: float, max_passes: int, seed: int) ->
     for trial in lam:
         head, run = train(x, y, trial, gap, max_passes, seed)
         search.append({"lam": trial, **run, **scored(other_y, predicted(head, other_x))})
-    best = max(search, key=lambda point: point["micro_f1"])["lam"]
+    solved = [point for point in search if point["gap"] <= gap]  # elsewhere the score is not that of lam
+    best = max(solved or search, key=lambda point: point["micro_f1"] if solved else -point["gap"])["lam"]
     x, y, other_x, other_y = read(data, seed, held_out=False)
     head, run = train(x, y, best, gap, max_passes, seed)
     found = predicted(head, other_x)
@@ -252,7 +253,7 @@ def summarise(found: dict[str, Any]) -> Summary:
         if rival in runs:
             limits.append(Limit(f"micro F1 on {data}", mine["micro_f1"], least, at_least=True))
     columns = ["", "", "", "micro F1", "exact match", "Hamming loss", "macro F1", "training, CPU s", "search, CPU s"]
-    title = "lam and C chosen by micro F1 on a third of the training examples; test scores"
+    title = "test scores; lam (where the gap is reached) and C by micro F1 on a third of the training examples"
     gaps = ["", "GDMM's gap with rho = 0.1", "with rho chosen", "passes", "CPU s"]
     gaps += ["gap at the end", "of", "passes of BCFW", "CPU s in all"]
     if not limits:

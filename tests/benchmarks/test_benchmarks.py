@@ -526,3 +526,16 @@ def test_bad_flags_and_foreign_results_are_refused(parts, tmp_path, capsys):
     with pytest.raises(SystemExit):
         program.main(["--out", str(tmp_path)])
     assert "is not of schema 1: choose another --out" in capsys.readouterr().err
+
+
+def test_label_sets_are_scored_beside_a_chain():
+    pytest.importorskip("sklearn")
+    part = PARTS["label_sets"]
+    summary = part.summarise(part.collect(here(part), Settings(1, True)))
+    scores, gaps = (table.rows for table in summary.tables)
+    assert [row[1] for row in scores] == ["structured SVM", *part.THEIRS]
+    assert all(0.4 < float(row[3]) < 1.0 for row in scores)
+    assert summary.limits[0].value == pytest.approx(float(scores[0][3]), abs=1e-4)
+    assert summary.limits[0].limit == pytest.approx(float(scores[1][3]), abs=1e-4)
+    assert gaps[0][5] <= part.QUICK["gap"]
+    assert "100.00% of the decisions are the same" in summary.notes[0]  # another unit of the loss changes nothing

@@ -9,6 +9,7 @@ from torch import nn
 
 from torchssvm import Batch, Graphs, LinearGraph, StructuredHinge, WeightedLabels
 from torchssvm.datasets import PrecomputedGraphs, SegmentationPixels, SegmentationScores, segmentation_scores
+from torchssvm.datasets.images.segmentation_scores import scores_of_counts
 from torchssvm.datasets.images.superpixel_graphs import GraphExample, SuperpixelGraphs
 from torchssvm.models import ForegroundClassifier, PixelFeatures, RegionGraphs, border_contrasts
 
@@ -215,11 +216,19 @@ def test_scores_of_known_masks():
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]) == 1
     found = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]) == 1
     nothing = torch.zeros(1, 2, dtype=torch.bool)
-    assert segmentation_scores([found], [mask]) == pytest.approx(SegmentationScores(3 / 5, 3 / 5, 6 / 8, 3 / 4))
+    assert segmentation_scores([found], [mask]) == pytest.approx(SegmentationScores(*[3 / 5] * 4, 6 / 8, 3 / 4))
     scores = segmentation_scores([found, nothing], [mask, nothing])
-    assert scores == pytest.approx(SegmentationScores(3 / 5, 4 / 5, 8 / 10, (3 / 4 + 5 / 6) / 2))
-    assert segmentation_scores([nothing], [nothing]) == (1.0, 1.0, 1.0, 1.0)
-    assert segmentation_scores([nothing], [~nothing]) == (0.0, 0.0, 0.0, 0.0)
+    assert scores == pytest.approx(SegmentationScores(3 / 5, 4 / 5, 3 / 5, 1.0, 8 / 10, (3 / 4 + 5 / 6) / 2))
+    assert segmentation_scores([nothing], [nothing]) == (1.0,) * 6
+    assert segmentation_scores([nothing], [~nothing]) == (0.0,) * 6
+    random = np.random.default_rng(1)
+    share = random.integers(1, 100, size=60)
+    counts = np.stack([share, share, np.full(60, 100), np.full(60, 200)], 1)  # IoUs of share / 100
+    scores = scores_of_counts(counts)
+    deviation = (share / 100).std() / 60**0.5
+    assert scores.mean_iou_low == pytest.approx(scores.mean_iou - 1.96 * deviation, abs=0.2 * deviation)
+    assert scores.mean_iou_high == pytest.approx(scores.mean_iou + 1.96 * deviation, abs=0.2 * deviation)
+    assert scores == scores_of_counts(counts)
     for found, masks, message in (
         ([], [], "give as many, at least 1"),
         ([nothing], [nothing, nothing], "found are 1 foregrounds, and masks 2"),

@@ -408,11 +408,10 @@ def test_scores(test):
     true, ground = (sum(int((mask == side).sum()) for mask in masks) for side in (True, False))
     recalls = sum(both) / true, (right - sum(both)) / ground
     scores = test.scores([torch.cat([found[0], torch.tensor([-1, -1])]), found[1]])
+    each = [b / e for b, e in zip(both, either, strict=True)]
     assert scores == pytest.approx(
-        SegmentationScores(
-            sum(both) / sum(either), (both[0] / either[0] + both[1] / either[1]) / 2, right / 4480, sum(recalls) / 2
-        )
-    )
+        SegmentationScores(sum(both) / sum(either), sum(each) / 2, min(each), max(each), right / 4480, sum(recalls) / 2)
+    )  # a quarter of the draws of two images is twice the worse one, and the interval leaves out a fortieth
     assert scores == segmentation_scores(projected, masks)
     assert all(torch.equal(a, b) for a, b in zip(test.foreground(found), projected, strict=True))
     with pytest.raises(ValueError, match="labelings are 1, and the dataset has 2"):
