@@ -27,7 +27,7 @@ from torchssvm.core.files import write_text
 
 PARTS = (
     *("solvers", "under_lightning", "oracles", "exact", "roofline", "baselines", "growth", "memory", "imports"),
-    *("compare", "path", "kernel", "conll", "horses", "pose", "large_outputs", "kills"),
+    *("compare", "path", "kernel", "conll", "parsing", "horses", "pose", "large_outputs", "kills"),
 )
 SCHEMA = 1
 
