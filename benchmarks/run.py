@@ -26,20 +26,9 @@ from suite.measuring import Kept, Settings, Summary, asker
 from torchssvm.core.files import write_text
 
 PARTS = (
-    *(
-        "solvers",
-        "choice",
-        "under_lightning",
-        "oracles",
-        "exact",
-        "roofline",
-        "baselines",
-        "growth",
-        "memory",
-        "imports",
-    ),
-    *("compare", "path", "kernel", "conll", "entities", "joint", "horses", "pose", "large_outputs", "label_sets"),
-    "kills",
+    *("solvers", "choice", "under_lightning", "oracles", "exact", "roofline", "baselines", "growth", "memory"),
+    *("imports", "compare", "path", "kernel", "conll", "entities", "parsing", "joint", "horses", "pose"),
+    *("large_outputs", "label_sets", "kills"),
 )
 SCHEMA = 1
 

@@ -1,4 +1,4 @@
-"""Dependency parsing: first-order arcs, trained by ``solve`` to a certified duality gap.
+"""Dependency parsing: first-order arcs, trained by the compiled loop to a certified duality gap.
 
 Any treebank in CoNLL-U does, e.g. of Universal Dependencies (https://universaldependencies.org):
 
@@ -8,6 +8,7 @@ python examples/dependency.py --train en_ewt-ud-train.conllu --test en_ewt-ud-te
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jsonargparse import auto_cli
@@ -15,16 +16,15 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm import (
     Arborescence,
-    BlockGap,
     Certificate,
-    DualState,
     LinearArcs,
     NonProjective,
     Projective,
+    Relative,
     RunOptions,
     RunReport,
-    TorchLoop,
     in_order,
+    solve,
 )
 from torchssvm.datasets import CoNLLU, attachment
 from torchssvm.datasets.text.arc_drawing import draw_arcs
@@ -34,11 +34,11 @@ def main(
     train: str,
     test: str,
     nonprojective: bool = False,
-    features: PositiveInt = 2**16,
+    tags: Literal["upos", "xpos"] = "upos",
+    features: PositiveInt = 2**22,
     lam: PositiveFloat | None = None,
     gap: PositiveFloat = 0.01,
-    max_passes: PositiveFloat = 200.0,
-    batch_size: PositiveInt = 16,
+    max_passes: PositiveFloat = 100.0,
     seed: int = 0,
     report: Path = Path("runs/dependency"),
 ) -> RunReport:
@@ -48,24 +48,24 @@ def main(
         train: CoNLL-U file.
         test: CoNLL-U file.
         nonprojective: Let arcs cross (Chu-Liu-Edmonds, not Eisner).
+        tags: Column of the parts of speech.
         features: Columns of the hashed features.
-        lam: Regularisation; by default 35/n: an arc has some 35 features, each worth 1.
-        gap: Stop at this certified gap.
+        lam: Regularisation; by default 30/n, chosen on the development sentences of an English treebank.
+        gap: Stop when the certified gap is at most this share of the primal.
         max_passes: Or after so many passes.
-        batch_size: Sentences of a step.
         seed: Runs with the same seed are the same.
         report: Folder of report.json and the picture.
     """
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     try:
-        bank = CoNLLU(train, num_features=features, keep_features=True, skip_nonprojective=not nonprojective)
-        tests = CoNLLU(test, num_features=features, keep_features=True)
+        bank = CoNLLU(train, num_features=features, tags=tags, skip_nonprojective=not nonprojective)
+        tests = CoNLLU(test, num_features=features, tags=tags)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     print(f"train: {bank}\ntest:  {tests}")
     among = NonProjective(single_root=True) if nonprojective else Projective(single_root=True)
-    head = LinearArcs(features, structure=Arborescence(among))
-    dual = DualState.for_head(head, num_examples=len(bank), lam=lam or 35.0 / len(bank))
+    # The loss is the number of wrong heads: divided by the length, long sentences would count less.
+    head = LinearArcs(features, structure=Arborescence(among, normalize=False))
     history: list[tuple[Certificate, float]] = []
     start = time.perf_counter()
 
@@ -73,13 +73,24 @@ def main(
         history.append((certificate, time.perf_counter() - start))
         print(certificate)
 
-    options = RunOptions(batch_size=batch_size, seed=seed)
-    last = TorchLoop(head, BlockGap(dual), bank, options).solve(gap, max_passes=max_passes, on_check=on_check)
+    last = solve(
+        head,
+        bank,
+        lam or 30.0 / len(bank),
+        tolerance=Relative(gap),
+        max_passes=max_passes,
+        options=RunOptions(seed=seed),
+        on_check=on_check,
+    )
 
-    scores, found = {}, []
+    scores: dict[str, float | None] = {}
+    found: list[list[int]] = []
     for name, sentences in (("train", bank), ("test", tests)):
-        batches = in_order(sentences, batch_size=32)
-        found = [heads for b in batches for heads in head.structure.decode(head(b.x, b.lengths)).tolist()]
+        found = [[]] * len(sentences)
+        for b in in_order(sentences, lengths=sentences.lengths):
+            decoded = head.structure.decode(head(b.x, b.lengths)).tolist()
+            for place, heads in zip(b.index.tolist(), decoded, strict=True):
+                found[place] = heads
         its = attachment(found, sentences.sentences)
         scores |= {f"{name}_uas": its.uas, f"{name}_uas_without_punctuation": its.uas_without_punctuation}
     result = RunReport.from_history(

@@ -97,6 +97,11 @@ class WordAlignment(Dataset[AlignmentExample]):
         place = self.feature_names.index(name)
         return [x[:, :, place] for x in self._x]
 
+    @property
+    def lengths(self) -> Tensor:
+        """``[n]`` int64, the number of French words of each pair: exact passes and ``ByLength`` pad little with it."""
+        return torch.tensor([len(pair.french) for pair in self.pairs])
+
     def __len__(self) -> int:
         return len(self.pairs)
 

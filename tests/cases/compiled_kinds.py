@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
 
-from torchssvm import Transitions
+from torchssvm import Arborescence, LinearArcs, NonProjective, Projective, SparseFeatures, Transitions
 
 
 def sparse(problem: Problem) -> Problem:
@@ -34,4 +35,37 @@ KINDS = {
     "chain, no bias, no boundary": lambda **o: PROBLEMS["chain"](
         5, n=8, states=3, longest=4, lam=0.05, bias=False, boundary=False, ragged=False, **o
     ),
+}
+
+
+class Arcs(Problem):
+    """Sentences; both axes of a batch's arcs are cropped, and features have values where ``weighted``."""
+
+    weighted = False
+
+    def batch(self, rows):
+        batch = super().batch(rows)
+        columns = batch.x[:, :, : batch.x.shape[1] + 1]
+        values = 0.5 + columns.to(self.head.weight.dtype).cos() if self.weighted else None
+        return batch.replace(x=SparseFeatures(columns, values))
+
+
+def arcs(among, *, weighted: bool = False, n: int = 8, longest: int = 4, dtype: torch.dtype = torch.float64) -> Arcs:
+    """``n`` sentences of up to ``longest`` tokens, with up to three of nine features for every arc."""
+    random = rng(3)
+    lengths = torch.randint(2, longest + 1, (n,), generator=random)  # one token has one output, whose gap is rounding
+    lengths[n // 2] = longest
+    columns = torch.randint(-1, 9, (n, longest, longest + 1, 3), generator=random)
+    y = torch.full((n, longest), -1)
+    for i, length in enumerate(lengths.tolist()):
+        every = own_outputs(among, length)
+        y[i, :length] = torch.tensor(every[int(torch.randint(len(every), (), generator=random))])
+    found = Arcs(LinearArcs(9, structure=Arborescence(among)).to(dtype), columns, y, lengths, 0.05)
+    found.weighted = weighted
+    return found
+
+
+ARCS = {
+    "arcs, projective": lambda **o: arcs(Projective(single_root=True), **o),
+    "arcs, crossing, with values": lambda **o: arcs(NonProjective(), weighted=True, **o),
 }

@@ -179,7 +179,9 @@ def test_an_exact_pass_by_length_gives_every_example_once_and_the_same_certifica
     most = 8 * float((data.lengths.double() ** 2).mean())
     assert all(len(b.index) <= 8 and len(b.index) * int(b.lengths.max()) ** 2 <= max(most, 81) for b in batches)
     longest = [int(batch.lengths.max()) for batch in batches]
-    assert longest == sorted(longest)
+    assert longest[1:] == sorted(longest[1:])
+    mean = float((data.lengths.double() ** 2).mean()) ** 0.5
+    assert longest[0] == min(length for length in longest if length >= mean)  # a typical batch, for estimates
     found = certify(training.head, training.dual, batches, refresh=False)
     assert found.primal == pytest.approx(plain.primal, rel=1e-12)
     assert found.gap == pytest.approx(plain.gap, rel=1e-9)

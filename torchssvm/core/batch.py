@@ -126,7 +126,8 @@ def in_order(
         batch_size: Examples in a batch.
         collate_fn: Makes a ``Batch`` from a list of items; None means ``dataset.collate``.
         lengths: ``[n]`` int64, the length of each example. If given, examples come in ascending order of length, so
-            that little is padded. Batches of long examples are smaller: examples times the square of the largest length
+            that little is padded; a batch of typical lengths comes first, as memory is estimated from it. Batches of
+            long examples are smaller: examples times the square of the largest length
             is at most what it is for ``batch_size`` examples of the mean square.
 
     Raises:
@@ -150,7 +151,8 @@ def _of_similar_length(lengths: Tensor, batch_size: int, num_examples: int) -> l
         raise ValueError(f"lengths has shape {list(lengths.shape)}, and there are {num_examples} examples")
     ordered, order = lengths.sort(stable=True)
     squares, numbers = (ordered.double() ** 2).tolist(), order.tolist()
-    most = batch_size * sum(squares) / max(num_examples, 1)
+    mean = sum(squares) / max(num_examples, 1)
+    most = batch_size * mean
     rows: list[Sequence[int]] = []
     start = 0
     for end in range(1, num_examples + 1):
@@ -158,7 +160,9 @@ def _of_similar_length(lengths: Tensor, batch_size: int, num_examples: int) -> l
         if end == num_examples or size > batch_size or size * squares[end] > most:
             rows.append(numbers[start:end])
             start = end
-    return rows
+    # What a training set takes is estimated from its first batch: one of mean length, not the shortest.
+    typical = next((k for k, own in enumerate(rows) if float(lengths[own[-1]]) ** 2 >= mean), 0)
+    return [*rows[typical : typical + 1], *rows[:typical], *rows[typical + 1 :]]
 
 
 @dataclass(frozen=True)

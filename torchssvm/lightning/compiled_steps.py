@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from torchssvm.core.batch import Batch, fetcher
+from torchssvm.core.batch import Batch, fetcher, lengths_of, rows_in_order
 from torchssvm.core.random_state import RandomState
 from torchssvm.lightning.epoch_parts import own_draws
 from torchssvm.lightning.exact_pass import evaluating
@@ -48,14 +48,15 @@ def choose_solver(module: Any, loader: DataLoader) -> Choice:
 def _sample(module: Any, loader: DataLoader) -> Sample:
     """The first examples; what they draw at random leaves no trace."""
     random, trainer = RandomState(), module.trainer
-    fetch, size = fetcher(loader.dataset, loader.collate_fn), min(_SAMPLED, count_examples(loader))
-    batch = trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(check_batch(fetch(range(size)))))
+    rows = rows_in_order(count_examples(loader), _SAMPLED, lengths_of(loader.dataset))[0]
+    batch = check_batch(fetcher(loader.dataset, loader.collate_fn)(rows))
+    batch = trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch))
     with evaluating(module):
         with trainer.precision_plugin.forward_context():
             x = module.extract(batch.x, batch.lengths)
         potentials = module._apply_head(x, batch.lengths)
     random.restore()
-    return Sample(x, potentials, size)
+    return Sample(x, potentials, len(rows))
 
 
 def _transfer_hook(module: Any) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset
-from torchssvm.core.batch import apply_head, fetcher, lengths_of, pass_over, to_device
+from torchssvm.core.batch import apply_head, fetcher, lengths_of, pass_over, rows_in_order, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import check_lam, find_structure
@@ -186,7 +186,7 @@ def warn_if_far(certificate: Certificate) -> None:
 @torch.no_grad()
 def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -> Sample:
     """The first examples, and what the head makes of them."""
-    batch = fetcher(dataset, options.collate_fn)(range(min(len(dataset), most)))
+    batch = fetcher(dataset, options.collate_fn)(rows_in_order(len(dataset), most, lengths_of(dataset))[0])
     if (parameter := next(head.parameters(), None)) is not None and parameter.device.type != "cpu":
         batch = to_device(batch, parameter.device)
     return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index))

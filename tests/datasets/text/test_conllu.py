@@ -292,6 +292,24 @@ def test_batches(write, keep):
     assert repr(bank).endswith("bank.conllu', num_features=500): 2 sentences")
 
 
+def test_the_column_of_the_tags_is_chosen(write):
+    text = "".join(
+        f"{t}\t{word}\t_\t{upos}\t{xpos}\t_\t{head}\t_\t_\t_\n"
+        for t, (word, upos, xpos, head) in enumerate(
+            (("go", "VERB", "VB", 0), ("on", "_", "RP", 1), ("!", "PUNCT", "EXCL", 1), ("now", "ADV", "_", 1)), 1
+        )
+    )
+    path = write(text)
+    coarse, fine = CoNLLU(path, num_features=500), CoNLLU(path, num_features=500, tags="xpos")
+    assert coarse.sentences[0].tags == ("VERB", "RP", "PUNCT", "ADV")  # the other column stands in
+    assert fine.sentences[0].tags == ("VB", "RP", "EXCL", "ADV")
+    assert coarse.sentences[0].punctuation == fine.sentences[0].punctuation == (False, False, True, False)
+    assert not torch.equal(coarse[0].x, fine[0].x)
+    assert coarse.lengths.tolist() == [4]
+    with pytest.raises(ValueError, match="tags='lemma' must be 'upos' or 'xpos'"):
+        CoNLLU(path, tags="lemma")
+
+
 def test_sentences_whose_arcs_cross(write):
     path = write(CROSSING + VAMONOS)
     bank = CoNLLU(path)
@@ -365,8 +383,8 @@ def test_the_example_learns_a_little_grammar(banks, tmp_path, run_here):
     report = run_here(tmp_path, *banks, "--gap", 0.01)
     assert report["n"] == 60
     assert report["train_nonprojective_left_out"] == 1
-    assert report["lam"] == pytest.approx(35 / 60)
-    assert report["gap"] <= 0.01 < report["primal"]
+    assert report["lam"] == pytest.approx(30 / 60)
+    assert report["gap"] <= 0.01 * report["primal"]
     assert report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
     assert report["stopped_because"].startswith("certified gap")
     assert report["train_uas"] > 0.97

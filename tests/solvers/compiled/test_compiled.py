@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 import torch
-from compiled_kinds import KINDS
+from compiled_kinds import ARCS, KINDS
 from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng
 
 from torchssvm import (
@@ -32,6 +32,7 @@ from torchssvm import (
 
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
 ORACLES = [MaxOracle(), CacheOracle()]
+KINDS = KINDS | ARCS
 directions = pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
 oracles = pytest.mark.parametrize("oracle", ORACLES, ids=repr)
 
@@ -255,6 +256,10 @@ def test_each_loop_takes_over_from_the_other(kind, capacity):
     same_dual(training, other)
 
 
+def flattened(examples) -> list:
+    return [*examples[:-1], *(examples.arcs or ())]
+
+
 @kinds
 def test_an_exact_pass_does_not_depend_on_threads_or_batches(kind):
     made = [both(kind, 3, Pairwise(), CacheOracle())[1] for _ in range(2)]
@@ -273,7 +278,7 @@ def test_an_exact_pass_does_not_depend_on_threads_or_batches(kind):
     dual = DualState.for_head(head, 8, 0.05, storage=Labelings(3))
     with pytest.warns(UserWarning, match="were not zero"):
         loop = CompiledBCFW(head, dual, [problem.batch([5, 1, 7]), problem.batch([0, 2, 3]), problem.batch([6, 4])])
-    for a, b in zip(loop._examples, made[0]._examples, strict=True):
+    for a, b in zip(flattened(loop._examples), flattened(made[0]._examples), strict=True):
         assert a == b if isinstance(a, bool) else (a == b).all()
 
 
@@ -315,3 +320,18 @@ def test_a_copy_goes_on_by_itself(kind, storage, again):
     loop.step(9)
     assert dataclasses.replace(loop.certify(), seconds=0.0) == dataclasses.replace(found, seconds=0.0)
     assert_same(state(other), state(loop))
+
+
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_rows_made_for_shorter_sentences_grow(capacity):
+    problem = ARCS["arcs, projective"]()
+    short = [i for i in range(8) if problem.lengths[i] < 4]
+    training = Training(problem, storage=storage_of(capacity)).run([[i] for i in short * 3])
+    other = ARCS["arcs, projective"]()
+    dual = DualState.for_head(other.head, other.n, other.lam, storage=storage_of(capacity))
+    loop = CompiledBCFW(other.head, dual, other.everything(3))
+    dual.load_state_dict(training.dual.state_dict())
+    order = torch.arange(24) * 3 % 8
+    training.run([[i] for i in order.tolist()])
+    loop.visit(order)
+    same_dual(training, loop)

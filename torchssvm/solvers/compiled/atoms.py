@@ -9,7 +9,7 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.dual.numba import victim
-from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, score, triangle
+from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, respond_to_parts, score
 from torchssvm.steps.numba import CORRECTIVE, HYBRID
 
 
@@ -131,7 +131,6 @@ def rest_views(blocks, i, length):
 def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2)."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
-    states = response.shape[1]
     start = examples.start[i]
     target = examples.y[start : start + length]
     for a in range(atoms):
@@ -148,7 +147,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             continue
         for t in range(length):
             labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
-        respond(examples, model, i, length, labels, response, pairs)
+        respond(examples, examples.arcs, model, i, length, labels, response, pairs, scratch.arcs)
         own = score(target, length, response, pairs)
         for e in range(count):
             value = score(blocks.labelings[i, e], length, response, pairs) - own
@@ -162,19 +161,8 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
     if not (blocks.mixed[i] and blocks.rest_mass[i] > 0.0):
         return
     psi, psi_pairs = rest_views(blocks, i, length)
-    inner, share = examples.inner_start[i], 1.0 / blocks.rest_mass[i]
-    total = 0.0
-    for t in range(length):
-        for k in range(states):
-            value = 0.0
-            for u in range(length):
-                value += examples.inner[inner + triangle(t, u)] * psi[u, k]
-            if model.has_boundary and t == 0:
-                value += psi[t, k]
-            if model.has_boundary and t == length - 1:
-                value += psi[t, k]
-            response[t, k] = value
-            total += value * psi[t, k]
+    share = 1.0 / blocks.rest_mass[i]
+    total = respond_to_parts(examples, examples.arcs, model, i, length, psi, response, scratch.arcs)
     total += product(psi_pairs.reshape(psi_pairs.size), psi_pairs.reshape(psi_pairs.size))
     own = score(target, length, response, psi_pairs)
     gram[0, 0] = share * share * total

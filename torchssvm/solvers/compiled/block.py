@@ -1,8 +1,9 @@
 """One block of a chain, compiled by Numba: potentials, decoding, scores, inner products, the step.
 
-A multiclass example is a chain of one token. Loops take four rows at a time, which reduces memory traffic and helps
-vectorisation. Sums of products may be contracted and reordered; decoding is in the written order, so that its ties are
-those of ``torchssvm.structures.chain.oracle``.
+A multiclass example is a chain of one token. Where ``examples.arcs`` is not None, examples are arborescences, see
+:mod:`.arcs`; it is an argument of its own, so that Numba compiles only the branch that is taken. Loops take four rows
+at a time, which reduces memory traffic and helps vectorisation. Sums of products may be contracted and reordered;
+decoding is in the written order, so that its ties are those of ``torchssvm.structures.chain.oracle``.
 """
 
 from __future__ import annotations
@@ -10,12 +11,23 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.solvers.compiled.arcs import (
+    add_arcs_to_weights,
+    add_parts,
+    arc_decode,
+    arc_length,
+    arc_potentials,
+    arc_respond,
+    sum_lists,
+)
 from torchssvm.structures.maxplus import backtrack, send_forward
 
 
 @njit_fastmath
-def potentials(examples, model, i, emission):
+def potentials(examples, arcs, model, i, emission, room):
     """Emissions of example i; returns its length."""
+    if arcs is not None:
+        return arc_potentials(examples, arcs, model, i, emission, room)
     start, length = examples.start[i], examples.start[i + 1] - examples.start[i]
     states = model.emission.shape[1]
     for t in range(length):
@@ -74,18 +86,24 @@ def score(labels, length, emission, transition):
     """Score of one labeling."""
     total = np.float64(emission[0, labels[0]])
     for t in range(1, length):
-        total += emission[t, labels[t]] + transition[labels[t - 1], labels[t]]
+        if len(transition):
+            total += emission[t, labels[t]] + transition[labels[t - 1], labels[t]]
+        else:
+            total += emission[t, labels[t]]
     return total
 
 
 @njit
-def decode(examples, i, length, scratch, transition, labels):
+def decode(examples, arcs, i, length, scratch, transition, labels):
     """Loss-augmented Viterbi, with the ties of ``torchssvm.structures.chain.oracle``; returns the loss.
 
     ``scratch`` has the emissions.
     """
     emission, into, prefixes, allowed = scratch.emission, scratch.into, scratch.prefixes, examples.allowed
     start, states = examples.start[i], prefixes.shape[1]
+    if arcs is not None:
+        arc_decode(examples, arcs, i, length, emission, prefixes, labels, scratch.arcs)
+        return loss_of(examples, start, length, labels)
     for t in range(length):
         token = start + t
         augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
@@ -145,8 +163,11 @@ def triangle(t, u):
 
 
 @njit
-def respond(examples, model, i, length, labels, response, pairs):
+def respond(examples, arcs, model, i, length, labels, response, pairs, room):
     """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before)."""
+    if arcs is not None:
+        arc_respond(examples, arcs, i, length, labels, response, room)
+        return
     start, inner, states = examples.start[i], examples.inner_start[i], response.shape[1]
     for t in range(length):
         for k in range(states):
@@ -168,10 +189,35 @@ def respond(examples, model, i, length, labels, response, pairs):
 
 
 @njit
+def respond_to_parts(examples, arcs, model, i, length, psi, response, room):
+    """Emissions of ``Phi Phi^T psi`` into ``response``; returns their inner product with psi."""
+    if arcs is not None:
+        add_parts(examples, arcs, i, length, psi, room.sums)
+        sum_lists(examples, arcs, i, length, room.sums, response)
+        total = 0.0
+        for t in range(length):
+            total += product(psi[t], response[t])
+        return total
+    inner, states, total = examples.inner_start[i], response.shape[1], 0.0
+    for t in range(length):
+        for k in range(states):
+            value = 0.0
+            for u in range(length):
+                value += examples.inner[inner + triangle(t, u)] * psi[u, k]
+            if model.has_boundary and t == 0:
+                value += psi[t, k]
+            if model.has_boundary and t == length - 1:
+                value += psi[t, k]
+            response[t, k] = value
+            total += value * psi[t, k]
+    return total
+
+
+@njit
 def forget_pairs(examples, i, length, labels, pairs):
     """Set the pairs that ``respond`` wrote back to zero."""
     start = examples.start[i]
-    for u in range(1, length):
+    for u in range(1, length if len(pairs) else 1):
         pairs[labels[u - 1], labels[u]] = 0.0
         pairs[examples.y[start + u - 1], examples.y[start + u]] = 0.0
 
@@ -185,7 +231,7 @@ def add_labeling(examples, i, length, labels, mass, delta, pairs):
         if new != old:
             delta[t, new] += mass
             delta[t, old] -= mass
-        if t > 0:
+        if t > 0 and len(pairs):
             pairs[labels[t - 1], new] += mass
             pairs[examples.y[start + t - 1], old] -= mass
 
@@ -209,8 +255,12 @@ def row_product(a, b):
 
 
 @njit
-def squared_length(examples, model, i, length, delta, pairs, squares, active, row):
+def squared_length(examples, arcs, model, i, length, delta, pairs, squares, active, row, room):
     """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``active`` and ``row`` are scratch."""
+    if arcs is not None:
+        for t in range(length):
+            squares[t] = row_product(delta[t], delta[t])
+        return arc_length(examples, arcs, i, length, delta, room)
     inner = examples.inner_start[i]
     total, count = 0.0, 0
     for t in range(length):
@@ -268,8 +318,11 @@ def scale_direction(delta, pairs, length, squares, rate):
 
 
 @njit_fastmath
-def add_to_weights(examples, model, i, length, delta, pairs, squares):
+def add_to_weights(examples, arcs, model, i, length, delta, pairs, squares):
     """``w += Phi_i^T delta``; ``squares`` is 0 for tokens without a change."""
+    if arcs is not None:
+        add_arcs_to_weights(examples, arcs, model, i, length, delta)
+        return
     start, states = examples.start[i], model.emission.shape[1]
     for t in range(length):
         if squares[t] == 0.0:

@@ -36,11 +36,11 @@ def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, tot
     delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
     waiting = 0
     for i in range(begin, end):
-        length = potentials(examples, model, i, scratch.emission)
+        length = potentials(examples, examples.arcs, model, i, scratch.emission, scratch.arcs)
         emission, transition = scratch.emission, model.transition
         start = examples.start[i]
         found = scratch.corner
-        loss = decode(examples, i, length, scratch, transition, found)
+        loss = decode(examples, examples.arcs, i, length, scratch, transition, found)
         base = score(examples.y[start : start + length], length, emission, transition)
         hinges[i] = score(found, length, emission, transition) - base + loss
         inner = 0.0
@@ -50,7 +50,7 @@ def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, tot
                 squares[t] = row_product(delta[t], delta[t])
             losses[0, i], losses[1, i] = mean_loss(examples, i, length, scratch.response.shape[1], delta)
             inner += product(pairs.reshape(pairs.size), transition.reshape(transition.size))
-            add_to_weights(examples, part, i, length, delta, pairs, squares)
+            add_to_weights(examples, examples.arcs, part, i, length, delta, pairs, squares)
             waiting += 1
         scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
         if waiting == every or i + 1 == end:

@@ -44,7 +44,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
         else:
             i = order[v]
             following = order[v + 1] if v + 1 < visits else i
-        fetch_block(following, examples, blocks)
+        fetch_block(following, examples, examples.arcs, blocks)
         if not visit(i, examples, model, blocks, scalars, options, scratch, counters):
             return v
         counters[3] += 1
@@ -76,7 +76,7 @@ def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, co
             labels[b, t] = scratch.corner[t]
         if steps[b] > 0.0:  # the visit left its direction in scratch
             scale_direction(delta, pairs, length, squares, -options.lam)
-            add_to_weights(examples, gradient, b, length, delta, pairs, squares)
+            add_to_weights(examples, examples.arcs, gradient, b, length, delta, pairs, squares)
 
 
 @njit
@@ -101,7 +101,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     if not has_room(i, count, blocks, options):
         return False
     start = examples.start[i]
-    length = potentials(examples, model, i, scratch.emission)
+    length = potentials(examples, examples.arcs, model, i, scratch.emission, scratch.arcs)
     emission, transition = scratch.emission, model.transition
     base = score(examples.y[start : start + length], length, emission, transition)
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
@@ -115,7 +115,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         counters[1] += 1
     else:
         counters[0] += 1
-        loss = decode(examples, i, length, scratch, transition, found)
+        loss = decode(examples, examples.arcs, i, length, scratch, transition, found)
         corner = find_slot(i, count, length, blocks.labelings, found) + 1
         if corner == 0:
             corner = atoms
@@ -155,7 +155,8 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    curvature = squared_length(examples, model, i, length, delta, pairs, squares, scratch.labels, scratch.into[0])
+    direction = (delta, pairs, squares, scratch.labels, scratch.into[0], scratch.arcs)
+    curvature = squared_length(examples, examples.arcs, model, i, length, *direction)
     step = exact_step(value * options.lam * n, curvature)
 
     counters[2] += 1
@@ -164,7 +165,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         rate = step / (options.lam * n)  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
         scratch.step[1] += rate * (rate * curvature - 2.0 * (value - loss_change))
         scale_direction(delta, pairs, length, squares, -rate)
-        add_to_weights(examples, model, i, length, delta, pairs, squares)
+        add_to_weights(examples, examples.arcs, model, i, length, delta, pairs, squares)
         scalars.loss[i] += step * loss_change / n
         move_masses(i, count, length, step, blocks, scratch)
     if not is_new:

@@ -97,6 +97,10 @@ class BlockMemory:
         elif not self.has_rest:
             self.make_rest()
         if self.rest.buffers:
+            if self.adapter.ragged_labels and self.rest.buffers[self.adapter.emission].values.shape[1:] < (
+                self.adapter.num_states,
+            ):
+                self.make_rest()  # rows were made for shorter examples
             emission = self.rest.buffers[self.adapter.emission]
             blocks = blocks._replace(rest_emission=emission.values.numpy(), rest_emission_start=emission.start.numpy())
             if self.adapter.pairs is not None:
@@ -130,7 +134,7 @@ class BlockMemory:
 
     def remember_lengths(self, index: Tensor | None) -> None:
         """Note the lengths of the blocks ``index`` (None for all), which hold labelings now."""
-        if self.labelings is not None and self.adapter.pairs is not None:
+        if self.labelings is not None and self.adapter.longest_labeling(1).ndim > 1:  # sequences
             sets, own = self.labelings.sets, slice(None) if index is None else index
             sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
 

@@ -16,7 +16,6 @@ from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.head_adapter import HeadAdapter
-from torchssvm.solvers.compiled.inner import fill_inner
 from torchssvm.solvers.compiled.state import Examples
 
 _DENSE = 0.5  # a feature in a list takes twice the memory and slightly more time
@@ -28,7 +27,7 @@ class Piece(NamedTuple):
     Attributes:
         index: ``[B]`` int64.
         lengths: ``[B]`` int64.
-        x: ``[tokens, F]``, or lists.
+        x: ``[tokens, F]``, or lists; lists without values are of ones.
         labels: ``[tokens]`` int64.
         cost: ``[tokens]`` float64.
         targets: ``[B]`` int64, their digests.
@@ -74,7 +73,8 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
     dense = isinstance(pieces[0].x, Tensor) and nonzeros > _DENSE * tokens * features
     y, cost = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, dtype=torch.float64)
     x = torch.empty(tokens if dense else 0, features, dtype=dtype)
-    counts = torch.zeros(tokens, dtype=torch.int64)
+    line_start = offsets(adapter.lists(lengths))
+    counts = torch.zeros(int(line_start[-1]), dtype=torch.int64)
     lists: list[tuple[Tensor, Tensor, Tensor]] = []
     while pieces:
         piece = pieces.pop()  # each piece is freed after it has been copied
@@ -84,21 +84,25 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
             x[place] = piece.x
         else:
             own = lists_of(piece.x) if isinstance(piece.x, Tensor) else piece.x
-            counts[place] = own.counts
-            lists.append((place, own.columns, own.values))
+            lines = _places(line_start[piece.index], adapter.lists(piece.lengths))
+            counts[lines] = own.counts
+            lists.append((lines, own.columns, own.values))
     row = offsets(counts)
-    value, column = torch.empty(int(row[-1]), dtype=dtype), torch.empty(int(row[-1]), dtype=torch.int32)
+    column = torch.empty(int(row[-1]), dtype=torch.int32)
+    value = torch.ones(int(row[-1]) if any(len(values) for _, _, values in lists) else 0, dtype=dtype)
     while lists:
         place, columns, values = lists.pop()
         own_place = _places(row[place], counts[place])
-        value[own_place], column[own_place] = values, columns
-    inner_start = offsets(lengths * (lengths + 1) // 2)
+        column[own_place] = columns
+        if len(values):
+            value[own_place] = values
+    by_token = len(counts) == tokens  # else nothing reads inner products of tokens
+    inner_start = offsets(lengths * (lengths + 1) // 2 if by_token else torch.zeros_like(lengths))
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)
     rules = adapter.cost_matrix(), adapter.allowed()
     arrays = (x, value, column, row, y, cost, cost.to(dtype), *rules, start, inner, inner_start[:-1])
     examples = Examples(dense, *(t.numpy() for t in arrays))
-    fill_inner(examples, adapter.has_bias)
-    return examples, targets
+    return adapter.complete(examples, line_start), targets
 
 
 def _check_kind(batch: object) -> None:

@@ -48,10 +48,12 @@ def fetch(array, begin, end):
 
 
 @njit
-def fetch_block(i, examples, blocks):
+def fetch_block(i, examples, arcs, blocks):
     """Fetch the data that a visit of block i reads."""
     start, end = examples.start[i], examples.start[i + 1]
-    if examples.dense:
+    if arcs is not None:
+        fetch(arcs.known, arcs.known_start[i], arcs.known_start[i + 1])
+    elif examples.dense:
         for t in range(start, end):
             fetch(examples.x[t], 0, examples.x.shape[1])
     else:

@@ -41,15 +41,15 @@ _DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
 
 
 class CompiledBCFW(DualTrainer, Stateful):
-    """Compiled single-example BCFW on a linear chain or a multiclass head with fixed features, on the CPU.
+    """Compiled single-example BCFW on a chain, a multiclass head or a parser with fixed features, on the CPU.
 
     Trains the same head and dual state as ``BlockGap`` and ``BCFW``: each can continue where the other stopped. Blocks
     are drawn as in [G16] Algorithm 2, from the current gaps at every draw. Features are copied without padding, as
     lists if they are mostly zero.
 
     Args:
-        head: :class:`LinearChain` with shared transitions, :class:`SparseLinearChain` or :class:`LinearMulticlass`; on
-            the CPU.
+        head: :class:`LinearChain` with shared transitions, :class:`SparseLinearChain`, :class:`LinearMulticlass`
+            or :class:`LinearArcs`; on the CPU.
         dual: Its dual state, with ``storage=MeanParts()`` or ``Labelings()``.
         batches: Every training example exactly once; read once, and freed one after another.
         direction: As in ``BlockGap``; None is ``FrankWolfe()``.
@@ -101,7 +101,9 @@ class CompiledBCFW(DualTrainer, Stateful):
             adapter.width,
             0 if adapter.pairs is None else adapter.num_states,
         )
-        self._make_scratch = partial(make_scratch, *sizes, self._memory.capacity + 2, dtype)
+        self._make_scratch = partial(
+            make_scratch, *sizes, self._memory.capacity + 2, dtype, adapter.scratch_of(self._examples)
+        )
         self._scratch = self._make_scratch()
         self._exact = ExactPasses(self._examples, self._targets, self._make_scratch)
         if dual.begin(Box(dual.parameters)):

@@ -27,6 +27,7 @@ class Examples(NamedTuple):
         inner: ``[sum T (T + 1) / 2]`` inner products of each example's tokens, with the bias as a feature: token t with
             tokens 0 to t, for all t.
         inner_start: ``[n]`` int64, where each example's inner products begin.
+        arcs: ``Arcs``; None where examples are no arborescences.
     """
 
     dense: bool
@@ -42,6 +43,27 @@ class Examples(NamedTuple):
     start: Any
     inner: Any
     inner_start: Any
+    arcs: Any = None
+
+
+class Arcs(NamedTuple):
+    """What arborescences have beside ``Examples``, where ``row`` has a list for each arc and ``inner`` is empty.
+
+    ``column`` is then a feature's number within its sentence, and ``value`` may be empty: all features are 1.
+
+    Attributes:
+        start: ``[n + 1]`` int64, where each sentence's arcs begin in ``row``: token after token, and head after head.
+        known: ``[*]`` int32, the columns of the features of each sentence.
+        known_start: ``[n + 1]`` int64, where each sentence's columns begin.
+        projective: Whether arcs may not cross.
+        single_root: Whether the root has one child.
+    """
+
+    start: Any
+    known: Any
+    known_start: Any
+    projective: bool
+    single_root: bool
 
 
 class Model(NamedTuple):
@@ -138,12 +160,37 @@ class Scratch(NamedTuple):
     gram: Any
     work: Any
     step: Any
+    arcs: Any = None
 
 
-def make_scratch(longest: int, states: int, width: int, pairs: int, atoms: int, dtype: np.dtype) -> Scratch:
+class ArcScratch(NamedTuple):
+    """Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders."""
+
+    held: Any
+    sums: Any
+    charts: Any
+    memory: Any
+    places: Any
+
+
+def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
+    """Scratch for sentences of up to ``longest`` tokens and ``columns`` different features."""
+    size = longest + 1
+    return ArcScratch(
+        held=np.zeros(columns, dtype),
+        sums=np.zeros(columns, dtype),
+        charts=np.zeros((6, size, size), dtype),
+        memory=np.zeros(size * size),
+        places=np.zeros(3 * size * size + 14 * size, np.int64),
+    )
+
+
+def make_scratch(
+    longest: int, states: int, width: int, pairs: int, atoms: int, dtype: np.dtype, make_arcs: Any = None
+) -> Scratch:
     """Scratch for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 without pairs.
 
-    Rows that are combined with rows of the weights have the same ``width``.
+    Rows that are combined with rows of the weights have the same ``width``. ``make_arcs`` makes ``arcs``, if any.
     """
     return Scratch(
         emission=np.zeros((longest, width), dtype),
@@ -164,4 +211,5 @@ def make_scratch(longest: int, states: int, width: int, pairs: int, atoms: int, 
         gram=np.zeros((atoms, atoms)),
         work=np.zeros(atoms),
         step=np.zeros(2),
+        arcs=None if make_arcs is None else make_arcs(),
     )

@@ -109,20 +109,20 @@ def _check_lengths(held: Tensor, lengths: Tensor) -> None:
 
 
 def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor) -> None:
-    sets, states = storage.sets, adapter.num_states
+    sets, most = storage.sets, adapter.label_limits(lengths)
     if sets.labelings:
         (held,) = sets.labelings
         integral = not held.is_floating_point() and held.dtype != torch.bool
-        if not integral or held.ndim != (2 if adapter.pairs is None else 3):
+        if not integral or held.ndim != 1 + adapter.longest_labeling(1).ndim:
             raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
         labels = adapter.as_sequences(held)
         if labels.shape[2] < int((lengths * (sets.count > 0)).max()):
             raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
         inside = torch.arange(labels.shape[2]) < lengths.unsqueeze(1)
         used = torch.arange(labels.shape[1]) < sets.count.unsqueeze(1)
-        own = labels[inside.unsqueeze(1) & used.unsqueeze(2)]
-        if bool(((own < 0) | (own >= states)).any()):
-            raise ValueError(f"the dual's labelings have labels beyond 0 to {states - 1}: not of this problem")
+        own = inside.unsqueeze(1) & used.unsqueeze(2)
+        if bool((((labels < 0) | (labels > most.view(-1, 1, 1))) & own).any()):
+            raise ValueError(f"the dual's labelings have labels beyond 0 to {int(most.max())}: not of this problem")
     _check_rows(adapter, storage.rest.buffers, lengths, storage.mixed)
 
 
@@ -145,6 +145,8 @@ def _check_rows(
     for name, buffer in buffers.items():
         there = buffer.start > 0
         wide = buffer.values.ndim == 1 or tuple(buffer.values.shape[1:]) == shapes[name]
+        if adapter.ragged_labels:  # rows are as long as those of the longest example so far
+            wide = buffer.values.ndim == 1 or (buffer.values.ndim == 2 and buffer.values.shape[1] <= states)
         fits = bool((buffer.start + buffer.rows <= len(buffer.values)).all())
         single = name == adapter.emission or bool((buffer.rows[there] == 1).all())
         present = needed is None or bool(there[needed].all())

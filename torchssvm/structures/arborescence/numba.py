@@ -26,10 +26,16 @@ def decode(scores, lengths, single_root, begin, end, charts, stack, heads, value
     charts = charts[: 6 * size * size].reshape(6, size, size)
     for b in range(begin, end):
         length = lengths[b]
-        _fill(scores[b], length, single_root, charts)
+        best_projective(scores[b], length, single_root, charts, stack, heads[b])
         value[b] = charts[0, 0, length]
         heads[b, length:] = -1
-        _follow(length, single_root, charts, stack, heads[b])
+
+
+@njit
+def best_projective(scores, length, single_root, charts, stack, heads):
+    """Eisner's algorithm on one sentence: ``charts`` is ``[6, N+1, N+1]``, and ``charts[0, 0, length]`` the score."""
+    _fill(scores, length, single_root, charts)
+    _follow(length, single_root, charts, stack, heads)
 
 
 @njit
@@ -108,14 +114,20 @@ def decode_nonprojective(scores, lengths, single_root, begin, end, memory, place
 
     ``memory`` has room for ``(N+1)^2`` numbers, ``places`` for ``3 (N+1)^2 + 14 (N+1)`` integers.
     """
-    size = scores.shape[2]
+    for b in range(begin, end):
+        value[b] = best_nonprojective(scores[b], lengths[b], single_root, memory, places, heads[b])
+        heads[b, lengths[b] :] = -1
+
+
+@njit
+def best_nonprojective(scores, length, single_root, memory, places, heads):
+    """The algorithm of Chu, Liu and Edmonds on one sentence; returns the score. Room as in the function above."""
+    size = scores.shape[1]
     area = size * size
     best, roots = memory[:area].reshape(size, size), places[:area].reshape(size, size)
     origin = places[area : 3 * area].reshape(2, size, size)
     notes = places[3 * area : 3 * area + 14 * size].reshape(7, 2 * size)
-    for b in range(begin, end):
-        value[b] = _contract_cycles(scores[b], lengths[b], single_root, best, roots, origin, notes, heads[b])
-        heads[b, lengths[b] :] = -1
+    return _contract_cycles(scores, length, single_root, best, roots, origin, notes, heads)
 
 
 @njit

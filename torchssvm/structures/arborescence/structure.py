@@ -145,11 +145,11 @@ class Arborescence(Structure):
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Share (or number) of wrong heads, ``[B]`` float64."""
-        return (self._costs(target) * (labeling != target)).sum(1)
+        return (self.costs(target) * (labeling != target)).sum(1)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """The cost of each arc, ``[B, N, N+1]`` float64, 0 at the target's and in the padding; the constant is zero."""
-        delta = self._costs(target).unsqueeze(2).repeat(1, 1, target.shape[1] + 1)
+        delta = self.costs(target).unsqueeze(2).repeat(1, 1, target.shape[1] + 1)
         return delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0), delta.new_zeros(len(delta))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
@@ -217,7 +217,7 @@ class Arborescence(Structure):
 
         return each()
 
-    def _costs(self, target: Tensor) -> Tensor:
+    def costs(self, target: Tensor) -> Tensor:
         """The cost of a wrong head at each token: ``[B, N]`` float64, zero in the padding."""
         costs = (target >= 0).to(torch.float64)
         return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs

@@ -1,0 +1,76 @@
+"""The averaged perceptron over arcs, on the packed features and with the decoders of the compiled loop.
+
+Collins (2002), "Discriminative training methods for hidden Markov models"; the average by the sums of updates and of
+updates times their moment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.jit import njit
+from torchssvm.solvers.compiled.arc_adapter import ArcsAdapter
+from torchssvm.solvers.compiled.arcs import arc_potentials
+from torchssvm.solvers.compiled.state import Examples
+from torchssvm.structures.arborescence.numba import best_projective
+
+
+@njit
+def epoch(order, examples, arcs, model, summed, emission, room, labels, moment):
+    """Visit sentences; ``summed`` gets every update times its moment. Returns the number of wrong heads."""
+    wrong = 0
+    for i in order:
+        length = arc_potentials(examples, arcs, model, i, emission, room)
+        best_projective(emission, length, arcs.single_root, room.charts, room.places, labels)
+        start, known = examples.start[i], arcs.known_start[i]
+        for t in range(length):
+            new, old = labels[t], examples.y[start + t]
+            if new == old:
+                continue
+            wrong += 1
+            line = arcs.start[i] + t * (length + 1)
+            for head, amount in ((old, 1.0), (new, -1.0)):
+                for p in range(examples.row[line + head], examples.row[line + head + 1]):
+                    column = arcs.known[known + examples.column[p]]
+                    model.emission[column, 0] += amount
+                    summed[column] += moment * amount
+        moment += 1.0
+    return wrong
+
+
+class Perceptron:
+    """Its weights and their average.
+
+    Args:
+        adapter: The adapter that packed the sentences.
+        examples: Projective sentences.
+        seed: Of the order of visits.
+    """
+
+    def __init__(self, adapter: ArcsAdapter, examples: Examples, seed: int) -> None:
+        size, longest = len(adapter.head.weight), adapter.longest
+        self.examples = examples
+        self.model = adapter.model()._replace(emission=np.zeros((size, 1), np.float32))
+        self.summed = np.zeros(size)
+        scratch = np.zeros((longest, longest + 1), np.float32), adapter.scratch_of(examples)(), np.zeros(longest, int)
+        self.scratch: tuple[Any, ...] = scratch
+        self.generator = torch.Generator().manual_seed(seed)
+        self.visits = 0
+
+    def epoch(self) -> int:
+        """Visit every sentence once, in random order; the number of wrong heads."""
+        n = len(self.examples.start) - 1
+        order = torch.randperm(n, generator=self.generator).numpy()
+        moment = float(1 + self.visits)
+        wrong = epoch(order, self.examples, self.examples.arcs, self.model, self.summed, *self.scratch, moment)
+        self.visits += n
+        return wrong
+
+    def average(self) -> Tensor:
+        """The average of the weights after every visit."""
+        mean = self.model.emission[:, 0] - self.summed / (1 + self.visits)
+        return torch.from_numpy(mean).to(torch.float32)

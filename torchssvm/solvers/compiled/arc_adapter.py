@@ -1,0 +1,111 @@
+"""The adapter of arborescences over lists of features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.lists import Lists
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.structure import Labeling
+from torchssvm.solvers.compiled.base_adapter import HeadAdapter
+from torchssvm.solvers.compiled.state import Arcs, ArcScratch, Examples, Model, make_arc_scratch
+from torchssvm.structures.arborescence.structure import Projective
+
+
+class ArcsAdapter(HeadAdapter):
+    """:class:`LinearArcs`: a token's label is its head, and its emissions are the scores of its arcs.
+
+    K is the length of the longest sentence that :meth:`features` has seen, plus 1.
+    """
+
+    emission, pairs = "arcs", None
+    longest = 0
+    ragged_labels = True
+
+    def __init__(self, head: Any) -> None:
+        self.head, self.structure, self.has_bias = head, head.structure, False
+
+    @property
+    def num_states(self) -> int:
+        """Heads of the longest sentence."""
+        return self.longest + 1
+
+    @property
+    def width(self) -> int:
+        """K: the weights are one column, and rows of scores are not combined with them."""
+        return self.num_states
+
+    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens within the lengths."""
+        real = target >= 0
+        self.longest = max(self.longest, int(real.sum(1).max()))
+        return target[real], self.structure.costs(target)[real], real.sum(1)  # type: ignore[attr-defined]
+
+    def lists(self, lengths: Tensor) -> Tensor:
+        """A list for each arc."""
+        return lengths * (lengths + 1)
+
+    def features(self, x: Any, target: Labeling) -> Lists:
+        """The features of all arcs within the lengths, the root's included."""
+        columns, values = x if isinstance(x, SparseFeatures) else (x, None)
+        inside = target >= 0
+        arcs = inside.unsqueeze(2) & torch.nn.functional.pad(inside, (1, 0), value=True).unsqueeze(1)
+        columns = columns[arcs]
+        real = columns >= 0
+        dtype = self.head.weight.dtype
+        held = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
+        return Lists(real.sum(1), columns[real].to(torch.int32), held)
+
+    def complete(self, examples: Examples, line_start: Tensor) -> Examples:
+        """Number the columns of each sentence."""
+        from torchssvm.solvers.compiled.arcs import number_columns
+
+        n, among = len(line_start) - 1, self.structure.among  # type: ignore[attr-defined]
+        known_start = np.zeros(n + 1, np.int64)
+        known = np.zeros(0, np.int32)
+        for _ in range(2):  # first they are counted
+            stamp, place = np.full(len(self.head.weight), -1, np.int32), np.empty(len(self.head.weight), np.int32)
+            number_columns(line_start.numpy(), examples.row, examples.column, stamp, place, known, known_start)
+            known = known if len(known) else np.empty(known_start[-1], np.int32)
+        arcs = Arcs(line_start.numpy(), known, known_start, type(among) is Projective, among.single_root)
+        return examples._replace(arcs=arcs)
+
+    def scratch_of(self, examples: Examples) -> Callable[[], ArcScratch]:
+        """Makes the scratch arrays of one thread."""
+        columns = int(np.diff(examples.arcs.known_start).max())
+        return partial(make_arc_scratch, self.longest, columns, examples.added.dtype)
+
+    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """One column."""
+        return self.head.weight.unsqueeze(1), None, None, None, None
+
+    def model(self, rows: Tensor | None = None) -> Model:
+        """The weights, sharing the memory of the head."""
+        weight = self.head.weight.detach().numpy()
+        none = np.zeros(1, weight.dtype)
+        return Model(weight[:, None], np.zeros((0, self.num_states), weight.dtype), none, none, none, False, False)
+
+    def take_back(self, model: Model) -> None:
+        """The memory is shared."""
+
+    def trained(self, model: Model) -> list[Any]:
+        """The weights."""
+        return [model.emission[:, 0]]
+
+    def as_sequences(self, labelings: Tensor) -> Tensor:
+        """The heads, which are sequences."""
+        return labelings
+
+    def longest_labeling(self, longest: int) -> Tensor:
+        """``[1, longest]``."""
+        return torch.full((1, longest), longest)
+
+    def label_limits(self, lengths: Tensor) -> Tensor:
+        """The largest head."""
+        return lengths

@@ -1,0 +1,146 @@
+"""One block of an arborescence over lists of features, compiled by Numba; see :mod:`.block`, which calls this.
+
+A token is labelled with its head. The features of an arc are columns in the numbering of its sentence, so the weights
+that a sentence needs are gathered once, and sums over its columns take a small array.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.structures.arborescence.numba import best_nonprojective, best_projective
+
+
+@njit
+def number_columns(line_start, row, column, stamp, place, known, known_start):
+    """Replace the columns by their numbers in the sentence, in order of occurrence.
+
+    Args:
+        line_start: ``[n + 1]``, where each sentence's lists begin in ``row``.
+        row, column: As in ``Examples``; ``column`` is changed unless ``known`` is empty.
+        stamp: ``[F]``, -1.
+        place: ``[F]``, scratch.
+        known: ``[*]``, gets the columns of each sentence; may be empty, to count.
+        known_start: ``[n + 1]``, gets where each sentence's columns begin.
+    """
+    total = 0
+    for i in range(len(line_start) - 1):
+        known_start[i] = total
+        for p in range(row[line_start[i]], row[line_start[i + 1]]):
+            c = column[p]
+            if stamp[c] != i:
+                stamp[c] = i
+                place[c] = total - known_start[i]
+                if len(known):
+                    known[total] = c
+                total += 1
+            if len(known):
+                column[p] = place[c]
+    known_start[len(line_start) - 1] = total
+
+
+@njit_fastmath
+def arc_potentials(examples, arcs, model, i, emission, room):
+    """Scores of all arcs of sentence i, zero beyond its last head; returns its length."""
+    begin, end = arcs.known_start[i], arcs.known_start[i + 1]
+    for u in range(end - begin):
+        room.held[u] = model.emission[arcs.known[begin + u], 0]
+    length = examples.start[i + 1] - examples.start[i]
+    sum_lists(examples, arcs, i, length, room.held, emission)
+    return length
+
+
+@njit_fastmath
+def sum_lists(examples, arcs, i, length, held, scores):
+    """``scores[t, h]``: the sum of ``held`` over the features of each arc; zero beyond the last head."""
+    line = arcs.start[i]
+    for t in range(length):
+        row = scores[t]
+        for h in range(length + 1):
+            total = held.dtype.type(0)
+            if len(examples.value):
+                for p in range(examples.row[line], examples.row[line + 1]):
+                    total += examples.value[p] * held[examples.column[p]]
+            else:
+                for p in range(examples.row[line], examples.row[line + 1]):
+                    total += held[examples.column[p]]
+            row[h] = total
+            line += 1
+        row[length + 1 :] = 0.0
+
+
+@njit
+def add_list(examples, line, amount, sums):
+    """``sums += amount x`` for the features of one arc."""
+    for p in range(examples.row[line], examples.row[line + 1]):
+        if len(examples.value):
+            sums[examples.column[p]] += amount * examples.value[p]
+        else:
+            sums[examples.column[p]] += amount
+
+
+@njit
+def add_parts(examples, arcs, i, length, parts, sums):
+    """``sums = x^T parts`` of sentence i."""
+    sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
+    line = arcs.start[i]
+    for t in range(length):
+        row = parts[t]
+        for h in range(length + 1):
+            if row[h] != 0.0:
+                add_list(examples, line, sums.dtype.type(row[h]), sums)
+            line += 1
+
+
+@njit
+def arc_decode(examples, arcs, i, length, emission, scores, labels, room):
+    """The best arborescence with the loss added."""
+    start = examples.start[i]
+    for t in range(length):
+        target, cost, row = examples.y[start + t], examples.added[start + t], scores[t]
+        for h in range(length + 1):
+            row[h] = emission[t, h] + cost
+        row[target] = emission[t, target]
+    if arcs.projective:
+        best_projective(scores, length, arcs.single_root, room.charts, room.places, labels)
+    else:
+        best_nonprojective(scores, length, arcs.single_root, room.memory, room.places, labels)
+
+
+@njit
+def arc_respond(examples, arcs, i, length, labels, response, room):
+    """``Phi Phi^T (p(labels) - p(y))``."""
+    room.sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
+    start, one = examples.start[i], room.sums.dtype.type(1)
+    for t in range(length):
+        new, old = labels[t], examples.y[start + t]
+        if new != old:
+            line = arcs.start[i] + t * (length + 1)
+            add_list(examples, line + new, one, room.sums)
+            add_list(examples, line + old, -one, room.sums)
+    sum_lists(examples, arcs, i, length, room.sums, response)
+
+
+@njit
+def arc_length(examples, arcs, i, length, delta, room):
+    """``|Phi_i^T delta|^2``."""
+    add_parts(examples, arcs, i, length, delta, room.sums)
+    total = 0.0
+    for u in range(arcs.known_start[i + 1] - arcs.known_start[i]):
+        total += np.float64(room.sums[u]) * np.float64(room.sums[u])
+    return total
+
+
+@njit
+def add_arcs_to_weights(examples, arcs, model, i, length, delta):
+    """``w += Phi_i^T delta``."""
+    begin, line = arcs.known_start[i], arcs.start[i]
+    for t in range(length):
+        row = delta[t]
+        for h in range(length + 1):
+            if row[h] != 0.0:
+                for p in range(examples.row[line], examples.row[line + 1]):
+                    amount = row[h] * examples.value[p] if len(examples.value) else row[h]
+                    model.emission[arcs.known[begin + examples.column[p]], 0] += amount
+            line += 1

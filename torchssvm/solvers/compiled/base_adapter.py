@@ -1,0 +1,149 @@
+"""What a compiled loop asks of a head: tokens, emissions and pairs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.batch import Batch, apply_head
+from torchssvm.core.lists import Lists
+from torchssvm.core.structure import Labeling, Structure
+from torchssvm.solvers.compiled.state import Examples, Model
+
+_LANES = 8  # rows of the weights are padded to a multiple of this
+_COPIED = 1 << 16  # most numbers copied for the padding: 256 KB in float32
+
+
+class HeadAdapter(ABC):
+    """One head with its structure.
+
+    Attributes:
+        head: The head.
+        structure: Its structure.
+        emission: Name of the potentials that features make.
+        pairs: Name of the potentials of neighbouring labels; None where there are none.
+        has_bias: Whether every token has a feature that is always 1.
+        ragged_labels: Whether longer examples have more labels.
+    """
+
+    emission: str
+    pairs: str | None
+    structure: Structure
+    has_bias: bool
+    ragged_labels = False
+
+    def __init__(self, head: Any) -> None:
+        self.head = head
+        self.structure = self.head.structure
+        self.has_bias = self.head.bias is not None
+
+    @property
+    @abstractmethod
+    def num_states(self) -> int:
+        """K."""
+
+    @abstractmethod
+    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels and costs of all tokens, and the lengths ``[B]``."""
+
+    @abstractmethod
+    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
+        """Features of all tokens, ``[tokens, F]`` or as lists."""
+
+    def lists(self, lengths: Tensor) -> Tensor:
+        """Number of lists of features of examples of these lengths: one for each token."""
+        return lengths
+
+    def complete(self, examples: Examples, line_start: Tensor) -> Examples:
+        """Fill in what is computed from the features of all examples; ``line_start`` says where their lists begin."""
+        from torchssvm.solvers.compiled.inner import fill_inner
+
+        fill_inner(examples, self.has_bias)
+        return examples
+
+    def scratch_of(self, examples: Examples) -> Any:
+        """Makes ``Scratch.arcs``; None if it is None."""
+        return None
+
+    def label_limits(self, lengths: Tensor) -> Tensor:
+        """The largest label of examples of these lengths."""
+        return torch.full_like(lengths, self.num_states - 1)
+
+    @abstractmethod
+    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Emissions ``[F, K]``, pairs, bias, and biases of the first and of the last token; None where there is none.
+
+        The tensors share their memory with the head.
+        """
+
+    @property
+    def width(self) -> int:
+        """W, the padded length of a row of the emissions.
+
+        Rows that fill vector registers make the loop an eighth faster, as long as the weights fit in the cache.
+        """
+        return self.width_of(self.head.in_features)
+
+    def width_of(self, rows: int) -> int:
+        """W for ``rows`` features."""
+        wide = -(-self.num_states // _LANES) * _LANES
+        return wide if self.num_states >= _LANES and rows * wide <= _COPIED else self.num_states
+
+    def model(self, rows: Tensor | None = None) -> Model:
+        """The weights as the loop reads and writes them: a row for each feature, one after another.
+
+        The arrays share their memory with the head where its layout is the same and rows are not padded.
+
+        Args:
+            rows: ``[U]`` int64, copies the weights of these features only; None is all features.
+        """
+        emission, pairs, *biases = self.weights()
+        emission = emission if rows is None else emission[rows]
+        width = self.width_of(len(emission))
+        zero = torch.zeros(self.num_states, dtype=emission.dtype)
+        if pairs is None:
+            pairs = torch.zeros(0, self.num_states, dtype=emission.dtype)
+        wide = [_fill_up(t.detach(), width) for t in (emission, *(zero if b is None else b for b in biases))]
+        bias, first = biases[0], biases[1]
+        arrays: list[Any] = [t.numpy() for t in (wide[0], pairs.detach(), *wide[1:])]
+        return Model(*arrays, bias is not None, first is not None)  # type: ignore[call-arg]
+
+    def take_back(self, model: Model) -> None:
+        """Write the weights of ``model`` to the head, if they are a copy."""
+        emission, _, *biases = self.weights()
+        for held, array in ((emission, model.emission), *zip(biases, model[2:5], strict=True)):
+            found = torch.from_numpy(array)
+            if held is not None and held.data_ptr() != found.data_ptr():
+                held.detach().copy_(found[..., : self.num_states])
+
+    @abstractmethod
+    def trained(self, model: Model) -> list[Any]:
+        """The arrays of ``model`` that are the head's parameters, in their order."""
+
+    def cost_matrix(self) -> Tensor:
+        """``Examples.cost_matrix``."""
+        return torch.zeros(0, 0, dtype=torch.float64)
+
+    def allowed(self) -> Tensor:
+        """``Examples.allowed``."""
+        return torch.ones(0, self.num_states, dtype=torch.bool)
+
+    def apply(self, batch: Batch) -> Any:
+        """Potentials of a batch."""
+        return apply_head(self.head, batch)
+
+    @abstractmethod
+    def as_sequences(self, labelings: Tensor) -> Tensor:
+        """Stored labelings as ``[n, C, N]``, sharing their memory."""
+
+    @abstractmethod
+    def longest_labeling(self, longest: int) -> Tensor:
+        """A batch of one labeling of the largest length and label."""
+
+
+def _fill_up(tensor: Tensor, width: int) -> Tensor:
+    missing = width - tensor.shape[-1]
+    return torch.nn.functional.pad(tensor, (0, missing)).contiguous() if missing else tensor.contiguous()
