@@ -83,17 +83,17 @@ def test_the_page_on_certificates_runs(capsys: pytest.CaptureFixture) -> None:
     assert "60 of 60 examples have other targets" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(5))
 def test_the_page_on_text_runs(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunking, own, alignment, parsing = code(TEXT)
+    chunking, own, entities, alignment, parsing = code(TEXT)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     if place == 0:
         block = chunking
-    elif place == 3:
-        above = "from torchssvm import CompiledBCFW, DualState, SparseLinearChain"
-        exec(f"from torch.utils.data import DataLoader\n{above}", names)
-        block = own
+    elif place >= 3:
+        above = "from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, Labelings, in_order"
+        exec(f"from pathlib import Path\n{above}\nfrom torchssvm.models import chunking_chain", names)
+        block = own if place == 3 else entities
     elif place == 1:
         pytest.importorskip("scipy")
         block = alignment
@@ -106,7 +106,7 @@ def test_the_page_on_text_runs(place: int, tmp_path: Path, monkeypatch: pytest.M
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
     if place == 0:
-        assert names["loop"].certify().gap <= 0.02
+        assert names["loop"].certify().gap <= 0.05
     elif place == 1:
         assert names["certificate"].gap <= 0.01
 
