@@ -16,7 +16,8 @@ class RunOptions:
 
     Attributes:
         batch_size: Blocks in a step.
-        order: In which order blocks are visited; None is ``Proportional()``, gap sampling.
+        order: In which order blocks are visited; None is ``Proportional()``, gap sampling. ``ByLength(lengths)`` draws
+            batches of similar length.
         schedule: When exact passes are made; None is ``WhenEstimated()``.
         seed: Seed of the sampler.
         collate_fn: Makes a ``Batch`` of a list of items; None is ``dataset.collate``.

@@ -52,20 +52,26 @@ def arc_potentials(examples, arcs, model, i, emission, room):
 
 
 @njit_fastmath
+def list_product(examples, line, held):
+    """The sum of ``held`` over the features of one arc."""
+    total = held.dtype.type(0)
+    if len(examples.value):
+        for p in range(examples.row[line], examples.row[line + 1]):
+            total += examples.value[p] * held[examples.column[p]]
+    else:
+        for p in range(examples.row[line], examples.row[line + 1]):
+            total += held[examples.column[p]]
+    return total
+
+
+@njit_fastmath
 def sum_lists(examples, arcs, i, length, held, scores):
     """``scores[t, h]``: the sum of ``held`` over the features of each arc; zero beyond the last head."""
     line = arcs.start[i]
     for t in range(length):
         row = scores[t]
         for h in range(length + 1):
-            total = held.dtype.type(0)
-            if len(examples.value):
-                for p in range(examples.row[line], examples.row[line + 1]):
-                    total += examples.value[p] * held[examples.column[p]]
-            else:
-                for p in range(examples.row[line], examples.row[line + 1]):
-                    total += held[examples.column[p]]
-            row[h] = total
+            row[h] = list_product(examples, line, held)
             line += 1
         row[length + 1 :] = 0.0
 
@@ -109,8 +115,8 @@ def arc_decode(examples, arcs, i, length, emission, scores, labels, room):
 
 
 @njit
-def arc_respond(examples, arcs, i, length, labels, response, room):
-    """``Phi Phi^T (p(labels) - p(y))``."""
+def arc_respond(examples, arcs, i, length, labels, response, room, held, count, found):
+    """``Phi Phi^T (p(labels) - p(y))`` at the arcs of the target, of ``found`` and of the slots ``held[:count]``."""
     room.sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
     start, one = examples.start[i], room.sums.dtype.type(1)
     for t in range(length):
@@ -119,7 +125,14 @@ def arc_respond(examples, arcs, i, length, labels, response, room):
             line = arcs.start[i] + t * (length + 1)
             add_list(examples, line + new, one, room.sums)
             add_list(examples, line + old, -one, room.sums)
-    sum_lists(examples, arcs, i, length, room.sums, response)
+    for t in range(length):  # labelings share most arcs: each is summed once
+        row = response[t]
+        row[: length + 1] = np.inf
+        line = arcs.start[i] + t * (length + 1)
+        for c in range(-2, count):
+            h = examples.y[start + t] if c == -2 else found[t] if c == -1 else held[c, t]
+            if row[h] == np.inf:
+                row[h] = list_product(examples, line + h, room.sums)
 
 
 @njit

@@ -147,7 +147,8 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             continue
         for t in range(length):
             labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
-        respond(examples, examples.arcs, model, i, length, labels, response, pairs, scratch.arcs)
+        read = (scratch.arcs, blocks.labelings[i], count, found)
+        respond(examples, examples.arcs, model, i, length, labels, response, pairs, *read)
         own = score(target, length, response, pairs)
         for e in range(count):
             value = score(blocks.labelings[i, e], length, response, pairs) - own

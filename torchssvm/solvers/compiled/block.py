@@ -163,10 +163,13 @@ def triangle(t, u):
 
 
 @njit
-def respond(examples, arcs, model, i, length, labels, response, pairs, room):
-    """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before)."""
+def respond(examples, arcs, model, i, length, labels, response, pairs, room, held, count, found):
+    """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before).
+
+    What is read of it are the scores of the target, of ``found`` and of the slots ``held[:count]``.
+    """
     if arcs is not None:
-        arc_respond(examples, arcs, i, length, labels, response, room)
+        arc_respond(examples, arcs, i, length, labels, response, room, held, count, found)
         return
     start, inner, states = examples.start[i], examples.inner_start[i], response.shape[1]
     for t in range(length):
