@@ -44,7 +44,7 @@ from torchssvm.core.features import apply_features
 from torchssvm.datasets import OCR, CoNLL2000, PaddedDataset, PrecomputedFeatures
 from torchssvm.models import LetterFeatures
 
-from .measuring import Ask, Clock, Settings, Summary, Table, chosen
+from .measuring import Ask, Clock, Limit, Settings, Summary, Table, chosen, ratio
 
 TITLE = "Joint training of network and chain"
 SIDES = ("cross-entropy", "cross-entropy, chain solved", "CRF", "hinge", "recipe")
@@ -299,8 +299,8 @@ def difference(ours: list[list[int]], theirs: list[list[int]], tokens: int) -> s
 
 
 def summarise(found: dict[str, Any]) -> Summary:
-    """A table for each task."""
-    tables = []
+    """A table for each task, and the recipe's errors beside those of cross-entropy and the CRF."""
+    tables, limits = [], []
     for task, runs in found["runs"].items():
         sides = [side for side in SIDES if side in runs[0]]
         tokens = runs[0]["tokens"]
@@ -315,6 +315,10 @@ def summarise(found: dict[str, Any]) -> Summary:
             beside = None if "recipe" not in wrong or side == "recipe" else difference(wrong["recipe"], counts, tokens)
             shown = ", ".join(f"{100 * error:.2f}" for error in errors)
             rows.append([side, interval(errors), shown, beside, seconds and statistics.mean(seconds)])
+        totals = {side: sum(map(sum, counts)) for side, counts in wrong.items()}
+        for side in ("cross-entropy", "CRF"):
+            name = f"{task}: errors of the recipe over those of {side}"
+            limits.append(Limit(name, ratio(totals.get("recipe"), totals.get(side)), 1.0))
         spent = statistics.mean(run["pretraining"] for run in runs)
         title = (
             f"{task}: {found['pretraining'][task]} epochs of pretraining ({spent:.0f} CPU s), then "
@@ -322,7 +326,7 @@ def summarise(found: dict[str, Any]) -> Summary:
         )
         columns = ["", "test error, %", "seeds", "recipe less this, %", "CPU s after pretraining"]
         tables.append(Table(title, columns, rows))
-    return Summary(tables)
+    return Summary(tables, limits)
 
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:

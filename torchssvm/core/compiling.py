@@ -26,7 +26,8 @@ def watch() -> None:
     class Listener(event.Listener):
         def on_start(self, event: Any) -> None:
             dispatcher = event.data["dispatcher"]
-            if dispatcher.py_func.__module__.startswith("torchssvm."):  # users may have kernels of their own
+            inner = dispatcher.targetoptions.get("no_cpython_wrapper")  # of another kernel, with whose code it is kept
+            if not inner and dispatcher.py_func.__module__.startswith("torchssvm."):  # users may have kernels too
                 _announce(dispatcher)
             _since.append(time.perf_counter())
 
