@@ -24,7 +24,7 @@ def main(
     lam: PositiveFloat = 1.0,  # the best error rate on the 37 trial sentences, of 0.1, 0.3, 1, 3 and 10
     gap: PositiveFloat = 1e-3,
     max_passes: PositiveFloat = 1000.0,
-    batch_size: PositiveInt = 16,
+    batch_size: PositiveInt = 64,
     seed: int = 0,
     accelerator: str = "cpu",
     data: str | None = None,

@@ -1,13 +1,13 @@
 """Horses with learned features: a small U-Net below the graph cuts.
 
 The U-Net is trained on pixels by cross-entropy, pooled over superpixels, smaller ones than in horses.py, and frozen;
-the graph cuts on top of it are trained to a certified duality gap. With --joint ROUNDS, U-Net and graph cuts are first
+the graph cuts on top of it are trained to a certified duality gap. With --joint EPOCHS, U-Net and graph cuts are first
 trained together, on the structured hinge. The loss is the share of the pixels that are wrong.
 
 python examples/horses_cnn.py --lam 100
 """
 
-import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ from torchssvm.datasets import (
     segmentation_scores,
 )
 from torchssvm.datasets.images.segmentation_augmentation import random_views, resized
-from torchssvm.lightning import Alternate, DualityGap, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, JointTraining, Report, StructuredSVM
 from torchssvm.models import ForegroundClassifier, PixelFeatures, RegionGraphs
 
 SIZE = (128, 160)  # of the images that the network sees
-ALTERNATE = Alternate(features=1, head=4)  # epochs of a round of joint training
+ADAMW = partial(torch.optim.AdamW, weight_decay=0.05)
 
 
 class OnPixels(L.LightningModule):
@@ -80,7 +80,7 @@ def main(
         max_passes: Or after so many passes.
         batch_size: Images of a step.
         epochs: Of the U-Net on pixels.
-        joint: Rounds of joint training before the U-Net is frozen.
+        joint: Epochs of joint training before the U-Net is frozen.
         segments: Superpixels to aim at.
         data: Folder of the images; by default in TORCHSSVM_DATA.
         num_train: Images to train on, the first.
@@ -104,20 +104,21 @@ def main(
 
     regions, bounds = RegionGraphs(pixels), {"pairwise": (0.0, None)}
     if joint:
-        adam = lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.05)  # noqa: E731
         head = LinearGraph(regions.in_features, regions.edge_features)
-        together = StructuredSVM(head, lam, regions, features_optimizer=adam, joint=ALTERNATE, bounds=bounds)
+        recipe = JointTraining(joint, lr=1e-4, head_lr=1e-2, optimizer=ADAMW)
+        together = StructuredSVM(head, lam, regions, joint=recipe, bounds=bounds)
         pairs = GapDataModule.from_datasets(PixelSegmentation(train), **loading)
-        L.Trainer(max_epochs=joint * (ALTERNATE.features + ALTERNATE.head), **quiet).fit(together, pairs)
+        L.Trainer(max_epochs=joint + 1, **quiet).fit(together, pairs)  # the head is solved below, on kept features
         regions.eval()
 
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     graphs, tests = (PrecomputedGraphs(PixelSegmentation(images), regions) for images in (train, test))
     loaders = GapDataModule.from_datasets(graphs, test_dataset=tests, **loading)
-    model = StructuredSVM(LinearGraph(graphs.in_features, graphs.edge_features), lam, bounds=bounds)
+    head = LinearGraph(graphs.in_features, graphs.edge_features)
+    model = StructuredSVM(head, lam, bounds=bounds)
     result = Report(report, "horses, graph cuts on a U-Net" + (" (trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result]
-    L.Trainer(max_epochs=math.ceil(max_passes), callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)
+    L.Trainer(max_epochs=100_000, callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)
     labels = [own for batch in loaders.test_dataloader() for own in model.decode(batch.x, batch.lengths).labels]
     print(f"test images, in pixels: {test.scores(labels)}")
     print(f"U-Net on pixels alone:  {segmentation_scores(masks, [test.mask(i) for i in range(len(test))])}")

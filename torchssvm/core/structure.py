@@ -60,6 +60,9 @@ class Structure(ABC):
     padding: int = -1
     """What stands in a labeling beyond an example's length."""
 
+    quick_to_decode: bool = False
+    """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
+
     @abstractmethod
     def argmax(self, potentials: Potentials) -> Decoding | Labeling:
         """The highest-scoring output of every example.

@@ -159,10 +159,11 @@ def choose(
 
     * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: a chain or
       classes, on the CPU, on features that stay as they are and that fit in half of the free memory;
-    * else the torch loop with ``Pairwise()``, ``CacheOracle()`` and ``Labelings()``.
+    * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
+      (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others.
 
-    Where labelings would take more than half of the free memory, or more than ``memory_limit``, the steps are those of
-    ``FrankWolfe()`` on ``MeanParts()``, or else on ``Weights()``.
+    Where the storage would take more than half of the free memory, or more than ``memory_limit``, it is the other one
+    of ``MeanParts()`` and ``Labelings()``, or else ``Weights()``, with the steps that go with it.
 
     Args:
         solver: The rules that are given.
@@ -195,8 +196,11 @@ def choose(
 
 
 def _open_rules(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
-    """The rules for the best storage that fits; for labelings if none does, whose error says what to do."""
-    storage: Storage = next((kind() for kind in (Labelings, MeanParts, Weights) if fits(kind())), Labelings())
+    """The rules for the best storage that fits; for the best of all if none does, whose error says what to do."""
+    kinds: list[type[Storage]] = [Labelings, MeanParts, Weights]
+    if fits.structure.quick_to_decode and not compiled:
+        kinds = [MeanParts, Labelings, Weights]
+    storage = next((kind() for kind in kinds if fits(kind())), kinds[0]())
     if isinstance(storage, Labelings):
         direction = Corrective() if compiled else Pairwise()
         return Solver(direction, CacheOracle(), storage, line_search=solver.line_search).rules()

@@ -46,6 +46,8 @@ class Chain(Structure):
             another number of states.
     """
 
+    quick_to_decode = True
+
     def __init__(
         self,
         num_states: int,

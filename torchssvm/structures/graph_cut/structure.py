@@ -153,6 +153,8 @@ class GraphCut(Structure):
         normalize: Divide the loss by the sum of the weights of the example's nodes.
     """
 
+    quick_to_decode = True
+
     def __init__(self, oracle: CutOracle | None = None, *, balanced: bool = False, normalize: bool = True) -> None:
         check_flags(balanced=balanced, normalize=normalize)
         self.oracle = MinCut() if oracle is None else oracle

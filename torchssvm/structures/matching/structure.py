@@ -85,6 +85,8 @@ class Matching(Structure):
         ValueError: A cost is negative or not finite, or both are zero.
     """
 
+    quick_to_decode = True
+
     def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
         check_flags(normalize=normalize)
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)

@@ -26,6 +26,8 @@ class Multiclass(Structure):
         ValueError: ``num_classes`` is less than 1; ``cost`` has another shape, a negative entry or a non-zero diagonal.
     """
 
+    quick_to_decode = True
+
     def __init__(self, num_classes: int, cost: Tensor | None = None) -> None:
         num_classes = check_whole(num_classes, "num_classes")
         if cost is None:

@@ -36,6 +36,8 @@ class Tree(Structure):
         ValueError: ``num_states`` is less than 1, or ``parent`` does not describe trees.
     """
 
+    quick_to_decode = True
+
     def __init__(
         self, num_states: int, parent: Sequence[int] | Tensor, *, shared: bool = True, normalize: bool = True
     ) -> None:
