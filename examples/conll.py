@@ -14,7 +14,6 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import CacheOracle, Corrective
 from torchssvm.datasets import CoNLL2000Data, chunk_scores
 from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks
 from torchssvm.lightning import DualityGap, Report, StructuredSVM
@@ -46,7 +45,7 @@ def main(
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     L.seed_everything(seed)
     data = CoNLL2000Data(batch_size, min_count, seed=seed)
-    model = StructuredSVM(chunking_chain(data.train.in_features), lam, direction=Corrective(), oracle=CacheOracle())
+    model = StructuredSVM(chunking_chain(data.train.in_features), lam)
 
     def draw(figure: Any, batch: Any, labelings: torch.Tensor) -> None:
         tags = data.test.tags_of(labelings, batch.lengths)

@@ -8,6 +8,7 @@ python examples/multilabel.py --data yeast-train.arff --test yeast-test.arff --l
 Prints certificates, and how good the sets are that joint decoding finds for the test examples; draws what was learned.
 """
 
+import sys
 from pathlib import Path
 
 import lightning as L
@@ -78,7 +79,10 @@ def main(
     """
     torch.set_num_threads(1)
     L.seed_everything(seed)
-    train, tested = read(data, labels, test, ByDensity() if scaling is None else scaling, seed, root)
+    try:
+        train, tested = read(data, labels, test, ByDensity() if scaling is None else scaling, seed, root)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: data={data!r} must be bibtex, scene, medical or an ARFF file: {error}")
     examples = MultilabelData.from_datasets(
         train, test_dataset=tested, batch_size=64, seed=seed, by_gap=not interactions
     )

@@ -130,7 +130,7 @@ class _Table:
             return
         if not self.count and self.layout is not None and b"\t" in line:
             self.separator = b"\t"
-        fields = line.split() if self.separator is None else line.rstrip(b"\r\n").split(self.separator)
+        fields = line.split() if self.separator is None else line.rstrip(b"\t\r\n").split(self.separator)
         if len(fields) != self.count:
             self._set_columns(len(fields), f"{self.source}, line {number}")
         for values, place in zip(self.values, self.places, strict=True):
@@ -215,7 +215,7 @@ def _as_bio(found: TaggedSentences) -> TaggedSentences:
     if (wrong := first_wrong(found.tags)) is not None:
         raise ValueError(
             f"{found.where(wrong)}: tag {found.tags[wrong]!r} must be O, or a letter of BIO, BIOES or BILOU, a hyphen "
-            "and a type: is this the column of the tags?"
+            "and a type: is this the column of the tags? Lines of comments are left out by Columns(comment=...)"
         )
     return replace(found, tags=to_bio(found.tags, found.offsets))
 

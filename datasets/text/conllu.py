@@ -32,7 +32,7 @@ class Sentence(NamedTuple):
     Attributes:
         words: The T words (FORM).
         tags: Their parts of speech: UPOS or XPOS, as chosen, or the other one where that is ``_``.
-        heads: Their heads, 1 to T, and 0 at the root's only child.
+        heads: Their heads, 1 to T, and 0 at the root's only child; all -1 in a file that was read without trees.
         line: Line of the first token in the file.
         upos: Their UPOS, which say what is punctuation; empty where ``tags`` say it.
     """
@@ -65,7 +65,9 @@ class _Word(NamedTuple):
     upos: str
 
 
-def read_conllu(path: str | os.PathLike[str], *, tags: str = "upos", limit: int = UNPACKED_LIMIT) -> list[Sentence]:
+def read_conllu(
+    path: str | os.PathLike[str], *, tags: str = "upos", trees: bool = True, limit: int = UNPACKED_LIMIT
+) -> list[Sentence]:
     """Read a treebank: UTF-8, plain or gzip, ten columns separated by tabs, an empty line after every sentence.
 
     Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are skipped: the basic dependencies connect words.
@@ -74,6 +76,7 @@ def read_conllu(path: str | os.PathLike[str], *, tags: str = "upos", limit: int 
     Args:
         path: The file.
         tags: The column of the parts of speech, ``"upos"`` or ``"xpos"``; the other one stands in for ``_``.
+        trees: Whether the sentences have trees. Without, HEAD is not read, and every head is -1.
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
@@ -105,15 +108,17 @@ def read_conllu(path: str | os.PathLike[str], *, tags: str = "upos", limit: int 
                 raise ValueError(f"{where}: {error}") from error
             if len(token) != len(_COLUMNS):  # conllu ends columns at two blanks, too
                 raise ValueError(f"{where}: a column is empty, or has two blanks in a row, which CoNLL-U forbids")
-            if _is_word(token, len(words) + 1, where):
+            if _is_word(token, len(words) + 1, where, trees):
                 upos, xpos = token["upos"], token["xpos"] or _ABSENT
                 first, second = (upos, xpos) if tags == "upos" else (xpos, upos)
                 tag = first if first != _ABSENT else second
-                words.append(_Word(token["form"], tag, token["head"], number, upos if tags == "xpos" else tag))
+                head = token["head"] if trees else -1
+                words.append(_Word(token["form"], tag, head, number, upos if tags == "xpos" else tag))
         elif begun:
             if not words:
                 raise ValueError(f"{path}, line {begun}: the sentence that begins here has no words")
-            _check_tree(words, path)
+            if trees:
+                _check_tree(words, path)
             forms, its, heads, lines, upos_of = zip(*words, strict=True)
             sentences.append(Sentence(forms, its, heads, lines[0], upos_of if tags == "xpos" else ()))
             words, begun = [], 0
@@ -128,7 +133,7 @@ def check_tag_column(tags: str) -> None:
         raise ValueError(f"tags={tags!r} must be 'upos' or 'xpos', the column with the parts of speech")
 
 
-def _is_word(token: Mapping[str, Any], expected: int, where: str) -> bool:
+def _is_word(token: Mapping[str, Any], expected: int, where: str, trees: bool) -> bool:
     """Whether the ID is that of the next word, not of a multiword token or an empty node."""
     name, head = token["id"], token["head"]
     if isinstance(name, tuple):
@@ -141,8 +146,11 @@ def _is_word(token: Mapping[str, Any], expected: int, where: str) -> bool:
     for column in ("form", "upos"):
         if not token[column]:
             raise ValueError(f"{where}: {column.upper()} is empty; write {_ABSENT!r} for what is not there")
-    if head is None or head < 0:
-        raise ValueError(f"{where}: HEAD is {head}, must be the ID of a word, or 0")
+    if trees and (head is None or head < 0):
+        written = _ABSENT if head is None else head
+        raise ValueError(
+            f"{where}: HEAD is {written}, must be the ID of a word, or 0; trees=False reads words to parse"
+        )
     return True
 
 
@@ -188,6 +196,7 @@ class CoNLLU(Dataset[Example]):
             in every pass.
         skip_nonprojective: Leave out sentences whose arcs cross, for training with ``Projective()``, which cannot have
             them as targets. ``num_skipped`` is their number.
+        trees: False reads words to parse: HEAD may be ``_``. Such sentences cannot be trained on.
 
     Raises:
         ValueError: The file is not CoNLL-U (see :func:`read_conllu`), ``num_features`` or ``tags`` is out of range, or
@@ -202,11 +211,14 @@ class CoNLLU(Dataset[Example]):
         tags: str = "upos",
         keep_features: bool = False,
         skip_nonprojective: bool = False,
+        trees: bool = True,
     ) -> None:
+        if skip_nonprojective and not trees:
+            raise ValueError("skip_nonprojective=True, and trees=False reads no trees to skip")
         self.num_features = check_whole(num_features, "num_features", most=2**31 - 1)
         self.path = Path(path)
         self._kept: dict[int, Tensor] | None = {} if keep_features else None
-        every = read_conllu(path, tags=tags)
+        every = read_conllu(path, tags=tags, trees=trees)
         self.sentences = [s for s in every if s.projective] if skip_nonprojective else every
         self.num_skipped = len(every) - len(self.sentences)
         if not self.sentences:

@@ -139,7 +139,6 @@ def test_the_path(tmp_path, run_script):
         ("alignment", ("--gap", "x"), "gap"),
         ("conll", ("--min_count", "0"), "min_count"),
         ("conll", ("--sizes", "small"), "sizes"),
-        ("multilabel", ("--data", "yeast"), "data"),
         ("large_chain", ("--labels", "0"), "labels"),
         ("large_chain", ("--max_passes", "1.5"), "max_passes"),
         ("horses", ("--num_train", "0"), "num_train"),

@@ -188,3 +188,8 @@ def test_the_page_on_the_optimizer_runs():
     assert names["decodings"]["search"].exact
     messages, search = (names["decodings"][name] for name in ("messages", "search"))
     assert (messages.value <= search.value + 1e-6).all()
+
+
+def test_files_that_are_not_there_are_named(run_script):
+    with pytest.raises(SystemExit, match="error: data='yeast' must be bibtex, scene, medical or an ARFF file"):
+        run_script(ROOT / "examples" / "multilabel.py", "--data", "yeast")

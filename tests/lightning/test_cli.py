@@ -164,11 +164,11 @@ def test_direction_oracle_and_storage_from_a_configuration(rules, tmp_path):
 def test_direction_and_oracle_from_flags(rules):
     model = rules("--model.direction=torchssvm.Pairwise", "--model.oracle=null", "--model.storage=null")
     assert repr(model.direction) == "Pairwise()"
-    assert repr(model.oracle) == "MaxOracle()"
+    assert repr(model.oracle) == "CacheOracle(factor=0.25, floor=0.01)"
     assert model.dual.storage.capacity == 20
     flags = "--model.oracle=torchssvm.CacheOracle", "--model.oracle.factor=0.125", "--model.direction=null"
     model = rules(*flags)
-    assert repr(model.direction) == "FrankWolfe()"
+    assert repr(model.direction) == "Pairwise()"
     assert model.oracle.factor == 0.125
 
 

@@ -22,6 +22,7 @@ from torchssvm import (  # noqa: E402
     Labelings,
     LinearChain,
     LinearTree,
+    MaxOracle,
     MeanParts,
     SoftmaxMargin,
     StructuredHinge,
@@ -414,7 +415,7 @@ class Smooth(nn.Module):
 
 def alternating(lr: float = 0.02, **options) -> StructuredSVM:
     torch.manual_seed(0)
-    rules = {"direction": Corrective(), "storage": Labelings()}
+    rules = {"direction": Corrective(), "oracle": MaxOracle(), "storage": Labelings()}
     return StructuredSVM(
         LinearChain(6, 26).double(),
         1.0,

@@ -181,7 +181,7 @@ def test_every_direction_trains_to_certificates(direction, oracle, words, optimu
 
 def test_cache_hits_are_logged(words, tmp_path):
     logged = {}
-    for name, oracle in (("cached", CacheOracle()), ("decoded", None)):
+    for name, oracle in (("cached", CacheOracle()), ("decoded", MaxOracle())):
         made = model(direction=Pairwise(), oracle=oracle)
         fitting = trainer(DualityGap(1e-9, every_n_epochs=2), logger=CSVLogger(tmp_path / name), log_every_n_steps=1)
         fitting.fit(made, loader(words))

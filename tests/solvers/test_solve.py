@@ -10,11 +10,11 @@ from problems import PROBLEMS, chain, multiclass, reference
 
 from torchssvm import (
     BlockGap,
+    CacheOracle,
     Certificate,
     CompiledBCFW,
     DualState,
     Labelings,
-    MaxOracle,
     MeanParts,
     Pairwise,
     Relative,
@@ -91,7 +91,7 @@ def test_what_is_given_overrides():
     compiled = make_trainer(problem.copy().head, Items(problem), problem.lam, solver=Solver(Pairwise()))
     assert isinstance(compiled, CompiledBCFW)
     assert isinstance(compiled.direction, Pairwise)
-    assert isinstance(compiled.oracle, MaxOracle)
+    assert isinstance(compiled.oracle, CacheOracle)
     assert isinstance(compiled.dual.storage, Labelings)
 
 
@@ -166,7 +166,7 @@ def test_bad_input_changes_nothing():
             solve(*given, **options)
     assert bool((problem.head.emission == 1.0).all())
     for wrong, error, words in (
-        ({"compiled": "yes"}, ValueError, "compiled='yes'"),
+        ({"compiled": "yes"}, TypeError, "compiled='yes'"),
         ({"direction": Pairwise}, TypeError, "must be an object"),
         ({"direction": Pairwise(), "storage": MeanParts()}, ValueError, "moves between single labelings"),
         ({"storage": "labelings"}, TypeError, "storage=labelings"),

@@ -105,7 +105,8 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequen
     if collate is None:
         raise ValueError(
             f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: pass a function "
-            "that makes a Batch from items"
+            "that makes a Batch from items (solve: options=RunOptions(collate_fn=...)), or make the dataset a "
+            "torchssvm.datasets.PaddedDataset(x, y, lengths)"
         )
     if hasattr(dataset, "__getitems__"):
         return lambda index: collate(dataset.__getitems__(list(index)))
@@ -184,9 +185,10 @@ def pass_over(dataset: Any, collate_fn: Collate | None = None) -> Iterable[Batch
 
 
 def lengths_of(dataset: Any) -> Tensor | None:
-    """The attribute ``lengths`` of a dataset, if it is a tensor with a number for each example."""
+    """The attribute ``lengths`` of a dataset, if it is a tensor with a whole number for each example."""
     lengths = getattr(dataset, "lengths", None)
-    return lengths if isinstance(lengths, Tensor) and lengths.shape == (len(dataset),) else None
+    whole = isinstance(lengths, Tensor) and not lengths.is_floating_point() and lengths.shape == (len(dataset),)
+    return lengths.to(torch.int64) if whole else None  # type: ignore[union-attr]
 
 
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:

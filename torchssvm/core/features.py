@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 
 def takes_lengths(features: nn.Module) -> bool:
-    """Whether ``features.forward`` has a parameter called ``lengths``; of a compiled module, the module inside."""
+    """Whether ``features.forward`` has a parameter called ``lengths``; of a wrapped module, the module inside."""
     inside = getattr(features, "_orig_mod", features)
+    if isinstance(inside, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return takes_lengths(inside.module)
     return "lengths" in inspect.signature(inside.forward).parameters
 
 

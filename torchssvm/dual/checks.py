@@ -75,7 +75,8 @@ def check_visits(index: Tensor, num_examples: int) -> Tensor:
 def _out_of_range(low: int, high: int, num_examples: int) -> ValueError:
     return ValueError(
         f"index holds {low} to {high}; the dual has num_examples={num_examples}, so that an index is 0 to "
-        f"{num_examples - 1}"
+        f"{num_examples - 1}: it is an example's place in the dataset that is trained on (the items of a Subset keep "
+        "their places in the whole one: make a dataset of the part)"
     )
 
 

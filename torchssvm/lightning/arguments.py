@@ -35,7 +35,7 @@ def find_solver(module: Any, solver: Solver | None, one_by_one: Solver) -> Solve
         solver = one_by_one
     elif not isinstance(solver, Solver):
         raise TypeError(f"solver={solver!r} must be a torchssvm.Solver, such as Solver(direction=Pairwise())")
-    elif one_by_one != Solver():
+    elif not one_by_one.is_default:
         raise ValueError(f"solver={solver} and rules of its own are given: write the rules into the solver")
     rules, moves = solver.rules(), module.features_optimizer is not None
     moving = moves and not module.joint.envelope  # between two epochs of the head

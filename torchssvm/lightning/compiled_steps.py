@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from torchssvm.lightning.epoch_parts import own_draws
 from torchssvm.lightning.exact_pass import evaluating
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader
 from torchssvm.lightning.steps import check_batch
-from torchssvm.solvers.choice import Choice, Sample, choose
+from torchssvm.solvers.choice import STORAGES, Choice, Sample, choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 
 _SAMPLED = 16  # examples from which the memory of all is estimated
@@ -31,9 +32,11 @@ def choose_solver(module: Any, loader: DataLoader) -> Choice:
     Raises:
         ValueError, MemoryError: See :func:`torchssvm.solvers.choose`.
     """
-    hook = _transfer_hook(module)
+    hook, solver, kind = _transfer_hook(module), module.solver, module._run.kind
+    if kind in STORAGES and solver.storage is None and solver.oracle is None and solver.direction is None:
+        solver = dataclasses.replace(solver, storage=STORAGES[kind]())  # resumed: whatever memory is free now
     return choose(
-        module.solver,
+        solver,
         module.head,
         module.structure,
         count_examples(loader),

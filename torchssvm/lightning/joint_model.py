@@ -27,17 +27,20 @@ class JointModel(Predicting):
         """Which head the last fit with ``JointTraining`` kept; None without one, or without validation data."""
         return None if self._stages is None else self._stages.choice
 
-    def on_train_end(self) -> None:
-        """After ``JointTraining``: keep the head that validates better."""
-        super().on_train_end()
+    def choose_head(self) -> None:
+        """After ``JointTraining``: keep the head that validates better; a second call does nothing."""
         if self._stages is not None:
             self._stages.choose(self)
+
+    def on_train_end(self) -> None:
+        """Choose the head."""
+        super().on_train_end()
+        self.choose_head()
 
     def on_fit_end(self) -> None:
         """Likewise after a resumed run that had nothing left to train."""
         super().on_fit_end()
-        if self._stages is not None:
-            self._stages.choose(self)
+        self.choose_head()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what the next steps on the features depend on."""

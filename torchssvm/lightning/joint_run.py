@@ -40,7 +40,9 @@ class HeadChoice(NamedTuple):
     def __str__(self) -> str:
         other = "joint" if self.kept == "solved" else "solved"
         losses = f"solved {self.solved_loss:.6g}, joint {self.joint_loss:.6g}"
-        return f"the {self.kept} head is kept, the {other} one validates no better (mean task loss: {losses})"
+        text = f"the {self.kept} head is kept, the {other} one validates no better (mean task loss: {losses})"
+        later = "; checkpoints of the fit hold the solved head, trainer.save_checkpoint(...) saves the kept one"
+        return text + (later if self.kept == "joint" else "")
 
 
 class JointRun:

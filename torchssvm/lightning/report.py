@@ -61,6 +61,8 @@ class Report(Callback):
         gap.finish(trainer, pl_module)
         if not gap.history:  # the fit ended in the first stage of JointTraining
             return
+        if (choose_head := getattr(pl_module, "choose_head", None)) is not None:
+            choose_head()
         structure = find_problem(trainer).structure
         tests = _test_batches(trainer, pl_module)
         forward = in_precision(trainer, pl_module)

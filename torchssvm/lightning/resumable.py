@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import lightning as L
@@ -41,6 +42,7 @@ class Run:
         trains_features: Whether this epoch trains the features.
         loop: The compiled loop, if it is used.
         compiled: Whether the compiled loop was chosen for this fit.
+        kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
     """
 
     def __init__(self) -> None:
@@ -53,10 +55,12 @@ class Run:
         self.trains_features = False
         self.loop: CompiledBCFW | None = None
         self.compiled = False
+        self.kind: str | None = None
 
     def start(self, loader: DataLoader, *, resumed: bool) -> None:
         """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
         self.resume = self.resume if resumed else None
+        self.kind = self.kind if resumed else None
         self.loader, self.sampler = loader, gap_sampler(loader)
         self.features_moved = self.resume is not None and self.resume.features_moved
         self.trains_features = self.compiled = False
@@ -167,10 +171,18 @@ class Resumable(L.LightningModule):
         fitting = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         state = checkpoint.get(_KEY) if fitting else None
         self._run.resume = None if state is None else ResumePoint.from_state_dict(state)
+        self._run.kind = _kind_of_storage(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies contain the model, not the run, whose sampler refers to the dual."""
         return {**super().__getstate__(), "_run": Run()}
+
+
+def _kind_of_storage(checkpoint: dict[str, Any]) -> str | None:
+    for state in checkpoint.get("optimizer_states", []):
+        with suppress(KeyError, TypeError):
+            return str(state["dual"]["storage"]["kind"])
+    return None
 
 
 def _begin_next_epoch(trainer: L.Trainer) -> None:

@@ -88,10 +88,10 @@ class StructuredSVM(JointModel):
         compiled: Whether :class:`torchssvm.CompiledBCFW` makes the steps: features are computed once and kept for the
             whole run, and the examples of a batch are visited one after another (``block_steps`` is unused). None is
             True where possible. Use False if the dataset gives an example other features each time (augmentation).
-        solver: The six rules above, ``line_search`` and ``compiled`` among them, as one object. None takes what is
-            given one by one. If none of ``storage``, ``block_steps``, ``direction`` and ``oracle`` is given, the fit
-            chooses them as :func:`torchssvm.solve` does, and says which and why; with ``features_optimizer``, and
-            where only some are given, the others are those of ``BlockGap``.
+        solver: The rules ``storage``, ``block_steps``, ``direction``, ``oracle``, ``line_search`` and ``compiled`` as
+            one object; None takes what is given one by one. When a fit begins, it chooses those that are not given, as
+            :func:`torchssvm.solve` does, says which and why, and sets the attributes of these names. With
+            ``features_optimizer`` the others are those of ``BlockGap``.
 
     Raises:
         ValueError: Arguments contradict each other (such as a direction that needs labelings and a storage that keeps
@@ -243,6 +243,9 @@ class StructuredSVM(JointModel):
             raise ValueError(
                 f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
             )
+        stages, resumed = self._stages, resume is not None
+        if stages is not None:
+            stages.start(self, resumed=resumed)
         if not isinstance(self.joint, Alternate) or self.joint.envelope:
             choice = choose_solver(self, self.training_loader)
             tell(choice)
@@ -256,9 +259,6 @@ class StructuredSVM(JointModel):
             storage=copy.deepcopy(self.storage),
             memory_limit=self.memory_limit,
         )
-        stages, resumed = self._stages, resume is not None
-        if stages is not None:
-            stages.start(self, resumed=resumed)
         starting: Any = self._overwriting if stages is None else partial(stages.starting_head, self)
         with starting(resumed=resumed):
             own = groups(self.head, self.bounds)

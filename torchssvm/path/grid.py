@@ -16,6 +16,7 @@ from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.torch_loop import TorchLoop
 
 
@@ -66,7 +67,7 @@ def grid_search(
     dataset: Any,
     lams: Sequence[float],
     *,
-    tolerance: float,
+    tolerance: Tolerance,
     max_passes: float = math.inf,
     warm_start: WarmStart | None = None,
     recipe: Recipe | None = None,
@@ -79,7 +80,7 @@ def grid_search(
         head: The head; afterwards it holds the weights of the smallest lambda.
         dataset: Map-style, n examples.
         lams: Distinct positive numbers, in any order.
-        tolerance: The gap to reach at each lambda; positive.
+        tolerance: The gap to reach at each lambda: a positive number, or ``Relative(0.01)``.
         max_passes: Most effective passes for each lambda.
         warm_start: ``KeepWeights()`` or ``KeepDual()`` continue from the previous lambda; None starts from zero.
         recipe: Makes the dual, loss and optimizer; None is ``Recipe()``.

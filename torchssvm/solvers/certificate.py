@@ -66,7 +66,7 @@ class Certificate:
         kind = "" if self.exact or self.relaxed else " (upper bound: approximate oracle)"
         return ("relaxation: " if self.relaxed else "") + (
             f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f} "
-            f"({100 * self.relative_gap:.2g} % of the primal) after {self.passes:.1f} effective passes"
+            f"({100 * self.relative_gap:.3g} % of the primal) after {self.passes:.1f} effective passes"
         )
 
 

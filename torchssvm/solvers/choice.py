@@ -29,6 +29,9 @@ from torchssvm.steps.rules import check_rules
 BATCH = 64
 """Examples of a step of the torch loop, where nobody says otherwise: more of them share the costs of Python."""
 
+STORAGES: dict[str, type[Storage]] = {"labelings": Labelings, "mean_parts": MeanParts, "weights": Weights}
+"""By the kind in checkpoints; what fits in memory is tried in this order."""
+
 SHARE = 0.5
 """The largest share of the free memory that features, and that the blocks of the dual, may take unasked."""
 
@@ -43,18 +46,17 @@ class Rules(NamedTuple):
     line_search: LineSearch | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solver:
     """How a head is trained: the rules of a step, the storage of the dual's blocks, and the loop.
 
-    ``Solver()`` leaves all of it to the library (see :func:`choose`). Where one of the first four is given, the others
-    take the defaults of ``BlockGap``, and the storage is one that fits them.
+    What is None is chosen, to fit what is given; ``Solver()`` leaves all of it to the library (see :func:`choose`).
 
     Attributes:
         direction: The direction of a step, such as ``Pairwise()``.
         oracle: Whether to decode: ``MaxOracle()`` or ``CacheOracle()``.
         storage: How blocks are kept: ``MeanParts()``, ``Labelings()`` or ``Weights()``; every run begins with a copy.
-        block_steps: The steps of a batch's blocks in the torch loop, such as ``Sequential()``.
+        block_steps: The steps of a batch's blocks, such as ``Sequential()``: the torch loop is then chosen.
         line_search: Chooses the step size; None is ``ExactSearch()``.
         compiled: Whether :class:`torchssvm.CompiledBCFW` takes the steps; None is True where it can. False also suits a
             dataset that gives an example other features each time (augmentation).
@@ -73,14 +75,14 @@ class Solver:
     compiled: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.compiled not in (None, True, False):
-            raise ValueError(f"compiled={self.compiled!r} must be True, False or None")
+        if self.compiled is not None and not isinstance(self.compiled, bool):
+            raise TypeError(f"compiled={self.compiled!r} must be True, False or None")
         self.rules()
 
     @property
-    def is_open(self) -> bool:
-        """Whether the library chooses the rules."""
-        return all(rule is None for rule in (self.direction, self.oracle, self.storage, self.block_steps))
+    def is_default(self) -> bool:
+        """Whether nothing is given."""
+        return all(value is None for value in vars(self).values())
 
     def rules(self) -> Rules:
         """The rules, with the defaults of ``BlockGap`` in the place of None.
@@ -155,7 +157,7 @@ def choose(
 ) -> Choice:
     """The solver with all of its rules.
 
-    Where the rules are open, they are, as measured on the library's tasks:
+    Where nothing is given, the rules are, as measured on the library's tasks:
 
     * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: a chain or
       classes, on the CPU, on features that stay as they are and that fit in half of the free memory;
@@ -163,7 +165,8 @@ def choose(
       (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others.
 
     Where the storage would take more than half of the free memory, or more than ``memory_limit``, it is the other one
-    of ``MeanParts()`` and ``Labelings()``, or else ``Weights()``, with the steps that go with it.
+    of ``MeanParts()`` and ``Labelings()``, or else ``Weights()``, with the steps that go with it. Where some rules are
+    given, the others are the quickest that work with them: a cache wherever labelings are kept, for one.
 
     Args:
         solver: The rules that are given.
@@ -180,7 +183,9 @@ def choose(
         MemoryError: ``compiled=True``, and the features take more than half of the free memory.
     """
     fits = _Fits(num_examples, structure, list(head.parameters()), sample.potentials, memory_limit)
-    rules = _open_rules(solver, fits, compiled=True) if solver.is_open else solver.rules()
+    rules = _complete(solver, fits, compiled=True)
+    if solver.block_steps is not None:
+        obstacle = f"block_steps={solver.block_steps} is a rule of the torch loop"
     why_not = obstacle or reason_not_compiled(head, structure, rules, bounds=bounds)
     if solver.compiled and why_not is not None:
         raise ValueError(f"compiled=True, and the compiled loop cannot be used: {why_not}")
@@ -190,21 +195,30 @@ def choose(
         if solver.compiled:
             raise MemoryError(f"{too_large}: use compiled=False, which computes them for every batch")
         why_not = too_large
-    if why_not is not None and solver.is_open:
-        rules = _open_rules(solver, fits, compiled=False)
+    if why_not is not None:
+        rules = _complete(solver, fits, compiled=False)
     return Choice(rules, why_not is None, why_not or "the features stay as they are")
 
 
-def _open_rules(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
-    """The rules for the best storage that fits; for the best of all if none does, whose error says what to do."""
-    kinds: list[type[Storage]] = [Labelings, MeanParts, Weights]
-    if fits.structure.quick_to_decode and not compiled:
-        kinds = [MeanParts, Labelings, Weights]
-    storage = next((kind() for kind in kinds if fits(kind())), kinds[0]())
-    if isinstance(storage, Labelings):
-        direction = Corrective() if compiled else Pairwise()
-        return Solver(direction, CacheOracle(), storage, line_search=solver.line_search).rules()
-    return Solver(storage=storage, line_search=solver.line_search).rules()
+def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
+    """The rules that are given, and the quickest that work with them."""
+    storage, direction, oracle = solver.storage, solver.direction, solver.oracle
+    if storage is None:
+        kinds = list(STORAGES.values())
+        if any(getattr(rule, "needs_labelings", False) for rule in (direction, oracle)):
+            kinds = [Labelings]
+        elif (
+            direction is not None or solver.block_steps is not None or (fits.structure.quick_to_decode and not compiled)
+        ):
+            kinds = [MeanParts, Labelings, Weights]
+        storage = next((kind() for kind in kinds if fits(kind())), kinds[0]())
+    if storage.keeps_labelings:
+        direction = direction if direction is not None else Corrective() if compiled else Pairwise()
+        oracle = oracle if oracle is not None else CacheOracle()
+    try:
+        return Solver(direction, oracle, storage, solver.block_steps, solver.line_search).rules()
+    except ValueError:  # these block steps do not go with the cache
+        return solver.rules()
 
 
 def _features_too_large(sample: Sample, num_examples: int) -> str | None:

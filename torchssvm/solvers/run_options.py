@@ -15,7 +15,7 @@ class RunOptions:
     """How :func:`torchssvm.solve`, grids and paths visit the training set; may be shared by several runs.
 
     Attributes:
-        batch_size: Blocks in a step.
+        batch_size: Blocks in a step of the torch loop; None is 16, and 64 for :func:`torchssvm.solve`.
         order: In which order blocks are visited; None is ``Proportional()``, gap sampling. ``ByLength(lengths)`` draws
             batches of similar length.
         schedule: When exact passes are made; None is ``WhenEstimated()``.
@@ -27,14 +27,15 @@ class RunOptions:
         TypeError: ``order``, ``schedule`` or ``collate_fn`` is of another kind.
     """
 
-    batch_size: int = 16
+    batch_size: int | None = None
     order: Order | None = None
     schedule: Schedule | None = None
     seed: int = 0
     collate_fn: Collate | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_size", check_whole(self.batch_size, "batch_size"))
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", check_whole(self.batch_size, "batch_size"))
         object.__setattr__(self, "seed", check_seed(self.seed))
         if self.order is not None:
             check_object(self.order, "order", "draw", "Permutation()")

@@ -59,7 +59,8 @@ class TorchLoop(DualTrainer, Stateful):
         if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:
             raise ValueError(f"optimizer={type(optimizer).__name__} must be a BCFW of the dual of the loss")
         self.head, self.loss, self.dual, self.dataset = head, loss, loss.dual, dataset
-        self.sampler = GapBatchSampler(loss.dual, batch_size=options.batch_size, order=options.order, seed=options.seed)
+        size = 16 if options.batch_size is None else options.batch_size
+        self.sampler = GapBatchSampler(loss.dual, batch_size=size, order=options.order, seed=options.seed)
         self.optimizer: Any = optimizer if optimizer is not None else BCFW(loss.dual.parameters, loss.dual)
         self._fetch = fetcher(dataset, options.collate_fn)
         self._epoch: Iterator[list[int]] | None = None

@@ -22,6 +22,7 @@ from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, choose
+from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.parameter_groups import NamedBounds, check_bounds, groups
@@ -62,13 +63,12 @@ def solve(
         dataset: Map-style, n examples with ``collate``; an item's index is its place.
         lam: Regularisation, the lambda of ``lam/2 |w|^2``; positive.
         tolerance: The gap to reach, a number or ``Relative(share)``; None is ``Relative(0.01)``, 1 % of the primal.
-        max_passes: Stop at this many effective passes (n oracle calls each); a warning says so if the gap is then above
-            a tenth of the primal.
-        solver: The rules that are not to be chosen; None is ``Solver()``.
+        max_passes: Stop at this many effective passes (n oracle calls each), with a warning.
+        solver: Rules that are given; the others are chosen to fit them. None gives no rule.
         structure: What an output is; None is ``head.structure``.
         bounds: ``(lower, upper)`` by the name of a parameter of the head, None for no bound.
-        options: Size and order of batches, seed, and when exact passes are made. None draws by the gaps, in the torch
-            loop in batches of 64, of examples of similar length if the dataset has an attribute ``lengths``.
+        options: Seed, order, and when exact passes are made; size of the batches of the torch loop, which are of
+            examples of similar length if no order is given and the dataset has an attribute ``lengths``.
         memory_limit: Bytes that the dual's blocks may take; None is what the device has left.
         on_check: Called with the certificate of every exact pass.
 
@@ -95,8 +95,11 @@ def solve(
     )
     schedule = None if options is None else options.schedule
     certificate = trainer.solve(tolerance, max_passes=max_passes, schedule=schedule, on_check=on_check)
-    if not is_within(certificate.gap, tolerance, certificate.primal):
-        warn_if_far(certificate)
+    if not is_within(certificate.gap, tolerance, certificate.primal) and not warn_if_far(certificate):
+        warn(
+            f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
+            f"{100 * certificate.relative_gap:.3g} % of the primal; {tolerance:g} was asked for"
+        )
     return certificate
 
 
@@ -113,8 +116,9 @@ def make_trainer(
 ) -> CompiledBCFW | TorchLoop:
     """The trainer that :func:`solve` would run, with a new dual; arguments and errors as there.
 
-    ``trainer.step()``, ``certify()``, ``solve(tolerance)`` and ``state_dict()`` are those of
-    :class:`torchssvm.Trainer`; ``trainer.dual`` is the dual.
+    ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are those of :class:`torchssvm.Trainer`, and
+    ``trainer.dual`` is the dual. ``save_checkpoint("run.pt", trainer=trainer, dual=trainer.dual)`` saves all of a run:
+    the state of a compiled loop is that of its draws alone.
     """
     if isinstance(dataset, BlockGap):
         raise TypeError(
@@ -137,6 +141,7 @@ def make_trainer(
         _first(head, dataset, given),
         bounds=bool(bounds),
         memory_limit=memory_limit,
+        obstacle=None if given.order is None or can_draw(given.order) else f"order={given.order} is not compiled",
     )
     tell(choice)
     rules = choice.rules
@@ -153,9 +158,10 @@ def make_trainer(
             order=given.order,
             seed=given.seed,
         )
-    if options is None:
-        lengths = lengths_of(dataset)
-        given = replace(given, batch_size=BATCH, order=None if lengths is None else ByLength(lengths))
+    if given.batch_size is None:
+        given = replace(given, batch_size=BATCH)
+    if given.order is None and (lengths := lengths_of(dataset)) is not None:
+        given = replace(given, order=ByLength(lengths))
     loss = BlockGap(dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
     return TorchLoop(
         head, loss, dataset, given, optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search)
@@ -170,17 +176,22 @@ def tell(choice: Choice) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def warn_if_far(certificate: Certificate) -> None:
-    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation."""
+def warn_if_far(certificate: Certificate) -> bool:
+    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation.
+
+    Returns:
+        Whether it is.
+    """
     gap, primal = certificate.gap, certificate.primal
     if isinstance(certificate, FactorwiseCertificate):
         gap, primal = certificate.relaxed_gap, certificate.relaxed_primal
-    if gap > FAR * primal:
+    if far := gap > FAR * primal > 0.0:
         warn(
             f"the run ended far from the optimum: the gap, {gap:.4g}, is {100 * gap / primal:.0f} % of the primal, "
             f"{primal:.4g}. Train longer, or with a "
             "larger lam, which takes fewer passes"
         )
+    return far
 
 
 @torch.no_grad()

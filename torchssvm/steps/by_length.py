@@ -78,7 +78,8 @@ class ByLength:
             return self.cut(torch.arange(len(gaps)), batch_size, generator)[:batches]
         buckets = self.buckets(batch_size)
         weights = torch.ones(len(gaps), dtype=torch.float64)
-        if isinstance(self.order, Proportional) and float(gaps.max()) > 0.0:
+        gaps = gaps.clamp(min=0.0)
+        if isinstance(self.order, Proportional) and 0.0 < float(gaps.max()) < float("inf"):
             weights = (gaps / gaps.max()) ** self.order.power
         shares = torch.stack([weights[bucket].sum() for bucket in buckets])
         chosen = torch.multinomial(shares, batches, replacement=True, generator=generator)

@@ -113,7 +113,7 @@ def test_a_sentence_knows_its_line(write):
         (rows(0) + "5.1\tx" + "\t_" * 8 + "\n", 2, "ID is '5.1'"),
         (rows(0, "9" * 5000), 2, "Exceeds the limit"),
         (b"\x1f\x8bno gzip", None, "is damaged"),
-        (rows("_"), 1, "HEAD is None, must be the ID of a word, or 0"),
+        (rows("_"), 1, "HEAD is _, must be the ID of a word, or 0"),
         (rows(0, "1.0"), 2, "Failed parsing field 'head': '1.0'"),
         (rows(0, "-1"), 2, "HEAD is -1, must be"),
         (rows(0, "²"), 2, "Failed parsing field 'head': '²'"),

@@ -33,7 +33,7 @@ def reason_not_compiled(head: nn.Module, structure: Structure, rules: Any, *, bo
         check_compiled(rules.direction, rules.oracle)
         adapter = find_adapter(head)
     except (ImportError, TypeError) as error:
-        return str(error)
+        return str(error).removesuffix("; use BlockGap and BCFW")
     if not structure.same_as(adapter.structure):
         return f"structure={structure} is not that of the head, {adapter.structure}"
     return None
