@@ -27,6 +27,7 @@ from torchssvm import (  # noqa: E402
     SoftmaxMargin,
     StructuredHinge,
     certify,
+    evaluate,
     primal,
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
@@ -37,6 +38,7 @@ from torchssvm.lightning import (  # noqa: E402
     JointTraining,
     Report,
     StructuredSVM,
+    joint_run,
 )
 
 
@@ -499,3 +501,14 @@ def test_refusals_of_the_envelope_gradient(words):
     for most, fits in ((1, 60), (61, 121), (100, 121), (182 + 3, 243)):
         with pytest.raises(ValueError, match=rf"max_epochs={most}\) does not end with a solved head.*such as {fits}"):
             trainer(max_epochs=most).fit(alternating(), loader(words))
+
+
+def test_a_report_is_about_the_head_that_is_kept(words, tmp_path, monkeypatch):
+    losses = iter([1.0, 0.0])  # of the solved head, and of the joint one
+    monkeypatch.setattr(joint_run, "_validate", lambda module, loaders: next(losses))
+    model, report = together(), Report(tmp_path)
+    trainer(DualityGap(1e-9, every_n_epochs=1), report, max_epochs=4).fit(model, loader(words), everything(words))
+    assert model.choice.kept == "joint"
+    assert "trainer.save_checkpoint" in str(model.choice)
+    found = evaluate(model, model.structure, everything(words))
+    assert report.report.train_loss == pytest.approx(found.loss)

@@ -10,6 +10,7 @@ from problems import PROBLEMS, chain, multiclass, reference
 
 from torchssvm import (
     BlockGap,
+    ByLength,
     CacheOracle,
     Certificate,
     CompiledBCFW,
@@ -23,9 +24,12 @@ from torchssvm import (
     TorchLoop,
     Uniform,
     Weights,
+    load_checkpoint,
     make_trainer,
+    save_checkpoint,
     solve,
 )
+from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import training
 
 
@@ -175,3 +179,28 @@ def test_bad_input_changes_nothing():
             Solver(**wrong)
     with pytest.raises(ValueError, match="compiled=True, and the compiled loop cannot be used: the weights have"):
         make_trainer(problem.head, data, 0.1, solver=Solver(compiled=True), bounds={"transition": (0.0, None)})
+
+
+def test_a_seed_leaves_size_and_order_of_batches_alone():
+    problem = chain(9, n=8)
+    data = PaddedDataset(problem.x, problem.y, problem.lengths)
+    loop = make_trainer(problem.head, data, 0.3, solver=Solver(compiled=False), options=RunOptions(seed=3))
+    assert isinstance(loop.sampler.order, ByLength)
+    assert (loop.sampler.batch_size, loop.sampler.seed) == (8, 3)
+    other = make_trainer(problem.copy().head, data, 0.3, options=RunOptions(order=ByLength(problem.lengths)))
+    assert isinstance(other, TorchLoop)  # the compiled loop has no batches
+    assert solve(problem.copy().head, data, 0.3, options=RunOptions(seed=1)).relative_gap <= 0.01
+
+
+def test_a_trainer_of_either_kind_is_saved_with_its_dual(tmp_path):
+    for compiled in (True, False):
+        trainers = []
+        for _ in range(2):
+            problem = chain(10, n=8)
+            data = Items(problem)
+            trainers.append(make_trainer(problem.head, data, 0.3, solver=Solver(compiled=compiled)))
+        first, second = trainers
+        first.step()
+        save_checkpoint(tmp_path / "run.pt", trainer=first, dual=first.dual)
+        load_checkpoint(tmp_path / "run.pt", trainer=second, dual=second.dual)
+        assert first.solve(1e-3).gap == second.solve(1e-3).gap

@@ -415,3 +415,17 @@ def test_the_example_says_what_is_wrong_with_a_file(write, tmp_path, run_here):
     ):
         with pytest.raises(SystemExit, match=words):
             run_here(tmp_path / "report", *flags)
+
+
+def test_words_to_parse_have_no_trees(tmp_path):
+    (tmp_path / "new.conllu").write_text(rows("_", "_", "_") + "\n" + rows(0, 7) + "\n")
+    new = CoNLLU(tmp_path / "new.conllu", trees=False)
+    assert [sentence.heads for sentence in new.sentences] == [(-1, -1, -1), (-1, -1)]
+    batch = new.collate([new[0], new[1]])
+    head = LinearArcs(new.num_features)
+    heads = head.structure.decode(head(batch.x, batch.lengths))
+    assert heads.shape == (2, 3)
+    with pytest.raises(ValueError, match="target"):
+        head.structure.check_target(batch.y, head(batch.x, batch.lengths))
+    with pytest.raises(ValueError, match="trees=False reads no trees to skip"):
+        CoNLLU(tmp_path / "new.conllu", trees=False, skip_nonprojective=True)

@@ -1,0 +1,101 @@
+"""The solver of a fit: chosen, given rule by rule, or as one object."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+L = pytest.importorskip("lightning")
+
+from short_words import Words, svm, trainer  # noqa: E402
+
+from torchssvm import (  # noqa: E402
+    BoxQP,
+    CacheOracle,
+    CompiledBCFW,
+    Corrective,
+    Labelings,
+    MeanParts,
+    Pairwise,
+    Relative,
+    Solver,
+    Weights,
+)
+from torchssvm.lightning import DualityGap  # noqa: E402
+from torchssvm.solvers import choice, training  # noqa: E402
+
+
+def fitted(epochs: int = 3, compiled: bool | None = None, **rules):
+    model, gap = svm(compiled, **rules), DualityGap(1e-9, every_n_epochs=1)
+    trainer(gap, max_epochs=epochs, enable_checkpointing=False).fit(model, Words().by_gaps())
+    return model, gap.certificate
+
+
+def test_nothing_said_is_the_compiled_loop_with_the_cache(capsys, monkeypatch):
+    monkeypatch.setattr(training, "_told", set())
+    model, certificate = fitted()
+    assert model._run.compiled
+    assert isinstance(model.direction, Corrective)
+    assert isinstance(model.oracle, CacheOracle)
+    assert isinstance(model.dual.storage, Labelings)
+    fitted()
+    assert capsys.readouterr().err.count("solver: compiled loop, Corrective") == 1
+    assert certificate.gap == pytest.approx(certificate.primal - certificate.dual, abs=1e-9)
+
+
+def test_one_object_does_what_its_rules_do():
+    for rules in ({"direction": Pairwise()}, {"storage": MeanParts()}, {"block_steps": BoxQP(2)}):
+        (whole, one), (apart, other) = fitted(solver=Solver(**rules)), fitted(**rules)
+        assert one.gap == other.gap
+        assert whole._run.compiled == apart._run.compiled == ("block_steps" not in rules)
+    model, _ = fitted(storage=Labelings(capacity=7))
+    assert isinstance(model.direction, Corrective)  # what is not given fits what is
+    assert model.dual.storage.capacity == 7
+
+
+def test_rules_are_given_once():
+    with pytest.raises(ValueError, match="rules of its own are given"):
+        svm(True, solver=Solver(Pairwise()))
+    with pytest.raises(TypeError, match="solver='fast' must be"):
+        svm(None, solver="fast")
+    with pytest.raises(TypeError, match="compiled=0 must be"):
+        svm(0)
+    with pytest.raises(ValueError, match=r"compiled=True, and the compiled loop cannot be used: storage=Weights"):
+        svm(True, storage=Weights())
+
+
+def test_a_run_goes_on_whatever_memory_is_free(tmp_path, monkeypatch):
+    model = svm(None)
+    first = trainer(DualityGap(1e-9, every_n_epochs=1), max_epochs=2, enable_checkpointing=False)
+    first.fit(model, Words().by_gaps())
+    first.save_checkpoint(tmp_path / "run.ckpt")
+    monkeypatch.setattr(choice._Fits, "__call__", lambda self, storage: not isinstance(storage, Labelings))
+    again = svm(None)
+    gap = DualityGap(1e-9, every_n_epochs=1)
+    trainer(gap, max_epochs=4, enable_checkpointing=False).fit(
+        again, Words().by_gaps(), ckpt_path=tmp_path / "run.ckpt"
+    )
+    assert isinstance(again.dual.storage, Labelings)
+    assert again._run.compiled
+    monkeypatch.undo()
+    _, certificate = fitted(4)
+    assert gap.certificate.gap == certificate.gap
+
+
+def test_the_end_is_one_per_cent_of_the_primal():
+    gap, model = DualityGap(), svm(None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the run ended")
+        trainer(gap, max_epochs=1000, enable_checkpointing=False).fit(model, Words().by_gaps())
+    assert gap.tolerance == Relative(0.01)
+    assert gap.certificate.relative_gap <= 0.01
+    assert "tolerance 1 % of the primal" in gap.stopped_because
+    with pytest.warns(UserWarning, match=r"the run ended far from the optimum: the gap, .* % of the primal"):
+        trainer(DualityGap(), max_epochs=1, enable_checkpointing=False).fit(svm(False), Words().by_gaps())
+
+
+def test_the_torch_loop_is_left_to_itself():
+    model, _ = fitted(compiled=False)
+    assert model.compiled_loop() is None
+    assert not isinstance(model._run.loop, CompiledBCFW)
