@@ -159,8 +159,8 @@ def choose(
 
     Where nothing is given, the rules are, as measured on the library's tasks:
 
-    * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: a chain or
-      classes, on the CPU, on features that stay as they are and that fit in half of the free memory;
+    * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: chains,
+      classes and parsers, on the CPU, on features that stay as they are and that fit in half of the free memory;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
       (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others.
 
