@@ -2,7 +2,7 @@
 
 Of the 800 training images of the Leeds Sports Poses, the network is trained on the last 600, by cross-entropy; the head
 on the first 100 (as in the paper), of which the network knows no more than of the test images, or on all 800. Prints
-detected joints (PDJ) and the mean error on the 200 test images, beside those of the network alone. With --joint ROUNDS,
+detected joints (PDJ) and the mean error on the 200 test images, beside those of the network alone. With --joint EPOCHS,
 network and head are first trained together, on the structured hinge.
 
 python examples/pose.py --precision bf16-mixed
@@ -10,6 +10,7 @@ python examples/pose.py --network runs/pose/network.pt --size large
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +23,11 @@ from torch.utils.data import DataLoader, Subset
 from torchssvm import CacheOracle, Corrective, LinearPose
 from torchssvm.datasets import LSPET, GapDataModule, PoseTargets, PrecomputedFeatures, RandomViews
 from torchssvm.datasets.images.pose_drawing import draw_poses
-from torchssvm.lightning import Alternate, DualityGap, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, JointTraining, Report, StructuredSVM
 from torchssvm.models import JOINTS, PoseNetwork, body_bounds, body_nodes, body_pose
 from torchssvm.models.pose_network import STRIDE
 
-ALTERNATE = Alternate(features=2, head=1)  # epochs of a round of joint training
+ADAMW = partial(torch.optim.AdamW, weight_decay=0.01)
 
 
 class Pretraining(L.LightningModule):
@@ -82,7 +83,7 @@ def main(
         widths: Of the network.
         epochs: Of the network.
         network: File of a network that was trained before, with the same types, canvas and widths.
-        joint: Rounds of joint training before the network is frozen.
+        joint: Epochs of joint training before the network is frozen.
         accelerator: cpu or cuda.
         precision: Of training the network, such as bf16-mixed.
         data: Folder that lspet/ lies in; by default TORCHSSVM_DATA.
@@ -105,10 +106,9 @@ def main(
         trainer.fit(Pretraining(net), loader)
     rules: dict[str, Any] = {"direction": Corrective(), "oracle": CacheOracle(), "bounds": body_bounds(strength)}
     if joint:
-        adam = lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01)  # noqa: E731
-        model = StructuredSVM(LinearPose(structure), lam, net, features_optimizer=adam, joint=ALTERNATE, **rules)
-        rounds = joint * (ALTERNATE.features + ALTERNATE.head)
-        trainer = L.Trainer(accelerator=accelerator, max_epochs=rounds, precision=precision, **quiet)
+        recipe = JointTraining(joint, lr=1e-4, head_lr=1e-2, optimizer=ADAMW)
+        model = StructuredSVM(LinearPose(structure), lam, net, joint=recipe, **rules)
+        trainer = L.Trainer(accelerator=accelerator, max_epochs=joint + 1, precision=precision, **quiet)
         trainer.fit(model, GapDataModule.from_datasets(targets[0], batch_size=batch_size, seed=seed))
     report.mkdir(parents=True, exist_ok=True)
     torch.save(net.cpu().state_dict(), report / "network.pt")
