@@ -131,6 +131,8 @@ class _Table:
         if not self.count and self.layout is not None and b"\t" in line:
             self.separator = b"\t"
         fields = line.split() if self.separator is None else line.rstrip(b"\t\r\n").split(self.separator)
+        if self.layout is not None and line.split()[0] == DOCUMENT.encode() and self.offsets[-1] == len(self.lines):
+            return
         if len(fields) != self.count:
             self._set_columns(len(fields), f"{self.source}, line {number}")
         for values, place in zip(self.values, self.places, strict=True):
@@ -166,6 +168,8 @@ class _Table:
             if not self.tags_optional:
                 raise
             self.places = layout._replace(tag=None).places(count, self.names, where)
+        if self.tags_optional and self.places[1] == self.places[0]:  # the last column is that of the words
+            self.places[1] = None
 
     def _end_sentence(self) -> None:
         start, stop = self.offsets[-1], len(self.lines)

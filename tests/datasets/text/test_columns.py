@@ -59,7 +59,10 @@ tag = st.one_of(
 )
 
 
-@given(st.lists(st.lists(st.tuples(token, token, tag), min_size=1, max_size=4), min_size=1, max_size=5))
+pos = token.filter(lambda text: text != "O" and text[:2] not in ("B-", "I-"))  # a column of chunk tags is refused
+
+
+@given(st.lists(st.lists(st.tuples(token, pos, tag), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_what_was_written_is_read(tmp_path_factory, sentences):
     path = tmp_path_factory.mktemp("columns") / "file"
     text = "\n".join("".join(" ".join(row) + "\n" for row in sentence) for sentence in sentences)
