@@ -197,6 +197,7 @@ def test_it_starts_from_the_head_that_is_given(words):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", module="lightning")
+        warnings.filterwarnings("ignore", message="the run ended far")
         trainer(max_epochs=2).fit(model, loader(words))
     torch.testing.assert_close(model._stages.weights[0], given, atol=1e-6, rtol=0)
 

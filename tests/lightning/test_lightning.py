@@ -330,9 +330,9 @@ def test_figures_are_not_computed_in_every_step(words, monkeypatch):
     value = DualState.value
     monkeypatch.setattr(DualState, "value", lambda self: calls.append(1) or value(self))
     trainer(max_epochs=4).fit(chain(), loader(words))
-    assert len(calls) == 4  # once an epoch
+    assert len(calls) == 4 + 1  # once an epoch, and at the end
     trainer(max_epochs=4).fit(chain(compiled=False), loader(words))
-    assert len(calls) == 4 + 8  # 40 steps: the first and the last of every epoch
+    assert len(calls) == 5 + 8 + 1  # 40 steps: the first and the last of every epoch
 
 
 # What is refused

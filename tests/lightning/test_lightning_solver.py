@@ -99,3 +99,11 @@ def test_the_torch_loop_is_left_to_itself():
     model, _ = fitted(compiled=False)
     assert model.compiled_loop() is None
     assert not isinstance(model._run.loop, CompiledBCFW)
+
+
+def test_a_run_without_certificates_warns_by_its_estimate():
+    with pytest.warns(UserWarning, match=r"the gap is estimated at .* % of the primal. DualityGap\(\) among"):
+        trainer(max_epochs=1, enable_checkpointing=False).fit(svm(None), Words().by_gaps())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the run ended")
+        trainer(max_epochs=400, enable_checkpointing=False).fit(svm(None), Words().by_gaps())

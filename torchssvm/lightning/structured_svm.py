@@ -39,7 +39,7 @@ from torchssvm.solvers.choice import Rules, Solver
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.parameter_groups import check_bounds, groups
-from torchssvm.solvers.training import tell
+from torchssvm.solvers.training import tell, warn_if_estimated_far
 from torchssvm.steps.block_steps import BlockSteps
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.line_search import LineSearch
@@ -311,6 +311,13 @@ class StructuredSVM(JointModel):
             if not self.solves_head:
                 self._solve_head()
             self.follow_features()
+
+    def on_train_end(self) -> None:
+        """Warn of a run that ends far from its optimum, where no ``DualityGap`` does."""
+        certifies = any(hasattr(callback, "stopped_because") for callback in self.trainer.callbacks)  # type: ignore
+        if self.solves_head and not certifies:
+            warn_if_estimated_far(self.dual)
+        super().on_train_end()
 
     def _features_turn(self) -> bool:
         return self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -192,6 +193,16 @@ def warn_if_far(certificate: Certificate) -> bool:
             "larger lam, which takes fewer passes"
         )
     return far
+
+
+def warn_if_estimated_far(dual: DualState) -> None:
+    """Warn of a run without a certificate whose estimated gap is above a tenth of the primal that it gives."""
+    gap = dual.gap_estimate
+    if (primal := dual.value() + gap) < math.inf and gap > FAR * primal > 0.0:
+        warn(
+            f"the run ended far from the optimum: the gap is estimated at {gap:.4g}, {100 * gap / primal:.0f} % of the "
+            "primal. DualityGap() among the callbacks certifies the gap and ends a run at 1 % of the primal"
+        )
 
 
 @torch.no_grad()
