@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections import Counter
 
@@ -10,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_same, chain, examples, multiclass, rng
+from problems import chain, examples, multiclass, rng
+from resumed_draws import check_resuming
 from scipy import stats
 
 from torchssvm import (
@@ -124,34 +124,10 @@ def test_little_is_padded():
 def test_resuming_continues_the_same_draws(inner, stop):
     lengths = torch.randint(1, 8, (20,), generator=rng(5))
     options = {"batch_size": 2, "order": ByLength(lengths, inner), "seed": 4, "chunk": 2}
-
-    def run(training, sampler, steps: int) -> list[list[int]]:
-        seen: list[list[int]] = []
-        while True:
-            for batch in sampler:
-                training.step(batch)
-                seen.append(batch)
-                if len(seen) == steps:
-                    return seen
-
-    one = multiclass(3, n=20).train()
-    whole = run(one, GapBatchSampler(one.dual, **options), 30)
-    first = multiclass(3, n=20).train()
-    sampler = GapBatchSampler(first.dual, **options)
-    before = run(first, sampler, stop)
-    file = io.BytesIO()
-    torch.save({"optim": first.optim.state_dict(), "sampler": sampler.state_dict()}, file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    second = multiclass(3, n=20).train()
-    other = GapBatchSampler(second.dual, **options)
-    second.optim.load_state_dict(state["optim"])
-    other.load_state_dict(state["sampler"])
-    assert before + run(second, other, 30 - stop) == whole
-    assert_same(second.optim.state_dict(), one.optim.state_dict())
-    changed = GapBatchSampler(second.dual, **options | {"order": ByLength(lengths + 1, inner)})
+    state = check_resuming(options, 30, stop)
+    changed = GapBatchSampler(multiclass(3, n=20).train().dual, **options | {"order": ByLength(lengths + 1, inner)})
     with pytest.raises(ValueError, match="ByLength"):
-        changed.load_state_dict(state["sampler"])
+        changed.load_state_dict(state)
 
 
 def test_what_does_not_fit_is_refused():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Training, assert_same, chain, examples, multiclass, rng
+from problems import assert_same, chain, examples, multiclass, rng
+from resumed_draws import check_resuming, run
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset
 
@@ -213,38 +213,11 @@ def test_draws_do_not_touch_the_global_random_state():
 # -- Resuming ----------------------------------------------------------------------------------------------
 
 
-def run(training: Training, sampler: GapBatchSampler, steps: int) -> list[list[int]]:
-    """Train for some batches, over epochs, and stop in the middle."""
-    seen: list[list[int]] = []
-    while True:
-        for batch in sampler:
-            training.step(batch)
-            seen.append(batch)
-            if len(seen) == steps:
-                return seen
-
-
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
 @pytest.mark.parametrize("stop", [1, 3, 7, 10, 11, 19, 20, 33])
 def test_resuming_continues_the_same_draws(order, stop):
     options = {"batch_size": 2, "order": order, "seed": 4, "chunk": 2}
-    one = multiclass(3, n=20).train()
-    whole = run(one, GapBatchSampler(one.dual, **options), 45)
-
-    first = multiclass(3, n=20).train()
-    sampler = GapBatchSampler(first.dual, **options)
-    before = run(first, sampler, stop)
-    file = io.BytesIO()
-    torch.save({"optim": first.optim.state_dict(), "sampler": sampler.state_dict()}, file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-
-    second = multiclass(3, n=20).train()
-    other = GapBatchSampler(second.dual, **options)
-    second.optim.load_state_dict(state["optim"])
-    other.load_state_dict(state["sampler"])
-    assert before + run(second, other, 45 - stop) == whole
-    assert_same(second.optim.state_dict(), one.optim.state_dict())
+    check_resuming(options, 45, stop)
 
 
 def test_the_order_of_loading_does_not_matter():
