@@ -97,11 +97,7 @@ class Structure(ABC):
         A :class:`Decoding`'s value and bound include the loss. The default decodes ``potentials + loss_potentials``.
         """
         delta, constant = loss_by_name(self, target, potentials)
-        augmented = {
-            name: tensor + delta[name].to(tensor.dtype) if name in delta else tensor
-            for name, tensor in potentials.tensors.items()
-        }
-        found = as_decoding(self.argmax(potentials.replace(augmented)))
+        found = as_decoding(self.argmax(augmented(potentials, delta)))
         constant = constant.to(torch.float64)
         return found._replace(
             value=None if found.value is None else found.value + constant,
@@ -315,6 +311,16 @@ def loss_by_name(structure: Structure, target: Labeling, potentials: Potentials)
         raise TypeError(f"loss_potentials(target) must return (delta, constant), got {describe(found)}")
     delta, constant = found
     return {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta), constant
+
+
+def augmented(potentials: Potentials, delta: Parts) -> Potentials:
+    """The potentials plus the loss, ``delta`` of :func:`loss_by_name`."""
+    return potentials.replace(
+        {
+            name: tensor + delta[name].to(tensor.dtype) if name in delta else tensor
+            for name, tensor in potentials.tensors.items()
+        }
+    )
 
 
 def check_padding(parts: Parts, potentials: Potentials) -> None:

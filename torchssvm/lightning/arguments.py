@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from torchssvm.lightning.joint_training import JointTraining
-from torchssvm.solvers.choice import Solver
+from torchssvm.solvers.choice import Solver, check_solver
 from torchssvm.solvers.compiled.applies import reason_not_compiled
 from torchssvm.steps.direction import DirectionRule
 
@@ -31,12 +31,10 @@ def find_solver(module: Any, solver: Solver | None, one_by_one: Solver) -> Solve
         ValueError: Both are given; features that are trained and a storage that cannot follow them; or
             ``compiled=True`` where the compiled loop cannot be used.
     """
-    if solver is None:
-        solver = one_by_one
-    elif not isinstance(solver, Solver):
-        raise TypeError(f"solver={solver!r} must be a torchssvm.Solver, such as Solver(direction=Pairwise())")
-    elif not one_by_one.is_default:
+    given = check_solver(solver)
+    if solver is not None and not one_by_one.is_default:
         raise ValueError(f"solver={solver} and rules of its own are given: write the rules into the solver")
+    solver = one_by_one if solver is None else given
     rules, moves = solver.rules(), module.features_optimizer is not None
     moving = moves and not module.joint.envelope  # between two epochs of the head
     if moves and rules.storage.needs_gradients:

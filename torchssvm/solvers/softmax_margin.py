@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
-from torchssvm.core.structure import Labeling, Structure, loss_by_name, per_example, reject_rows
+from torchssvm.core.structure import Labeling, Structure, augmented, loss_by_name, per_example, reject_rows
 
 
 class SoftmaxMargin(nn.Module):
@@ -73,13 +73,9 @@ class SoftmaxMargin(nn.Module):
                     f"structure={structure} has no loss_potentials(target), which the softmax-margin adds to the "
                     "potentials: use StructuredHinge(structure), which needs a max oracle only"
                 ) from error
-            augmented = potentials.replace(
-                {
-                    name: (tensor + delta[name].to(tensor.dtype) if name in delta else tensor) / temperature
-                    for name, tensor in potentials.tensors.items()
-                }
-            )
-            found = structure.marginals(augmented)
+            scores = augmented(potentials, delta).tensors
+            cooled = {name: tensor / temperature for name, tensor in scores.items()}
+            found = structure.marginals(potentials.replace(cooled))
             mean = conform(found.parts, potentials, "marginals(potentials).parts")
             true = conform(structure.parts(target), potentials, "parts(target)")
             rest = temperature * per_example(found.log_partition, potentials, "marginals(potentials).log_partition")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.run_options import RunOptions, check_options
-from torchssvm.solvers.schedules import Schedule
-from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.sampler import GapBatchSampler
 
@@ -53,6 +50,7 @@ class TorchLoop(DualTrainer, Stateful):
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.options = options = check_options(options)
+        self.schedule = options.schedule
         check_dataset(dataset)
         if len(dataset) != loss.dual.num_examples:
             raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
@@ -88,18 +86,6 @@ class TorchLoop(DualTrainer, Stateful):
     def certify(self) -> Certificate:
         """An exact pass; see :func:`torchssvm.certify`."""
         return certify(self.head, self.dual, pass_over(self.dataset, self.options.collate_fn))
-
-    def solve(
-        self,
-        tolerance: Tolerance,
-        *,
-        max_passes: float = math.inf,
-        schedule: Schedule | None = None,
-        on_check: Callable[[Certificate], None] | None = None,
-    ) -> Certificate:
-        """As :meth:`torchssvm.CompiledBCFW.solve`; where ``schedule`` is None, that of the options is followed."""
-        schedule = schedule if schedule is not None else self.options.schedule
-        return super().solve(tolerance, max_passes=max_passes, schedule=schedule, on_check=on_check)
 
     def _steps(self) -> Iterator[int]:
         while True:

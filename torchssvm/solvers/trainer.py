@@ -140,6 +140,8 @@ class DualTrainer:
     """
 
     dual: DualState
+    schedule: Schedule | None = None
+    """What ``solve`` follows where it is given no schedule."""
 
     def step(self) -> Any:
         """Take one step; counts its visits in the dual."""
@@ -163,7 +165,8 @@ class DualTrainer:
             tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
             max_passes: Stop after the step that reaches this many effective passes, those before this call included;
                 the certificate takes one more pass.
-            schedule: When exact passes are made, asked after every step; None is ``WhenEstimated()``.
+            schedule: When exact passes are made, asked after every step; None is that of the options of a
+                :class:`torchssvm.TorchLoop`, else ``WhenEstimated()``.
             on_check: Called with the certificate of every exact pass.
 
         Returns:
@@ -179,7 +182,7 @@ class DualTrainer:
             self.certify,
             tolerance=tolerance,
             max_passes=max_passes,
-            schedule=schedule,
+            schedule=schedule if schedule is not None else self.schedule,
             on_check=on_check,
         )
 

@@ -22,7 +22,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, choose
+from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, check_solver, choose
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
@@ -83,7 +83,7 @@ def solve(
     """
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
-    options = None if options is None else check_options(options)
+    options = check_options(options)
     trainer = make_trainer(
         head,
         dataset,
@@ -94,8 +94,7 @@ def solve(
         options=options,
         memory_limit=memory_limit,
     )
-    schedule = None if options is None else options.schedule
-    certificate = trainer.solve(tolerance, max_passes=max_passes, schedule=schedule, on_check=on_check)
+    certificate = trainer.solve(tolerance, max_passes=max_passes, schedule=options.schedule, on_check=on_check)
     if not is_within(certificate.gap, tolerance, certificate.primal) and not warn_if_far(certificate):
         warn(
             f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
@@ -128,14 +127,13 @@ def make_trainer(
         )
     check_dataset(dataset)
     lam, structure, n = check_lam(lam), find_structure(head, structure), len(dataset)
-    if solver is not None and not isinstance(solver, Solver):
-        raise TypeError(f"solver={solver!r} must be a torchssvm.Solver, such as Solver(direction=Pairwise())")
+    solver = check_solver(solver)
     if not n:
         raise ValueError("the dataset is empty")
     bounds = check_bounds(head, bounds)
     given = check_options(options)
     choice = choose(
-        solver if solver is not None else Solver(),
+        solver,
         head,
         structure,
         n,

@@ -71,6 +71,9 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         self.num_examples = num_examples
         self.batch_size = min(batch_size, num_examples)
         self.order: Order = order if order is not None else Proportional()
+        self._permutation: Order = (
+            ByLength(order.lengths, Permutation()) if isinstance(order, ByLength) else Permutation()
+        )
         self.chunk = max(8, math.ceil(len(self) / 20)) if chunk is None else check_whole(chunk, "chunk")
         self.epoch = 0
         self._generator = torch.Generator().manual_seed(check_seed(seed))
@@ -262,9 +265,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
     @property
     def _order(self) -> Order:
         """The order of this epoch."""
-        if not (self._by_permutation and self._by_permutation()):
-            return self.order
-        return ByLength(self.order.lengths, Permutation()) if isinstance(self.order, ByLength) else Permutation()
+        return self._permutation if self._by_permutation and self._by_permutation() else self.order
 
     def _gaps(self) -> Tensor:
         return self._bound().gap_estimates.detach().to("cpu", copy=True)
