@@ -1,5 +1,6 @@
 """Regularisation paths: weights with a guaranteed gap for every lambda, and grids to compare them with."""
 
+from torchssvm.path.choose_lam import HeldOutPoint, LamChoice, choose_lam
 from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
 from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.picture import plot
@@ -13,9 +14,11 @@ __all__ = [
     "Breakpoint",
     "Certified",
     "GridPoint",
+    "HeldOutPoint",
     "Heuristic",
     "KeepDual",
     "KeepWeights",
+    "LamChoice",
     "MakeOptimizer",
     "PathRule",
     "PathRun",
@@ -23,6 +26,7 @@ __all__ = [
     "RegularizationPath",
     "Training",
     "WarmStart",
+    "choose_lam",
     "grid_search",
     "plot",
     "regularization_path",

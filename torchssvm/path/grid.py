@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -62,6 +62,21 @@ class KeepDual:
         dual.change_lam(lam)
 
 
+def check_lams(lams: Any) -> list[float]:
+    """The lambdas of a grid in descending order.
+
+    Raises:
+        TypeError: ``lams`` is not a list of numbers.
+        ValueError: ``lams`` is empty or holds a duplicate or a number that is not positive.
+    """
+    if isinstance(lams, str | numbers.Number) or not isinstance(lams, Iterable):
+        raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
+    ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
+    if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
+        raise ValueError(f"lams={ordered} must hold distinct positive numbers, at least one")
+    return ordered
+
+
 def grid_search(
     head: nn.Module,
     dataset: Any,
@@ -94,12 +109,8 @@ def grid_search(
         TypeError: ``lams`` is a string or a single number; or as :class:`torchssvm.TorchLoop`.
         ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :class:`torchssvm.TorchLoop`.
     """
-    if isinstance(lams, str | numbers.Number):
-        raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
-    ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
+    ordered = check_lams(lams)
     check_number(max_passes, "max_passes", above=0.0, finite=False)
-    if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
-        raise ValueError(f"lams={list(lams)} must hold distinct positive numbers, at least one")
     check_dataset(dataset)
     recipe, options = check_recipe(recipe), check_options(options)
     points: list[GridPoint] = []

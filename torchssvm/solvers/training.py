@@ -95,11 +95,7 @@ def solve(
         memory_limit=memory_limit,
     )
     certificate = trainer.solve(tolerance, max_passes=max_passes, schedule=options.schedule, on_check=on_check)
-    if not is_within(certificate.gap, tolerance, certificate.primal) and not warn_if_far(certificate):
-        warn(
-            f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
-            f"{100 * certificate.relative_gap:.3g} % of the primal; {tolerance:g} was asked for"
-        )
+    warn_if_short(certificate, tolerance, max_passes)
     return certificate
 
 
@@ -173,6 +169,15 @@ def tell(choice: Choice) -> None:
     if text not in _told:
         _told.add(text)
         print(text, file=sys.stderr, flush=True)
+
+
+def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: float) -> None:
+    """Warn of a run that ``max_passes`` ended before its tolerance."""
+    if not is_within(certificate.gap, tolerance, certificate.primal) and not warn_if_far(certificate):
+        warn(
+            f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
+            f"{100 * certificate.relative_gap:.3g} % of the primal; {tolerance:g} was asked for"
+        )
 
 
 def warn_if_far(certificate: Certificate) -> bool:
