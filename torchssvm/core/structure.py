@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,11 +51,24 @@ class Marginals(NamedTuple):
     log_partition: Tensor
 
 
+def _takes_tensors(oracle: Callable[..., Any]) -> Callable[..., Any]:
+    """An oracle of a structure that also takes what a head of one's own returns: a tensor, or tensors by name."""
+
+    @functools.wraps(oracle)
+    def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
+        return oracle(self, as_potentials(potentials), *args, **kwargs)
+
+    return call
+
+
 class Structure(ABC):
     """What an output is: its parts, its loss, and how the best one is found.
 
     A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the rest has defaults. Score and loss
     are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
+
+    Called by hand, ``argmax``, ``augmented_argmax``, ``marginals`` and ``decode`` take whatever a head returns:
+    :class:`Potentials`, a tensor, or tensors by name. A subclass always gets :class:`Potentials`.
     """
 
     padding: int = -1
@@ -62,6 +76,12 @@ class Structure(ABC):
 
     quick_to_decode: bool = False
     """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("argmax", "augmented_argmax", "marginals"):
+            if name in vars(cls):
+                setattr(cls, name, _takes_tensors(vars(cls)[name]))
 
     @abstractmethod
     def argmax(self, potentials: Potentials) -> Decoding | Labeling:
@@ -91,6 +111,7 @@ class Structure(ABC):
         own ``augmented_argmax`` does without raises NotImplementedError: the losses of its blocks are not compared.
         """
 
+    @_takes_tensors
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding | Labeling:
         """The output with the highest ``score + loss`` of every example: the max oracle of training.
 
