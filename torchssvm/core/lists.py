@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor
 from torchssvm.core.row_sparse import per_example_rows
@@ -125,13 +125,8 @@ class TokenLists(NamedTuple):
         return products
 
 
-def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
-    """Check a batch of features and drop the padding of the lists.
-
-    Raises:
-        TypeError: ``x`` is not :class:`SparseFeatures`.
-        ValueError: A shape, a dtype or a column does not fit.
-    """
+def _checked(x: Any) -> SparseFeatures:
+    """The features, if type, shapes and dtypes fit; see :func:`as_lists`."""
     if not isinstance(x, SparseFeatures):
         raise TypeError(f"x must be torchssvm.SparseFeatures(columns, values), not a {type(x).__name__}")
     columns, values = x
@@ -146,6 +141,38 @@ def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
             f"x.values must be floating-point numbers shaped like x.columns, {list(columns.shape)}, or None where all "
             f"are 1; got {values.dtype} {list(values.shape)}"
         )
+    return x
+
+
+def padded_product(x: Any, weight: Tensor) -> Tensor:
+    """``x W`` with the lists as they are padded, in plain operators: ``[B, N, P]`` -> ``[B, N, K]``.
+
+    Args:
+        x: Columns 0 to F - 1, which are not checked, and -1 as padding.
+        weight: ``[F, K]``.
+
+    Raises:
+        TypeError: ``x`` is not :class:`SparseFeatures`.
+        ValueError: A shape or a dtype does not fit.
+    """
+    columns, values = _checked(x)
+    real = columns >= 0
+    factors = real.to(weight.dtype) if values is None else torch.where(real, values.to(weight.dtype), 0.0)
+    batch, longest, width = columns.shape
+    flat = nn.functional.embedding_bag(
+        columns.clamp(min=0).view(-1, width), weight, mode="sum", per_sample_weights=factors.view(-1, width)
+    )
+    return flat.view(batch, longest, weight.shape[1])
+
+
+def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
+    """Check a batch of features and drop the padding of the lists.
+
+    Raises:
+        TypeError: ``x`` is not :class:`SparseFeatures`.
+        ValueError: A shape, a dtype or a column does not fit.
+    """
+    columns, values = _checked(x)
     real = columns >= 0
     flat = columns[real].to(torch.int64)
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):

@@ -67,7 +67,7 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
     check_int64(lengths, "lengths", (batch,), f", one for each example of a batch of {batch} padded to {longest}")
-    if (numbers := read_numbers(lengths)) is None:  # under torch.vmap: the first call of the head has checked them
+    if (numbers := read_numbers(lengths)) is None:  # under torch.vmap the first call of the head has checked them
         return 1, longest
     low, high = min(numbers, default=1), max(numbers, default=1)
     if low < 1 or high > longest:
