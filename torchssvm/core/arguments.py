@@ -178,7 +178,7 @@ def check_scores(**scores: Tensor) -> None:
 
 
 def read_numbers(tensor: Tensor) -> list[int] | None:
-    """The numbers of a tensor with one axis; None where they cannot be read: under ``torch.vmap``, in a traced graph."""
+    """The numbers of a tensor with one axis; None where none can be read: under ``torch.vmap``, in a graph."""
     if plain():
         return None
     try:

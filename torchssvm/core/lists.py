@@ -158,9 +158,9 @@ def padded_product(x: Any, weight: Tensor) -> Tensor:
     columns, values = _checked(x)
     real = columns >= 0
     factors = real.to(weight.dtype) if values is None else torch.where(real, values.to(weight.dtype), 0.0)
-    batch, longest, width = columns.shape
+    batch, longest = columns.shape[:2]
     flat = nn.functional.embedding_bag(
-        columns.clamp(min=0).view(-1, width), weight, mode="sum", per_sample_weights=factors.view(-1, width)
+        columns.clamp(min=0).flatten(0, 1), weight, mode="sum", per_sample_weights=factors.flatten(0, 1)
     )
     return flat.view(batch, longest, weight.shape[1])
 

@@ -1,4 +1,4 @@
-"""Whether heads compute in plain torch operators: no Numba, no autograd functions, no look at the numbers themselves."""
+"""Whether heads compute in plain torch operators: no Numba, no autograd functions, no look at the numbers."""
 
 from __future__ import annotations
 

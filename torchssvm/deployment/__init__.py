@@ -5,5 +5,6 @@
 """
 
 from torchssvm.deployment.decoder import Decoder
+from torchssvm.deployment.files import SavedModel, load_head, load_model, save_model
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "SavedModel", "load_head", "load_model", "save_model"]

@@ -13,6 +13,10 @@ from torchssvm.structures.chain.structure import Chain
 class ChainDecoder(nn.Module):
     """The best sequences of a :class:`~torchssvm.Chain`; ties as there: the smallest state, from the last position."""
 
+    pairs: Tensor | None
+    first: Tensor
+    last: Tensor
+
     def __init__(self, structure: Chain) -> None:
         super().__init__()
         self.shared = structure.shared
@@ -37,7 +41,8 @@ class ChainDecoder(nn.Module):
             transition = transition.masked_fill(self.pairs, -torch.inf)
             emission = emission.masked_fill(is_first.view(1, -1, 1) & self.first, -torch.inf)
             emission = emission.masked_fill(is_last & self.last, -torch.inf)
-        into, out_of = (), ()
+        into: tuple[Tensor, ...] = ()
+        out_of: tuple[Tensor, ...] = ()
         if not self.shared:  # the pairs that end, and that begin, at each position
             steps = transition.transpose(0, 1)
             into = (nn.functional.pad(steps, (0, 0, 0, 0, 0, 0, 1, 0)),)

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from torchssvm.core.plain import plain_operators
 from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.deployment.chains import ChainDecoder
 from torchssvm.deployment.classes import ClassDecoder
@@ -25,6 +27,9 @@ from torchssvm.structures.pose.structure import Pose
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 from torchssvm.structures.torch_struct.structure import TorchStruct
 from torchssvm.structures.tree.structure import Tree
+
+if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved
+    _register(SparseFeatures, serialized_type_name="torchssvm.SparseFeatures")
 
 _PLAIN: dict[type, Any] = {
     Chain: ChainDecoder,
@@ -120,9 +125,9 @@ def parts_of(
     """
     if not isinstance(head, nn.Module):
         raise TypeError(f"head must be a module such as LinearChain, not a {type(head).__name__}")
-    if isinstance(getattr(head, "head", None), nn.Module):  # a StructuredSVM: no import of Lightning
-        model = head
-        head, structure = model.head, structure or getattr(model, "structure", None)
+    model, inner = head, getattr(head, "head", None)
+    if isinstance(inner, nn.Module):  # a StructuredSVM: no import of Lightning
+        head, structure = inner, structure or getattr(model, "structure", None)
         features = features if features is not None else getattr(model, "features", None)
     structure = structure or getattr(head, "structure", None)
     if not isinstance(structure, Structure):

@@ -10,7 +10,7 @@ from torchssvm.structures.tree.structure import Tree
 
 
 class TreeDecoder(nn.Module):
-    """The best states of a :class:`~torchssvm.Tree`; ties as there: the smallest state, from the roots to the leaves."""
+    """The best states of a :class:`~torchssvm.Tree`; ties as there: the smallest state, from the roots on."""
 
     def __init__(self, structure: Tree) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class TreeDecoder(nn.Module):
         self.upwards = sorted(range(len(depth)), key=lambda node: (-depth[node], node))
 
     def forward(self, potentials: Parts, lengths: Tensor | None) -> Tensor:
-        """``node`` ``[B, N, K]`` and ``edge`` -> ``[B, N]`` int64, -1 beyond the length; N is fixed in a traced graph."""
+        """``node`` ``[B, N, K]`` and ``edge`` -> ``[B, N]`` int64, -1 beyond the length; a graph has a fixed N."""
         node, edge = potentials["node"], potentials["edge"]
         batch, longest, states = node.shape
         if lengths is None:
