@@ -125,7 +125,7 @@ class TokenLists(NamedTuple):
         return products
 
 
-def _checked(x: Any) -> SparseFeatures:
+def check_lists(x: Any) -> SparseFeatures:
     """The features, if type, shapes and dtypes fit; see :func:`as_lists`."""
     if not isinstance(x, SparseFeatures):
         raise TypeError(f"x must be torchssvm.SparseFeatures(columns, values), not a {type(x).__name__}")
@@ -144,18 +144,28 @@ def _checked(x: Any) -> SparseFeatures:
     return x
 
 
+def _check_columns(columns: Tensor, num_features: int) -> None:
+    if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
+        raise ValueError(
+            f"x.columns holds {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, and "
+            "-1 is padding"
+        )
+
+
 def padded_product(x: Any, weight: Tensor) -> Tensor:
     """``x W`` with the lists as they are padded, in plain operators: ``[B, N, P]`` -> ``[B, N, K]``.
 
     Args:
-        x: Columns 0 to F - 1, which are not checked, and -1 as padding.
+        x: Columns 0 to F - 1, which a traced graph does not check, and -1 as padding.
         weight: ``[F, K]``.
 
     Raises:
         TypeError: ``x`` is not :class:`SparseFeatures`.
-        ValueError: A shape or a dtype does not fit.
+        ValueError: A shape, a dtype or a column does not fit.
     """
-    columns, values = _checked(x)
+    columns, values = check_lists(x)
+    if not torch.compiler.is_compiling():
+        _check_columns(columns, len(weight))
     real = columns >= 0
     factors = real.to(weight.dtype) if values is None else torch.where(real, values.to(weight.dtype), 0.0)
     batch, longest = columns.shape[:2]
@@ -172,14 +182,10 @@ def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
         TypeError: ``x`` is not :class:`SparseFeatures`.
         ValueError: A shape, a dtype or a column does not fit.
     """
-    columns, values = _checked(x)
+    columns, values = check_lists(x)
     real = columns >= 0
     flat = columns[real].to(torch.int64)
-    if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
-        raise ValueError(
-            f"x.columns holds {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, and "
-            "-1 is padding"
-        )
+    _check_columns(columns, num_features)
     counts = real.sum(2).flatten()
     ends = counts.cumsum(0)
     token = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts, output_size=len(flat))

@@ -100,19 +100,21 @@ class Decoder(nn.Module):
         """
         with torch.no_grad():
             if torch.compiler.is_compiling():
-                return self._decode(x, lengths)
-            with plain_operators():
-                return self._decode(x, lengths)
+                potentials = self._potentials(x, lengths)
+            else:
+                with plain_operators():
+                    potentials = self._potentials(x, lengths)
+                if lengths is not None and isinstance(self.rule, ChainDecoder | TreeDecoder):
+                    first = next(iter(potentials.tensors.values()))
+                    check_range(lengths, first.shape[0], first.shape[1])
+            if self.rule is None:
+                return self.structure.decode(potentials)
+            return self.rule(potentials.tensors, lengths)
 
-    def _decode(self, x: Any, lengths: Tensor | None) -> Any:
+    def _potentials(self, x: Any, lengths: Tensor | None) -> Potentials:
         if self.features is not None:
             x = self.features(x)
-        potentials = as_potentials(self.head(x) if lengths is None else self.head(x, lengths)).detach()
-        if self.rule is None:
-            return self.structure.decode(potentials)
-        if lengths is not None and not torch.compiler.is_compiling():
-            _check_lengths(self.rule, potentials, lengths)
-        return self.rule(potentials.tensors, lengths)
+        return as_potentials(self.head(x) if lengths is None else self.head(x, lengths)).detach()
 
 
 def parts_of(
@@ -146,9 +148,3 @@ def _plain_decoder(structure: Structure) -> nn.Module | None:
             "head.structure.decode(head(x)) instead; load_head(path) reads such a model from a file"
         )
     return _PLAIN[kind](structure) if kind in _PLAIN else None
-
-
-def _check_lengths(rule: nn.Module, potentials: Potentials, lengths: Tensor) -> None:
-    if isinstance(rule, ChainDecoder | TreeDecoder):
-        first = next(iter(potentials.tensors.values()))
-        check_range(lengths, first.shape[0], first.shape[1])

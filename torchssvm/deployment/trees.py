@@ -31,6 +31,8 @@ class TreeDecoder(nn.Module):
         if lengths is None:
             lengths = torch.full((batch,), longest, device=node.device)
         real = torch.arange(longest, device=node.device) < lengths.unsqueeze(1)
+        if not torch.compiler.is_compiling():
+            self._check(lengths)
         belief = list(node.unbind(1))
         for v in self.upwards:
             above = self.parent[v]
@@ -48,3 +50,12 @@ class TreeDecoder(nn.Module):
                 else:
                     labels[v] = belief[v].argmax(1)
         return torch.where(real, torch.stack(labels, 1), -1)
+
+    def _check(self, lengths: Tensor) -> None:
+        for length in set(lengths.tolist()):
+            for v, above in enumerate(self.parent[:length]):
+                if above >= length:
+                    raise ValueError(
+                        f"an example has {length} nodes, and the parent of node {v} is {above}: number the nodes so "
+                        "that the first nodes contain all their parents"
+                    )

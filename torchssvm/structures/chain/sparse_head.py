@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchssvm.core.arguments import check_flags
-from torchssvm.core.lists import TokenLists, as_lists, padded_product
+from torchssvm.core.lists import TokenLists, as_lists, check_lists, padded_product
 from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, transformed
@@ -75,7 +75,7 @@ class SparseLinearChain(LinearChain):
             ValueError: A shape, a column or a length does not fit.
         """
         lists = None if plain() else as_lists(x, self.in_features, self.emission.dtype)
-        batch, longest = x.columns.shape[:2]
+        batch, longest = check_lists(x).columns.shape[:2]
         if longest < 1:
             raise ValueError(f"x.columns must have at least one position, got {list(x.columns.shape)}")
         if lengths is None:
