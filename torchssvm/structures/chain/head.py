@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
 from torchssvm.structures.arguments import check_range, check_structure
@@ -120,7 +121,7 @@ class LinearChain(LinearHead):
             x = x.to(self.emission.dtype)
             if self.bias is None and self.start_transitions is None:
                 emission = product(x, self.emission)
-            elif transformed():
+            elif transformed() or plain():
                 emission = product(x, self.emission) + everywhere(longest, last, *extra)
             else:
                 emission = _Emission.apply(x, last, self.emission, *extra)

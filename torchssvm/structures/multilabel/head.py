@@ -125,7 +125,7 @@ class LinearMultilabel(LinearHead):
         """Potentials from the labels' scores, the gradients of ``unary`` and the features' squared lengths."""
         tensors = {"unary": scores}
         if self.pairwise is not None:
-            tensors["pairwise"] = self.pairwise.expand(len(scores), -1)
+            tensors["pairwise"] = self.pairwise.expand(scores.shape[0], -1)
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = parts["unary"]
