@@ -179,26 +179,33 @@ def summarise(found: dict[str, Any]) -> Summary:
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     """A chart of each task, over lambda and over the gap."""
+    from matplotlib.ticker import NullFormatter
+
     from torchssvm.core.figures import new_figure
 
     files = []
     for name in ("lam", "gap"):
-        figure = new_figure((3.3 * len(found), 3.0))
-        for axes, (task, own) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        rows = -(-len(found) // 2)
+        figure = new_figure((7.5, 2.7 * rows))
+        for axes, (task, own) in zip(figure.subplots(rows, 2, squeeze=False).flat, found.items(), strict=False):
+            axes.set(xscale="log", ylabel=SCORES[task])
             if name == "lam":
                 axes.plot([row["lam"] * own["n"] for row in own["rows"]], [row["score"] for row in own["rows"]], ".-")
-                axes.axvline(own["guess"] * own["n"], color="grey", linewidth=0.8, linestyle="--", label="guess_lam")
+                axes.axvline(own["guess"] * own["n"], color="grey", linewidth=0.9, linestyle="--", label="guess_lam")
+                axes.set(xlabel="λ n = 1/C", title=f"{task}, n = {own['n']:,}")
                 axes.legend(fontsize="small")
-                axes.set(xlabel="λ n  (C = 1 / (λ n))", title=f"{task}, n = {own['n']:,}")
             else:
-                for run in own["gaps"]:
-                    axes.plot([100 * row["gap"] for row in run], [row["score"] for row in run], ".-", linewidth=1)
-                axes.set(xlabel="certified gap, % of the primal", title=f"{task}, λ n = {own['lam_n']:g}")
-                axes.invert_xaxis()
-            axes.set(xscale="log", ylabel=SCORES[task])
+                for seed, run in enumerate(own["gaps"]):
+                    points = [100 * row["gap"] for row in run], [row["score"] for row in run]
+                    axes.plot(*points, ".-", linewidth=1, label=f"seed {seed}")
+                end = own["gaps"][0][-1]["score"]
+                axes.set(xlim=(60, 0.09), ylim=(end - 4, end + 2), xlabel="certified gap, % of the primal")
+                axes.set_title(f"{task}, λ n = {own['lam_n']:g}")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
             axes.grid(alpha=0.25)
         files.append(folder / f"choosing-{name}.png")
-        figure.savefig(files[-1], dpi=130, facecolor="white")
+        figure.savefig(files[-1], dpi=110, facecolor="white")
     return files
 
 
