@@ -24,8 +24,8 @@ What is used by its name in this package, by purpose:
   ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
   ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with
   ``OneSlack``, ``NSlack``; ``ExponentiatedGradient``; ``Subgradient``.
-* Choosing lambda: ``choose_lam``, ``LamChoice``; paths: ``regularization_path``, ``RegularizationPath``, ``PathRun``,
-  ``grid_search``, ``Recipe``, ``Certified``, ``Heuristic``, ``KeepWeights``, ``KeepDual``.
+* Choosing lambda: ``choose_lam``, ``LamChoice``, ``guess_lam``; paths: ``regularization_path``, ``RegularizationPath``,
+  ``PathRun``, ``grid_search``, ``Recipe``, ``Certified``, ``Heuristic``, ``KeepWeights``, ``KeepDual``.
 * Checking and reporting: ``check``, ``CheckReport``, ``certify``, ``Certificate``, ``FactorwiseCertificate``,
   ``primal``, ``Objective``, ``evaluate``, ``Evaluation``, ``RunReport``.
 
@@ -50,6 +50,7 @@ from torchssvm.path import (
     RegularizationPath,
     choose_lam,
     grid_search,
+    guess_lam,
     regularization_path,
 )
 from torchssvm.solvers import (
@@ -280,6 +281,7 @@ __all__ = [
     "choose_lam",
     "evaluate",
     "grid_search",
+    "guess_lam",
     "in_order",
     "load_checkpoint",
     "make_trainer",

@@ -12,13 +12,15 @@ import pytest
 import torch
 from problems import assert_same
 
-from torchssvm import Certificate, Trainer
+from torchssvm import Certificate, Relative, Trainer
 
 
 class TrainerTestCase(ABC):
     """Subclasses make trainers of one problem, the same each time."""
 
     tolerance = 0.05
+    share = 0.1  # of the primal
+    again = 1.0  # passes to prove what was reached before
     rounding = 1e-9
 
     @abstractmethod
@@ -37,6 +39,10 @@ class TrainerTestCase(ABC):
     def gap(self, certificate: Any) -> float:
         """What solve brings down to the tolerance."""
         return certificate.gap
+
+    def relative(self, certificate: Any) -> float:
+        """The same as a share of the primal."""
+        return certificate.relative_gap
 
     def test_it_has_the_verbs(self):
         trainer = self.make()
@@ -61,6 +67,17 @@ class TrainerTestCase(ABC):
         assert self.gap(again) <= self.tolerance
         assert again.passes - steps <= 1.0 + 1e-12
 
+    def test_solve_goes_on_until_the_gap_is_a_share_of_the_primal(self):
+        trainer, seen = self.make(), []
+        found = trainer.solve(Relative(self.share), on_check=seen.append)
+        assert [self.relative(c) <= self.share for c in seen] == [False] * (len(seen) - 1) + [True]
+        assert found is seen[-1]
+        half = trainer.solve(Relative(self.share / 2))
+        assert self.relative(half) <= self.share / 2
+        again = trainer.solve(Relative(self.share / 2))
+        assert self.relative(again) <= self.share / 2
+        assert again.passes - half.passes <= self.again
+
     def test_solve_stops_at_max_passes_and_counts_those_before(self):
         trainer = self.make()
         found = trainer.solve(1e-13, max_passes=4)
@@ -79,6 +96,9 @@ class TrainerTestCase(ABC):
         ):
             with pytest.raises(ValueError, match=words):
                 trainer.solve(**options)
+        for wrong in ("1 %", None, Relative, [0.1]):
+            with pytest.raises(TypeError, match=r"must be a number, not a .*; Relative\(0.01\) is"):
+                trainer.solve(wrong)
 
     def test_certify_moves_nothing(self):
         trainer = self.make()

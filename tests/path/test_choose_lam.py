@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from items import Items
-from problems import PROBLEMS, Problem
+from problems import PROBLEMS, Problem, reference
 
 from torchssvm import (
+    Chain,
     LamChoice,
     Relative,
     RunOptions,
     Solver,
     choose_lam,
     evaluate,
+    guess_lam,
     in_order,
     primal,
     solve,
@@ -147,6 +150,51 @@ class TestResult:
             assert torch.equal(parameter.detach(), weight)
 
 
+class TestGuess:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_it_is_where_one_example_fits_itself(self, kind):
+        """The definition, by enumeration; the oracle takes one of the outputs with the largest loss."""
+        problem, ends = PROBLEMS[kind](3, dtype=torch.float64), []
+        truth = reference(problem)
+        for losses, changes in zip(truth.losses, truth.changes, strict=True):
+            worst = losses == losses.max()
+            squares = (changes[worst] ** 2).sum(1) / losses.max()
+            ends.append((squares.min(), squares.max()))
+        low, high = np.mean(ends, 0)
+        assert low - 1e-9 <= 30 * problem.n * guess_lam(problem.head, Items(problem)) <= high + 1e-9
+        assert high < 3 * low
+
+    def test_it_follows_the_scale_of_features_and_of_the_loss(self):
+        problem = PROBLEMS["chain"](3, dtype=torch.float64)
+        before = copy.deepcopy(problem.head.state_dict())
+        guess = guess_lam(problem.head, Items(problem))
+        for name, weight in problem.head.state_dict().items():
+            assert torch.equal(weight, before[name])
+        plain = PROBLEMS["multiclass"](3, bias=False)
+        scaled = Problem(plain.head, 3.0 * plain.x, plain.y, None, plain.lam)
+        own, larger = (guess_lam(plain.head, Items(one)) for one in (plain, scaled))
+        assert larger == pytest.approx(9.0 * own)
+        counted = guess_lam(
+            problem.head, Items(problem), structure=Chain(problem.structure.num_states, normalize=False)
+        )
+        assert counted < guess  # a larger loss needs larger weights
+
+    def test_the_default_grid(self):
+        choice, problem, _ = chosen(lams=None)
+        guess = guess_lam(problem.head, Items(problem))
+        assert [point.lam / guess for point in choice.points] == pytest.approx([10.0, 3.0, 1.0, 0.3, 0.1])
+
+    def test_what_has_no_scale_is_refused(self):
+        problem = PROBLEMS["multiclass"](3, bias=False)
+        with pytest.raises(ValueError, match="dataset is empty"):
+            guess_lam(problem.head, [])
+        problem.x = torch.zeros_like(problem.x)
+        with pytest.raises(ValueError, match="are all features zero"):
+            guess_lam(problem.head, Items(problem))
+        with pytest.raises(TypeError, match="map-style dataset with a length"):
+            guess_lam(problem.head, iter([]))
+
+
 class TestTable:
     def test_a_row_for_each_lambda(self):
         choice, problem, _ = chosen()
@@ -177,7 +225,6 @@ class TestBadInput:
             ({"lams": [0.1, 0.1]}, "distinct positive numbers"),
             ({"lams": [0.1, math.nan]}, "distinct positive numbers"),
             ({"lams": 0.1}, "must be a list of numbers"),
-            ({"lams": None}, "must be a list of numbers"),
             ({"lams": ["a"]}, r"lams\[0\]='a' must be a number"),
             ({"tolerance": -1.0}, "tolerance=-1.0 must be at least 0"),
             ({"tolerance": "1 %"}, "tolerance='1 %' must be a number"),

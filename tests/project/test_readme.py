@@ -12,6 +12,7 @@ TEXT = README.parent / "docs/text.md"
 IMAGES = README.parent / "docs/images.md"
 CERTIFICATES = README.parent / "docs/certificates.md"
 JOINT = README.parent / "docs/joint.md"
+CHOOSING = README.parent / "docs/choosing.md"
 
 
 def code(page: Path) -> list[str]:
@@ -109,6 +110,16 @@ def test_the_page_on_text_runs(place: int, tmp_path: Path, monkeypatch: pytest.M
         assert names["loop"].certify().gap <= 0.05
     elif place == 1:
         assert names["certificate"].gap <= 0.01
+
+
+def test_the_page_on_choosing_runs() -> None:
+    names: dict = {}
+    for block in code(CHOOSING):
+        exec(compile(block, str(CHOOSING), "exec"), names)
+    choice = names["choice"]
+    assert choice.best.certificate.relative_gap <= 0.01
+    assert choice.best.held_out.token_error < 0.3
+    assert 0.1 * names["lam"] < choice.best.lam < 30 * names["lam"]
 
 
 def test_the_page_on_joint_training_runs() -> None:

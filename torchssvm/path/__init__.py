@@ -2,6 +2,7 @@
 
 from torchssvm.path.choose_lam import HeldOutPoint, LamChoice, choose_lam
 from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
+from torchssvm.path.guess_lam import guess_lam
 from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.picture import plot
 from torchssvm.path.recipe import MakeOptimizer, Recipe
@@ -28,6 +29,7 @@ __all__ = [
     "WarmStart",
     "choose_lam",
     "grid_search",
+    "guess_lam",
     "plot",
     "regularization_path",
     "start_at_largest_lam",

@@ -18,6 +18,7 @@ from torchssvm.core.figures import new_figure
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.grid import KeepWeights, check_lams
+from torchssvm.path.guess_lam import guess_lam
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import Solver
 from torchssvm.solvers.evaluation import Evaluation, evaluate
@@ -29,6 +30,10 @@ from torchssvm.solvers.training import make_trainer, warn_if_short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
+"""Lambdas that are tried where none are given, as multiples of the guess."""
 
 
 class HeldOutPoint(NamedTuple):
@@ -118,7 +123,7 @@ def choose_lam(
     head: nn.Module,
     dataset: Any,
     held_out: Any,
-    lams: Sequence[float],
+    lams: Sequence[float] | None = None,
     *,
     tolerance: Tolerance | None = None,
     score: Callable[[nn.Module], float] | None = None,
@@ -141,7 +146,7 @@ def choose_lam(
         head: Features -> potentials, linear in all its weights; its weights are replaced.
         dataset: The training set: map-style, n examples with ``collate``; an item's index is its place.
         held_out: Examples that are not trained on: map-style, at least one, of the same kind.
-        lams: Distinct positive numbers, in any order.
+        lams: Distinct positive numbers, in any order; None is 10, 3, 1, 0.3 and 0.1 times :func:`torchssvm.guess_lam`.
         tolerance: The gap to reach at each lambda, a number or ``Relative(share)``; None is ``Relative(0.01)``, 1 % of
             the primal.
         score: Scores the head that it is given; the larger is the better. None is minus the mean loss of the held-out
@@ -165,7 +170,7 @@ def choose_lam(
         TypeError: An argument is of another kind.
         MemoryError: As :func:`torchssvm.solve`.
     """
-    ordered = check_lams(lams)
+    ordered = check_lams(lams) if lams is not None else []
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
     if patience is not None:
@@ -178,6 +183,9 @@ def choose_lam(
     device = next((parameter.device for parameter in head.parameters()), None)
     batches = _held_out_batches(head, dataset, held_out, structure, options, device)
 
+    if lams is None:
+        guess = guess_lam(head, dataset, structure=structure, collate_fn=options.collate_fn)
+        ordered = [factor * guess for factor in FACTORS]
     trainer = make_trainer(
         head,
         dataset,

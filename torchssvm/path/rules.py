@@ -14,6 +14,7 @@ from torchssvm.path.recipe import MakeOptimizer
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import certify
 from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
 
 
@@ -48,10 +49,12 @@ class Accuracy(NamedTuple):
     Attributes:
         gap: The gap; an estimate where it was not certified.
         slope: Delta of [G16] Proposition 1: at ``rho lam`` the gap of the same weights is ``gap + (1 - rho) slope``.
+        primal: The primal, an estimate like the gap; at ``rho lam`` it is ``primal - (1 - rho) lam/2 |w|^2``.
     """
 
     gap: float
     slope: float
+    primal: float
 
 
 class PathRule(Protocol):
@@ -71,7 +74,7 @@ class PathRule(Protocol):
         """Accuracy at the largest breakpoint, given the weights of Algorithm 6 and the bound of their gap."""
         ...
 
-    def next(self, training: Training, tolerance: float) -> Accuracy:
+    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
         """Train to the tolerance, or until the passes are used up."""
         ...
 
@@ -93,7 +96,7 @@ class Certified:
         )
         return self._accuracy(training, certificate.gap, certificate.dual)
 
-    def next(self, training: Training, tolerance: float) -> Accuracy:
+    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
         """Train by :meth:`torchssvm.TorchLoop.solve`."""
         certificate = training.loop().solve(tolerance, max_passes=training.max_passes)
         return self._accuracy(training, certificate.gap, certificate.dual)
@@ -103,7 +106,7 @@ class Certified:
         # despite their rounding, and for an upper bound in place of P. Under bounds the last term is
         # lam (<v, w> - |w|^2/2), and the formula is the same.
         dual = training.loss.dual
-        return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters))
+        return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters), value + gap)
 
 
 @dataclass(frozen=True)
@@ -123,17 +126,21 @@ class Heuristic:
         """The bound of Algorithm 6."""
         return self._accuracy(training, bound)
 
-    def next(self, training: Training, tolerance: float) -> Accuracy:
+    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
         """Take steps until the sum of the stale gaps is within the tolerance."""
         dual, loop = training.loss.dual, training.loop()
         loop.step()
-        while dual.gap_estimate > tolerance and dual.passes < training.max_passes:
+        while dual.passes < training.max_passes:
+            gap = dual.gap_estimate
+            if is_within(gap, tolerance, dual.value() + gap):
+                break
             loop.step()
         return self._accuracy(training, dual.gap_estimate)
 
     def _accuracy(self, training: Training, gap: float) -> Accuracy:
         dual = training.loss.dual  # under bounds that are 0 or infinite, <v, w> = |w|^2
-        return Accuracy(gap, float(dual.loss.sum()) - dual.lam * squared_norm(dual.parameters))
+        slope = float(dual.loss.sum()) - dual.lam * squared_norm(dual.parameters)
+        return Accuracy(gap, slope, dual.value() + gap)
 
 
 def _check_kappa(kappa: float) -> None:

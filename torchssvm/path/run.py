@@ -11,12 +11,14 @@ from torch import nn
 
 from torchssvm.core.arguments import check_dataset, check_number, check_object
 from torchssvm.core.compiling import clock
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
 from torchssvm.path.initial import begin, start_at_largest_lam
 from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, PathRule, Training
 from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
 
 
 class PathRun(Stateful):
@@ -28,7 +30,7 @@ class PathRun(Stateful):
     Args:
         head: The head; its weights are replaced.
         dataset: Map-style, n examples; an item's index is its place.
-        epsilon: The largest gap allowed at any lambda.
+        epsilon: The largest gap allowed at any lambda, a positive number or ``Relative(share)``.
         lam_min: Stop when this lambda is covered.
         max_passes: Stop at this many effective passes in all.
         rule: ``Certified()`` (the default) or ``Heuristic()``.
@@ -50,14 +52,14 @@ class PathRun(Stateful):
         head: nn.Module,
         dataset: Any,
         *,
-        epsilon: float,
+        epsilon: Tolerance,
         lam_min: float,
         max_passes: float = math.inf,
         rule: PathRule | None = None,
         recipe: Recipe | None = None,
         options: RunOptions | None = None,
     ) -> None:
-        self.epsilon = check_number(epsilon, "epsilon", above=0.0)
+        self.epsilon = check_tolerance(epsilon, "epsilon", above=0.0)
         self.lam_min = check_number(lam_min, "lam_min", 0.0)
         max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
         options = check_options(options)
@@ -101,7 +103,7 @@ class PathRun(Stateful):
         if self._stopped or self._lowest <= self.lam_min:
             return False
         start, dual, training = clock(), self.dual, self._training
-        tolerance = self.rule.kappa * self.epsilon
+        tolerance = times(self.epsilon, self.rule.kappa)
         bound = 0.0
         if not self._points:
             bound = start_at_largest_lam(
@@ -119,7 +121,8 @@ class PathRun(Stateful):
             training = training._replace(options=replace(training.options, seed=seed))
             accuracy = self.rule.next(training, tolerance)
         self._seconds += clock() - start
-        if not accuracy.gap <= self.epsilon:  # out of passes: the last breakpoint covers lambdas down to here
+        if not is_within(accuracy.gap, self.epsilon, accuracy.primal):
+            # Out of passes: the last breakpoint covers lambdas down to here.
             if not self._points:
                 raise RuntimeError(
                     f"the gap at the largest lambda is {accuracy.gap:.6g}, more than its bound {bound:.6g}: is the "
@@ -139,6 +142,7 @@ class PathRun(Stateful):
             accuracy.slope,
             self.dual.passes,
             self._seconds,
+            accuracy.primal,
         )
         self._points.append(point)
         self._lowest = self._factor() * point.lam
@@ -146,8 +150,11 @@ class PathRun(Stateful):
 
     def _factor(self) -> float:
         """Step rho of [G16] eq. 13 from the last breakpoint; 0 if that breakpoint covers all smaller lambdas."""
-        room, slope = self.epsilon - self._points[-1].gap, self._points[-1].slope
-        return 0.0 if slope <= room else 1.0 - room / slope
+        point = self._points[-1]
+        room, fall = largest_gap(self.epsilon, point.primal) - point.gap, point.slope
+        if isinstance(self.epsilon, Relative):  # the primal falls with lambda too
+            fall += self.epsilon.share * point.lam / 2 * squared_norm(self.dual.parameters)
+        return 0.0 if fall <= room else 1.0 - room / fall
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on, in tensors, numbers and strings."""
@@ -193,7 +200,7 @@ def regularization_path(
     head: nn.Module,
     dataset: Any,
     *,
-    epsilon: float,
+    epsilon: Tolerance,
     lam_min: float,
     max_passes: float = math.inf,
     rule: PathRule | None = None,
@@ -211,7 +218,8 @@ def regularization_path(
     Args:
         head: The head; its weights are replaced.
         dataset: Map-style, n examples; an item's index is its place.
-        epsilon: The largest gap allowed at any lambda.
+        epsilon: The largest gap allowed at any lambda: a positive number, or ``Relative(0.01)``, a share of the primal
+            at that lambda.
         lam_min: Stop when this lambda is covered. 0 follows the path to its end, which exists only if the training set
             is separable.
         max_passes: Stop at this many effective passes in all; the path then ends early.

@@ -82,6 +82,7 @@ def run_until(
     schedule: Schedule | None = None,
     on_check: Callable[[Proof], None] | None = None,
     reached: Callable[[Proof], bool] | None = None,
+    value: Callable[[], float] | None = None,
 ) -> Proof:
     """Take steps until an exact pass proves that the gap is within ``tolerance``.
 
@@ -95,6 +96,7 @@ def run_until(
         on_check: Called with every certificate.
         reached: Whether a certificate ends the run; None ends it if the gap is within the tolerance, or if no example
             has a gap.
+        value: The dual at the start, if it is known: a share of the primal may then be reached without a step.
 
     Raises:
         ValueError: An argument is out of range.
@@ -116,7 +118,9 @@ def run_until(
         enough = progress.gap_estimate == 0.0 or is_within(certificate.gap, tolerance, certificate.primal)
         return certificate, progress.passes >= max_passes or (enough if reached is None else reached(certificate))
 
-    if progress.gap_estimate <= worth or progress.passes >= max_passes:
+    gap = progress.gap_estimate
+    known = value() + gap if value is not None and gap < math.inf else 0.0  # an estimate of the primal
+    if is_within(gap, tolerance, known) or progress.passes >= max_passes:
         certificate, over = check()
         if over:
             return certificate
@@ -184,6 +188,7 @@ class DualTrainer:
             max_passes=max_passes,
             schedule=schedule if schedule is not None else self.schedule,
             on_check=on_check,
+            value=self.dual.value,
         )
 
     def _steps(self) -> Iterator[int]:
