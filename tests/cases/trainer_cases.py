@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import math
+import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -13,6 +15,18 @@ import torch
 from problems import assert_same
 
 from torchssvm import Certificate, Relative, Trainer
+from torchssvm.solvers import progress_line
+
+
+class FakeStream(io.StringIO):
+    """What was written to a terminal, or to a log."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
 
 
 class TrainerTestCase(ABC):
@@ -137,3 +151,31 @@ class TrainerTestCase(ABC):
         assert_same(self.state(resumed), self.state(whole))
         assert_same(self.weights(resumed), self.weights(whole))
         assert whole.certify().gap == resumed.certify().gap
+
+    def test_the_progress_line_changes_no_bit(self, monkeypatch):
+        runs = []
+        for progress, terminal in ((False, True), (True, True), (True, False)):
+            stream = FakeStream(terminal)
+            monkeypatch.setattr(sys, "stderr", stream)
+            monkeypatch.setattr(progress_line, "EVERY", 0.0)
+            trainer, seen = self.make(), []
+            assert " object at " not in repr(trainer)
+            last = trainer.solve(self.tolerance, on_check=seen.append, progress=progress)
+            figures = [(c.primal, c.dual, c.gap, c.passes) for c in seen]
+            runs.append((self.state(trainer), self.weights(trainer), figures, stream.getvalue(), last))
+        (state, weights, figures, silent, _), shown, logged = runs
+        assert silent == ""
+        for other in (shown, logged):
+            assert_same(other[0], state)
+            assert_same(other[1], weights)
+            assert other[2] == figures
+        assert shown[3].endswith("\n")
+        assert shown[3].count("\n") == 1
+        text = shown[3].rpartition("\r")[2]
+        assert f"gap {self.gap(shown[4]):.3g} (" in text
+        assert f"passes {shown[4].passes:.4g}" in text
+        assert all(len(line) < 80 for line in shown[3].split("\r"))
+        assert logged[3].count("\n") == len(figures)
+        assert "\r" not in logged[3]
+        with pytest.raises(TypeError, match="progress='bar' must be True"):
+            self.make().solve(self.tolerance, progress="bar")

@@ -15,6 +15,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.run_options import RunOptions, check_options
 from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.torch_loop import TorchLoop
@@ -88,6 +89,7 @@ def grid_search(
     recipe: Recipe | None = None,
     options: RunOptions | None = None,
     on_point: Callable[[GridPoint], None] | None = None,
+    progress: bool = True,
 ) -> list[GridPoint]:
     """Train to a certified gap at every lambda of a grid, the largest first.
 
@@ -101,6 +103,7 @@ def grid_search(
         recipe: Makes the dual, loss and optimizer; None is ``Recipe()``.
         options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
         on_point: Called after each lambda.
+        progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 
     Returns:
         The points in descending order of lambda.
@@ -115,25 +118,30 @@ def grid_search(
     recipe, options = check_recipe(recipe), check_options(options)
     points: list[GridPoint] = []
     loss: BlockGap | None = None
-    for lam in ordered:
-        start = clock()
-        if loss is None or warm_start is None:
-            for parameter in head.parameters():
-                nn.init.zeros_(parameter)
-            loss = recipe.loss(head, len(dataset), lam)
-        else:
-            warm_start(loss.dual, lam)
-        before = loss.dual.passes
-        loop = TorchLoop(head, loss, dataset, options, optimizer=recipe.make_optimizer(loss.dual))
-        certificate = loop.solve(tolerance, max_passes=before + max_passes)
-        point = GridPoint(
-            lam,
-            certificate,
-            certificate.passes - before,
-            clock() - start,
-            {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()},
-        )
-        points.append(point)
-        if on_point is not None:
-            on_point(point)
+    with shown(progress) as line:
+        for lam in ordered:
+            if line is not None:
+                line.prefix = f"lam {lam:.3g}"
+            start = clock()
+            if loss is None or warm_start is None:
+                for parameter in head.parameters():
+                    nn.init.zeros_(parameter)
+                loss = recipe.loss(head, len(dataset), lam)
+            else:
+                warm_start(loss.dual, lam)
+            before = loss.dual.passes
+            loop = TorchLoop(head, loss, dataset, options, optimizer=recipe.make_optimizer(loss.dual))
+            certificate = loop.solve(tolerance, max_passes=before + max_passes, progress=line or False)
+            point = GridPoint(
+                lam,
+                certificate,
+                certificate.passes - before,
+                clock() - start,
+                {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()},
+            )
+            points.append(point)
+            if on_point is not None:
+                if line is not None:
+                    line.clear()  # the callback may print
+                on_point(point)
     return points

@@ -13,6 +13,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.path.recipe import MakeOptimizer
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import certify
+from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
@@ -28,6 +29,7 @@ class Training(NamedTuple):
         options: Size and order of batches, and when exact passes are made.
         max_passes: Most effective passes of the dual.
         make_optimizer: Makes the optimizer of the dual, with bounds on the weights.
+        progress: The line that follows the run; False is none.
     """
 
     head: nn.Module
@@ -36,6 +38,7 @@ class Training(NamedTuple):
     options: RunOptions
     max_passes: float
     make_optimizer: MakeOptimizer
+    progress: bool | ProgressLine = False
 
     def loop(self) -> TorchLoop:
         """The torch loop that goes on from the current dual."""
@@ -98,7 +101,7 @@ class Certified:
 
     def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
         """Train by :meth:`torchssvm.TorchLoop.solve`."""
-        certificate = training.loop().solve(tolerance, max_passes=training.max_passes)
+        certificate = training.loop().solve(tolerance, max_passes=training.max_passes, progress=training.progress)
         return self._accuracy(training, certificate.gap, certificate.dual)
 
     def _accuracy(self, training: Training, gap: float, value: float) -> Accuracy:
@@ -135,6 +138,8 @@ class Heuristic:
             if is_within(gap, tolerance, dual.value() + gap):
                 break
             loop.step()
+            if isinstance(training.progress, ProgressLine):
+                training.progress.update(dual.passes, dual.gap_estimate, dual.value)
         return self._accuracy(training, dual.gap_estimate)
 
     def _accuracy(self, training: Training, gap: float) -> Accuracy:

@@ -17,6 +17,7 @@ from torchssvm.path.initial import begin, start_at_largest_lam
 from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, PathRule, Training
+from torchssvm.solvers.progress_line import ProgressLine, shown
 from torchssvm.solvers.run_options import RunOptions, check_options
 from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
 
@@ -40,12 +41,14 @@ class PathRun(Stateful):
     Attributes:
         dual: The dual at the last breakpoint.
         loss: The block gap of the dual.
+        progress: The line that follows the run; None at first.
 
     Raises:
         ValueError: An argument is out of range.
     """
 
     state_name = "run"
+    progress: ProgressLine | None = None
 
     def __init__(
         self,
@@ -118,7 +121,10 @@ class PathRun(Stateful):
         else:
             dual.rescale(self._lowest / dual.lam)  # the factor is 1 if an interrupted call has already rescaled
             seed = training.options.seed + len(self._points)
-            training = training._replace(options=replace(training.options, seed=seed))
+            line = self.progress
+            if line is not None:
+                line.prefix = f"lam {dual.lam:.3g}"
+            training = training._replace(options=replace(training.options, seed=seed), progress=line or False)
             accuracy = self.rule.next(training, tolerance)
         self._seconds += clock() - start
         if not is_within(accuracy.gap, self.epsilon, accuracy.primal):
@@ -208,6 +214,7 @@ def regularization_path(
     options: RunOptions | None = None,
     on_breakpoint: Callable[[PathRun], None] | None = None,
     resume: dict[str, Any] | None = None,
+    progress: bool = True,
 ) -> RegularizationPath:
     """Weights for every lambda at once, each with a gap of at most ``epsilon`` ([G16] section 4, Algorithms 6 and 7).
 
@@ -229,6 +236,7 @@ def regularization_path(
         on_breakpoint: Called with the run after each breakpoint: ``run.path`` is the path so far, ``run.state_dict()``
             a checkpoint.
         resume: A checkpoint, to continue bit for bit; all other arguments must be the same.
+        progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 
     Raises:
         ValueError: An argument is out of range, ``resume`` does not fit, or no weights change any score.
@@ -246,7 +254,10 @@ def regularization_path(
     )
     if resume is not None:
         following.load_state_dict(resume)
-    while following.advance():
-        if on_breakpoint is not None:
-            on_breakpoint(following)
+    with shown(progress) as following.progress:
+        while following.advance():
+            if on_breakpoint is not None:
+                if following.progress is not None:
+                    following.progress.clear()  # the callback may print
+                on_breakpoint(following)
     return following.path

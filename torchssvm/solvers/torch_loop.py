@@ -113,6 +113,9 @@ class TorchLoop(DualTrainer, Stateful):
         self.optimizer.restore(state["optimizer"])
         self.sampler.restore(state["sampler"])
 
+    def __repr__(self) -> str:
+        return f"TorchLoop({self.dual}, direction={self.loss.direction}, order={self.sampler.order})"
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies begin outside of any epoch's loop, like those of their sampler."""
         return {**vars(self), "_epoch": None}

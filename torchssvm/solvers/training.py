@@ -52,6 +52,7 @@ def solve(
     options: RunOptions | None = None,
     memory_limit: int | None = None,
     on_check: Callable[[Certificate], None] | None = None,
+    progress: bool = True,
 ) -> Certificate:
     """Train a head until an exact pass proves that it is within ``tolerance`` of the optimum.
 
@@ -72,6 +73,8 @@ def solve(
             examples of similar length if no order is given and the dataset has an attribute ``lengths``.
         memory_limit: Bytes that the dual's blocks may take; None is what the device has left.
         on_check: Called with the certificate of every exact pass.
+        progress: Whether one line on stderr shows gap, dual, passes and seconds, estimates between certificates marked
+            by ``~``. False is silent but for the choice of the solver; the bits of the run are the same.
 
     Returns:
         The certificate of the last exact pass, which is that of the head's weights.
@@ -94,7 +97,7 @@ def solve(
         options=options,
         memory_limit=memory_limit,
     )
-    certificate = trainer.solve(tolerance, max_passes=max_passes, schedule=options.schedule, on_check=on_check)
+    certificate = trainer.solve(tolerance, max_passes=max_passes, on_check=on_check, progress=progress)
     warn_if_short(certificate, tolerance, max_passes)
     return certificate
 
@@ -144,7 +147,7 @@ def make_trainer(
         head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=memory_limit
     )
     if choice.compiled:
-        return CompiledBCFW(
+        loop = CompiledBCFW(
             head,
             dual,
             pass_over(dataset, given.collate_fn),
@@ -153,6 +156,8 @@ def make_trainer(
             order=given.order,
             seed=given.seed,
         )
+        loop.schedule = given.schedule
+        return loop
     if given.batch_size is None:
         given = replace(given, batch_size=BATCH)
     if given.order is None and (lengths := lengths_of(dataset)) is not None:

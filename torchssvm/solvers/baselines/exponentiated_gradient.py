@@ -224,6 +224,9 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         dual.remember_weights()
         return search.increase
 
+    def __repr__(self) -> str:
+        return f"ExponentiatedGradient({self.dual})"
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies continue from the same batch."""
         return {**vars(self), "_left": None}

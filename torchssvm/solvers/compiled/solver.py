@@ -220,6 +220,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._seen = (self._contents, self.dual.version)
         return certificate
 
+    def __repr__(self) -> str:
+        return f"CompiledBCFW({self.dual}, direction={self.direction}, oracle={self.oracle}, order={self.draws.order})"
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies have the packed training set, and a copy of head and dual; scratch is made again."""
         return {name: value for name, value in vars(self).items() if name != "_scratch"}

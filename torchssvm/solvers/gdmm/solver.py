@@ -33,6 +33,7 @@ from torchssvm.solvers.gdmm.rules import (
     SortedOracle,
 )
 from torchssvm.solvers.gdmm.state import SavedGDMM
+from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
 from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.trainer import run_until
@@ -247,6 +248,7 @@ class GDMM(SavedGDMM):
         violation: float = 0.01,
         on_pass: Callable[[PassReport], None] | None = None,
         on_check: Callable[[FactorwiseCertificate], None] | None = None,
+        progress: bool | ProgressLine = True,
     ) -> FactorwiseCertificate:
         """Make passes until a certificate is within ``tolerance`` and within ``violation``.
 
@@ -258,6 +260,7 @@ class GDMM(SavedGDMM):
             violation: The mean total variation to reach; at least 0.
             on_pass: Called with the report of every pass.
             on_check: Called with every certificate.
+            progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:
             The last certificate, of the current weights.
@@ -282,6 +285,7 @@ class GDMM(SavedGDMM):
             max_passes=max_passes,
             schedule=counting_from(self, schedule if schedule is not None else EveryPasses(10)),
             on_check=on_check,
+            progress=progress,
             reached=lambda c: is_within(c.relaxed_gap, tolerance, c.relaxed_primal) and c.violation <= violation,
         )
 
