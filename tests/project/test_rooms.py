@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "solvers": {"core", "structures", "dual", "steps"},
     "path": {"core", "structures", "dual", "steps", "solvers"},
     "lightning": {"core", "structures", "dual", "steps", "solvers"},
+    "estimators": {"core", "structures", "dual", "steps", "solvers"},
     "datasets": {"core", "structures", "steps"},
     "models": {"core", "structures", "datasets"},
     "cli": {"core", "lightning"},
