@@ -64,6 +64,14 @@ class Potentials:
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
+
+    Example:
+        >>> tensors = {"emission": torch.zeros(2, 5, 3), "transition": torch.zeros(2, 3, 3)}
+        >>> potentials = Potentials(tensors, lengths=torch.tensor([5, 4]))
+        >>> potentials["emission"].shape
+        torch.Size([2, 5, 3])
+        >>> potentials.lengths
+        tensor([5, 4])
     """
 
     __slots__ = (

@@ -30,6 +30,11 @@ class Decoding(NamedTuple):
         exact: Whether the labeling is a maximiser. An approximate oracle says False and gives its bound.
         relaxed: Whether labelings may lie outside of the hull of outputs, such as a fractional vertex of a linear
             program. The dual then is that of the relaxation, and so are its certificates.
+
+    Example:
+        >>> decoding = Multiclass(3).argmax(Potentials(torch.tensor([[0.0, 2.0, 1.0]])))
+        >>> decoding.labeling, decoding.value, decoding.exact
+        (tensor([1]), tensor([2.]), True)
     """
 
     labeling: Labeling
@@ -45,6 +50,13 @@ class Marginals(NamedTuple):
     Attributes:
         parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded.
         log_partition: ``log Z``, ``[B]`` float64.
+
+    Example:
+        >>> marginals = Multiclass(2).marginals(Potentials(torch.tensor([[0.0, 0.0]])))
+        >>> marginals.log_partition
+        tensor([0.6931], dtype=torch.float64)
+        >>> marginals.parts
+        {'potentials': tensor([[0.5000, 0.5000]])}
     """
 
     parts: Parts
@@ -67,8 +79,21 @@ class Structure(ABC):
     A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the rest has defaults. Score and loss
     are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
 
-    Called by hand, ``argmax``, ``augmented_argmax``, ``marginals`` and ``decode`` take whatever a head returns:
+        Called by hand, ``argmax``, ``augmented_argmax``, ``marginals`` and ``decode`` take whatever a head returns:
     :class:`Potentials`, a tensor, or tensors by name. A subclass always gets :class:`Potentials`.
+
+    Example:
+        >>> class Sign(Structure):
+        ...     def argmax(self, potentials):
+        ...         return Decoding((potentials.single > 0).long())
+        ...     def parts(self, labeling):
+        ...         return labeling.to(torch.get_default_dtype())
+        ...     def loss(self, labeling, target):
+        ...         return (labeling != target).double()
+        ...     def loss_potentials(self, target):
+        ...         return 1.0 - 2.0 * target, target.double()
+        >>> Sign().argmax(torch.tensor([0.5, -1.0])).labeling
+        tensor([1, 0])
     """
 
     padding: int = -1

@@ -48,7 +48,14 @@ class WarmStart(Protocol):
 
 
 class KeepWeights:
-    """Keeps the weights at the next lambda and rescales the dual, as in the paper ([G16] Proposition 1)."""
+    """Keeps the weights at the next lambda and rescales the dual, as in the paper ([G16] Proposition 1).
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> grid = grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), warm_start=KeepWeights())
+        >>> all(point.certificate.relative_gap <= 0.1 for point in grid)
+        True
+    """
 
     def __call__(self, dual: DualState, lam: float) -> None:
         """Multiply the dual variables by ``lam / dual.lam``."""
@@ -56,7 +63,14 @@ class KeepWeights:
 
 
 class KeepDual:
-    """Keeps the dual variables at the next lambda and rescales the weights."""
+    """Keeps the dual variables at the next lambda and rescales the weights.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> grid = grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), warm_start=KeepDual())
+        >>> all(point.certificate.relative_gap <= 0.1 for point in grid)
+        True
+    """
 
     def __call__(self, dual: DualState, lam: float) -> None:
         """Divide the weights by ``lam / dual.lam``."""
@@ -111,6 +125,11 @@ def grid_search(
     Raises:
         TypeError: ``lams`` is a string or a single number; or as :class:`torchssvm.TorchLoop`.
         ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :class:`torchssvm.TorchLoop`.
+
+    Example:
+        >>> grid = grid_search(LinearMulticlass(4, 3), data, [1.0, 0.1, 0.01], tolerance=Relative(0.05))
+        >>> [point.lam for point in grid]
+        [1.0, 0.1, 0.01]
     """
     ordered = check_lams(lams)
     check_number(max_passes, "max_passes", above=0.0, finite=False)

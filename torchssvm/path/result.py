@@ -57,6 +57,13 @@ class RegularizationPath:
     Attributes:
         points: Tuple of :class:`Breakpoint`.
         lowest: As above.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> path = regularization_path(head, data, epsilon=0.1, lam_min=0.05)
+        >>> path.apply(head, lam=0.2)
+        >>> primal(head, head.structure, in_order(data), lam=0.2).exact
+        True
     """
 
     def __init__(

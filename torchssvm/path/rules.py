@@ -84,7 +84,13 @@ class PathRule(Protocol):
 
 @dataclass(frozen=True)
 class Certified:
-    """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass."""
+    """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> regularization_path(head, data, epsilon=0.1, lam_min=0.1, rule=Certified(kappa=0.8)).certified
+        True
+    """
 
     kappa: float = 0.9
     certified = True
@@ -117,6 +123,11 @@ class Heuristic:
     """The heuristic path of [G16] appendix K: a breakpoint is done once the sum of stale gaps is within kappa epsilon.
 
     Faster where breakpoints are close together. Proves nothing: it makes no exact pass.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> regularization_path(head, data, epsilon=0.1, lam_min=0.1, rule=Heuristic()).certified
+        False
     """
 
     kappa: float = 0.7

@@ -45,6 +45,13 @@ class PathRun(Stateful):
 
     Raises:
         ValueError: An argument is out of range.
+
+    Example:
+        >>> run = PathRun(LinearMulticlass(4, 3), data, epsilon=0.1, lam_min=0.05)
+        >>> while run.advance():
+        ...     state = run.state_dict()  # to save: run.load_state_dict(state) goes on from it
+        >>> run.path.lowest <= 0.05
+        True
     """
 
     state_name = "run"
@@ -241,6 +248,14 @@ def regularization_path(
     Raises:
         ValueError: An argument is out of range, ``resume`` does not fit, or no weights change any score.
         RuntimeError: The oracle is not exact at zero weights, where the path starts.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> path = regularization_path(head, data, epsilon=0.1, lam_min=0.05)
+        >>> path.certified, path.lowest <= 0.05
+        (True, True)
+        >>> all(point.gap <= 0.1 for point in path.points)
+        True
     """
     following = PathRun(
         head,

@@ -21,6 +21,10 @@ class Relative:
     Raises:
         ValueError: ``share`` is out of range.
         TypeError: ``share`` is not a number.
+
+    Example:
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.01, tolerance=Relative(0.1)).relative_gap <= 0.1
+        True
     """
 
     share: float

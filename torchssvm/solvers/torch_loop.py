@@ -36,6 +36,12 @@ class TorchLoop(DualTrainer, Stateful):
         ValueError: The dataset has another size than the dual, or no ``collate``; or the optimizer is not the BCFW of
             this dual.
         TypeError: ``options`` is not a :class:`RunOptions`, or the dataset has no length.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> loss = BlockGap(DualState.for_head(head, num_examples=30, lam=0.1))
+        >>> TorchLoop(head, loss, data, RunOptions(batch_size=10)).solve(tolerance=0.05).gap <= 0.05
+        True
     """
 
     state_name = "loop"

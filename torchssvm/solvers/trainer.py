@@ -32,6 +32,15 @@ class Trainer(Protocol):
     but no examples, so they share only ``step``, ``state_dict`` and ``load_state_dict`` with trainers. For BCFW use
     :class:`torchssvm.TorchLoop` and :func:`torchssvm.certify`. The subgradient method has no dual: only
     :func:`torchssvm.primal` applies.
+
+    Example:
+        >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.1)
+        >>> isinstance(trainer, Trainer)
+        True
+        >>> trainer.solve(tolerance=Relative(0.05)).relative_gap <= 0.05
+        True
+        >>> trainer.solve(tolerance=Relative(0.01)).relative_gap <= 0.01  # goes on
+        True
     """
 
     def step(self) -> Any:

@@ -83,6 +83,14 @@ def solve(
         ValueError: An argument is out of range, or does not fit the others.
         TypeError: An argument is of another kind.
         MemoryError: The features (with ``compiled=True``) or the blocks do not fit.
+
+    Example:
+        >>> head = LinearMulticlass(in_features=4, num_classes=3)
+        >>> certificate = solve(head, data, lam=0.01)
+        >>> certificate.gap <= 0.01 * certificate.primal
+        True
+        >>> head.structure.argmax(head(points[:3])).labeling
+        tensor([2, 0, 2])
     """
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
@@ -118,6 +126,15 @@ def make_trainer(
     ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are those of :class:`torchssvm.Trainer`, and
     ``trainer.dual`` is the dual. ``save_checkpoint("run.pt", trainer=trainer, dual=trainer.dual)`` saves all of a run:
     the state of a compiled loop is that of its draws alone.
+
+    Example:
+        >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.01)
+        >>> trainer.step()  # one pass: the number of examples visited
+        30
+        >>> trainer.certify().exact
+        True
+        >>> trainer.solve(tolerance=0.05).gap <= 0.05
+        True
     """
     if isinstance(dataset, BlockGap):
         raise TypeError(

@@ -39,6 +39,11 @@ class WeightedLabels(NamedTuple):
     Attributes:
         labels: ``[B, N]`` int64.
         weights: ``[B, N]``, non-negative; the cost of a wrong label at each token or node.
+
+    Example:
+        >>> target = WeightedLabels(labels=torch.tensor([[0, 1]]), weights=torch.tensor([[3.0, 1.0]]))
+        >>> Chain(2, normalize=False).loss(torch.tensor([[1, 1]]), target)
+        tensor([3.], dtype=torch.float64)
     """
 
     labels: Tensor

@@ -61,6 +61,11 @@ class CuttingPlane(Stateful):
         ValueError: As ``DualState.for_head``; or ``slack`` belongs to another CuttingPlane.
         TypeError: ``slack`` is not a Slack, or ``batches`` can be read only once.
         ImportError: ``OneSlack`` needs the extra ``torchssvm[qp]``.
+
+    Example:
+        >>> trainer = CuttingPlane(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1, slack=NSlack())
+        >>> trainer.solve(tolerance=0.01).gap <= 0.01
+        True
     """
 
     state_name = "cutting plane"

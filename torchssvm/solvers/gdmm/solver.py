@@ -78,6 +78,12 @@ class GDMM(SavedGDMM):
     Raises:
         TypeError: The head has no compiled form, or an argument is of another kind.
         ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1)
+        >>> certificate = trainer.solve(tolerance=0.05)
+        >>> certificate.relaxed_gap <= 0.05
+        True
     """
 
     def __init__(

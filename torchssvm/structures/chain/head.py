@@ -40,6 +40,14 @@ class LinearChain(LinearHead):
         ValueError: A size is out of range, or ``structure`` has another number of states, or disagrees about shared
             transitions.
         TypeError: A size is not a number, or ``structure`` is not a structure of chains.
+
+    Example:
+        >>> head = LinearChain(in_features=4, num_states=3)
+        >>> potentials = head(tokens[:2], torch.tensor([5, 4]))
+        >>> potentials["emission"].shape, potentials["transition"].shape
+        (torch.Size([2, 5, 3]), torch.Size([2, 3, 3]))
+        >>> head.structure.argmax(potentials).labeling.shape
+        torch.Size([2, 5])
     """
 
     def __init__(

@@ -40,6 +40,12 @@ class SparseLinearChain(LinearChain):
 
     Raises:
         ValueError: ``structure`` has a different number of states, or transitions that depend on the position.
+
+    Example:
+        >>> head = SparseLinearChain(in_features=1_000_000, num_states=3)
+        >>> columns = torch.tensor([[[5, 17], [999_999, -1]]])  # one sentence of two tokens
+        >>> head(SparseFeatures(columns))["emission"].shape
+        torch.Size([1, 2, 3])
     """
 
     _version = 1  # see LinearHead

@@ -36,6 +36,12 @@ class LinearMultilabel(LinearHead):
 
     Raises:
         ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
+
+    Example:
+        >>> head = LinearMultilabel(in_features=4, num_labels=3)
+        >>> labels = (points[:, :3] > 0).long()
+        >>> solve(head, PaddedDataset(points, labels), lam=0.1, tolerance=Relative(0.1)).relative_gap <= 0.1
+        True
     """
 
     def __init__(

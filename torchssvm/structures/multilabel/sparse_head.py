@@ -34,6 +34,11 @@ class SparseLinearMultilabel(LinearMultilabel):
 
     Raises:
         ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
+
+    Example:
+        >>> head = SparseLinearMultilabel(in_features=1000, num_labels=3)
+        >>> head(SparseFeatures(torch.tensor([[5, 17], [999, -1]])))["unary"].shape
+        torch.Size([2, 3])
     """
 
     _version = 1  # see LinearHead
