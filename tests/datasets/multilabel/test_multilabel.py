@@ -1,7 +1,7 @@
 """Multilabel datasets: items, batches, the arrays of compiled loops, and Mulan's data where they are there."""
 
-import re
 import pickle
+import re
 
 import numpy as np
 import pytest
