@@ -2,7 +2,10 @@
 
 import importlib.metadata
 from pathlib import Path
+from typing import Any
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 
 project = "torchssvm"
@@ -12,7 +15,6 @@ release = version = importlib.metadata.version("torchssvm")
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
@@ -27,6 +29,7 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "torchssvm"
 html_static_path = ["_static"]
@@ -43,6 +46,13 @@ def _leave_out_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None
     source[0] = "\n".join(line for line in lines if line not in empty)
 
 
+def _formula(translator: Any, node: nodes.math) -> None:
+    """Write a formula as MathML, which browsers draw without a script or a network."""
+    translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     """Connect what is above."""
     app.connect("source-read", _leave_out_empty_globs)
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
