@@ -27,6 +27,7 @@ from .multilabel.scores import MultilabelScores, multilabel_scores
 from .multilabel.sparse_rows import SparseRows
 from .ocr.dataset import OCR
 from .padded import Example, PaddedDataset
+from .parts import hold_out
 from .synthetic.large_chains import ChainTruth, LargeChains
 from .text.chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
 from .text.chunking import ChunkingDataset
@@ -112,6 +113,7 @@ __all__ = [
     "chunk_scores",
     "chunks",
     "detected_joints",
+    "hold_out",
     "multilabel_scores",
     "pool_regions",
     "pose_scores",

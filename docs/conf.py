@@ -28,6 +28,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 html_math_renderer = "mathml"
 html_theme = "furo"

@@ -24,8 +24,8 @@ What is used by its name in this package, by purpose:
   ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
   ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with
   ``OneSlack``, ``NSlack``; ``ExponentiatedGradient``; ``Subgradient``.
-* Paths: ``regularization_path``, ``RegularizationPath``, ``PathRun``, ``grid_search``, ``Recipe``, ``Certified``,
-  ``Heuristic``, ``KeepWeights``, ``KeepDual``.
+* Choosing lambda: ``choose_lam``, ``LamChoice``, ``guess_lam``; paths: ``regularization_path``, ``RegularizationPath``,
+  ``PathRun``, ``grid_search``, ``Recipe``, ``Certified``, ``Heuristic``, ``KeepWeights``, ``KeepDual``.
 * Checking and reporting: ``check``, ``CheckReport``, ``certify``, ``Certificate``, ``FactorwiseCertificate``,
   ``primal``, ``Objective``, ``evaluate``, ``Evaluation``, ``RunReport``.
 
@@ -44,10 +44,13 @@ from torchssvm.path import (
     Heuristic,
     KeepDual,
     KeepWeights,
+    LamChoice,
     PathRun,
     Recipe,
     RegularizationPath,
+    choose_lam,
     grid_search,
+    guess_lam,
     regularization_path,
 )
 from torchssvm.solvers import (
@@ -205,6 +208,7 @@ __all__ = [
     "KernelMulticlass",
     "KernelSSVM",
     "Labelings",
+    "LamChoice",
     "LargestGap",
     "LinearArcs",
     "LinearChain",
@@ -274,8 +278,10 @@ __all__ = [
     "WhenEstimated",
     "certify",
     "check",
+    "choose_lam",
     "evaluate",
     "grid_search",
+    "guess_lam",
     "in_order",
     "load_checkpoint",
     "make_trainer",

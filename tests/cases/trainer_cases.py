@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import math
+import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -12,13 +14,27 @@ import pytest
 import torch
 from problems import assert_same
 
-from torchssvm import Certificate, Trainer
+from torchssvm import Certificate, Relative, Trainer
+from torchssvm.solvers import progress_line
+
+
+class FakeStream(io.StringIO):
+    """What was written to a terminal, or to a log."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
 
 
 class TrainerTestCase(ABC):
     """Subclasses make trainers of one problem, the same each time."""
 
     tolerance = 0.05
+    share = 0.1  # of the primal
+    again = 1.0  # passes to prove what was reached before
     rounding = 1e-9
 
     @abstractmethod
@@ -37,6 +53,10 @@ class TrainerTestCase(ABC):
     def gap(self, certificate: Any) -> float:
         """What solve brings down to the tolerance."""
         return certificate.gap
+
+    def relative(self, certificate: Any) -> float:
+        """The same as a share of the primal."""
+        return certificate.relative_gap
 
     def test_it_has_the_verbs(self):
         trainer = self.make()
@@ -61,6 +81,17 @@ class TrainerTestCase(ABC):
         assert self.gap(again) <= self.tolerance
         assert again.passes - steps <= 1.0 + 1e-12
 
+    def test_solve_goes_on_until_the_gap_is_a_share_of_the_primal(self):
+        trainer, seen = self.make(), []
+        found = trainer.solve(Relative(self.share), on_check=seen.append)
+        assert [self.relative(c) <= self.share for c in seen] == [False] * (len(seen) - 1) + [True]
+        assert found is seen[-1]
+        half = trainer.solve(Relative(self.share / 2))
+        assert self.relative(half) <= self.share / 2
+        again = trainer.solve(Relative(self.share / 2))
+        assert self.relative(again) <= self.share / 2
+        assert again.passes - half.passes <= self.again
+
     def test_solve_stops_at_max_passes_and_counts_those_before(self):
         trainer = self.make()
         found = trainer.solve(1e-13, max_passes=4)
@@ -79,6 +110,9 @@ class TrainerTestCase(ABC):
         ):
             with pytest.raises(ValueError, match=words):
                 trainer.solve(**options)
+        for wrong in ("1 %", None, Relative, [0.1]):
+            with pytest.raises(TypeError, match=r"must be a number, not a .*; Relative\(0.01\) is"):
+                trainer.solve(wrong)
 
     def test_certify_moves_nothing(self):
         trainer = self.make()
@@ -117,3 +151,31 @@ class TrainerTestCase(ABC):
         assert_same(self.state(resumed), self.state(whole))
         assert_same(self.weights(resumed), self.weights(whole))
         assert whole.certify().gap == resumed.certify().gap
+
+    def test_the_progress_line_changes_no_bit(self, monkeypatch):
+        runs = []
+        for progress, terminal in ((False, True), (True, True), (True, False)):
+            stream = FakeStream(terminal)
+            monkeypatch.setattr(sys, "stderr", stream)
+            monkeypatch.setattr(progress_line, "EVERY", 0.0)
+            trainer, seen = self.make(), []
+            assert " object at " not in repr(trainer)
+            last = trainer.solve(self.tolerance, on_check=seen.append, progress=progress)
+            figures = [(c.primal, c.dual, c.gap, c.passes) for c in seen]
+            runs.append((self.state(trainer), self.weights(trainer), figures, stream.getvalue(), last))
+        (state, weights, figures, silent, _), shown, logged = runs
+        assert silent == ""
+        for other in (shown, logged):
+            assert_same(other[0], state)
+            assert_same(other[1], weights)
+            assert other[2] == figures
+        assert shown[3].endswith("\n")
+        assert shown[3].count("\n") == 1
+        text = shown[3].rpartition("\r")[2]
+        assert f"gap {self.gap(shown[4]):.3g} (" in text
+        assert f"passes {shown[4].passes:.4g}" in text
+        assert all(len(line) < 80 for line in shown[3].split("\r"))
+        assert logged[3].count("\n") == len(figures)
+        assert "\r" not in logged[3]
+        with pytest.raises(TypeError, match="progress='bar' must be True"):
+            self.make().solve(self.tolerance, progress="bar")

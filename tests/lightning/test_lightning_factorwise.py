@@ -23,6 +23,7 @@ from torchssvm import (
     LinearChain,
     LinearMultilabel,
     Penalty,
+    Relative,
     ResidualBalancing,
 )
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, FactorwiseSVM, Report
@@ -87,6 +88,16 @@ def test_stops_on_gap_and_violation_and_reports(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert written["gap"] == pytest.approx(certificate.gap)
     assert written["n"] == len(data)
+
+
+def test_stops_at_a_share_of_the_primal(tmp_path: Path) -> None:
+    data, gap = Words(), DualityGap(tolerance=Relative(0.1), every_n_epochs=10, violation=0.05)
+    trainer(tmp_path, 2000, gap).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(data))
+    certificate = gap.certificate
+    assert isinstance(certificate, FactorwiseCertificate)
+    assert certificate.relaxed_gap <= 0.1 * certificate.relaxed_primal
+    assert certificate.passes < 2000
+    assert "<= tolerance 10 % of the primal" in str(gap.stopped_because)
 
 
 class Sets(Words):

@@ -41,8 +41,8 @@ from torchssvm import (  # noqa: E402
     Tree,
 )
 from torchssvm import structures as own_heads  # noqa: E402
+from torchssvm.deployment.recipes import describe, rebuild  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
-from torchssvm.lightning.rebuilding import describe, rebuild  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 

@@ -51,7 +51,7 @@ def wheel(tmp_path_factory) -> Path:
     """A wheel built from the source distribution, from a copy of the clone that no build has touched."""
     pytest.importorskip("build")
     tmp = tmp_path_factory.mktemp("wheel")
-    for name in [*INSTALLED_AS, "pyproject.toml", "README.md", "LICENSE"]:
+    for name in [*INSTALLED_AS, "pyproject.toml", "setup.py", "README.md", "LICENSE"]:
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp / "src" / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -197,6 +197,17 @@ def test_the_constraints_pin_every_requirement():
         if name != "torchssvm":
             assert name in pins, f"constraints.txt has no {name}"
             assert requirement.specifier.contains(pins[name]), f"{name}=={pins[name]} is outside {requirement}"
+
+
+def test_every_extra_is_part_of_all_and_has_its_row_in_the_documentation_and_its_check():
+    extras = pyproject()["project"]["optional-dependencies"]
+    (everything,) = extras.pop("all")
+    assert set(re.search(r"\[(.*)\]", everything).group(1).split(",")) == set(extras)
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\S+)` \|", page, re.MULTILINE)) == {*extras, "all"}
+    tree = ast.parse((ROOT / ".ci/extras.py").read_text(encoding="utf-8"))
+    (checks,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "CHECKS")
+    assert extras.keys() <= ast.literal_eval(checks).keys()
 
 
 def test_one_version_everywhere():

@@ -20,7 +20,9 @@ def blocks(page: Path) -> list[tuple[list[str], str]]:
     return [(re.findall(r"\w+", needs), code) for needs, code in BLOCK.findall(page.read_text())]
 
 
-PAGES = [page for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))] if blocks(page)]
+OTHERS = {"coming-from", "reference"}  # run by test_coming_from.py and test_reference.py
+PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if page.parent.name not in OTHERS)]
+PAGES = [page for page in PAGES if blocks(page)]
 
 
 def run(page: Path, folder: Path) -> dict:
@@ -94,6 +96,13 @@ def label_sets(names: dict, printed: str) -> None:
     assert Path("interactions.png").stat().st_size > 10_000
 
 
+def choosing(names: dict, printed: str) -> None:
+    choice = names["choice"]
+    assert choice.best.certificate.relative_gap <= 0.01
+    assert choice.best.held_out.token_error < 0.3
+    assert 0.1 * names["lam"] < choice.best.lam < 30 * names["lam"]
+
+
 def large_outputs(names: dict, printed: str) -> None:
     assert float(names["wrong"][names["batch"].y >= 0].double().mean()) < 0.3
     assert names["words"].num_states == 100
@@ -118,6 +127,7 @@ def plain_loop_ends_with_a_certificate(names: dict, printed: str) -> None:
 SHOWS = {
     "docs/training-loops.md": plain_loop_ends_with_a_certificate,
     "docs/certificates.md": certificates,
+    "docs/choosing.md": choosing,
     "docs/joint.md": joint,
     "docs/solvers.md": solvers,
     "docs/guides/label-sets.md": label_sets,

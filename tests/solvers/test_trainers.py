@@ -45,6 +45,8 @@ class TestCompiledBCFW(TrainerTestCase):
 
 
 class TestGDMM(TrainerTestCase):
+    again = 10.0  # a certificate follows every tenth pass
+
     def make(self):
         problem = chain(1, n=8, lam=0.3, boundary=False)
         return GDMM(problem.head, problem.everything(3), num_examples=problem.n, lam=problem.lam, seed=4)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.plain import plain
 from torchssvm.core.precision import transformed
 
 
@@ -177,7 +178,9 @@ def check_scores(**scores: Tensor) -> None:
 
 
 def read_numbers(tensor: Tensor) -> list[int] | None:
-    """The numbers of a tensor with one axis; None under ``torch.vmap``, where they cannot be read."""
+    """The numbers of a tensor with one axis; None where none can be read: under ``torch.vmap``, in a graph."""
+    if plain():
+        return None
     try:
         return tensor.tolist()
     except RuntimeError:

@@ -22,6 +22,12 @@ class Batch:
         y: Targets, ``[B, ...]`` int64; positions beyond an example's length hold ``-1``.
         index: ``[B]`` int64, each example's place in the dataset, which is the number of its dual block.
         lengths: ``[B]`` int64, or None if all examples have the same shape.
+
+    Example:
+        >>> batch = Batch(x=tokens[:2], y=tags[:2], index=torch.arange(2), lengths=torch.tensor([5, 4]))
+        >>> x, y, index, lengths = batch.to("cpu")
+        >>> x.shape, lengths
+        (torch.Size([2, 5, 4]), tensor([5, 4]))
     """
 
     x: Any
@@ -134,6 +140,10 @@ def in_order(
     Raises:
         ValueError: There is neither ``collate_fn`` nor ``dataset.collate``; or ``lengths`` is not of the dataset's
             size.
+
+    Example:
+        >>> [len(batch.index) for batch in in_order(data, batch_size=12)]
+        [12, 12, 6]
     """
     return _InOrder(rows_in_order(len(dataset), batch_size, lengths), fetcher(dataset, collate_fn))
 

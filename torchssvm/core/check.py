@@ -31,7 +31,26 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The findings of :func:`torchssvm.check`; prints as a table."""
+    """The findings of :func:`torchssvm.check`; prints as a table.
+
+    Example:
+        >>> head = LinearChain(4, 3)
+        >>> report = check(head, head.structure, next(iter(in_order(chains))))
+        >>> print(report)
+        head is linear in its weights           ok
+        head and target fit the structure       ok
+        adjoint equals autograd                 ok
+        gram_product equals autograd            ok
+        parts are shaped like the potentials    ok
+        loss is 0 at the target, else >= 0      ok
+        loss equals <parts, delta> + constant   ok
+        labelings keep their size               ok
+        relative_scores equals the parts        ok
+        mean_difference equals the parts        ok
+        argmax finds the best output            ok
+        augmented_argmax finds the best output  ok
+        padding changes no answer               ok
+    """
 
     findings: tuple[Finding, ...]
 
@@ -85,6 +104,12 @@ def check(
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: ``bounds`` has an unknown parameter name.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> report = check(head, head.structure, next(iter(in_order(data))))
+        >>> report.ok
+        True
     """
     if not isinstance(head, nn.Module) or not isinstance(structure, Structure) or not isinstance(batch, Batch):
         raise TypeError(

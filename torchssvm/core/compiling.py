@@ -18,6 +18,11 @@ def clock() -> float:
     return now - _spent - (now - _since[0] if _since else 0.0)
 
 
+def compiling_seconds() -> float:
+    """Seconds that this process has spent on compiling kernels, those under way included."""
+    return _spent + (time.perf_counter() - _since[0] if _since else 0.0)
+
+
 @functools.cache
 def watch() -> None:
     """Notice compilations from now on; the first one is announced on stderr."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor
 from torchssvm.core.row_sparse import per_example_rows
@@ -125,13 +125,8 @@ class TokenLists(NamedTuple):
         return products
 
 
-def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
-    """Check a batch of features and drop the padding of the lists.
-
-    Raises:
-        TypeError: ``x`` is not :class:`SparseFeatures`.
-        ValueError: A shape, a dtype or a column does not fit.
-    """
+def check_lists(x: Any) -> SparseFeatures:
+    """The features, if type, shapes and dtypes fit; see :func:`as_lists`."""
     if not isinstance(x, SparseFeatures):
         raise TypeError(f"x must be torchssvm.SparseFeatures(columns, values), not a {type(x).__name__}")
     columns, values = x
@@ -146,13 +141,51 @@ def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
             f"x.values must be floating-point numbers shaped like x.columns, {list(columns.shape)}, or None where all "
             f"are 1; got {values.dtype} {list(values.shape)}"
         )
-    real = columns >= 0
-    flat = columns[real].to(torch.int64)
+    return x
+
+
+def _check_columns(columns: Tensor, num_features: int) -> None:
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
         raise ValueError(
             f"x.columns holds {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, and "
             "-1 is padding"
         )
+
+
+def padded_product(x: Any, weight: Tensor) -> Tensor:
+    """``x W`` with the lists as they are padded, in plain operators: ``[B, N, P]`` -> ``[B, N, K]``.
+
+    Args:
+        x: Columns 0 to F - 1, which a traced graph does not check, and -1 as padding.
+        weight: ``[F, K]``.
+
+    Raises:
+        TypeError: ``x`` is not :class:`SparseFeatures`.
+        ValueError: A shape, a dtype or a column does not fit.
+    """
+    columns, values = check_lists(x)
+    if not torch.compiler.is_compiling():
+        _check_columns(columns, len(weight))
+    real = columns >= 0
+    factors = real.to(weight.dtype) if values is None else torch.where(real, values.to(weight.dtype), 0.0)
+    batch, longest = columns.shape[:2]
+    flat = nn.functional.embedding_bag(
+        columns.clamp(min=0).flatten(0, 1), weight, mode="sum", per_sample_weights=factors.flatten(0, 1)
+    )
+    return flat.view(batch, longest, weight.shape[1])
+
+
+def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
+    """Check a batch of features and drop the padding of the lists.
+
+    Raises:
+        TypeError: ``x`` is not :class:`SparseFeatures`.
+        ValueError: A shape, a dtype or a column does not fit.
+    """
+    columns, values = check_lists(x)
+    real = columns >= 0
+    flat = columns[real].to(torch.int64)
+    _check_columns(columns, num_features)
     counts = real.sum(2).flatten()
     ends = counts.cumsum(0)
     token = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts, output_size=len(flat))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import fits_numba, njit_fastmath
+from torchssvm.core.plain import plain
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""
@@ -63,6 +64,14 @@ class Potentials:
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
         ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
+
+    Example:
+        >>> tensors = {"emission": torch.zeros(2, 5, 3), "transition": torch.zeros(2, 3, 3)}
+        >>> potentials = Potentials(tensors, lengths=torch.tensor([5, 4]))
+        >>> potentials["emission"].shape
+        torch.Size([2, 5, 3])
+        >>> potentials.lengths
+        tensor([5, 4])
     """
 
     __slots__ = (
@@ -104,8 +113,8 @@ class Potentials:
         self.weights = weights
         self.called_with = called_with
         self.min_length = self.max_length = None
-        sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()}
-        if len(sizes) != 1 or None in sizes:
+        sizes = [tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()]
+        if None in sizes or any(size != sizes[0] for size in sizes):
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
         self._note()
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
@@ -123,14 +132,9 @@ class Potentials:
             if not isinstance(lengths, Tensor):
                 raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
             check_int64(lengths, "lengths", (self.batch_size,), ", one for each example")
-            longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
             self.min_length, self.max_length = min_length, max_length
-            if min_length is None or max_length is None:
-                self._read_lengths()
-            low, high = self.min_length, self.max_length
-            if low is not None and high is not None and (low < 1 or (longest is not None and high > longest)):
-                allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
-                raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
+            if not plain():
+                self._check_lengths(lengths)
         elif self.ragged:
             raise ValueError(f"ragged={self.ragged} needs lengths, and lengths is None")
 
@@ -183,6 +187,15 @@ class Potentials:
             setattr(other, name, None if held is None else held[rows])
         other._read_lengths()
         return other
+
+    def _check_lengths(self, lengths: Tensor) -> None:
+        longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
+        if self.min_length is None or self.max_length is None:
+            self._read_lengths()
+        low, high = self.min_length, self.max_length
+        if low is not None and high is not None and (low < 1 or (longest is not None and high > longest)):
+            allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
+            raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
 
     def _read_lengths(self) -> None:
         numbers = (None if self.lengths is None else read_numbers(self.lengths)) or []

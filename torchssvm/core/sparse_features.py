@@ -20,6 +20,12 @@ class SparseFeatures(NamedTuple):
         columns: ``[B, N, P]`` (arcs: ``[B, N, N+1, P]``) int64 or int32: the non-zero features, 0 to F - 1; -1 is
             padding.
         values: Shaped like ``columns``, of the weights' dtype, finite and ignored in the padding; None means all 1.
+
+    Example:
+        >>> columns = torch.tensor([[[0, 7], [3, -1]]])  # two tokens: one has features 0 and 7, one has feature 3
+        >>> features = SparseFeatures(columns)
+        >>> SparseLinearChain(in_features=10, num_states=2)(features)["emission"].shape
+        torch.Size([1, 2, 2])
     """
 
     columns: Tensor

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,11 @@ class Decoding(NamedTuple):
         exact: Whether the labeling is a maximiser. An approximate oracle says False and gives its bound.
         relaxed: Whether labelings may lie outside of the hull of outputs, such as a fractional vertex of a linear
             program. The dual then is that of the relaxation, and so are its certificates.
+
+    Example:
+        >>> decoding = Multiclass(3).argmax(Potentials(torch.tensor([[0.0, 2.0, 1.0]])))
+        >>> decoding.labeling, decoding.value, decoding.exact
+        (tensor([1]), tensor([2.]), True)
     """
 
     labeling: Labeling
@@ -44,10 +50,27 @@ class Marginals(NamedTuple):
     Attributes:
         parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded.
         log_partition: ``log Z``, ``[B]`` float64.
+
+    Example:
+        >>> marginals = Multiclass(2).marginals(Potentials(torch.tensor([[0.0, 0.0]])))
+        >>> marginals.log_partition
+        tensor([0.6931], dtype=torch.float64)
+        >>> marginals.parts
+        {'potentials': tensor([[0.5000, 0.5000]])}
     """
 
     parts: Parts
     log_partition: Tensor
+
+
+def _takes_tensors(oracle: Callable[..., Any]) -> Callable[..., Any]:
+    """An oracle of a structure that also takes what a head of one's own returns: a tensor, or tensors by name."""
+
+    @functools.wraps(oracle)
+    def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
+        return oracle(self, as_potentials(potentials), *args, **kwargs)
+
+    return call
 
 
 class Structure(ABC):
@@ -55,6 +78,22 @@ class Structure(ABC):
 
     A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the rest has defaults. Score and loss
     are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
+
+    Called by hand, ``argmax``, ``augmented_argmax``, ``marginals`` and ``decode`` take whatever a head returns:
+    :class:`Potentials`, a tensor, or tensors by name. A subclass always gets :class:`Potentials`.
+
+    Example:
+        >>> class Sign(Structure):
+        ...     def argmax(self, potentials):
+        ...         return Decoding((potentials.single > 0).long())
+        ...     def parts(self, labeling):
+        ...         return labeling.to(torch.get_default_dtype())
+        ...     def loss(self, labeling, target):
+        ...         return (labeling != target).double()
+        ...     def loss_potentials(self, target):
+        ...         return 1.0 - 2.0 * target, target.double()
+        >>> Sign().argmax(torch.tensor([0.5, -1.0])).labeling
+        tensor([1, 0])
     """
 
     padding: int = -1
@@ -62,6 +101,12 @@ class Structure(ABC):
 
     quick_to_decode: bool = False
     """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("argmax", "augmented_argmax", "marginals"):
+            if name in vars(cls):
+                setattr(cls, name, _takes_tensors(vars(cls)[name]))
 
     @abstractmethod
     def argmax(self, potentials: Potentials) -> Decoding | Labeling:
@@ -91,6 +136,7 @@ class Structure(ABC):
         own ``augmented_argmax`` does without raises NotImplementedError: the losses of its blocks are not compared.
         """
 
+    @_takes_tensors
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding | Labeling:
         """The output with the highest ``score + loss`` of every example: the max oracle of training.
 

@@ -34,6 +34,11 @@ class Labelings(LabelingBlocks):
 
     Raises:
         ValueError: ``capacity`` is less than 1.
+
+    Example:
+        >>> solver = Solver(storage=Labelings(capacity=5), direction=Corrective())
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
+        True
     """
 
     keeps_labelings = True

@@ -23,6 +23,10 @@ class MeanParts(Storage):
 
     The size is that of the potentials and does not depend on the number of weights: T K + K^2 numbers for a chain of
     length T with K states and shared transitions. Blocks remain valid when features change.
+
+    Example:
+        >>> solve(LinearChain(4, 3), chains, lam=0.1, solver=Solver(storage=MeanParts())).relative_gap <= 0.01
+        True
     """
 
     def __init__(self) -> None:

@@ -64,6 +64,12 @@ class DualState(SavedDual):
     Raises:
         ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
         TypeError: A parameter is not float32 or float64, or ``structure`` is not a Structure.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> dual = DualState.for_head(head, num_examples=30, lam=0.1, storage=Labelings())
+        >>> dual.num_examples, dual.lam
+        (30, 0.1)
     """
 
     def __init__(

@@ -32,6 +32,11 @@ class Weights(Storage):
 
     Features must not change. A fingerprint of each example's features is kept from its first visit and compared at
     every later visit and in exact passes; changed features raise RuntimeError.
+
+    Example:
+        >>> solver = Solver(storage=Weights(), compiled=False)
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver, tolerance=Relative(0.1)).relative_gap <= 0.1
+        True
     """
 
     needs_gradients = True

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import nn
 
 from torchssvm.core.structure import Structure
-from torchssvm.lightning.rebuilding import describe, rebuild
+from torchssvm.deployment.recipes import describe, rebuild
 
 _KEY = "torchssvm_model"
 _FORMAT = 2

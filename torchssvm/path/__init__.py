@@ -1,6 +1,8 @@
 """Regularisation paths: weights with a guaranteed gap for every lambda, and grids to compare them with."""
 
+from torchssvm.path.choose_lam import HeldOutPoint, LamChoice, choose_lam
 from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
+from torchssvm.path.guess_lam import guess_lam
 from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.picture import plot
 from torchssvm.path.recipe import MakeOptimizer, Recipe
@@ -13,9 +15,11 @@ __all__ = [
     "Breakpoint",
     "Certified",
     "GridPoint",
+    "HeldOutPoint",
     "Heuristic",
     "KeepDual",
     "KeepWeights",
+    "LamChoice",
     "MakeOptimizer",
     "PathRule",
     "PathRun",
@@ -23,7 +27,9 @@ __all__ = [
     "RegularizationPath",
     "Training",
     "WarmStart",
+    "choose_lam",
     "grid_search",
+    "guess_lam",
     "plot",
     "regularization_path",
     "start_at_largest_lam",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.run_options import RunOptions, check_options
 from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.torch_loop import TorchLoop
@@ -47,7 +48,14 @@ class WarmStart(Protocol):
 
 
 class KeepWeights:
-    """Keeps the weights at the next lambda and rescales the dual, as in the paper ([G16] Proposition 1)."""
+    """Keeps the weights at the next lambda and rescales the dual, as in the paper ([G16] Proposition 1).
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> grid = grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), warm_start=KeepWeights())
+        >>> all(point.certificate.relative_gap <= 0.1 for point in grid)
+        True
+    """
 
     def __call__(self, dual: DualState, lam: float) -> None:
         """Multiply the dual variables by ``lam / dual.lam``."""
@@ -55,11 +63,33 @@ class KeepWeights:
 
 
 class KeepDual:
-    """Keeps the dual variables at the next lambda and rescales the weights."""
+    """Keeps the dual variables at the next lambda and rescales the weights.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> grid = grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), warm_start=KeepDual())
+        >>> all(point.certificate.relative_gap <= 0.1 for point in grid)
+        True
+    """
 
     def __call__(self, dual: DualState, lam: float) -> None:
         """Divide the weights by ``lam / dual.lam``."""
         dual.change_lam(lam)
+
+
+def check_lams(lams: Any) -> list[float]:
+    """The lambdas of a grid in descending order.
+
+    Raises:
+        TypeError: ``lams`` is not a list of numbers.
+        ValueError: ``lams`` is empty or holds a duplicate or a number that is not positive.
+    """
+    if isinstance(lams, str | numbers.Number) or not isinstance(lams, Iterable):
+        raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
+    ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
+    if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
+        raise ValueError(f"lams={ordered} must hold distinct positive numbers, at least one")
+    return ordered
 
 
 def grid_search(
@@ -73,6 +103,7 @@ def grid_search(
     recipe: Recipe | None = None,
     options: RunOptions | None = None,
     on_point: Callable[[GridPoint], None] | None = None,
+    progress: bool = True,
 ) -> list[GridPoint]:
     """Train to a certified gap at every lambda of a grid, the largest first.
 
@@ -86,6 +117,7 @@ def grid_search(
         recipe: Makes the dual, loss and optimizer; None is ``Recipe()``.
         options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
         on_point: Called after each lambda.
+        progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 
     Returns:
         The points in descending order of lambda.
@@ -93,36 +125,42 @@ def grid_search(
     Raises:
         TypeError: ``lams`` is a string or a single number; or as :class:`torchssvm.TorchLoop`.
         ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :class:`torchssvm.TorchLoop`.
+
+    Example:
+        >>> grid = grid_search(LinearMulticlass(4, 3), data, [1.0, 0.1, 0.01], tolerance=Relative(0.05))
+        >>> [point.lam for point in grid]
+        [1.0, 0.1, 0.01]
     """
-    if isinstance(lams, str | numbers.Number):
-        raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
-    ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
+    ordered = check_lams(lams)
     check_number(max_passes, "max_passes", above=0.0, finite=False)
-    if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
-        raise ValueError(f"lams={list(lams)} must hold distinct positive numbers, at least one")
     check_dataset(dataset)
     recipe, options = check_recipe(recipe), check_options(options)
     points: list[GridPoint] = []
     loss: BlockGap | None = None
-    for lam in ordered:
-        start = clock()
-        if loss is None or warm_start is None:
-            for parameter in head.parameters():
-                nn.init.zeros_(parameter)
-            loss = recipe.loss(head, len(dataset), lam)
-        else:
-            warm_start(loss.dual, lam)
-        before = loss.dual.passes
-        loop = TorchLoop(head, loss, dataset, options, optimizer=recipe.make_optimizer(loss.dual))
-        certificate = loop.solve(tolerance, max_passes=before + max_passes)
-        point = GridPoint(
-            lam,
-            certificate,
-            certificate.passes - before,
-            clock() - start,
-            {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()},
-        )
-        points.append(point)
-        if on_point is not None:
-            on_point(point)
+    with shown(progress) as line:
+        for lam in ordered:
+            if line is not None:
+                line.prefix = f"lam {lam:.3g}"
+            start = clock()
+            if loss is None or warm_start is None:
+                for parameter in head.parameters():
+                    nn.init.zeros_(parameter)
+                loss = recipe.loss(head, len(dataset), lam)
+            else:
+                warm_start(loss.dual, lam)
+            before = loss.dual.passes
+            loop = TorchLoop(head, loss, dataset, options, optimizer=recipe.make_optimizer(loss.dual))
+            certificate = loop.solve(tolerance, max_passes=before + max_passes, progress=line or False)
+            point = GridPoint(
+                lam,
+                certificate,
+                certificate.passes - before,
+                clock() - start,
+                {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()},
+            )
+            points.append(point)
+            if on_point is not None:
+                if line is not None:
+                    line.clear()  # the callback may print
+                on_point(point)
     return points

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_positive
 from torchssvm.core.batch import Batch, Collate, apply_head, in_order, to_device
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.precision import full_precision
@@ -17,6 +16,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.path.recipe import MakeOptimizer, plain_optimizer
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance
 from torchssvm.steps.block_steps import CommonStep
 
 _MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blocks move to their corners
@@ -49,7 +49,7 @@ def start_at_largest_lam(
     dual: DualState,
     dataset: Any,
     *,
-    tolerance: float,
+    tolerance: Tolerance,
     collate_fn: Collate | None = None,
     make_optimizer: MakeOptimizer = plain_optimizer,
 ) -> float:
@@ -63,21 +63,25 @@ def start_at_largest_lam(
     Under bounds that are 0 or infinite, ``clip(psi~)`` replaces psi~: clipping commutes with the division by ``lam``,
     and ``<psi~, clip(psi~)> = |clip(psi~)|^2``.
 
+    A share of the primal is taken of the dual ``(1/n) sum_i L_i(y~_i) - |psi~|^2 / (2 lam)``, which is below it. As
+    ``lam`` grows the dual grows and the gap does not, so the share holds at every larger ``lam`` too.
+
     Args:
         head: The head of the dual.
         dual: A dual without steps; its ``lam`` is replaced.
         dataset: The training set.
-        tolerance: kappa epsilon; positive.
+        tolerance: kappa epsilon; positive, or ``Relative(share)``.
         collate_fn: None is ``dataset.collate``.
         make_optimizer: Makes the optimizer of the dual.
 
     Returns:
-        An upper bound of the gap at ``dual.lam``, which is now lambda^infinity: ``tolerance``, up to rounding.
+        An upper bound of the gap at ``dual.lam``, which is now lambda^infinity: ``tolerance``, up to rounding, where
+        it is a number.
 
     Raises:
         ValueError: The dual has steps, a bound is neither 0 nor infinite, or no weights change any score.
     """
-    tolerance = check_positive(tolerance, "tolerance")
+    tolerance = check_tolerance(tolerance, above=0.0)
     check_dual(dual)
     if dual.steps:
         raise ValueError(f"the dual has taken {dual.steps} steps: the path starts from a new one")
@@ -97,8 +101,13 @@ def start_at_largest_lam(
                 thetas[index] = dual.structure.largest_gain(potentials, target)
                 products[index] = dual.storage.gather(index, potentials, target).inner(potentials)
     dual.oracle_calls += n
-    scale = squared_norm(dual.parameters) + float(thetas.mean())
-    lam = scale / tolerance
+    square = squared_norm(dual.parameters)
+    scale = square + float(thetas.mean())
+    if isinstance(tolerance, Relative):
+        loss = float(dual.loss.sum())
+        lam = (scale / tolerance.share + square / 2) / loss if loss > 0.0 else 0.0
+    else:
+        lam = scale / tolerance
     if not lam > 0.0:
         raise ValueError("no weights change any score of the training set (are all features zero?): there is no path")
     dual.change_lam(lam)

@@ -40,7 +40,8 @@ def plot(
 
     gap = "gap" if path.certified else "gap (estimate)"
     axes[0].plot(lams, [path.gap_estimate(lam) for lam in lams], linewidth=0.8, label=gap)
-    axes[0].axhline(path.epsilon, color="black", linewidth=0.8, linestyle="--", label=f"ε = {path.epsilon:g}")
+    allowed = [path.largest_gap(lam) for lam in lams]
+    axes[0].plot(lams, allowed, color="black", linewidth=0.8, linestyle="--", label=f"ε = {path.epsilon:g}")
     axes[0].set_ylabel(gap)
     axes[0].set_ylim(bottom=0.0)
     axes[0].legend(loc="lower left", fontsize="small")

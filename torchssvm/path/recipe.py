@@ -38,6 +38,12 @@ class Recipe:
 
     Raises:
         TypeError: An attribute is not callable.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> recipe = Recipe(make_dual=lambda lam: DualState.for_head(head, 30, lam, storage=Labelings()))
+        >>> len(grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), recipe=recipe))
+        2
     """
 
     make_dual: MakeDual | None = None

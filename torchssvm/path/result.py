@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torchssvm.core.files import whole_file
 from torchssvm.core.problem import check_lam
 from torchssvm.core.schema import Each, Entry, check, check_seal, version, with_seal
+from torchssvm.solvers.tolerance import Relative, Tolerance, largest_gap
 
-_FORMAT = 2
-_COLUMNS = ("lam", "gap", "slope", "passes", "seconds")
+_FORMAT = 3
+_COLUMNS = ("lam", "gap", "slope", "passes", "seconds", "primal")
 
 
 class Breakpoint(NamedTuple):
@@ -29,6 +30,7 @@ class Breakpoint(NamedTuple):
         slope: At ``rho lam`` the gap is ``gap + (1 - rho) slope`` ([G16] Proposition 1).
         passes: Effective passes of the whole run up to this breakpoint.
         seconds: Wall-clock seconds of the whole run up to this breakpoint.
+        primal: The primal of the weights at ``lam``; an estimate where the path is not certified.
     """
 
     lam: float
@@ -37,6 +39,7 @@ class Breakpoint(NamedTuple):
     slope: float
     passes: float
     seconds: float
+    primal: float
 
 
 class RegularizationPath:
@@ -45,8 +48,8 @@ class RegularizationPath:
     Above the largest breakpoint lambda_1 the weights are ``lambda_1 / lam`` times those of lambda_1.
 
     Args:
-        epsilon: The largest gap of the path.
-        kappa: Breakpoints were solved to the gap ``kappa epsilon``.
+        epsilon: The largest gap of the path, a number or ``Relative(share)``.
+        kappa: Breakpoints were solved to ``kappa`` times that.
         certified: Whether gaps are proved; otherwise they are estimates.
         points: The breakpoints, the largest lambda first.
         lowest: The smallest lambda that the last breakpoint covers; 0 if it covers all.
@@ -54,9 +57,18 @@ class RegularizationPath:
     Attributes:
         points: Tuple of :class:`Breakpoint`.
         lowest: As above.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> path = regularization_path(head, data, epsilon=0.1, lam_min=0.05)
+        >>> path.apply(head, lam=0.2)
+        >>> primal(head, head.structure, in_order(data), lam=0.2).exact
+        True
     """
 
-    def __init__(self, epsilon: float, kappa: float, certified: bool, points: list[Breakpoint], lowest: float) -> None:
+    def __init__(
+        self, epsilon: Tolerance, kappa: float, certified: bool, points: list[Breakpoint], lowest: float
+    ) -> None:
         self.epsilon = epsilon
         self.kappa = kappa
         self.certified = certified
@@ -119,6 +131,18 @@ class RegularizationPath:
             return point.gap * (point.lam / lam)
         return point.gap + (1.0 - lam / point.lam) * point.slope
 
+    def largest_gap(self, lam: float) -> float:
+        """What ``epsilon`` allows at ``lam``: itself, or a share of the primal there (an estimate if not certified).
+
+        Above the largest breakpoint it is that of the largest breakpoint.
+
+        Raises:
+            ValueError, TypeError: As :meth:`at`.
+        """
+        point = self.at(lam)
+        lam = min(check_lam(lam), point.lam)
+        return largest_gap(self.epsilon, point.primal - (point.lam - lam) / 2 * self.norm(lam) ** 2)
+
     def norm(self, lam: float) -> float:
         """``|w|`` at ``lam``."""
         lam = check_lam(lam)
@@ -174,7 +198,8 @@ class RegularizationPath:
         state = {
             "format": _FORMAT,
             "kind": "regularization path",
-            "epsilon": self.epsilon,
+            "epsilon": self.epsilon.share if isinstance(self.epsilon, Relative) else self.epsilon,
+            "relative": isinstance(self.epsilon, Relative),
             "kappa": self.kappa,
             "certified": self.certified,
             "lowest": self.lowest,
@@ -197,6 +222,7 @@ class RegularizationPath:
             "format": version(_FORMAT),
             "kind": str,
             "epsilon": float,
+            "relative": bool,
             "kappa": float,
             "certified": bool,
             "lowest": float,
@@ -209,12 +235,11 @@ class RegularizationPath:
         columns, weights = content["columns"], content["weights"]
         rows = zip(*(columns[name].tolist() for name in _COLUMNS), strict=True)
         points = [
-            Breakpoint(
-                lam, {name: stacked[row].clone() for name, stacked in weights.items()}, gap, slope, passes, seconds
-            )
-            for row, (lam, gap, slope, passes, seconds) in enumerate(rows)
+            Breakpoint(lam, {name: stacked[row].clone() for name, stacked in weights.items()}, *others)
+            for row, (lam, *others) in enumerate(rows)
         ]
-        return cls(content["epsilon"], content["kappa"], content["certified"], points, content["lowest"])
+        epsilon = Relative(content["epsilon"]) if content["relative"] else content["epsilon"]
+        return cls(epsilon, content["kappa"], content["certified"], points, content["lowest"])
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the path to ``file`` atomically."""

@@ -13,7 +13,9 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.path.recipe import MakeOptimizer
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import certify
+from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
 
 
@@ -27,6 +29,7 @@ class Training(NamedTuple):
         options: Size and order of batches, and when exact passes are made.
         max_passes: Most effective passes of the dual.
         make_optimizer: Makes the optimizer of the dual, with bounds on the weights.
+        progress: The line that follows the run; False is none.
     """
 
     head: nn.Module
@@ -35,6 +38,7 @@ class Training(NamedTuple):
     options: RunOptions
     max_passes: float
     make_optimizer: MakeOptimizer
+    progress: bool | ProgressLine = False
 
     def loop(self) -> TorchLoop:
         """The torch loop that goes on from the current dual."""
@@ -48,10 +52,12 @@ class Accuracy(NamedTuple):
     Attributes:
         gap: The gap; an estimate where it was not certified.
         slope: Delta of [G16] Proposition 1: at ``rho lam`` the gap of the same weights is ``gap + (1 - rho) slope``.
+        primal: The primal, an estimate like the gap; at ``rho lam`` it is ``primal - (1 - rho) lam/2 |w|^2``.
     """
 
     gap: float
     slope: float
+    primal: float
 
 
 class PathRule(Protocol):
@@ -71,14 +77,20 @@ class PathRule(Protocol):
         """Accuracy at the largest breakpoint, given the weights of Algorithm 6 and the bound of their gap."""
         ...
 
-    def next(self, training: Training, tolerance: float) -> Accuracy:
+    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
         """Train to the tolerance, or until the passes are used up."""
         ...
 
 
 @dataclass(frozen=True)
 class Certified:
-    """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass."""
+    """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> regularization_path(head, data, epsilon=0.1, lam_min=0.1, rule=Certified(kappa=0.8)).certified
+        True
+    """
 
     kappa: float = 0.9
     certified = True
@@ -93,9 +105,9 @@ class Certified:
         )
         return self._accuracy(training, certificate.gap, certificate.dual)
 
-    def next(self, training: Training, tolerance: float) -> Accuracy:
+    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
         """Train by :meth:`torchssvm.TorchLoop.solve`."""
-        certificate = training.loop().solve(tolerance, max_passes=training.max_passes)
+        certificate = training.loop().solve(tolerance, max_passes=training.max_passes, progress=training.progress)
         return self._accuracy(training, certificate.gap, certificate.dual)
 
     def _accuracy(self, training: Training, gap: float, value: float) -> Accuracy:
@@ -103,7 +115,7 @@ class Certified:
         # despite their rounding, and for an upper bound in place of P. Under bounds the last term is
         # lam (<v, w> - |w|^2/2), and the formula is the same.
         dual = training.loss.dual
-        return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters))
+        return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters), value + gap)
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,11 @@ class Heuristic:
     """The heuristic path of [G16] appendix K: a breakpoint is done once the sum of stale gaps is within kappa epsilon.
 
     Faster where breakpoints are close together. Proves nothing: it makes no exact pass.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> regularization_path(head, data, epsilon=0.1, lam_min=0.1, rule=Heuristic()).certified
+        False
     """
 
     kappa: float = 0.7
@@ -123,17 +140,23 @@ class Heuristic:
         """The bound of Algorithm 6."""
         return self._accuracy(training, bound)
 
-    def next(self, training: Training, tolerance: float) -> Accuracy:
+    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
         """Take steps until the sum of the stale gaps is within the tolerance."""
         dual, loop = training.loss.dual, training.loop()
         loop.step()
-        while dual.gap_estimate > tolerance and dual.passes < training.max_passes:
+        while dual.passes < training.max_passes:
+            gap = dual.gap_estimate
+            if is_within(gap, tolerance, dual.value() + gap):
+                break
             loop.step()
+            if isinstance(training.progress, ProgressLine):
+                training.progress.update(dual.passes, dual.gap_estimate, dual.value)
         return self._accuracy(training, dual.gap_estimate)
 
     def _accuracy(self, training: Training, gap: float) -> Accuracy:
         dual = training.loss.dual  # under bounds that are 0 or infinite, <v, w> = |w|^2
-        return Accuracy(gap, float(dual.loss.sum()) - dual.lam * squared_norm(dual.parameters))
+        slope = float(dual.loss.sum()) - dual.lam * squared_norm(dual.parameters)
+        return Accuracy(gap, slope, dual.value() + gap)
 
 
 def _check_kappa(kappa: float) -> None:

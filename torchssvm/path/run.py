@@ -11,12 +11,15 @@ from torch import nn
 
 from torchssvm.core.arguments import check_dataset, check_number, check_object
 from torchssvm.core.compiling import clock
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
 from torchssvm.path.initial import begin, start_at_largest_lam
 from torchssvm.path.recipe import Recipe, check_recipe
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, PathRule, Training
+from torchssvm.solvers.progress_line import ProgressLine, shown
 from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
 
 
 class PathRun(Stateful):
@@ -28,7 +31,7 @@ class PathRun(Stateful):
     Args:
         head: The head; its weights are replaced.
         dataset: Map-style, n examples; an item's index is its place.
-        epsilon: The largest gap allowed at any lambda.
+        epsilon: The largest gap allowed at any lambda, a positive number or ``Relative(share)``.
         lam_min: Stop when this lambda is covered.
         max_passes: Stop at this many effective passes in all.
         rule: ``Certified()`` (the default) or ``Heuristic()``.
@@ -38,26 +41,35 @@ class PathRun(Stateful):
     Attributes:
         dual: The dual at the last breakpoint.
         loss: The block gap of the dual.
+        progress: The line that follows the run; None at first.
 
     Raises:
         ValueError: An argument is out of range.
+
+    Example:
+        >>> run = PathRun(LinearMulticlass(4, 3), data, epsilon=0.1, lam_min=0.05)
+        >>> while run.advance():
+        ...     state = run.state_dict()  # to save: run.load_state_dict(state) goes on from it
+        >>> run.path.lowest <= 0.05
+        True
     """
 
     state_name = "run"
+    progress: ProgressLine | None = None
 
     def __init__(
         self,
         head: nn.Module,
         dataset: Any,
         *,
-        epsilon: float,
+        epsilon: Tolerance,
         lam_min: float,
         max_passes: float = math.inf,
         rule: PathRule | None = None,
         recipe: Recipe | None = None,
         options: RunOptions | None = None,
     ) -> None:
-        self.epsilon = check_number(epsilon, "epsilon", above=0.0)
+        self.epsilon = check_tolerance(epsilon, "epsilon", above=0.0)
         self.lam_min = check_number(lam_min, "lam_min", 0.0)
         max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
         options = check_options(options)
@@ -101,7 +113,7 @@ class PathRun(Stateful):
         if self._stopped or self._lowest <= self.lam_min:
             return False
         start, dual, training = clock(), self.dual, self._training
-        tolerance = self.rule.kappa * self.epsilon
+        tolerance = times(self.epsilon, self.rule.kappa)
         bound = 0.0
         if not self._points:
             bound = start_at_largest_lam(
@@ -116,10 +128,14 @@ class PathRun(Stateful):
         else:
             dual.rescale(self._lowest / dual.lam)  # the factor is 1 if an interrupted call has already rescaled
             seed = training.options.seed + len(self._points)
-            training = training._replace(options=replace(training.options, seed=seed))
+            line = self.progress
+            if line is not None:
+                line.prefix = f"lam {dual.lam:.3g}"
+            training = training._replace(options=replace(training.options, seed=seed), progress=line or False)
             accuracy = self.rule.next(training, tolerance)
         self._seconds += clock() - start
-        if not accuracy.gap <= self.epsilon:  # out of passes: the last breakpoint covers lambdas down to here
+        if not is_within(accuracy.gap, self.epsilon, accuracy.primal):
+            # Out of passes: the last breakpoint covers lambdas down to here.
             if not self._points:
                 raise RuntimeError(
                     f"the gap at the largest lambda is {accuracy.gap:.6g}, more than its bound {bound:.6g}: is the "
@@ -139,6 +155,7 @@ class PathRun(Stateful):
             accuracy.slope,
             self.dual.passes,
             self._seconds,
+            accuracy.primal,
         )
         self._points.append(point)
         self._lowest = self._factor() * point.lam
@@ -146,8 +163,11 @@ class PathRun(Stateful):
 
     def _factor(self) -> float:
         """Step rho of [G16] eq. 13 from the last breakpoint; 0 if that breakpoint covers all smaller lambdas."""
-        room, slope = self.epsilon - self._points[-1].gap, self._points[-1].slope
-        return 0.0 if slope <= room else 1.0 - room / slope
+        point = self._points[-1]
+        room, fall = largest_gap(self.epsilon, point.primal) - point.gap, point.slope
+        if isinstance(self.epsilon, Relative):  # the primal falls with lambda too
+            fall += self.epsilon.share * point.lam / 2 * squared_norm(self.dual.parameters)
+        return 0.0 if fall <= room else 1.0 - room / fall
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on, in tensors, numbers and strings."""
@@ -193,7 +213,7 @@ def regularization_path(
     head: nn.Module,
     dataset: Any,
     *,
-    epsilon: float,
+    epsilon: Tolerance,
     lam_min: float,
     max_passes: float = math.inf,
     rule: PathRule | None = None,
@@ -201,6 +221,7 @@ def regularization_path(
     options: RunOptions | None = None,
     on_breakpoint: Callable[[PathRun], None] | None = None,
     resume: dict[str, Any] | None = None,
+    progress: bool = True,
 ) -> RegularizationPath:
     """Weights for every lambda at once, each with a gap of at most ``epsilon`` ([G16] section 4, Algorithms 6 and 7).
 
@@ -211,7 +232,8 @@ def regularization_path(
     Args:
         head: The head; its weights are replaced.
         dataset: Map-style, n examples; an item's index is its place.
-        epsilon: The largest gap allowed at any lambda.
+        epsilon: The largest gap allowed at any lambda: a positive number, or ``Relative(0.01)``, a share of the primal
+            at that lambda.
         lam_min: Stop when this lambda is covered. 0 follows the path to its end, which exists only if the training set
             is separable.
         max_passes: Stop at this many effective passes in all; the path then ends early.
@@ -221,10 +243,19 @@ def regularization_path(
         on_breakpoint: Called with the run after each breakpoint: ``run.path`` is the path so far, ``run.state_dict()``
             a checkpoint.
         resume: A checkpoint, to continue bit for bit; all other arguments must be the same.
+        progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 
     Raises:
         ValueError: An argument is out of range, ``resume`` does not fit, or no weights change any score.
         RuntimeError: The oracle is not exact at zero weights, where the path starts.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> path = regularization_path(head, data, epsilon=0.1, lam_min=0.05)
+        >>> path.certified, path.lowest <= 0.05
+        (True, True)
+        >>> all(point.gap <= 0.1 for point in path.points)
+        True
     """
     following = PathRun(
         head,
@@ -238,7 +269,10 @@ def regularization_path(
     )
     if resume is not None:
         following.load_state_dict(resume)
-    while following.advance():
-        if on_breakpoint is not None:
-            on_breakpoint(following)
+    with shown(progress) as following.progress:
+        while following.advance():
+            if on_breakpoint is not None:
+                if following.progress is not None:
+                    following.progress.clear()  # the callback may print
+                on_breakpoint(following)
     return following.path

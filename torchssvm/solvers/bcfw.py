@@ -50,6 +50,17 @@ class BCFW(Stateful, Optimizer):
             member.
         TypeError: ``dual`` is not a DualState, ``params`` are not parameters, a bound is neither a number nor a tensor,
             or ``line_search`` cannot be called.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> dual = DualState.for_head(head, num_examples=30, lam=0.1)
+        >>> loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     loss(head(points), classes, torch.arange(30)).backward()
+        ...     optimizer.step()
+        >>> certify(head, dual, in_order(data)).relative_gap < 0.1
+        True
     """
 
     state_name = "BCFW"

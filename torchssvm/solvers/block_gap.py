@@ -58,6 +58,12 @@ class BlockGap(nn.Module):
         ValueError: ``direction`` or ``oracle`` needs a dual that keeps labelings, or ``block_steps`` does not support
             these rules.
         TypeError: ``dual`` is not a DualState, or a rule is not of its kind.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> loss = BlockGap(DualState.for_head(head, num_examples=30, lam=0.1))
+        >>> loss(head(points[:5]), classes[:5], torch.arange(5))  # weights of zero: each block has the gap 1 / n
+        tensor(0.1667, dtype=torch.float64, grad_fn=<_ProposeBackward>)
     """
 
     def __init__(

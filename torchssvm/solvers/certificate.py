@@ -43,6 +43,13 @@ class Certificate:
         relaxed: Whether the oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``).
             Primal, dual and gap are then those of the relaxation, whose optimum may lie above that of the problem: the
             primal bounds both optima, the dual only that of the relaxation.
+
+    Example:
+        >>> certificate = solve(LinearMulticlass(4, 3), data, lam=0.1)
+        >>> certificate.dual <= certificate.primal
+        True
+        >>> certificate.num_examples, certificate.lam, certificate.exact
+        (30, 0.1, True)
     """
 
     primal: float
@@ -96,6 +103,14 @@ def certify(
         RuntimeError: The dual does not belong to these examples: a target has changed since the example's first visit,
             a block's loss does not fit its labelings, or the gap is negative by more than rounding. Or features have
             moved and the storage cannot follow them. Or the held weights violate their bounds. Nothing changes then.
+
+    Example:
+        >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.1)
+        >>> trainer.step()
+        30
+        >>> certificate = certify(trainer.head, trainer.dual, in_order(data))
+        >>> certificate.gap == certificate.primal - certificate.dual
+        True
     """
     check_dual(dual)
     check_flags(refresh=refresh)
@@ -248,6 +263,13 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
         ValueError: An example is missing or duplicated, the head has other weights than the dual, or the storage keeps
             weights.
         RuntimeError: A target has changed since the example's first visit.
+
+    Example:
+        >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.1)
+        >>> trainer.step()
+        30
+        >>> recompute_weights(trainer.head, trainer.dual, in_order(data)) < 1e-4  # the drift: rounding alone
+        True
     """
     check_dual(dual)
     if dual.storage.needs_gradients:

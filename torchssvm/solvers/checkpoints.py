@@ -46,6 +46,14 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             state or value cannot be loaded without running code, such as a NumPy array. An existing file is unchanged.
         TypeError: A class was given, not an object.
         OSError: See :func:`torchssvm.core.files.whole_file`.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.01)
+        >>> save_checkpoint(f"{folder.name}/run.pt", trainer=trainer, dual=trainer.dual, epoch=3)
+        >>> load_checkpoint(f"{folder.name}/run.pt", trainer=trainer, dual=trainer.dual)
+        {'epoch': 3}
     """
     if not contents:
         raise ValueError(f"there is nothing to save to {os.fspath(path)}: give objects by name, as optim=optim")
@@ -94,6 +102,14 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         FileNotFoundError: Neither the file nor the previous one exists.
         ValueError: The file is not a checkpoint, or both it and the previous one are damaged; names are missing or not
             in the file; or an object refuses its state. Nothing changes then.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> head = LinearMulticlass(4, 3)
+        >>> save_checkpoint(f"{folder.name}/head.pt", head=head)
+        >>> load_checkpoint(f"{folder.name}/head.pt", head=LinearMulticlass(4, 3))
+        {}
     """
     found, content = _read_or_previous(Path(os.path.realpath(path)))
     states, values = content["objects"], content["values"]

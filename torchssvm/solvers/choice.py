@@ -65,6 +65,11 @@ class Solver:
         TypeError: An attribute is not an object of its kind.
         ValueError: Attributes contradict each other, such as a direction that needs labelings and a storage that keeps
             none; or the storage already belongs to a dual.
+
+    Example:
+        >>> solver = Solver(direction=Pairwise(), oracle=CacheOracle())
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.01, solver=solver).exact
+        True
     """
 
     direction: Any = None

@@ -85,6 +85,15 @@ class RunReport:
         exact: Whether the oracle of the last certificate was exact; otherwise primal and gap are upper bounds.
         history: All certificates, for the picture.
         extra: More entries for ``report.json`` and the table, e.g. letter errors.
+
+    Example:
+        >>> report = RunReport(
+        ...     task="toy", n=30, num_weights=15, lam=0.1, primal=0.5, dual=0.49, gap=0.01, oracle_calls=300,
+        ...     passes=10.0, seconds=0.2, train_loss=0.1, test_loss=None, stopped_because="the gap is small",
+        ...     seed=0, device="cpu",
+        ... )
+        >>> report.test_loss is None, report.oracle_calls / report.n
+        (True, 10.0)
     """
 
     task: str

@@ -25,6 +25,11 @@ class RunOptions:
     Raises:
         ValueError: ``batch_size`` or ``seed`` is out of range.
         TypeError: ``order``, ``schedule`` or ``collate_fn`` is of another kind.
+
+    Example:
+        >>> options = RunOptions(order=Uniform(), schedule=EveryPasses(5), seed=1)
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, options=options).exact
+        True
     """
 
     batch_size: int | None = None

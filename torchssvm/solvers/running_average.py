@@ -55,6 +55,21 @@ class Average(Stateful):
     Raises:
         ValueError: There are no parameters, they are not floating-point tensors, or not those of ``dual``.
         TypeError: ``params`` is a tensor, or a dual.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> optimizer = Subgradient(head.parameters(), lam=0.1)
+        >>> average = WeightedAverage(head.parameters())
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     StructuredHinge(head.structure)(head(points), classes).backward()
+        ...     optimizer.step()
+        ...     average.update()
+        >>> isinstance(average, Average), average.count
+        (True, 20)
+        >>> with average.apply():  # the weights are those of the average here, and as before behind it
+        ...     print(primal(head, head.structure, in_order(data), lam=0.1).value < 1.0)  # from 1, at weights of zero
+        True
     """
 
     state_name = "average"

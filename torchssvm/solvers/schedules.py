@@ -54,6 +54,11 @@ class EveryPasses:
 
     Raises:
         ValueError: ``passes`` is not positive.
+
+    Example:
+        >>> options = RunOptions(schedule=EveryPasses(5))
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, options=options).relative_gap <= 0.01
+        True
     """
 
     def __init__(self, passes: float = 10.0) -> None:
@@ -77,6 +82,11 @@ class WhenEstimated(EveryPasses):
     Args:
         passes: As in :class:`EveryPasses`.
         at_least: Effective passes after an exact pass before estimates are trusted again.
+
+    Example:
+        >>> options = RunOptions(schedule=WhenEstimated(passes=20))
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, options=options).relative_gap <= 0.01
+        True
     """
 
     def __init__(self, passes: float = 10.0, at_least: float = 1.0) -> None:

@@ -32,6 +32,12 @@ class SoftmaxMargin(nn.Module):
     Raises:
         TypeError: ``structure`` is not a Structure.
         ValueError: ``structure`` has no marginals, or ``temperature`` is not positive and finite.
+
+    Example:
+        >>> scores = torch.tensor([[0.0, 0.25]])
+        >>> smooth = SoftmaxMargin(Multiclass(2), temperature=0.01)
+        >>> smooth(scores, torch.tensor([1]))  # nearly the hinge, 0.75
+        tensor(0.7500)
     """
 
     def __init__(self, structure: Structure, temperature: float = 1.0) -> None:

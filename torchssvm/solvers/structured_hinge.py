@@ -24,6 +24,12 @@ class StructuredHinge(nn.Module):
 
     Args:
         structure: What an output is.
+
+    Example:
+        >>> hinge = StructuredHinge(Multiclass(2))
+        >>> scores = torch.tensor([[0.0, 0.25]])
+        >>> hinge(scores, torch.tensor([1]))  # 1 + 0 - 0.25
+        tensor(0.7500)
     """
 
     def __init__(self, structure: Structure) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,10 @@ class Relative:
     Raises:
         ValueError: ``share`` is out of range.
         TypeError: ``share`` is not a number.
+
+    Example:
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.01, tolerance=Relative(0.1)).relative_gap <= 0.1
+        True
     """
 
     share: float
@@ -35,9 +41,19 @@ Tolerance = float | Relative
 """The largest gap: a number, or a share of the primal."""
 
 
+def largest_gap(tolerance: Tolerance, primal: float) -> float:
+    """The largest gap that a tolerance allows at this primal."""
+    return tolerance.share * primal if isinstance(tolerance, Relative) else tolerance
+
+
 def is_within(gap: float, tolerance: Tolerance, primal: float) -> bool:
     """Whether a gap is within the tolerance, at this primal."""
-    return gap <= (tolerance.share * primal if isinstance(tolerance, Relative) else tolerance)
+    return gap <= largest_gap(tolerance, primal)
+
+
+def times(tolerance: Tolerance, factor: float) -> Tolerance:
+    """A tolerance that allows ``factor`` times the gap; ``factor`` is at most 1."""
+    return Relative(factor * tolerance.share) if isinstance(tolerance, Relative) else factor * tolerance
 
 
 def expected(tolerance: Tolerance, last: Certificate | None) -> float:
@@ -50,11 +66,25 @@ def expected(tolerance: Tolerance, last: Certificate | None) -> float:
     return 0.0 if last is None else max(tolerance.share * last.dual, 0.0)
 
 
-def check_tolerance(tolerance: Any) -> Tolerance:
+def check_tolerance(tolerance: Any, name: str = "tolerance", *, above: float = -math.inf) -> Tolerance:
     """``tolerance``, if it is a number of at least 0 or a :class:`Relative`.
 
+    Args:
+        tolerance: The argument.
+        name: Its name in error messages.
+        above: An exclusive lower bound of numbers.
+
     Raises:
-        ValueError: It is negative or not finite.
+        ValueError: It is out of range or not finite.
         TypeError: It is neither.
     """
-    return tolerance if isinstance(tolerance, Relative) else check_number(tolerance, "tolerance", 0.0)
+    if isinstance(tolerance, Relative):
+        return tolerance
+    if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
+        raise TypeError(
+            f"{name}={tolerance!r} must be a number, not a {type(tolerance).__name__}; Relative(0.01) is one per cent "
+            "of the primal"
+        )
+    if above > -math.inf:
+        return check_number(tolerance, name, above=above)
+    return check_number(tolerance, name, 0.0)

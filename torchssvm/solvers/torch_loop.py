@@ -36,6 +36,12 @@ class TorchLoop(DualTrainer, Stateful):
         ValueError: The dataset has another size than the dual, or no ``collate``; or the optimizer is not the BCFW of
             this dual.
         TypeError: ``options`` is not a :class:`RunOptions`, or the dataset has no length.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> loss = BlockGap(DualState.for_head(head, num_examples=30, lam=0.1))
+        >>> TorchLoop(head, loss, data, RunOptions(batch_size=10)).solve(tolerance=0.05).gap <= 0.05
+        True
     """
 
     state_name = "loop"
@@ -112,6 +118,9 @@ class TorchLoop(DualTrainer, Stateful):
         self._epoch = None
         self.optimizer.restore(state["optimizer"])
         self.sampler.restore(state["sampler"])
+
+    def __repr__(self) -> str:
+        return f"TorchLoop({self.dual}, direction={self.loss.direction}, order={self.sampler.order})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies begin outside of any epoch's loop, like those of their sampler."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torchssvm.core.arguments import check_number, check_object
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.progress_line import ProgressLine, shown
 from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
 from torchssvm.solvers.tolerance import Tolerance, check_tolerance, expected, is_within
 
@@ -31,6 +32,15 @@ class Trainer(Protocol):
     but no examples, so they share only ``step``, ``state_dict`` and ``load_state_dict`` with trainers. For BCFW use
     :class:`torchssvm.TorchLoop` and :func:`torchssvm.certify`. The subgradient method has no dual: only
     :func:`torchssvm.primal` applies.
+
+    Example:
+        >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.1)
+        >>> isinstance(trainer, Trainer)
+        True
+        >>> trainer.solve(tolerance=Relative(0.05)).relative_gap <= 0.05
+        True
+        >>> trainer.solve(tolerance=Relative(0.01)).relative_gap <= 0.01  # goes on
+        True
     """
 
     def step(self) -> Any:
@@ -47,6 +57,7 @@ class Trainer(Protocol):
         *,
         max_passes: float = math.inf,
         on_check: Callable[[Any], None] | None = None,
+        progress: bool = True,
     ) -> Certificate:
         """Take steps until a certificate's gap is at most ``tolerance``, from the trainer's current state.
 
@@ -54,6 +65,7 @@ class Trainer(Protocol):
             tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
             max_passes: Stop at this many effective passes, those before this call included.
             on_check: Called with every certificate.
+            progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:
             The last certificate, of the weights as they are.
@@ -74,7 +86,7 @@ class Trainer(Protocol):
 
 def run_until(
     steps: Iterable[int],
-    progress: Progress,
+    counters: Progress,
     certify: Callable[[], Proof],
     *,
     tolerance: Tolerance,
@@ -82,12 +94,14 @@ def run_until(
     schedule: Schedule | None = None,
     on_check: Callable[[Proof], None] | None = None,
     reached: Callable[[Proof], bool] | None = None,
+    progress: bool | ProgressLine = True,
+    value: Callable[[], float] | None = None,
 ) -> Proof:
     """Take steps until an exact pass proves that the gap is within ``tolerance``.
 
     Args:
         steps: Endless iterator that takes the steps; yields the number of examples that each visited.
-        progress: The progress of the steps.
+        counters: The progress of the steps.
         certify: Makes an exact pass.
         tolerance: As in :class:`Trainer`, like ``max_passes`` and ``on_check``.
         max_passes: Most effective passes.
@@ -95,12 +109,31 @@ def run_until(
         on_check: Called with every certificate.
         reached: Whether a certificate ends the run; None ends it if the gap is within the tolerance, or if no example
             has a gap.
+        progress: Whether a line on stderr follows the run, or the line of a caller's own run.
+        value: The dual objective now: for that line, which else shows that of the last certificate, and so that a share
+            of the primal may be reached without a step.
 
     Raises:
         ValueError: An argument is out of range.
-        TypeError: ``schedule`` is not a Schedule.
+        TypeError: ``schedule`` is not a Schedule, or ``progress`` neither True nor False.
     """
     check_limits(tolerance, max_passes)
+    with shown(progress) as line:
+        return _run_until(steps, counters, certify, tolerance, max_passes, schedule, on_check, reached, line, value)
+
+
+def _run_until(
+    steps: Iterable[int],
+    counters: Progress,
+    certify: Callable[[], Proof],
+    tolerance: Tolerance,
+    max_passes: float,
+    schedule: Schedule | None,
+    on_check: Callable[[Proof], None] | None,
+    reached: Callable[[Proof], bool] | None,
+    line: ProgressLine | None,
+    value: Callable[[], float] | None,
+) -> Proof:
     schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
     check_object(schedule, "schedule", "due", "WhenEstimated()")
 
@@ -111,25 +144,33 @@ def run_until(
         certificate = certify()
         worth = expected(tolerance, certificate)
         schedule.after(certificate)
+        if line is not None:
+            line.certified(certificate)
+            if on_check is not None:
+                line.clear()  # the callback may print
         if on_check is not None:
             on_check(certificate)
-        enough = progress.gap_estimate == 0.0 or is_within(certificate.gap, tolerance, certificate.primal)
-        return certificate, progress.passes >= max_passes or (enough if reached is None else reached(certificate))
+        enough = counters.gap_estimate == 0.0 or is_within(certificate.gap, tolerance, certificate.primal)
+        return certificate, counters.passes >= max_passes or (enough if reached is None else reached(certificate))
 
-    if progress.gap_estimate <= worth or progress.passes >= max_passes:
+    gap = counters.gap_estimate
+    known = value() + gap if value is not None and gap < math.inf else 0.0  # an estimate of the primal
+    if is_within(gap, tolerance, known) or counters.passes >= max_passes:
         certificate, over = check()
         if over:
             return certificate
-    n, visited, start = progress.num_examples, 0, progress.passes  # since the last exact pass
+    n, visited, start = counters.num_examples, 0, counters.passes  # since the last exact pass
     for visits in steps:
         visited += visits
-        idle = visited - round((progress.passes - start) * n)  # visits without an oracle call: the cache answered
-        due = schedule.due(progress, worth) or progress.passes >= max_passes or idle >= IDLE_EPOCHS * n
+        if line is not None:
+            line.update(counters.passes, counters.gap_estimate, value)
+        idle = visited - round((counters.passes - start) * n)  # visits without an oracle call: the cache answered
+        due = schedule.due(counters, worth) or counters.passes >= max_passes or idle >= IDLE_EPOCHS * n
         if due or not visits:
             certificate, over = check()
             if over:
                 return certificate
-            visited, start = 0, progress.passes
+            visited, start = 0, counters.passes
     raise AssertionError("steps do not end")
 
 
@@ -158,6 +199,7 @@ class DualTrainer:
         max_passes: float = math.inf,
         schedule: Schedule | None = None,
         on_check: Callable[[Certificate], None] | None = None,
+        progress: bool | ProgressLine = True,
     ) -> Certificate:
         """Take steps until an exact pass proves that the gap is within ``tolerance``, from the dual's current state.
 
@@ -165,9 +207,10 @@ class DualTrainer:
             tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
             max_passes: Stop after the step that reaches this many effective passes, those before this call included;
                 the certificate takes one more pass.
-            schedule: When exact passes are made, asked after every step; None is that of the options of a
-                :class:`torchssvm.TorchLoop`, else ``WhenEstimated()``.
+            schedule: When exact passes are made, asked after every step; None is that of the options given
+                to :func:`torchssvm.make_trainer` or a :class:`torchssvm.TorchLoop`, else ``WhenEstimated()``.
             on_check: Called with the certificate of every exact pass.
+            progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:
             The last certificate, of the current weights.
@@ -184,6 +227,8 @@ class DualTrainer:
             max_passes=max_passes,
             schedule=schedule if schedule is not None else self.schedule,
             on_check=on_check,
+            progress=progress,
+            value=self.dual.value,
         )
 
     def _steps(self) -> Iterator[int]:

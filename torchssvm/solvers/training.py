@@ -52,6 +52,7 @@ def solve(
     options: RunOptions | None = None,
     memory_limit: int | None = None,
     on_check: Callable[[Certificate], None] | None = None,
+    progress: bool = True,
 ) -> Certificate:
     """Train a head until an exact pass proves that it is within ``tolerance`` of the optimum.
 
@@ -72,6 +73,8 @@ def solve(
             examples of similar length if no order is given and the dataset has an attribute ``lengths``.
         memory_limit: Bytes that the dual's blocks may take; None is what the device has left.
         on_check: Called with the certificate of every exact pass.
+        progress: Whether one line on stderr shows gap, dual, passes and seconds, estimates between certificates marked
+            by ``~``. False is silent but for the choice of the solver; the bits of the run are the same.
 
     Returns:
         The certificate of the last exact pass, which is that of the head's weights.
@@ -80,6 +83,14 @@ def solve(
         ValueError: An argument is out of range, or does not fit the others.
         TypeError: An argument is of another kind.
         MemoryError: The features (with ``compiled=True``) or the blocks do not fit.
+
+    Example:
+        >>> head = LinearMulticlass(in_features=4, num_classes=3)
+        >>> certificate = solve(head, data, lam=0.01)
+        >>> certificate.gap <= 0.01 * certificate.primal
+        True
+        >>> head.structure.argmax(head(points[:3])).labeling
+        tensor([2, 0, 2])
     """
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
@@ -94,12 +105,8 @@ def solve(
         options=options,
         memory_limit=memory_limit,
     )
-    certificate = trainer.solve(tolerance, max_passes=max_passes, schedule=options.schedule, on_check=on_check)
-    if not is_within(certificate.gap, tolerance, certificate.primal) and not warn_if_far(certificate):
-        warn(
-            f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
-            f"{100 * certificate.relative_gap:.3g} % of the primal; {tolerance:g} was asked for"
-        )
+    certificate = trainer.solve(tolerance, max_passes=max_passes, on_check=on_check, progress=progress)
+    warn_if_short(certificate, tolerance, max_passes)
     return certificate
 
 
@@ -119,6 +126,15 @@ def make_trainer(
     ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are those of :class:`torchssvm.Trainer`, and
     ``trainer.dual`` is the dual. ``save_checkpoint("run.pt", trainer=trainer, dual=trainer.dual)`` saves all of a run:
     the state of a compiled loop is that of its draws alone.
+
+    Example:
+        >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.01)
+        >>> trainer.step()  # one pass: the number of examples visited
+        30
+        >>> trainer.certify().exact
+        True
+        >>> trainer.solve(tolerance=0.05).gap <= 0.05
+        True
     """
     if isinstance(dataset, BlockGap):
         raise TypeError(
@@ -148,7 +164,7 @@ def make_trainer(
         head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=memory_limit
     )
     if choice.compiled:
-        return CompiledBCFW(
+        loop = CompiledBCFW(
             head,
             dual,
             pass_over(dataset, given.collate_fn),
@@ -157,6 +173,8 @@ def make_trainer(
             order=given.order,
             seed=given.seed,
         )
+        loop.schedule = given.schedule
+        return loop
     if given.batch_size is None:
         given = replace(given, batch_size=BATCH)
     if given.order is None and (lengths := lengths_of(dataset)) is not None:
@@ -173,6 +191,15 @@ def tell(choice: Choice) -> None:
     if text not in _told:
         _told.add(text)
         print(text, file=sys.stderr, flush=True)
+
+
+def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: float) -> None:
+    """Warn of a run that ``max_passes`` ended before its tolerance."""
+    if not is_within(certificate.gap, tolerance, certificate.primal) and not warn_if_far(certificate):
+        warn(
+            f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
+            f"{100 * certificate.relative_gap:.3g} % of the primal; {tolerance:g} was asked for"
+        )
 
 
 def warn_if_far(certificate: Certificate) -> bool:

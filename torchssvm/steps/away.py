@@ -14,6 +14,11 @@ class Away:
     Away: ``alpha <- alpha + gamma c (alpha - e_a)`` with ``c = alpha_a / (1 - alpha_a)``; a step of 1 drops the away
     corner. A block with all its mass on the away corner takes the Frank-Wolfe direction. The slopes are compared before
     the directions are scaled to a largest step of 1.
+
+    Example:
+        >>> solver = Solver(direction=Away(), storage=Labelings())
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
+        True
     """
 
     needs_labelings = True

@@ -28,6 +28,12 @@ class BoxQP(BlockSteps):
 
     Raises:
         ValueError: ``sweeps`` is less than 1.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> loss = BlockGap(DualState.for_head(head, num_examples=30, lam=0.1), block_steps=BoxQP(sweeps=10))
+        >>> loss.block_steps
+        BoxQP(sweeps=10)
     """
 
     needs_gradients = True

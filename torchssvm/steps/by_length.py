@@ -37,6 +37,13 @@ class ByLength:
     Raises:
         ValueError: ``lengths`` is empty or has a negative number.
         TypeError: ``order`` is of another kind.
+
+    Example:
+        >>> lengths = [2, 9] * 15
+        >>> dual = DualState.for_head(LinearMulticlass(4, 3), num_examples=30, lam=0.1)
+        >>> sampler = GapBatchSampler(dual, batch_size=5, order=ByLength(lengths, Permutation()))
+        >>> sorted({lengths[row] for row in rows} for rows in sampler)
+        [{2}, {2}, {2}, {9}, {9}, {9}]
     """
 
     def __init__(self, lengths: Tensor | Sequence[int], order: Order | None = None) -> None:

@@ -32,7 +32,13 @@ class OracleRule(Protocol):
 
 
 class MaxOracle:
-    """Always decode."""
+    """Always decode.
+
+    Example:
+        >>> certificate = solve(LinearMulticlass(4, 3), data, lam=0.1, solver=Solver(oracle=MaxOracle()))
+        >>> certificate.relative_gap <= 0.01
+        True
+    """
 
     needs_labelings = False
 
@@ -57,6 +63,11 @@ class CacheOracle:
     Raises:
         ValueError: An argument is negative or not finite.
         TypeError: An argument is not a number.
+
+    Example:
+        >>> solver = Solver(oracle=CacheOracle(factor=0.5), storage=Labelings())
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
+        True
     """
 
     needs_labelings = True

@@ -23,6 +23,11 @@ class Corrective:
 
     Raises:
         ValueError: ``steps`` is less than 1, or ``tolerance`` is not in [0, 1).
+
+    Example:
+        >>> solver = Solver(direction=Corrective(steps=10))
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
+        True
     """
 
     needs_labelings = True

@@ -13,6 +13,12 @@ class Hybrid:
 
     With slope v and curvature q along a direction, the exact step gamma in [0, 1] gains ``v gamma - q gamma^2 / 2``.
     v and q follow from the block's inner products, so the gains are known before the step.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> dual = DualState.for_head(head, num_examples=30, lam=0.1, storage=Labelings())
+        >>> CompiledBCFW(head, dual, in_order(data), direction=Hybrid()).solve(tolerance=0.01).gap <= 0.01
+        True
     """
 
     needs_labelings = True

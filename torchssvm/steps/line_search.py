@@ -65,6 +65,12 @@ class ExactSearch:
     bounds ([G16] appendix H) its derivative is piecewise linear and decreasing, with a breakpoint wherever a weight
     reaches or leaves a bound. The breakpoints are sorted, and the derivative's zero is found in its piece. This takes
     O(d + c log c) for c weights that reach or leave a bound within the step.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> dual = DualState.for_head(head, num_examples=30, lam=0.1)
+        >>> BCFW(head.parameters(), dual, line_search=ExactSearch()).line_search
+        ExactSearch()
     """
 
     def __call__(self, line: Line) -> float:
@@ -84,6 +90,13 @@ class ShortStep:
 
     Under bounds it maximises a parabola below the dual, so the dual never falls, except by rounding, and the step is
     never longer than that of :class:`ExactSearch`. Without bounds both are the same.
+
+    Example:
+        >>> solver = Solver(line_search=ShortStep(), compiled=False)
+        >>> bounds = {"weight": (0.0, None)}
+        >>> certificate = solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver, bounds=bounds)
+        >>> certificate.relative_gap <= 0.01
+        True
     """
 
     def __call__(self, line: Line) -> float:
@@ -103,6 +116,11 @@ class PredefinedStep:
 
     Use it with ``BlockGap(dual, block_steps=CommonStep())``, or with batches of one block. The box QP would give each
     block its own step, multiplied by gamma, which is none of these algorithms.
+
+    Example:
+        >>> solver = Solver(line_search=PredefinedStep(), block_steps=CommonStep())
+        >>> solve(LinearMulticlass(4, 3), data, lam=1.0, solver=solver, tolerance=Relative(0.2)).relative_gap <= 0.2
+        True
     """
 
     def __call__(self, line: Line) -> float:

@@ -42,6 +42,13 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         TypeError: ``dual`` or ``order`` is of another type, or a size is not a number.
         ValueError: A size is not a positive whole number, or ``num_examples`` differs from that of the dual or of the
             lengths of ``order``.
+
+    Example:
+        >>> dual = DualState.for_head(LinearMulticlass(4, 3), num_examples=30, lam=0.1)
+        >>> sampler = GapBatchSampler(dual, batch_size=8)
+        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=data.collate)
+        >>> [len(batch.index) for batch in loader]
+        [8, 8, 8, 6]
     """
 
     state_name = "sampler"

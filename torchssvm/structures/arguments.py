@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, describe, read_numbers
+from torchssvm.core.plain import plain
 from torchssvm.core.structure import Structure
 
 Kind = TypeVar("Kind", bound=Structure)
@@ -38,6 +39,11 @@ class WeightedLabels(NamedTuple):
     Attributes:
         labels: ``[B, N]`` int64.
         weights: ``[B, N]``, non-negative; the cost of a wrong label at each token or node.
+
+    Example:
+        >>> target = WeightedLabels(labels=torch.tensor([[0, 1]]), weights=torch.tensor([[3.0, 1.0]]))
+        >>> Chain(2, normalize=False).loss(torch.tensor([[1, 1]]), target)
+        tensor([3.], dtype=torch.float64)
     """
 
     labels: Tensor
@@ -66,8 +72,10 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     """
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
-    check_int64(lengths, "lengths", (batch,), f", one for each example of a batch of {batch} padded to {longest}")
-    if (numbers := read_numbers(lengths)) is None:  # under torch.vmap: the first call of the head has checked them
+    # A traced graph that reads a size for a message is for this size only.
+    such = "" if plain() else f", one for each example of a batch of {batch} padded to {longest}"
+    check_int64(lengths, "lengths", (batch,), such)
+    if (numbers := read_numbers(lengths)) is None:  # under torch.vmap the first call of the head has checked them
         return 1, longest
     low, high = min(numbers, default=1), max(numbers, default=1)
     if low < 1 or high > longest:

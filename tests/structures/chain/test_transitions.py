@@ -121,7 +121,7 @@ def test_factorwise_training_refuses_them():
 
 def test_checkpoints_make_them_again():
     pytest.importorskip("lightning")
-    from torchssvm.lightning.rebuilding import describe, rebuild
+    from torchssvm.deployment.recipes import describe, rebuild
 
     head = LinearChain(2, 3, structure=Chain(3, transitions=TRANSITIONS))
     again = rebuild(describe(head))

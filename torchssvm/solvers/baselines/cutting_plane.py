@@ -21,6 +21,7 @@ from torchssvm.solvers.baselines.cutting_pass import make_pass
 from torchssvm.solvers.baselines.one_slack import OneSlack
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import Certificate, crosses
+from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, counting_from
 from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.trainer import run_until
@@ -60,6 +61,11 @@ class CuttingPlane(Stateful):
         ValueError: As ``DualState.for_head``; or ``slack`` belongs to another CuttingPlane.
         TypeError: ``slack`` is not a Slack, or ``batches`` can be read only once.
         ImportError: ``OneSlack`` needs the extra ``torchssvm[qp]``.
+
+    Example:
+        >>> trainer = CuttingPlane(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1, slack=NSlack())
+        >>> trainer.solve(tolerance=0.01).gap <= 0.01
+        True
     """
 
     state_name = "cutting plane"
@@ -167,6 +173,7 @@ class CuttingPlane(Stateful):
         *,
         max_passes: float = math.inf,
         on_check: Callable[[Certificate], None] | None = None,
+        progress: bool | ProgressLine = True,
     ) -> Certificate:
         """Iterate until the gap is at most ``tolerance``.
 
@@ -174,6 +181,7 @@ class CuttingPlane(Stateful):
             tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``.
             max_passes: Most iterations, those before this call included.
             on_check: Called with the certificate of every iteration.
+            progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:
             The last certificate; its gap exceeds ``tolerance`` if ``max_passes`` was reached first.
@@ -196,6 +204,7 @@ class CuttingPlane(Stateful):
             max_passes=max_passes,
             schedule=counting_from(self, EveryPasses(1)),
             on_check=on_check,
+            progress=progress,
         )
 
     @torch.no_grad()
@@ -226,6 +235,10 @@ class CuttingPlane(Stateful):
             lam=problem.lam,
             relaxed=problem.relaxed,
         )
+
+    def __repr__(self) -> str:
+        problem, slack = self._problem, type(self.slack).__name__
+        return f"CuttingPlane(num_examples={problem.num_examples}, lam={problem.lam:g}, slack={slack}())"
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, exactly, in tensors, numbers and strings."""

@@ -72,6 +72,11 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         ValueError: A number is out of its range, an example is missing or duplicated, a batch is not valid, a
             DataLoader shuffles, or as ``DualState.for_head``.
         TypeError: ``batches`` can be read only once.
+
+    Example:
+        >>> trainer = ExponentiatedGradient(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1)
+        >>> trainer.solve(tolerance=0.05).gap <= 0.05
+        True
     """
 
     state_name = "exponentiated gradient"
@@ -223,6 +228,9 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         dual.steps += 1
         dual.remember_weights()
         return search.increase
+
+    def __repr__(self) -> str:
+        return f"ExponentiatedGradient({self.dual})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies continue from the same batch."""

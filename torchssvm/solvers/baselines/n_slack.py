@@ -37,6 +37,12 @@ class NSlack(Slack):
 
     Raises:
         ValueError: An argument is out of its range.
+
+    Example:
+        >>> slack = NSlack(keep=5)
+        >>> trainer = CuttingPlane(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1, slack=slack)
+        >>> trainer.solve(tolerance=0.01).gap <= 0.01
+        True
     """
 
     def __init__(

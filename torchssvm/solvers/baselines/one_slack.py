@@ -39,6 +39,11 @@ class OneSlack(Slack):
     Raises:
         ValueError: ``keep`` is less than 1, or ``solver`` is not installed.
         ImportError: The extra ``torchssvm[qp]`` is not installed.
+
+    Example:
+        >>> trainer = CuttingPlane(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1, slack=OneSlack())
+        >>> trainer.solve(tolerance=0.01).gap <= 0.01
+        True
     """
 
     def __init__(self, keep: int = 50, *, solver: str = "clarabel", memory_limit: int | None = None) -> None:

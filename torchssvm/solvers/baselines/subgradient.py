@@ -36,6 +36,16 @@ class Subgradient(Stateful, Optimizer):
     Raises:
         ValueError: ``lam`` or ``max_loss`` is not positive, or a group has other options.
         TypeError: ``lam`` or ``max_loss`` is not a number.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> optimizer, hinge = Subgradient(head.parameters(), lam=0.1), StructuredHinge(head.structure)
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     hinge(head(points), classes).backward()
+        ...     optimizer.step()
+        >>> primal(head, head.structure, in_order(data), lam=0.1).value < 1.0  # from 1, at weights of zero
+        True
     """
 
     state_name = "Subgradient"

@@ -33,6 +33,11 @@ class Sequential(BlockSteps):
     fixed features, ``MeanParts()``, ``FrankWolfe()`` and ``MaxOracle()``; a batch with a repeated example is solved by
     ``BoxQP()``. The training loss is the sum of the gaps that the visits found. Use the exact line search
     (``ExactSearch()``, the default), as each step is already exact.
+
+    Example:
+        >>> solver = Solver(block_steps=Sequential())  # the torch loop, with exact steps on one block after another
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver, tolerance=Relative(0.1)).relative_gap <= 0.1
+        True
     """
 
     needs_gradients = visits = True

@@ -63,6 +63,13 @@ class CompiledBCFW(DualTrainer, Stateful):
             structure or training set; or ``direction`` or ``oracle`` needs a storage that keeps labelings.
         MemoryError: The blocks would not fit in the dual's ``memory_limit``.
         RuntimeError: A target has changed since the dual's last exact pass.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> dual = DualState.for_head(head, num_examples=30, lam=0.1, storage=Labelings())
+        >>> trainer = CompiledBCFW(head, dual, in_order(data), direction=Pairwise(), oracle=CacheOracle())
+        >>> trainer.solve(tolerance=0.01).gap <= 0.01
+        True
     """
 
     state_name = "draws"
@@ -219,6 +226,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         memory.remember_lengths(None)
         self._seen = (self._contents, self.dual.version)
         return certificate
+
+    def __repr__(self) -> str:
+        return f"CompiledBCFW({self.dual}, direction={self.direction}, oracle={self.oracle}, order={self.draws.order})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies have the packed training set, and a copy of head and dual; scratch is made again."""

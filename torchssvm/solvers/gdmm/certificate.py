@@ -32,6 +32,11 @@ class FactorwiseCertificate(Certificate):
             the three bounds of the relaxation are those of the problem.
         violation: Mean total variation ``1/2 |M pi_f - pi_j|_1`` over all pairs of a factor and its variable; 0 to 1.
         worst_violation: The largest total variation.
+
+    Example:
+        >>> certificate = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1).solve(tolerance=0.05)
+        >>> certificate.dual <= certificate.primal <= certificate.relaxed_primal
+        True
     """
 
     relaxed_primal: float
@@ -66,6 +71,12 @@ class PassReport:
         visited: Entries that the factorwise oracle of higher-order factors looked at.
         queries: Calls of the factorwise oracle.
         seconds: Duration.
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1)
+        >>> report = trainer.step()
+        >>> report.passes, report.violation >= 0
+        (1, True)
     """
 
     passes: int

@@ -23,6 +23,11 @@ class FullyCorrective(BlockRule):
 
     Block-coordinate Frank-Wolfe of [Y16] Algorithm 4: the factorwise oracle adds a configuration to the active set,
     then equation (25) is solved.
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1, rule=FullyCorrective())
+        >>> trainer.solve(tolerance=0.05).relaxed_gap <= 0.05
+        True
     """
 
 
@@ -31,6 +36,11 @@ class AwayStep(BlockRule):
     """Every block takes a Frank-Wolfe step or an away step, whichever is steeper, with exact line search.
 
     Away-step Frank-Wolfe of [Y16] Algorithm 2, block after block.
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1, rule=AwayStep())
+        >>> trainer.solve(tolerance=0.05).relaxed_gap <= 0.05
+        True
     """
 
     away = True
@@ -42,6 +52,11 @@ class BlockGreedy(BlockRule):
 
     Block-greedy coordinate descent of [Y16] Algorithm 3, with the blocks minimised as in :class:`FullyCorrective`. The
     decrease of every block is recomputed for each move: moves are better, but each costs as much as a whole visit.
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1, rule=BlockGreedy())
+        >>> trainer.solve(tolerance=0.05).relaxed_gap <= 0.05
+        True
     """
 
     greedy = True
@@ -82,6 +97,11 @@ class Penalty:
     Raises:
         TypeError: An argument is not a number.
         ValueError: An argument is out of range.
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1, penalty=Penalty(rho=0.5))
+        >>> trainer.solve(tolerance=0.05).relaxed_gap <= 0.05
+        True
     """
 
     def __init__(self, rho: float | None = None, *, step: float = 1.0) -> None:
@@ -125,6 +145,12 @@ class ResidualBalancing(Penalty):
     Raises:
         TypeError: An argument is not a number.
         ValueError: An argument is out of range.
+
+    Example:
+        >>> balanced = ResidualBalancing(factor=1.5)
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1, penalty=balanced)
+        >>> trainer.solve(tolerance=0.05).relaxed_gap <= 0.05
+        True
     """
 
     def __init__(
@@ -159,9 +185,21 @@ class ResidualBalancing(Penalty):
 
 @dataclass(frozen=True)
 class SortedOracle:
-    """Factorwise oracle by walks over sorted weights, which look at few of the |Y_f| entries ([Y16] app. C)."""
+    """Factorwise oracle by walks over sorted weights, which look at few of the ``|Y_f|`` entries ([Y16] app. C).
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1, oracle=SortedOracle())
+        >>> trainer.step().visited > 0
+        True
+    """
 
 
 @dataclass(frozen=True)
 class BruteForce:
-    """Factorwise oracle by looking at every configuration; faster for small domains."""
+    """Factorwise oracle by looking at every configuration; faster for small domains.
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1, oracle=BruteForce())
+        >>> trainer.step().visited > 0
+        True
+    """

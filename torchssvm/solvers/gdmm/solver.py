@@ -33,6 +33,7 @@ from torchssvm.solvers.gdmm.rules import (
     SortedOracle,
 )
 from torchssvm.solvers.gdmm.state import SavedGDMM
+from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
 from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.trainer import run_until
@@ -77,6 +78,12 @@ class GDMM(SavedGDMM):
     Raises:
         TypeError: The head has no compiled form, or an argument is of another kind.
         ValueError: The batches do not hold every example once, or are not valid, or an argument is out of range.
+
+    Example:
+        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1)
+        >>> certificate = trainer.solve(tolerance=0.05)
+        >>> certificate.relaxed_gap <= 0.05
+        True
     """
 
     def __init__(
@@ -247,6 +254,7 @@ class GDMM(SavedGDMM):
         violation: float = 0.01,
         on_pass: Callable[[PassReport], None] | None = None,
         on_check: Callable[[FactorwiseCertificate], None] | None = None,
+        progress: bool | ProgressLine = True,
     ) -> FactorwiseCertificate:
         """Make passes until a certificate is within ``tolerance`` and within ``violation``.
 
@@ -258,6 +266,7 @@ class GDMM(SavedGDMM):
             violation: The mean total variation to reach; at least 0.
             on_pass: Called with the report of every pass.
             on_check: Called with every certificate.
+            progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:
             The last certificate, of the current weights.
@@ -282,6 +291,7 @@ class GDMM(SavedGDMM):
             max_passes=max_passes,
             schedule=counting_from(self, schedule if schedule is not None else EveryPasses(10)),
             on_check=on_check,
+            progress=progress,
             reached=lambda c: is_within(c.relaxed_gap, tolerance, c.relaxed_primal) and c.violation <= violation,
         )
 

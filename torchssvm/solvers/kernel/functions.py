@@ -36,6 +36,11 @@ class Polynomial:
 
     Raises:
         ValueError: An argument is out of range.
+
+    Example:
+        >>> a = torch.tensor([[1.0, 2.0]])
+        >>> Polynomial(degree=2)(a, a)  # (5 + 1) ** 2
+        tensor([[36.]])
     """
 
     degree: int = 2
@@ -61,6 +66,11 @@ class RBF:
 
     Raises:
         ValueError: ``gamma`` is not positive and finite.
+
+    Example:
+        >>> a, b = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+        >>> RBF(gamma=1.0)(a, b)  # exp(-1)
+        tensor([[0.3679]])
     """
 
     gamma: float = 1.0

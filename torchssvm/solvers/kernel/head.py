@@ -129,6 +129,11 @@ class KernelChain(KernelHead):
 
     Raises:
         ValueError: ``structure`` does not fit.
+
+    Example:
+        >>> head = KernelChain(Polynomial(degree=2), in_features=4, num_states=3)
+        >>> KernelSSVM(head, tokens, tags, lam=0.1).solve(tolerance=0.1).gap <= 0.1
+        True
     """
 
     def __init__(
@@ -159,6 +164,13 @@ class KernelMulticlass(KernelHead):
 
     Raises:
         ValueError: ``structure`` does not fit.
+
+    Example:
+        >>> head = KernelMulticlass(RBF(gamma=0.5), in_features=4, num_classes=3)
+        >>> KernelSSVM(head, points, classes, lam=0.1).solve(tolerance=0.05).gap <= 0.05
+        True
+        >>> head(points[:2]).single.shape
+        torch.Size([2, 3])
     """
 
     def __init__(

@@ -68,6 +68,11 @@ class KernelSSVM(DualTrainer, Stateful):
         ValueError: There are no examples, or an argument does not fit the others.
         TypeError: The kernel or the targets are of an unknown kind.
         MemoryError: Something would not fit in ``memory_limit``.
+
+    Example:
+        >>> trainer = KernelSSVM(KernelMulticlass(RBF(), in_features=4, num_classes=3), points, classes, lam=0.1)
+        >>> trainer.solve(tolerance=0.05).gap <= 0.05
+        True
     """
 
     state_name = "state"

@@ -30,6 +30,15 @@ class LinearArcs(nn.Module):
 
     Raises:
         ValueError: ``in_features`` is less than 1.
+
+    Example:
+        >>> columns = torch.tensor([[[0, 1, 2], [0, 3, 2]]]).unsqueeze(-1)  # [B, N, N + 1, P]: one feature for each arc
+        >>> head = LinearArcs(in_features=4)
+        >>> with torch.no_grad():
+        ...     head.weight[1] = 1.0
+        >>> head(SparseFeatures(columns)).single
+        tensor([[[0., 1., 0.],
+                 [0., 0., 0.]]], grad_fn=<SumBackward1>)
     """
 
     def __init__(self, in_features: int, *, structure: Arborescence | None = None) -> None:

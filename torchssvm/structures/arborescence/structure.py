@@ -39,6 +39,12 @@ class Projective:
 
     Attributes:
         single_root: Whether exactly one token has the root as head; otherwise at least one.
+
+    Example:
+        >>> crossing = torch.full((1, 4, 5), -1.0)
+        >>> crossing[0, [0, 1, 2, 3], [3, 4, 0, 3]] = 1.0
+        >>> Arborescence(among=Projective()).argmax(Potentials(crossing)).labeling
+        tensor([[3, 3, 0, 3]])
     """
 
     single_root: bool = False
@@ -64,6 +70,12 @@ class NonProjective:
 
     Attributes:
         single_root: Whether exactly one token has the root as head; otherwise at least one.
+
+    Example:
+        >>> crossing = torch.full((1, 4, 5), -1.0)
+        >>> crossing[0, [0, 1, 2, 3], [3, 4, 0, 3]] = 1.0
+        >>> Arborescence(among=NonProjective()).argmax(Potentials(crossing)).labeling
+        tensor([[3, 4, 0, 3]])
     """
 
     single_root: bool = False
@@ -98,6 +110,11 @@ class Arborescence(Structure):
     Args:
         among: The set of outputs: ``Projective()`` or ``NonProjective()``; None means ``NonProjective()``.
         normalize: Divide the loss by the number of tokens.
+
+    Example:
+        >>> scores = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]])  # token 1 below the root, token 2 below token 1
+        >>> Arborescence().argmax(Potentials(scores)).labeling
+        tensor([[0, 1]])
     """
 
     def __init__(self, among: Arborescences | None = None, *, normalize: bool = True) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
 from torchssvm.structures.arguments import check_range, check_structure
@@ -39,6 +40,14 @@ class LinearChain(LinearHead):
         ValueError: A size is out of range, or ``structure`` has another number of states, or disagrees about shared
             transitions.
         TypeError: A size is not a number, or ``structure`` is not a structure of chains.
+
+    Example:
+        >>> head = LinearChain(in_features=4, num_states=3)
+        >>> potentials = head(tokens[:2], torch.tensor([5, 4]))
+        >>> potentials["emission"].shape, potentials["transition"].shape
+        (torch.Size([2, 5, 3]), torch.Size([2, 3, 3]))
+        >>> head.structure.argmax(potentials).labeling.shape
+        torch.Size([2, 5])
     """
 
     def __init__(
@@ -120,7 +129,7 @@ class LinearChain(LinearHead):
             x = x.to(self.emission.dtype)
             if self.bias is None and self.start_transitions is None:
                 emission = product(x, self.emission)
-            elif transformed():
+            elif transformed() or plain():
                 emission = product(x, self.emission) + everywhere(longest, last, *extra)
             else:
                 emission = _Emission.apply(x, last, self.emission, *extra)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchssvm.core.arguments import check_flags
-from torchssvm.core.lists import TokenLists, as_lists
+from torchssvm.core.lists import TokenLists, as_lists, check_lists, padded_product
+from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.row_sparse import rows_of
@@ -39,6 +40,12 @@ class SparseLinearChain(LinearChain):
 
     Raises:
         ValueError: ``structure`` has a different number of states, or transitions that depend on the position.
+
+    Example:
+        >>> head = SparseLinearChain(in_features=1_000_000, num_states=3)
+        >>> columns = torch.tensor([[[5, 17], [999_999, -1]]])  # one sentence of two tokens
+        >>> head(SparseFeatures(columns))["emission"].shape
+        torch.Size([1, 2, 3])
     """
 
     _version = 1  # see LinearHead
@@ -73,8 +80,8 @@ class SparseLinearChain(LinearChain):
             TypeError: ``x`` is not :class:`SparseFeatures`.
             ValueError: A shape, a column or a length does not fit.
         """
-        lists = as_lists(x, self.in_features, self.emission.dtype)
-        batch, longest = x.columns.shape[:2]
+        lists = None if plain() else as_lists(x, self.in_features, self.emission.dtype)
+        batch, longest = check_lists(x).columns.shape[:2]
         if longest < 1:
             raise ValueError(f"x.columns must have at least one position, got {list(x.columns.shape)}")
         if lengths is None:
@@ -82,6 +89,12 @@ class SparseLinearChain(LinearChain):
         else:
             span = check_range(lengths, batch, longest)
         last = lengths - 1
+        if lists is None:  # their number differs from batch to batch, which a graph does not take
+            emission = padded_product(x, self.emission) + everywhere(
+                longest, last, self.bias, self.start_transitions, self.end_transitions
+            )
+            pairs = self.transition.expand(batch, *self.transition.shape)
+            return Potentials({"emission": emission, "transition": pairs}, lengths)
         with full_precision(self.emission.device):
             if transformed():
                 emission = lists.emission(self.emission) + everywhere(

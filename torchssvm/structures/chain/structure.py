@@ -44,6 +44,13 @@ class Chain(Structure):
         TypeError: ``transitions`` are not :class:`Transitions`.
         ValueError: ``num_states`` is less than 1, or ``class_weight`` is not such a vector, or ``transitions`` are for
             another number of states.
+
+    Example:
+        >>> chain = Chain(num_states=2)
+        >>> emission = torch.tensor([[[1.0, 0.0], [0.0, 0.1]]])
+        >>> staying = torch.eye(2).unsqueeze(0)
+        >>> chain.argmax(Potentials({"emission": emission, "transition": staying})).labeling
+        tensor([[0, 0]])
     """
 
     quick_to_decode = True

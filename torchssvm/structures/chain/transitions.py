@@ -24,6 +24,13 @@ class Transitions:
     Raises:
         TypeError: An argument is not a tensor.
         ValueError: An argument is not bool or has another shape, or for some length there is no sequence at all.
+
+    Example:
+        >>> pairs = torch.tensor([[True, True], [False, True]])  # state 1 is never followed by state 0
+        >>> chain = Chain(2, transitions=Transitions(pairs))
+        >>> emission = torch.tensor([[[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]])
+        >>> chain.argmax(Potentials({"emission": emission, "transition": torch.zeros(1, 2, 2)})).labeling
+        tensor([[0, 0, 1]])
     """
 
     def __init__(self, pairs: Tensor, *, first: Tensor | None = None, last: Tensor | None = None) -> None:

@@ -24,6 +24,12 @@ class Graphs(NamedTuple):
             padding.
 
     Features of the padding must be finite and are otherwise ignored.
+
+    Example:
+        >>> edges = torch.tensor([[[0, 1], [1, 2]]])
+        >>> graphs = Graphs(nodes=torch.rand(1, 3, 4), edge_features=torch.ones(1, 2, 1), edges=edges)
+        >>> LinearGraph(node_features=4, edge_features=1)(graphs)["edge"].shape
+        torch.Size([1, 2])
     """
 
     nodes: Tensor
@@ -49,6 +55,13 @@ class LinearGraph(nn.Module):
 
     Raises:
         ValueError: A number of features is less than 1.
+
+    Example:
+        >>> head = LinearGraph(node_features=4, edge_features=1)
+        >>> edges = torch.tensor([[[0, 1], [1, 2]]])
+        >>> potentials = head(Graphs(torch.rand(1, 3, 4), torch.ones(1, 2, 1), edges))
+        >>> head.structure.argmax(potentials).labeling.labels.shape
+        torch.Size([1, 3])
     """
 
     def __init__(self, node_features: int, edge_features: int, *, structure: GraphCut | None = None) -> None:

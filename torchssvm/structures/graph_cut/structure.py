@@ -30,6 +30,13 @@ class GraphPotentials(Potentials):
 
     Raises:
         ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
+
+    Example:
+        >>> edges = torch.tensor([[[0, 1], [1, 2]]])
+        >>> node, edge = torch.tensor([[1.0, -0.5, -1.0]]), torch.tensor([[2.0, 0.1]])
+        >>> potentials = GraphPotentials(node, edge, edges)
+        >>> GraphCut().argmax(potentials).labeling.labels
+        tensor([[1, 1, 0]])
     """
 
     __slots__ = ("edges",)
@@ -63,6 +70,13 @@ class Segmentation(NamedTuple):
     Attributes:
         labels: ``[B, N]`` int64, 0 or 1; -1 beyond an example's nodes.
         cut: ``[B, E]`` int64, 1 if the ends of the edge have different labels, else 0; -1 in the padding.
+
+    Example:
+        >>> edges = torch.tensor([[[0, 1], [1, 2]]])
+        >>> potentials = GraphPotentials(torch.tensor([[1.0, 1.0, -1.0]]), torch.tensor([[0.1, 0.1]]), edges)
+        >>> labels, cut = GraphCut().argmax(potentials).labeling
+        >>> labels, cut
+        (tensor([[1, 1, 0]]), tensor([[0, 1]]))
     """
 
     labels: Tensor
@@ -96,6 +110,12 @@ class MinCut:
 
     Edges with negative potentials raise an error. To exclude them, use non-negative edge features and bound their
     weights: ``BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)``.
+
+    Example:
+        >>> edges = torch.tensor([[[0, 1]]])
+        >>> attractive = GraphPotentials(torch.tensor([[1.0, -0.5]]), torch.tensor([[0.6]]), edges)
+        >>> GraphCut(MinCut()).argmax(attractive).labeling.labels
+        tensor([[1, 0]])
     """
 
     def solve(self, potentials: GraphPotentials) -> tuple[Tensor, None]:
@@ -120,6 +140,12 @@ class RoofDual:
     """Approximate with an upper bound, for any edges; see :func:`torchssvm.structures.graph_cut.oracle.roof_dual`.
 
     Batches whose edges are all attractive are decoded exactly, by a minimum cut.
+
+    Example:
+        >>> edges = torch.tensor([[[0, 1]]])
+        >>> repulsive = GraphPotentials(torch.tensor([[1.0, 0.2]]), torch.tensor([[-0.5]]), edges)
+        >>> GraphCut(RoofDual()).argmax(repulsive).labeling.labels
+        tensor([[1, 0]])
     """
 
     def solve(self, potentials: GraphPotentials) -> tuple[Tensor, Tensor | None]:
@@ -151,6 +177,11 @@ class GraphCut(Structure):
         balanced: Scale the weights so that all classes of an example's target have the same total weight; their sum
             does not change.
         normalize: Divide the loss by the sum of the weights of the example's nodes.
+
+    Example:
+        >>> potentials = GraphPotentials(torch.tensor([[1.0, -0.1]]), torch.tensor([[0.5]]), torch.tensor([[[0, 1]]]))
+        >>> GraphCut().argmax(potentials).labeling.labels
+        tensor([[1, 1]])
     """
 
     quick_to_decode = True

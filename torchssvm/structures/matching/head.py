@@ -20,6 +20,11 @@ class Edges(NamedTuple):
     Attributes:
         features: ``[B, S, T, F]``; values beyond an example's nodes must be finite and are otherwise ignored.
         widths: ``[B]`` int64, 1 to T, the number of right nodes of each example.
+
+    Example:
+        >>> edges = Edges(features=torch.rand(2, 2, 3, 4), widths=torch.tensor([3, 1]))
+        >>> LinearEdges(in_features=4)(edges).widths
+        tensor([3, 1])
     """
 
     features: Tensor
@@ -38,6 +43,12 @@ class LinearEdges(nn.Module):
     Raises:
         ValueError: ``in_features`` is less than 1.
         TypeError: ``in_features`` is not a number, or ``structure`` is not a :class:`Matching`.
+
+    Example:
+        >>> head = LinearEdges(in_features=2)
+        >>> features = torch.rand(1, 2, 3, 2)  # 2 left nodes, 3 right nodes
+        >>> head(features).single.shape
+        torch.Size([1, 2, 3])
     """
 
     def __init__(self, in_features: int, *, structure: Matching | None = None) -> None:

@@ -29,6 +29,15 @@ class EdgePotentials(Potentials):
 
     Raises:
         ValueError: The scores are not ``[B, S, T]``, or a size does not fit them.
+
+    Example:
+        >>> scores = EdgePotentials(torch.ones(2, 2, 3), widths=torch.tensor([3, 1]))
+        >>> Matching().argmax(scores).labeling  # -1 beyond the nodes of the second example
+        tensor([[[ 1,  0,  0],
+                 [ 0,  1,  0]],
+        <BLANKLINE>
+                [[ 1, -1, -1],
+                 [ 0, -1, -1]]])
     """
 
     __slots__ = ("widths",)
@@ -83,6 +92,12 @@ class Matching(Structure):
 
     Raises:
         ValueError: A cost is negative or not finite, or both are zero.
+
+    Example:
+        >>> scores = torch.tensor([[[2.0, 1.5], [1.9, 0.0]]])
+        >>> Matching().argmax(Potentials(scores)).labeling
+        tensor([[[0, 1],
+                 [1, 0]]])
     """
 
     quick_to_decode = True

@@ -27,6 +27,12 @@ class LinearMulticlass(LinearHead):
     Raises:
         ValueError: A size is out of range, or ``structure`` has a different number of classes.
         TypeError: A size is not a number, or ``structure`` is not a multiclass structure.
+
+    Example:
+        >>> head = LinearMulticlass(in_features=4, num_classes=3)
+        >>> head(points[:2]).single
+        tensor([[0., 0., 0.],
+                [0., 0., 0.]], grad_fn=<AddBackward0>)
     """
 
     def __init__(

@@ -24,6 +24,12 @@ class Multiclass(Structure):
 
     Raises:
         ValueError: ``num_classes`` is less than 1; ``cost`` has another shape, a negative entry or a non-zero diagonal.
+
+    Example:
+        >>> cost = torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0], [5.0, 1.0, 0.0]])
+        >>> structure = Multiclass(3, cost=cost)
+        >>> structure.loss(torch.tensor([2]), torch.tensor([0]))
+        tensor([5.], dtype=torch.float64)
     """
 
     quick_to_decode = True

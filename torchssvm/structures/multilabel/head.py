@@ -36,6 +36,12 @@ class LinearMultilabel(LinearHead):
 
     Raises:
         ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
+
+    Example:
+        >>> head = LinearMultilabel(in_features=4, num_labels=3)
+        >>> labels = (points[:, :3] > 0).long()
+        >>> solve(head, PaddedDataset(points, labels), lam=0.1, tolerance=Relative(0.1)).relative_gap <= 0.1
+        True
     """
 
     def __init__(
@@ -125,7 +131,7 @@ class LinearMultilabel(LinearHead):
         """Potentials from the labels' scores, the gradients of ``unary`` and the features' squared lengths."""
         tensors = {"unary": scores}
         if self.pairwise is not None:
-            tensors["pairwise"] = self.pairwise.expand(len(scores), -1)
+            tensors["pairwise"] = self.pairwise.expand(scores.shape[0], -1)
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = parts["unary"]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags
-from torchssvm.core.lists import as_lists
+from torchssvm.core.lists import as_lists, padded_product
+from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.sparse_features import SparseFeatures
@@ -33,6 +34,11 @@ class SparseLinearMultilabel(LinearMultilabel):
 
     Raises:
         ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
+
+    Example:
+        >>> head = SparseLinearMultilabel(in_features=1000, num_labels=3)
+        >>> head(SparseFeatures(torch.tensor([[5, 17], [999, -1]])))["unary"].shape
+        torch.Size([2, 3])
     """
 
     _version = 1  # see LinearHead
@@ -74,6 +80,11 @@ class SparseLinearMultilabel(LinearMultilabel):
             # The lists are by token: an example has one token here.
             values = x.values.unsqueeze(1) if isinstance(x.values, Tensor) else x.values
             x = SparseFeatures(x.columns.unsqueeze(1), values)
+        if plain():
+            scores = padded_product(x, self.unary).squeeze(1)
+            scores = scores if self.bias is None else scores + self.bias
+            pairs = {} if self.pairwise is None else {"pairwise": self.pairwise.expand(scores.shape[0], -1)}
+            return Potentials({"unary": scores, **pairs})
         lists = as_lists(x, self.in_features, self.unary.dtype)
         with full_precision(self.unary.device):
             if transformed():

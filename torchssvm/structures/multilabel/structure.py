@@ -40,6 +40,13 @@ class MessagePassing:
 
     Raises:
         ValueError: ``max_rounds`` is less than 1.
+
+    Example:
+        >>> structure = Multilabel(3, decoder=MessagePassing())
+        >>> potentials = Potentials({"unary": torch.ones(1, 3), "pairwise": torch.full((1, 3), -0.8)})
+        >>> decoding = structure.argmax(potentials)
+        >>> decoding.value <= decoding.bound
+        tensor([True])
     """
 
     max_rounds: int = 100
@@ -62,6 +69,13 @@ class BranchAndBound:
 
     Raises:
         ValueError: ``max_rounds`` or ``effort`` is less than 1.
+
+    Example:
+        >>> structure = Multilabel(3, decoder=BranchAndBound())
+        >>> potentials = Potentials({"unary": torch.ones(1, 3), "pairwise": torch.full((1, 3), -0.8)})
+        >>> decoding = structure.argmax(potentials)
+        >>> decoding.labeling.sum(), decoding.exact
+        (tensor(2), True)
     """
 
     max_rounds: int = 100
@@ -97,6 +111,12 @@ class Multilabel(Structure):
 
     Raises:
         ValueError: ``num_labels`` is less than 1, or ``weights`` has another shape, a negative entry or only zeros.
+
+    Example:
+        >>> unary, pairwise = torch.tensor([[1.0, -0.2, -3.0]]), torch.tensor([[0.5, 0.0, 0.0]])
+        >>> potentials = Potentials({"unary": unary, "pairwise": pairwise})
+        >>> Multilabel(3).argmax(potentials).labeling
+        tensor([[1, 1, 0]])
     """
 
     def __init__(

@@ -20,6 +20,12 @@ class PoseMaps(NamedTuple):
     Attributes:
         unary: ``[B, P, H, W]``, the score of each node at each place.
         types: ``[B, E, 2, T, H, W]``, the score of each type of each arc at the place of the arc's first node.
+
+    Example:
+        >>> maps = PoseMaps(unary=torch.zeros(1, 2, 4, 5), types=torch.zeros(1, 1, 2, 1, 4, 5))
+        >>> structure = Pose([-1, 0], torch.zeros(1, 2, 1, 2), grid=(4, 5), size=1.0)
+        >>> LinearPose(structure)(maps)["unary"].shape
+        torch.Size([1, 2, 4, 5])
     """
 
     unary: Tensor
@@ -36,6 +42,12 @@ class LinearPose(nn.Module):
 
     Args:
         structure: The tree, its mean displacements and its grid.
+
+    Example:
+        >>> structure = Pose([-1, 0], torch.zeros(1, 2, 1, 2), grid=(4, 5), size=1.0)
+        >>> head = LinearPose(structure)
+        >>> {name: tuple(weight.shape) for name, weight in head.named_parameters()}
+        {'unary': (2,), 'types': (1, 2), 'deformation': (1, 2, 1, 4)}
     """
 
     def __init__(self, structure: Pose) -> None:

@@ -25,7 +25,15 @@ or a SlackOracle of your own"""
 
 
 class SlackOracle(ABC):
-    """Finds the output with the largest product of its loss and its margin violation."""
+    """Finds the output with the largest product of its loss and its margin violation.
+
+    Example:
+        >>> oracles = {Multiclass(3): EveryClass(), Chain(3): EveryLossLevel(), Arborescence(): LossScaleSearch()}
+        >>> all(isinstance(oracle, SlackOracle) for oracle in oracles.values())
+        True
+        >>> [SlackRescaling(structure, oracle).oracle for structure, oracle in oracles.items()]
+        [EveryClass(), EveryLossLevel(most=1000), LossScaleSearch(calls=10)]
+    """
 
     @abstractmethod
     def check(self, structure: Structure) -> None:
@@ -50,7 +58,12 @@ class SlackOracle(ABC):
 
 
 class EveryClass(SlackOracle):
-    """Exact for :class:`Multiclass`: compares the products of all K classes; ties go to the smallest class."""
+    """Exact for :class:`Multiclass`: compares the products of all K classes; ties go to the smallest class.
+
+    Example:
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, structure=SlackRescaling(Multiclass(3), EveryClass())).exact
+        True
+    """
 
     def check(self, structure: Structure) -> None:
         """Multiclass only."""
@@ -73,6 +86,12 @@ class EveryLossLevel(SlackOracle):
 
     Args:
         most: The largest accepted M; time and memory are proportional to M.
+
+    Example:
+        >>> structure = SlackRescaling(Chain(3), EveryLossLevel())
+        >>> hinge = StructuredHinge(structure)
+        >>> hinge(LinearChain(4, 3)(tokens), tags)  # weights of zero: the largest loss
+        tensor(1., grad_fn=<ToCopyBackward0>)
     """
 
     def __init__(self, most: int = 1000) -> None:
@@ -130,6 +149,12 @@ class BruteForceSearch(SlackOracle):
 
     Args:
         most: The largest accepted number of outputs.
+
+    Example:
+        >>> structure = SlackRescaling(Chain(2), oracle=BruteForceSearch(most=32))
+        >>> hinge = StructuredHinge(structure)
+        >>> hinge(LinearChain(4, 2)(tokens), tags.clamp(max=1)).item()  # weights of zero: the largest loss
+        1.0
     """
 
     def __init__(self, most: int = 20_000) -> None:

@@ -30,6 +30,12 @@ class LossScaleSearch(SlackOracle):
     Args:
         calls: The most decodings of a batch, at least 3; it stops earlier at the hull. ``oracle_calls`` counts them as
             one.
+
+    Example:
+        >>> structure = SlackRescaling(Chain(3), LossScaleSearch(calls=5))
+        >>> hinge = StructuredHinge(structure)
+        >>> round(hinge(LinearChain(4, 3)(tokens), tags).item(), 3)
+        1.0
     """
 
     def __init__(self, calls: int = 10) -> None:

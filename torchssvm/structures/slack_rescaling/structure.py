@@ -55,6 +55,12 @@ class SlackRescaling(Structure):
 
     Raises:
         TypeError: ``structure`` is not a structure, or ``oracle`` (with None: every exact oracle) does not suit it.
+
+    Example:
+        >>> cost = torch.tensor([[0.0, 0.1, 1.0], [0.1, 0.0, 1.0], [1.0, 1.0, 0.0]])
+        >>> structure = SlackRescaling(Multiclass(3, cost))
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, structure=structure).relative_gap <= 0.01
+        True
     """
 
     def __init__(self, structure: Structure, oracle: SlackOracle | None = None) -> None:

@@ -53,6 +53,13 @@ class TorchStruct(Structure):
         TypeError: ``distribution`` is not a class with ``argmax``, or does not take ``arguments``.
         ValueError: torch-struct cannot decode with ``distribution``, its padding is unknown, or an argument of
             the loss is wrong.
+
+    Example:
+        >>> import torch_struct
+        >>> chain = TorchStruct(torch_struct.LinearChainCRF)
+        >>> potentials = Potentials(torch.randn(2, 4, 3, 3), torch.tensor([5, 4]))  # up to five tokens, three states
+        >>> chain.argmax(potentials).labeling.sum((1, 2, 3))  # one part for each pair of neighbours
+        tensor([4., 3.])
     """
 
     padding = 0

@@ -34,6 +34,11 @@ class LinearTree(LinearHead):
     Raises:
         ValueError: ``parent`` does not describe trees, or ``structure`` has a different tree, number of states or
             ``shared``.
+
+    Example:
+        >>> head = LinearTree(in_features=4, num_states=3, parent=[-1, 0, 0, 1, 1])
+        >>> solve(head, chains, lam=0.1, tolerance=Relative(0.1)).exact
+        True
     """
 
     def __init__(

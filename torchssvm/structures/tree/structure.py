@@ -34,6 +34,12 @@ class Tree(Structure):
 
     Raises:
         ValueError: ``num_states`` is less than 1, or ``parent`` does not describe trees.
+
+    Example:
+        >>> tree = Tree(num_states=2, parent=[-1, 0, 0])
+        >>> node = torch.tensor([[[0.0, 1.0], [0.1, 0.0], [0.1, 0.0]]])
+        >>> tree.argmax(Potentials({"node": node, "edge": torch.eye(2).unsqueeze(0)})).labeling
+        tensor([[1, 1, 1]])
     """
 
     quick_to_decode = True

@@ -1,0 +1,80 @@
+"""A training set and held-out examples, out of any dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import as_number, check_dataset, check_seed
+from torchssvm.core.batch import Batch, Collate, fetcher, lengths_of
+
+
+class Part:
+    """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
+
+    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks.
+
+    Args:
+        dataset: Map-style.
+        rows: Which examples, by their places in ``dataset``.
+        collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``.
+
+    Attributes:
+        rows: int64 ``[m]``.
+        lengths: int64 ``[m]`` where ``dataset`` has such a tensor, else None.
+
+    Raises:
+        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
+    """
+
+    def __init__(self, dataset: Any, rows: Sequence[int] | Tensor, collate_fn: Collate | None = None) -> None:
+        self.rows = torch.as_tensor(rows, dtype=torch.int64)
+        self._fetch = fetcher(dataset, collate_fn)
+        lengths = lengths_of(dataset)
+        self.lengths = None if lengths is None else lengths.cpu()[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> int:
+        if not 0 <= i < len(self.rows):
+            raise IndexError(f"example {i} of a dataset of {len(self.rows)}")
+        return i
+
+    def collate(self, items: Sequence[int]) -> Batch:
+        """The examples with these numbers."""
+        index = torch.tensor(list(items), dtype=torch.int64)
+        batch = self._fetch(self.rows[index].tolist())
+        return batch.replace(index=index.to(batch.index.device))
+
+
+def hold_out(
+    dataset: Any, share: float = 0.2, *, seed: int = 0, collate_fn: Collate | None = None
+) -> tuple[Part, Part]:
+    """A training set, and held-out examples drawn at random; both are numbered from 0.
+
+    Args:
+        dataset: Map-style, at least two examples.
+        share: Share of the examples that is held out; their number is rounded.
+        seed: Of the draw.
+        collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``.
+
+    Returns:
+        ``train, held_out``.
+
+    Raises:
+        ValueError: ``share`` leaves one of the parts empty, ``seed`` is out of range, or nothing collates.
+        TypeError: An argument is of another kind.
+    """
+    check_dataset(dataset)
+    n = len(dataset)
+    held = round(n * as_number(share, "share")) if 0.0 < as_number(share, "share") < 1.0 else 0
+    if not 0 < held < n:
+        raise ValueError(
+            f"share={share} of {n} examples leaves one of the parts empty: it must lie between 0 and 1, such as 0.2"
+        )
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(check_seed(seed)))
+    return Part(dataset, order[held:].sort().values, collate_fn), Part(dataset, order[:held].sort().values, collate_fn)

@@ -1,0 +1,293 @@
+"""One module of plain torch operators: at once, exported, compiled, in ONNX, and compiled ahead of time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+from torchssvm import (
+    Batch,
+    Chain,
+    Decoding,
+    EveryLossLevel,
+    LinearArcs,
+    LinearChain,
+    LinearGraph,
+    LinearMulticlass,
+    LinearMultilabel,
+    LinearTree,
+    MessagePassing,
+    Multiclass,
+    Multilabel,
+    SlackRescaling,
+    SparseFeatures,
+    SparseLinearChain,
+    SparseLinearMultilabel,
+    Structure,
+    Transitions,
+)
+from torchssvm.deployment import Decoder
+
+ANY = Dim.DYNAMIC
+F, K, N = 5, 4, 7
+
+
+def with_weights(head: nn.Module, seed: int = 0, *, whole: bool = False) -> nn.Module:
+    """Random weights; whole numbers make ties."""
+    with torch.no_grad():
+        for name, weight in head.named_parameters():
+            drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed + weight.numel()))
+            drawn = drawn.abs() if name == "pairwise" else drawn  # messages decide where no pair is negative
+            weight.copy_(drawn.round() if whole else drawn)
+    return head
+
+
+def restricted() -> Chain:
+    pairs = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 0], [1, 0, 1, 1]]).bool()
+    first, last = torch.tensor([True, True, False, True]), torch.tensor([True, False, True, True])
+    return Chain(K, transitions=Transitions(pairs, first=first, last=last))
+
+
+def sets(size: int = 6) -> Multilabel:
+    return Multilabel(size, decoder=MessagePassing())
+
+
+def ragged(chance: torch.Generator, longest: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, length = (int(torch.randint(1, most, (), generator=chance)) for most in (6, longest + 1))
+    x = torch.randn(batch, length, F, generator=chance)
+    return x, torch.randint(1, length + 1, (batch,), generator=chance)
+
+
+def lists(chance: torch.Generator) -> tuple[SparseFeatures, torch.Tensor]:
+    x, lengths = ragged(chance)
+    columns = torch.randint(-1, 30, (*x.shape[:2], 3), generator=chance)
+    return SparseFeatures(columns, x[..., :3].contiguous()), lengths
+
+
+def whole_trees(chance: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    x, _ = ragged(chance)
+    x = torch.randn(len(x), N, F, generator=chance)
+    return x, torch.randint(1, N + 1, (len(x),), generator=chance)
+
+
+def single(chance: torch.Generator) -> tuple[torch.Tensor]:
+    return (ragged(chance)[0][:, 0].contiguous(),)
+
+
+PARENT = [-1, 0, 0, 1, 1, 2, 2]
+KINDS = {
+    "chain": (lambda: LinearChain(F, K), ragged, ({0: ANY, 1: ANY}, {0: ANY})),
+    "restricted": (lambda: LinearChain(F, K, structure=restricted()), ragged, ({0: ANY, 1: ANY}, {0: ANY})),
+    "positions": (lambda: LinearChain(F, K, positions=N), whole_trees, ({0: ANY}, {0: ANY})),
+    "lists": (
+        lambda: SparseLinearChain(30, K),
+        lists,
+        (SparseFeatures({0: ANY, 1: ANY}, {0: ANY, 1: ANY}), {0: ANY}),
+    ),
+    "tree": (lambda: LinearTree(F, K, PARENT), whole_trees, ({0: ANY}, {0: ANY})),
+    "tree of own matrices": (lambda: LinearTree(F, K, PARENT, shared=False), whole_trees, ({0: ANY}, {0: ANY})),
+    "classes": (lambda: LinearMulticlass(F, K), single, ({0: ANY},)),
+    "label sets": (lambda: LinearMultilabel(F, 4, structure=sets(4)), single, ({0: ANY},)),
+    "labels": (lambda: LinearMultilabel(F, 6, pairwise=False), single, ({0: ANY},)),
+}
+
+
+def batches(draw, count: int) -> list:
+    chance = torch.Generator().manual_seed(0)
+    return [draw(chance) for _ in range(count)]
+
+
+def largest(found: list) -> tuple:
+    return max(found, key=lambda batch: batch[-1].numel() * 100 + batch[0][0].numel())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_at_once_it_decodes_as_the_structure(kind: str, whole: bool) -> None:
+    make, draw, _ = KINDS[kind]
+    head = with_weights(make(), whole=whole)
+    decoder = Decoder(head)
+    for batch in batches(draw, 20):
+        if whole and isinstance(batch[0], torch.Tensor):  # sums of whole numbers are exact: ties are ties in any order
+            batch = (batch[0].round(), *batch[1:])
+        elif whole:
+            batch = (SparseFeatures(batch[0].columns), *batch[1:])
+        if whole and kind == "label sets":  # several sets may be best: the same score is asked for
+            mine, found = decoder(*batch), head.structure.argmax(head(*batch))
+            score = head.structure._scores(head(*batch), mine.unsqueeze(1)).squeeze(1)
+            assert found.exact
+            torch.testing.assert_close(score, found.value)
+        else:
+            assert torch.equal(decoder(*batch), head.structure.decode(head(*batch)))
+
+
+@pytest.mark.parametrize("kind", ["chain", "lists", "tree", "classes", "label sets"])
+def test_exported_with_any_batch_and_length(kind: str) -> None:
+    make, draw, sizes = KINDS[kind]
+    decoder = Decoder(with_weights(make()))
+    found = batches(draw, 20)
+    program = export(decoder, largest(found), dynamic_shapes=sizes)
+    assert "torchssvm" not in str({node.target for node in program.graph.nodes})
+    exported = program.module()
+    for batch in found:
+        assert torch.equal(exported(*batch), decoder(*batch))
+
+
+@pytest.mark.parametrize("kind", ["chain", "classes"])
+def test_one_whole_graph_for_the_compiler(kind: str) -> None:
+    make, draw, _ = KINDS[kind]
+    decoder = Decoder(with_weights(make()))
+    torch._dynamo.reset()
+    compiled = torch.compile(decoder, fullgraph=True, dynamic=True, backend="eager")
+    for batch in batches(draw, 5):
+        assert torch.equal(compiled(*batch), decoder(*batch))
+
+
+@pytest.mark.slow
+def test_compiled_and_compiled_ahead_of_time(tmp_path) -> None:
+    make, draw, sizes = KINDS["chain"]
+    decoder = Decoder(with_weights(make()))
+    found = batches(draw, 20)
+    torch._dynamo.reset()
+    program = export(decoder, largest(found), dynamic_shapes=sizes)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "chain.pt2"))
+    ahead = torch._inductor.aoti_load_package(path)
+    for batch in found:
+        assert torch.equal(ahead(*batch), decoder(*batch))
+
+
+@pytest.mark.parametrize("kind", ["chain", "classes"])
+def test_onnx(kind: str, tmp_path) -> None:
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    runtime = pytest.importorskip("onnxruntime")
+    make, draw, sizes = KINDS[kind]
+    decoder = Decoder(with_weights(make()))
+    found = batches(draw, 20)
+    program = export(decoder, largest(found), dynamic_shapes=sizes)
+    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    names = [one.name for one in session.get_inputs()]
+    for batch in found:
+        (labels,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)})
+        assert torch.equal(torch.from_numpy(labels), decoder(*batch))
+
+
+def test_label_sets_by_messages_where_no_pair_is_negative() -> None:
+    head = with_weights(LinearMultilabel(F, 8))
+    decoder = Decoder(head, Multilabel(8, decoder=MessagePassing()))
+    x = torch.randn(50, F)
+    found = head.structure.argmax(head(x))  # branch and bound
+    assert found.exact
+    assert torch.equal(decoder(x), found.labeling)
+
+
+def test_sparse_label_sets() -> None:
+    head = with_weights(SparseLinearMultilabel(30, 6, structure=sets()))
+    x = SparseFeatures(torch.randint(-1, 30, (9, 4)))
+    assert torch.equal(Decoder(head)(x), head.structure.decode(head(x)))
+
+
+def test_label_sets_whose_pairs_repel_are_local_optima() -> None:
+    head = with_weights(LinearMultilabel(F, 6, structure=sets()))
+    with torch.no_grad():
+        head.pairwise.neg_()
+    x = torch.randn(40, F)
+    potentials, found = head(x), Decoder(head)(x)
+    flips = [found] + [
+        found ^ ((torch.arange(6) == i) | (torch.arange(6) == j)).long() for i in range(6) for j in range(i + 1)
+    ]
+    scores = head.structure._scores(potentials, torch.stack(flips, 1))
+    assert torch.all(scores[:, 0] >= scores.amax(1) - 1e-9)
+
+
+def test_features_and_a_trained_model_by_its_parts() -> None:
+    class Model(nn.Module):  # as StructuredSVM
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = with_weights(LinearMulticlass(3, K))
+            self.features = nn.Sequential(nn.Linear(F, 3), nn.Dropout())
+            self.structure = Multiclass(K)
+
+    model = Model()
+    decoder = Decoder(model)
+    x = torch.randn(6, F)
+    assert not model.features.training
+    assert torch.equal(decoder(x), model.head(model.features(x)).single.argmax(1))
+    assert torch.equal(Decoder(model.head, features=model.features)(x), decoder(x))
+
+
+def test_slack_rescaling_decodes_as_what_it_wraps() -> None:
+    chain = Chain(K)
+    head = with_weights(LinearChain(F, K))
+    x, lengths = torch.randn(3, N, F), torch.tensor([7, 3, 1])
+    found = Decoder(head, SlackRescaling(chain, EveryLossLevel()))(x, lengths)
+    assert torch.equal(found, chain.decode(head(x, lengths)))
+
+
+class Signs(Structure):
+    """Any subset of labels, as on the README's page."""
+
+    def argmax(self, potentials):
+        chosen = (potentials.single > 0).long()
+        return Decoding(chosen, value=(chosen * potentials.single).sum(1))
+
+    def parts(self, labeling):
+        return labeling.float()
+
+    def loss(self, labeling, target):
+        return (labeling != target).sum(1).double()
+
+    def loss_potentials(self, target):
+        return 1.0 - 2.0 * target, target.sum(1).double()
+
+
+def test_structures_called_by_hand_take_what_a_head_returns() -> None:
+    scores, target = torch.randn(4, 3), torch.zeros(4, 3).long()
+    structure = Signs()
+    assert torch.equal(structure.argmax(scores).labeling, (scores > 0).long())
+    assert torch.equal(structure.argmax({"scores": scores}).labeling, structure.decode(scores))
+    assert torch.equal(structure.augmented_argmax(scores, target).labeling, (scores > -1).long())
+    assert Multiclass(3).argmax(scores).labeling.shape == (4,)
+    assert Multiclass(3).marginals(scores).log_partition.shape == (4,)
+    assert Signs.argmax.__name__ == "argmax"
+    assert Batch(scores, target, torch.arange(4)).y is target
+
+
+def test_a_structure_of_ones_own_is_traced() -> None:
+    head = nn.Linear(F, 3)
+    decoder = Decoder(head, Signs())
+    x = torch.randn(4, F)
+    assert torch.equal(decoder(x), (head(x) > 0).long())
+    assert torch.equal(export(decoder, (x,), dynamic_shapes=({0: ANY},)).module()(x[:2]), decoder(x[:2]))
+
+
+@pytest.mark.parametrize(
+    "head, words",
+    [
+        (lambda: LinearArcs(5), "Arborescence cannot be decoded in plain torch operators"),
+        (lambda: LinearGraph(3, 2), "GraphCut cannot be decoded in plain torch operators"),
+        (lambda: LinearMultilabel(F, 3), "decoder=MessagePassing"),
+        (lambda: nn.Linear(2, 3), "Linear has no structure: give structure="),
+        (lambda: lambda x: x, "head must be a module"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_at_once(head, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        Decoder(head())
+
+
+def test_wrong_inputs() -> None:
+    chain, tree = Decoder(LinearChain(F, K)), Decoder(LinearTree(F, K, [1, -1, 1]))
+    with pytest.raises(ValueError, match="lengths must lie between 1 and the padded length 3, got 0 to 4"):
+        chain(torch.zeros(2, 3, F), torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match=r"x must be \[B, N, 5\]"):
+        chain(torch.zeros(2, 3, 2))
+    with pytest.raises(ValueError, match="an example has 1 nodes"):
+        tree(torch.zeros(1, 3, F), torch.tensor([1]))
+    with pytest.raises(TypeError, match=r"must be torchssvm[.]SparseFeatures"):
+        Decoder(SparseLinearChain(30, K))(torch.zeros(2, 3, 2))
+    with pytest.raises(ValueError, match="columns are 0 to 29"):
+        Decoder(SparseLinearChain(30, K))(SparseFeatures(torch.tensor([[[30]]])))

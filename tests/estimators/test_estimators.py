@@ -1,0 +1,152 @@
+"""What all estimators do: parameters, certificates, copies, searches and errors."""
+
+import io
+import pickle
+import subprocess
+import sys
+import warnings
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from torchssvm.estimators import ChainSVC, MultinomialSVC
+
+chance = np.random.default_rng(0)
+
+
+def _classes():
+    X = chance.normal(size=(60, 4))
+    return X, np.array(["a", "b", "c"])[(X @ chance.normal(size=(4, 3))).argmax(1)]
+
+
+def _sequences():
+    X = [chance.normal(size=(n, 3)) for n in chance.integers(1, 6, 30)]
+    weight = chance.normal(size=(3, 3))
+    return X, [np.array(["x", "y", "z"])[(rows @ weight).argmax(1)].tolist() for rows in X]
+
+
+def _words():
+    X, y = _sequences()
+    tokens = [[{"up": bool(r[0] > 0), "kind": "ab"[int(r[1] > 0)], "size": r[2]} for r in rows] for rows in X]
+    return tokens, y
+
+
+CASES = {"classes": (MultinomialSVC, _classes), "arrays": (ChainSVC, _sequences), "words": (ChainSVC, _words)}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    kind, make = CASES[request.param]
+    return kind(random_state=0), *make()
+
+
+def same(a, b):
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_a_fit_is_certified(case):
+    estimator, X, y = case
+    assert estimator.fit(X, y) is estimator
+    certificate = estimator.certificate_
+    assert certificate.primal - certificate.dual == pytest.approx(certificate.gap, abs=1e-12)
+    assert certificate.gap <= 0.01 * certificate.primal
+    assert certificate.lam == pytest.approx(1 / len(X))
+    assert estimator.history_[-1]["gap"] == certificate.gap
+    assert estimator.n_passes_ == certificate.passes
+    assert estimator.coef_.shape == (len(estimator.classes_), estimator.n_features_in_)
+    assert estimator.score(X, y) > 0.8
+
+
+def test_lam_is_one_over_C_n(case):
+    estimator, X, y = case
+    one = clone(estimator).set_params(C=0.5).fit(X, y)
+    other = clone(estimator).set_params(lam=2 / len(X)).fit(X, y)
+    assert np.array_equal(one.coef_, other.coef_)
+    with pytest.raises(ValueError, match="both given"):
+        clone(estimator).set_params(C=0.5, lam=0.1).fit(X, y)
+
+
+def test_copies_predict_the_same(case):
+    estimator, X, y = case
+    found = estimator.fit(X, y).predict(X)
+    assert same(pickle.loads(pickle.dumps(estimator)).predict(X), found)
+    file = io.BytesIO()
+    joblib.dump(estimator, file)
+    file.seek(0)
+    assert same(joblib.load(file).predict(X), found)
+    with pytest.raises(NotFittedError):
+        clone(estimator).predict(X)
+    assert same(clone(estimator).fit(X, y).predict(X), found)
+
+
+def test_searches_and_pipelines(case):
+    estimator, X, y = case
+    search = GridSearchCV(estimator, {"C": [1e-6, 1.0]}, cv=2).fit(X, y)
+    assert search.best_params_ == {"C": 1.0}
+    assert len(cross_val_score(estimator, X, y, cv=3)) == 3
+    pipeline = make_pipeline(FunctionTransformer(), clone(estimator)).fit(X, y)
+    assert same(pipeline.predict(X), search.best_estimator_.predict(X))
+
+
+def test_the_end_of_max_passes_warns(case):
+    estimator, X, y = case
+    with pytest.warns(ConvergenceWarning, match="max_passes=0.1"):
+        estimator.set_params(max_passes=0.1, tol=1e-4, C=100.0).fit(X, y)
+    assert estimator.certificate_.gap > 1e-4 * estimator.certificate_.primal
+
+
+def test_a_warm_start_goes_on(case):
+    estimator, X, y = case
+    estimator.set_params(warm_start=True, tol=0.2).fit(X, y)
+    first = estimator.certificate_
+    estimator.set_params(tol=0.001).fit(X, y)
+    assert estimator.certificate_.dual >= first.dual
+    assert estimator.certificate_.passes > first.passes
+    estimator.set_params(C=3.0, tol=0.01).fit(X, y)
+    cold = clone(estimator).fit(X, y).certificate_
+    warm = estimator.certificate_
+    assert warm.gap <= 0.01 * warm.primal
+    assert warm.dual <= cold.primal  # the same optimum
+    assert cold.dual <= warm.primal
+    with pytest.raises(ValueError, match="training set of the last fit"):
+        estimator.fit(X[:-1], y[:-1])
+
+
+def test_parameters_out_of_range(case):
+    estimator, X, y = case
+    for name, value in {"C": 0.0, "lam": -1.0, "tol": 1.0, "max_passes": 0}.items():
+        with pytest.raises(ValueError, match=name):
+            clone(estimator).set_params(**{name: value}).fit(X, y)
+    with pytest.raises(ValueError):
+        estimator.fit(X, y[:-1])
+    with pytest.raises(ValueError, match="class"):
+        estimator.fit(X, [["a"] * len(labels) for labels in y] if isinstance(y[0], list) else ["a"] * len(y))
+
+
+def test_verbose_prints_the_gap(case, capsys):
+    estimator, X, y = case
+    estimator.fit(X, y)
+    assert capsys.readouterr().err == ""
+    estimator.set_params(verbose=True).fit(X, y)
+    assert "gap" in capsys.readouterr().err
+
+
+def test_the_package_imports_without_scikit_learn():
+    code = "import sys, torchssvm; assert 'sklearn' not in sys.modules; sys.modules['sklearn'] = None\n"
+    code += "try:\n    import torchssvm.estimators\nexcept ImportError as error:\n    print(error)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "torchssvm[sklearn]" in found.stdout
+
+
+def test_nothing_warns(case):
+    estimator, X, y = case
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        estimator.fit(X, y)
+        estimator.predict(X)

@@ -1,0 +1,260 @@
+"""One call that trains from the largest lambda to the smallest, scores held-out examples and keeps the best."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from items import Items
+from problems import PROBLEMS, Problem, reference
+
+from torchssvm import (
+    Chain,
+    LamChoice,
+    Relative,
+    RunOptions,
+    Solver,
+    choose_lam,
+    evaluate,
+    guess_lam,
+    in_order,
+    primal,
+    solve,
+)
+from torchssvm.path import HeldOutPoint
+
+LAMS = [1.0, 0.1, 0.3]
+KINDS = ["chain", "multiclass"]
+
+
+def problems(kind: str = "chain") -> tuple[Problem, Items]:
+    """A problem, and other examples of the same head."""
+    problem, other = PROBLEMS[kind](3), PROBLEMS[kind](8)
+    return problem, Items(Problem(problem.head, other.x, other.y, other.lengths, other.lam))
+
+
+def chosen(kind: str = "chain", **options) -> tuple[LamChoice, Problem, Items]:
+    problem, held_out = problems(kind)
+    return (
+        choose_lam(problem.head, Items(problem), held_out, **{"lams": LAMS, "tolerance": Relative(0.05)} | options),
+        problem,
+        held_out,
+    )
+
+
+class TestResult:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("compiled", [True, False])
+    def test_the_head_holds_the_weights_that_score_best(self, kind, compiled):
+        held: list[tuple[HeldOutPoint, dict]] = []
+        problem, held_out = problems(kind)
+        choice = choose_lam(
+            problem.head,
+            Items(problem),
+            held_out,
+            LAMS,
+            tolerance=Relative(0.1),
+            solver=Solver(compiled=compiled),
+            on_point=lambda point: held.append((point, copy.deepcopy(problem.head.state_dict()))),
+        )
+        assert [point.lam for point in choice.points] == sorted(LAMS, reverse=True)
+        assert choice.points == tuple(point for point, _ in held)
+        losses = [point.held_out.loss for point in choice.points]
+        assert choice.best is choice.points[losses.index(min(losses))]
+        assert [point.score for point in choice.points] == [-loss for loss in losses]
+        weights = dict((id(point), state) for point, state in held)[id(choice.best)]
+        for name, weight in choice.head.state_dict().items():
+            assert torch.equal(weight, weights[name])
+        assert choice.head is problem.head
+        assert evaluate(problem.head, problem.structure, in_order(held_out)) == choice.best.held_out
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_point_is_certified(self, kind):
+        values = []
+        problem, held_out = problems(kind)
+
+        def note(point: HeldOutPoint) -> None:
+            values.append(primal(problem.head, problem.structure, problem.everything(), point.lam).value)
+
+        choice = choose_lam(problem.head, Items(problem), held_out, LAMS, tolerance=Relative(0.02), on_point=note)
+        for point, value in zip(choice.points, values, strict=True):
+            own = point.certificate
+            assert own.lam == pytest.approx(point.lam)
+            assert own.primal == pytest.approx(value, rel=1e-6)
+            assert own.gap <= 0.02 * own.primal
+            alone = solve(PROBLEMS[kind](3).head, Items(problem.copy()), point.lam)
+            assert own.dual <= alone.primal + 1e-6
+            assert own.primal >= alone.dual - 1e-6
+        assert sum(point.passes for point in choice.points) == pytest.approx(choice.points[-1].certificate.passes)
+
+    def test_an_absolute_tolerance_counts_as_it_stands(self):
+        assert all(point.certificate.gap <= 0.02 for point in chosen(tolerance=0.02)[0].points)
+
+    def test_the_same_seed_gives_the_same_bits(self):
+        first, second = (chosen(options=RunOptions(seed=5))[0] for _ in range(2))
+        for name, weight in first.head.state_dict().items():
+            assert torch.equal(weight, second.head.state_dict()[name])
+        assert [p.score for p in first.points] == [p.score for p in second.points]
+
+    def test_of_equal_scores_the_largest_lambda_is_taken(self):
+        choice, *_ = chosen(score=lambda head: 1.0)
+        assert choice.best.lam == 1.0
+        assert "largest lam was the best" in str(choice)
+
+    def test_a_score_of_ones_own_decides(self):
+        norms = []
+
+        def score(head) -> float:
+            norms.append(sum(float(p.detach().square().sum()) for p in head.parameters()))
+            return norms[-1]
+
+        choice, *_ = chosen(score=score)
+        assert [point.score for point in choice.points] == norms
+        assert choice.best.lam == 0.1  # the weights grow as lambda falls
+        assert "below 0.1" in str(choice.advice)
+
+    def test_patience_leaves_out_the_smallest(self):
+        scores = iter([1.0, 2.0, 1.5, 1.9, 3.0])
+        choice, *_ = chosen(lams=[1.0, 0.5, 0.2, 0.1, 0.05], patience=2, score=lambda head: next(scores))
+        assert [point.lam for point in choice.points] == [1.0, 0.5, 0.2, 0.1]
+        assert choice.best.lam == 0.5
+        assert choice.untried == (0.05,)
+        assert "not tried: lam = 0.05" in str(choice)
+
+    def test_bounds_hold(self):
+        problem, held_out = problems("multiclass")
+        name = next(iter(dict(problem.head.named_parameters())))
+        choose_lam(problem.head, Items(problem), held_out, [1.0, 0.1], bounds={name: (0.0, None)})
+        assert float(dict(problem.head.named_parameters())[name].detach().min()) >= 0.0
+
+    def test_a_run_that_falls_short_warns(self):
+        with pytest.warns(UserWarning, match="the run ended"):
+            chosen(lams=[0.001], tolerance=1e-9, max_passes=1.0)
+
+    def test_an_interrupted_search_leaves_the_best_weights(self):
+        problem, held_out = problems()
+        held = []
+
+        def stop(point: HeldOutPoint) -> None:
+            held.append((point, [p.detach().clone() for p in problem.head.parameters()]))
+            if len(held) == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            choose_lam(problem.head, Items(problem), held_out, LAMS, on_point=stop)
+        _, weights = max(held, key=lambda one: one[0].score)
+        for parameter, weight in zip(problem.head.parameters(), weights, strict=True):
+            assert torch.equal(parameter.detach(), weight)
+
+
+class TestGuess:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_it_is_where_one_example_fits_itself(self, kind):
+        """The definition, by enumeration; the oracle takes one of the outputs with the largest loss."""
+        problem, ends = PROBLEMS[kind](3, dtype=torch.float64), []
+        truth = reference(problem)
+        for losses, changes in zip(truth.losses, truth.changes, strict=True):
+            worst = losses == losses.max()
+            squares = (changes[worst] ** 2).sum(1) / losses.max()
+            ends.append((squares.min(), squares.max()))
+        low, high = np.mean(ends, 0)
+        assert low - 1e-9 <= 30 * problem.n * guess_lam(problem.head, Items(problem)) <= high + 1e-9
+        assert high < 3 * low
+
+    def test_it_follows_the_scale_of_features_and_of_the_loss(self):
+        problem = PROBLEMS["chain"](3, dtype=torch.float64)
+        before = copy.deepcopy(problem.head.state_dict())
+        guess = guess_lam(problem.head, Items(problem))
+        for name, weight in problem.head.state_dict().items():
+            assert torch.equal(weight, before[name])
+        plain = PROBLEMS["multiclass"](3, bias=False)
+        scaled = Problem(plain.head, 3.0 * plain.x, plain.y, None, plain.lam)
+        own, larger = (guess_lam(plain.head, Items(one)) for one in (plain, scaled))
+        assert larger == pytest.approx(9.0 * own)
+        counted = guess_lam(
+            problem.head, Items(problem), structure=Chain(problem.structure.num_states, normalize=False)
+        )
+        assert counted < guess  # a larger loss needs larger weights
+
+    def test_the_default_grid(self):
+        choice, problem, _ = chosen(lams=None)
+        guess = guess_lam(problem.head, Items(problem))
+        assert [point.lam / guess for point in choice.points] == pytest.approx([10.0, 3.0, 1.0, 0.3, 0.1])
+
+    def test_what_has_no_scale_is_refused(self):
+        problem = PROBLEMS["multiclass"](3, bias=False)
+        with pytest.raises(ValueError, match="dataset is empty"):
+            guess_lam(problem.head, [])
+        problem.x = torch.zeros_like(problem.x)
+        with pytest.raises(ValueError, match="are all features zero"):
+            guess_lam(problem.head, Items(problem))
+        with pytest.raises(TypeError, match="map-style dataset with a length"):
+            guess_lam(problem.head, iter([]))
+
+
+class TestTable:
+    def test_a_row_for_each_lambda(self):
+        choice, problem, _ = chosen()
+        lines, n = str(choice).splitlines(), problem.n
+        assert lines[0].split()[:2] == ["lam", "lam"]
+        assert [float(line.split()[0]) for line in lines[1:4]] == [1.0, 0.3, 0.1]
+        assert [float(line.split()[1]) for line in lines[1:4]] == pytest.approx([n, 0.3 * n, 0.1 * n])
+        marked = [line for line in lines if line.endswith("  best")]
+        assert len(marked) == 1
+        assert float(marked[0].split()[0]) == choice.best.lam
+        assert "score" not in lines[0]
+        assert "score" in str(chosen(score=lambda head: 0.0)[0]).splitlines()[0]
+
+    def test_a_picture(self):
+        pytest.importorskip("matplotlib")
+        choice, *_ = chosen()
+        line, best = choice.plot().axes[0].lines
+        assert list(line.get_ydata()) == [point.held_out.loss for point in choice.points]
+        assert list(best.get_xdata()) == [choice.best.lam]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"lams": []}, "distinct positive numbers, at least one"),
+            ({"lams": [0.1, -0.1]}, "distinct positive numbers"),
+            ({"lams": [0.1, 0.1]}, "distinct positive numbers"),
+            ({"lams": [0.1, math.nan]}, "distinct positive numbers"),
+            ({"lams": 0.1}, "must be a list of numbers"),
+            ({"lams": ["a"]}, r"lams\[0\]='a' must be a number"),
+            ({"tolerance": -1.0}, "tolerance=-1.0 must be at least 0"),
+            ({"tolerance": "1 %"}, "tolerance='1 %' must be a number"),
+            ({"max_passes": 0}, "max_passes=0 must be positive"),
+            ({"patience": 0}, "patience=0 must be a whole number, at least 1"),
+            ({"score": 1.0}, "score=1.0 must be a function"),
+            ({"on_point": "print"}, "on_point='print' must be a function"),
+            ({"options": "fast"}, "options='fast' must be options"),
+            ({"solver": "fast"}, "solver='fast' must be"),
+        ],
+    )
+    def test_is_refused_before_training(self, options, message):
+        problem, held_out = problems()
+        with pytest.raises((ValueError, TypeError), match=message):
+            choose_lam(problem.head, Items(problem), held_out, **{"lams": LAMS} | options)
+
+    def test_held_out_examples_that_cannot_be_scored(self):
+        problem, held_out = problems()
+        train = Items(problem)
+        with pytest.raises(ValueError, match="held_out is empty"):
+            choose_lam(problem.head, train, [], LAMS)
+        with pytest.raises(ValueError, match="held_out is the training set itself"):
+            choose_lam(problem.head, train, train, LAMS)
+        with pytest.raises(TypeError, match="held_out must be a map-style dataset"):
+            choose_lam(problem.head, train, iter([1]), LAMS)
+        held_out.problem.x = held_out.problem.x[..., :-1]
+        with pytest.raises((ValueError, RuntimeError)):
+            choose_lam(problem.head, train, held_out, LAMS)
+
+    def test_a_score_that_is_not_a_number(self):
+        problem, held_out = problems()
+        with pytest.raises(ValueError, match="nan at lam=1: it must be a number"):
+            choose_lam(problem.head, Items(problem), held_out, LAMS, score=lambda head: math.nan)

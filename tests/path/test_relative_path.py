@@ -1,0 +1,122 @@
+"""Paths and grids to a share of the primal."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from items import Items, with_objects
+from problems import PROBLEMS, chain, multiclass, reference
+
+from torchssvm import Heuristic, PathRun, Relative, RunOptions, certify, grid_search, regularization_path
+from torchssvm.path import KeepDual, KeepWeights, RegularizationPath, plot
+
+SHARE = 0.2
+
+
+def vector(weights: dict[str, torch.Tensor]) -> np.ndarray:
+    return torch.cat([w.flatten() for w in weights.values()]).double().numpy()
+
+
+def follow(problem, **options) -> RegularizationPath:
+    options = {"epsilon": Relative(SHARE), "lam_min": 0.3} | options
+    return regularization_path(problem.head, Items(problem), **with_objects(**options))
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_every_lambda_is_within_the_share(kind):
+    problem, checked = PROBLEMS[kind](3, dtype=torch.float64), []
+    truth = reference(problem)
+
+    def verify(run: PathRun) -> None:
+        """An exact pass just above the next breakpoint, where the gap is the largest."""
+        path = run.path
+        lam = max(path.lowest, 0.01 * path.points[-1].lam) * (1 + 1e-9)
+        head, dual = copy.deepcopy((problem.head, run.dual))
+        dual.rescale(lam / dual.lam)
+        found = certify(head, dual, problem.everything(2), refresh=False)
+        assert found.gap == pytest.approx(path.gap(lam), abs=1e-9)
+        assert path.largest_gap(lam) == pytest.approx(SHARE * found.primal)
+        checked.append(found.relative_gap)
+
+    path = follow(problem, lam_min=0.2, on_breakpoint=verify)
+    assert path.lowest <= 0.2
+    assert len(checked) == len(path.points) > 3
+    assert max(checked) <= SHARE + 1e-9
+    assert checked[:-1] == pytest.approx([SHARE] * (len(checked) - 1))  # each step goes as far as the share allows
+    assert all(point.gap <= 0.9 * SHARE * point.primal for point in path.points)
+    for lam in torch.logspace(math.log10(0.3), math.log10(5 * path.points[0].lam), 8).tolist():
+        truth.lam = lam
+        value = truth.primal(vector(path.weights(lam)))
+        assert -1e-6 <= value - truth.optimum() <= path.gap(lam) + 1e-6
+        assert path.gap(lam) <= SHARE * value + 1e-9  # above the largest breakpoint too
+
+
+def test_absolute_and_relative_ask_for_other_gaps():
+    """The primal falls with lambda, and the gap allowed with it."""
+    path = follow(multiclass(4))
+    largest = [path.largest_gap(point.lam) for point in path.points]
+    assert largest == sorted(largest, reverse=True)
+    assert largest[-1] < 0.8 * largest[0]
+    same = follow(multiclass(4), epsilon=0.1)
+    assert {same.largest_gap(point.lam) for point in same.points} == {0.1}
+
+
+def test_the_end_is_recognised():
+    """Three examples in six dimensions can be separated: some weights serve every smaller lambda, to an absolute gap.
+
+    The optimum goes to 0 with lambda, and a share of it is no share of one that is half as large.
+    """
+    problem = multiclass(5, n=3, features=6)
+    assert follow(problem, epsilon=0.1, lam_min=0.0).complete
+    assert not follow(multiclass(5, n=3, features=6), lam_min=1e-3).complete
+
+
+def test_estimates():
+    path = follow(chain(3), rule=Heuristic())
+    assert not path.certified
+    for point in path.points[1:]:
+        assert point.gap <= 0.7 * SHARE * point.primal
+
+
+def test_saved_and_read_again(tmp_path):
+    path = follow(multiclass(4))
+    path.save(tmp_path / "path.pt")
+    again = RegularizationPath.load(tmp_path / "path.pt")
+    assert again.epsilon == Relative(SHARE)
+    assert "epsilon=20 % of the primal" in repr(again)
+    for name in ("lam", "gap", "slope", "primal", "passes", "seconds"):
+        assert [getattr(p, name) for p in again.points] == [getattr(p, name) for p in path.points]
+
+
+def test_resumed_to_the_bit():
+    states = []
+    whole = follow(multiclass(4), on_breakpoint=lambda run: states.append(run.state_dict()))
+    resumed = follow(multiclass(4), resume=states[2])
+    assert [(p.lam, p.gap, p.primal) for p in resumed.points] == [(p.lam, p.gap, p.primal) for p in whole.points]
+    for epsilon in (SHARE, Relative(0.1)):
+        problem = multiclass(4)
+        run = PathRun(problem.head, Items(problem), epsilon=epsilon, lam_min=0.3, options=RunOptions(batch_size=2))
+        with pytest.raises(ValueError, match="of another run: epsilon is"):
+            run.load_state_dict(states[2])
+
+
+def test_the_picture_draws_what_is_allowed():
+    pytest.importorskip("matplotlib")
+    path = follow(multiclass(4))
+    gap, allowed = plot(path).axes[0].lines[:2]
+    assert "20 % of the primal" in allowed.get_label()
+    assert (np.asarray(gap.get_ydata()) <= np.asarray(allowed.get_ydata()) + 1e-9).all()
+
+
+@pytest.mark.parametrize("warm_start", [None, KeepWeights(), KeepDual()])
+def test_a_grid(warm_start):
+    problem = chain(3)
+    points = grid_search(
+        problem.head, Items(problem), [1.0, 0.3], tolerance=Relative(0.05), **with_objects(warm_start=warm_start)
+    )
+    for point in points:
+        assert point.certificate.relative_gap <= 0.05

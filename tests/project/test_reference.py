@@ -1,0 +1,136 @@
+"""Every public name has an example that runs, and stands in the reference once."""
+
+import doctest
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+REFERENCE = Path(__file__).parents[2] / "docs/reference"
+PACKAGES = ("torchssvm",)
+# Modules that an example needs beyond those of its package.
+EXTRAS = {
+    "torchssvm.TorchStruct": ("torch_struct",),
+    "torchssvm.OneSlack": ("qpsolvers", "clarabel"),
+}
+# What calls return; their examples make the call.
+RETURNED = frozenset(
+    [
+        "Certificate",
+        "CheckReport",
+        "Decoding",
+        "Evaluation",
+        "FactorwiseCertificate",
+        "Marginals",
+        "Objective",
+        "PassReport",
+        "RegularizationPath",
+        "Segmentation",
+        "HeadChoice",
+        "AlignmentErrors",
+        "Attachment",
+        "Chunk",
+        "ChunkScores",
+        "Example",
+        "MultilabelScores",
+        "PoseScores",
+        "SegmentationScores",
+        "Sentence",
+        "TaggedSentences",
+        "ChainTruth",
+        "StaleCache",
+    ]
+)
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def public_names() -> list[str]:
+    found = []
+    for package in PACKAGES:
+        if package == "torchssvm.lightning" and importlib.util.find_spec("lightning") is None:
+            continue
+        found += [f"{package}.{name}" for name in importlib.import_module(package).__all__]
+    return found
+
+
+NAMES = public_names()
+
+
+def named(name: str) -> object:
+    package, short = name.rsplit(".", 1)
+    return getattr(importlib.import_module(package), short)
+
+
+def is_constant(name: str) -> bool:
+    return not callable(named(name))
+
+
+def example_of(name: str) -> str:
+    """The docstring that shows the name; that of a base class does not count."""
+    thing = named(name)
+    return inspect.cleandoc(
+        (vars(thing) if isinstance(thing, type) else {"__doc__": thing.__doc__}).get("__doc__") or ""
+    )
+
+
+def preamble(package: str) -> dict:
+    """The names that the first page of the reference tells readers to begin with."""
+    [code] = re.findall(r"```python\n(.*?)```", (REFERENCE / "index.md").read_text(), re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    exec(f"from {package} import *", names)
+    return names
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not is_constant(name)])
+def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in EXTRAS.get(name, ()):
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    text = example_of(name)
+    test = doctest.DocTestParser().get_doctest(text, preamble(name.rsplit(".", 1)[0]), name, None, 0)
+    assert test.examples, f"the docstring of {name} has no example"
+    short = name.rsplit(".", 1)[1]
+    shown = "".join(example.source for example in test.examples)
+    assert short in RETURNED or re.search(rf"\b{short}\b", shown), f"{name} is not in its example"
+    failures: list[str] = []
+    result = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=failures.append)
+    assert result.failed == 0, "".join(failures)
+
+
+def test_constants_are_in_the_example_of_another_name() -> None:
+    for name in filter(is_constant, NAMES):
+        package, short = name.rsplit(".", 1)
+        shown = "".join(
+            example_of(other) for other in NAMES if other.startswith(package + ".") and not is_constant(other)
+        )
+        assert re.search(rf"^>>> .*\b{short}\b|^    >>> .*\b{short}\b", shown, re.MULTILINE), f"no example shows {name}"
+
+
+def in_the_reference() -> list[str]:
+    found, package = [], ""
+    for page in sorted(REFERENCE.glob("*.md")):
+        for kind, name in re.findall(r"^\.\. (\w+):: (\S+)$", page.read_text(), re.MULTILINE):
+            if kind == "currentmodule":
+                package = name
+            elif kind.startswith("auto"):
+                found.append(f"{package}.{name}")
+    return found
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    if "lightning" not in sys.modules and importlib.util.find_spec("lightning") is None:
+        pytest.skip("the names of torchssvm.lightning need Lightning")
+    listed = [name for name in in_the_reference() if name.rsplit(".", 1)[0] in PACKAGES]
+    assert sorted(listed) == sorted(NAMES)
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = (REFERENCE / "index.md").read_text()
+    [contents] = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
+    pages = [line for line in contents.splitlines() if line and not line.startswith(":")]
+    assert sorted(pages) == sorted(page.stem for page in REFERENCE.glob("*.md") if page.stem != "index")

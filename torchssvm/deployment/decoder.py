@@ -1,0 +1,150 @@
+"""A head with the decoding of its structure as one module of plain torch operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from torchssvm.core.plain import plain_operators
+from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.structure import Structure
+from torchssvm.deployment.chains import ChainDecoder
+from torchssvm.deployment.classes import ClassDecoder
+from torchssvm.deployment.label_sets import LabelSetDecoder
+from torchssvm.deployment.trees import TreeDecoder
+from torchssvm.structures.arborescence.structure import Arborescence
+from torchssvm.structures.arguments import check_range
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.graph_cut.structure import GraphCut
+from torchssvm.structures.matching.structure import Matching
+from torchssvm.structures.multiclass.structure import Multiclass
+from torchssvm.structures.multilabel.structure import Multilabel
+from torchssvm.structures.pose.structure import Pose
+from torchssvm.structures.slack_rescaling.structure import SlackRescaling
+from torchssvm.structures.torch_struct.structure import TorchStruct
+from torchssvm.structures.tree.structure import Tree
+
+if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved
+    _register(SparseFeatures, serialized_type_name="torchssvm.SparseFeatures")
+
+_PLAIN: dict[type, Any] = {
+    Chain: ChainDecoder,
+    Multiclass: ClassDecoder,
+    Tree: TreeDecoder,
+    Multilabel: LabelSetDecoder,
+}
+
+_NOT_PLAIN: dict[type, str] = {
+    Arborescence: "spanning trees are found by loops over single tokens",
+    GraphCut: "a minimum cut is found by loops over single edges",
+    Matching: "an assignment is found by loops over single nodes",
+    Pose: "distance transforms are loops over single pixels",
+    TorchStruct: "torch-struct decodes by gradients",
+}
+
+
+class Decoder(nn.Module):
+    """Features to outputs: a trained head and the decoding of its structure, in plain torch operators.
+
+    ``Decoder(head)(x, lengths)`` gives what ``head.structure.decode(head(x, lengths))`` gives, without gradients, for
+    chains, classes, trees, and sets of labels by messages. ``torch.export``, ``torch.compile(fullgraph=True)``,
+    AOTInductor and ``torch.onnx.export`` take it, with any batch size, and for chains any length. Run at once, without
+    a compiler, it computes the same operators. A structure of your own is decoded by its own ``argmax``, which
+    is then traced as it stands.
+
+    Head and features are held, not copied, and put into evaluation mode.
+
+    Args:
+        head: Gives potentials; or a trained ``StructuredSVM``, from which head, structure and features are taken.
+        structure: How outputs are decoded; None is the head's own.
+        features: A module below the head, which gets ``x``; None is none.
+
+    Attributes:
+        head: The head.
+        features: The module below it, or None.
+        structure: The structure.
+        labels: The names of the outputs, if :func:`load_model` has found them in the file; else None.
+        vocabulary: The columns of the features by name, likewise.
+
+    Raises:
+        TypeError: There is no structure, or torch cannot trace how it is decoded.
+    """
+
+    def __init__(self, head: nn.Module, structure: Structure | None = None, features: nn.Module | None = None) -> None:
+        super().__init__()
+        head, structure, features = parts_of(head, structure, features)
+        self.head, self.features, self.structure = head, features, structure
+        self.labels: list[str] | None = None
+        self.vocabulary: dict[str, int] | None = None
+        self.rule = _plain_decoder(structure)
+        self.eval()
+
+    def forward(self, x: Any, lengths: Tensor | None = None) -> Any:
+        """The best outputs, as the structure decodes them.
+
+        Args:
+            x: What the features, or else the head, take.
+            lengths: ``[B]`` int64, 1 to N, where the head takes lengths; None means that nothing is padded. They are
+                checked here, and not in an exported or compiled graph.
+
+        Returns:
+            The labelings, int64: ``[B, N]`` of chains and trees, -1 beyond the length; ``[B]`` of classes; ``[B, K]``
+            of sets of labels.
+
+        Raises:
+            ValueError: A shape or a length does not fit.
+        """
+        with torch.no_grad():
+            if torch.compiler.is_compiling():
+                potentials = self._potentials(x, lengths)
+            else:
+                with plain_operators():
+                    potentials = self._potentials(x, lengths)
+                if lengths is not None and isinstance(self.rule, ChainDecoder | TreeDecoder):
+                    first = next(iter(potentials.tensors.values()))
+                    check_range(lengths, first.shape[0], first.shape[1])
+            if self.rule is None:
+                return self.structure.decode(potentials)
+            return self.rule(potentials.tensors, lengths)
+
+    def _potentials(self, x: Any, lengths: Tensor | None) -> Potentials:
+        if self.features is not None:
+            x = self.features(x)
+        return as_potentials(self.head(x) if lengths is None else self.head(x, lengths)).detach()
+
+
+def parts_of(
+    head: nn.Module, structure: Structure | None, features: nn.Module | None
+) -> tuple[nn.Module, Structure, nn.Module | None]:
+    """Head, structure and features, taken from a ``StructuredSVM`` where ``head`` is one.
+
+    Raises:
+        TypeError: The head is no module, or there is no structure.
+    """
+    if not isinstance(head, nn.Module):
+        raise TypeError(f"head must be a module such as LinearChain, not a {type(head).__name__}")
+    model, inner = head, getattr(head, "head", None)
+    if isinstance(inner, nn.Module):  # a StructuredSVM: no import of Lightning
+        head, structure = inner, structure or getattr(model, "structure", None)
+        features = features if features is not None else getattr(model, "features", None)
+    structure = structure or getattr(head, "structure", None)
+    if not isinstance(structure, Structure):
+        raise TypeError(f"{type(head).__name__} has no structure: give structure=, which says how outputs are decoded")
+    return head, structure, features
+
+
+def _plain_decoder(structure: Structure) -> nn.Module | None:
+    """What decodes a structure of this package; None of a structure whose own ``argmax`` is to be traced."""
+    if isinstance(structure, SlackRescaling):  # decodes as the structure that it wraps
+        return _plain_decoder(structure.structure)
+    kind = next(cls for cls in type(structure).__mro__ if "argmax" in vars(cls))
+    if kind in _NOT_PLAIN:
+        raise TypeError(
+            f"{kind.__name__} cannot be decoded in plain torch operators: {_NOT_PLAIN[kind]}. Call "
+            "head.structure.decode(head(x)) instead; load_head(path) reads such a model from a file"
+        )
+    return _PLAIN[kind](structure) if kind in _PLAIN else None

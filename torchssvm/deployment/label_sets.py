@@ -1,0 +1,115 @@
+"""The best label sets by messages, in plain torch operators.
+
+The messages are those of :mod:`torchssvm.structures.multilabel.message_passing`. The pairs ``i < j`` with the same
+remainder ``(i + j) mod K`` are updated together: there, each label has one partner at most, so that a round is K
+operations on ``[B, K]``, where each label holds its own share of its pair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.potentials import Parts
+from torchssvm.deployment.loops import repeat
+from torchssvm.structures.multilabel.oracle import symmetric
+from torchssvm.structures.multilabel.structure import MessagePassing, Multilabel
+
+_TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
+
+
+class LabelSetDecoder(nn.Module):
+    """The label sets of a :class:`~torchssvm.Multilabel` without pairs, or with ``decoder=MessagePassing()``.
+
+    Where the messages decide all labels, as they do where no pair has a negative weight, they are the best ones, as
+    the structure finds them. Otherwise the best set of all rounds is improved by flips of one label and of two; the
+    structure's own decoding does so in between, too, and may find another one.
+    """
+
+    def __init__(self, structure: Multilabel) -> None:
+        super().__init__()
+        self.most = structure.decoder.max_rounds if isinstance(structure.decoder, MessagePassing) else 0
+        if structure.pairwise and not self.most:
+            raise TypeError(
+                f"{structure.decoder} cannot be traced by torch: give structure=Multilabel({structure.num_labels}, "
+                "decoder=MessagePassing()), which decodes the same weights by messages"
+            )
+        self.size, self.pairwise = structure.num_labels, structure.pairwise
+
+    def forward(self, potentials: Parts, lengths: None) -> Tensor:
+        """``unary`` ``[B, K]`` and ``pairwise`` ``[B, P]`` -> ``[B, K]`` int64."""
+        unary = potentials["unary"].to(torch.float64)
+        if not self.pairwise:
+            return (unary > 0.0).long()
+        pairs = potentials["pairwise"].to(torch.float64)
+        weights = symmetric(pairs[:1] if pairs.stride(0) == 0 else pairs, self.size)  # [1 or B, K, K]
+        labels = self._send(unary, weights)
+        return self._climb(unary, weights, labels)
+
+    def _send(self, unary: Tensor, weights: Tensor) -> Tensor:
+        """The best labels, 0.0 and 1.0, that the beliefs of any round decode to."""
+        label = torch.arange(self.size, device=unary.device)
+        partners = [(r - label) % self.size for r in range(self.size)]
+        own = torch.stack([weights[:, label, other] for other in partners])  # [K, 1 or B, K], 0 with itself
+        low, high, sign = own.clamp(max=0.0), own.clamp(min=0.0), torch.where(own > 0.0, 1.0, -1.0).to(own.dtype)
+        shares = (own / 2).expand(self.size, *unary.shape).clone()
+        belief = unary + weights.sum(2) / 2
+        tiny = _TINY * (belief.abs().sum(1) + weights.abs().sum((1, 2)) / 2)
+
+        def one_round(
+            going: Tensor, belief: Tensor, shares: Tensor, labels: Tensor, value: Tensor
+        ) -> tuple[Tensor, ...]:
+            before, held, moved = belief, [], torch.zeros_like(value)
+            for r, other in enumerate(partners):
+                wanted = shares[r] + 0.5 * (sign[r] * belief[:, other] - belief)
+                share = wanted.maximum(low[r]).minimum(high[r])
+                change = share - shares[r]
+                belief = belief + change
+                moved = moved + change.abs().sum(1) / 2
+                held.append(share)
+            found = torch.stack(held)
+            bound = belief.clamp(min=0.0).sum(1) - torch.where(own < 0.0, found, 0.0).sum((0, 2)) / 2
+            tried = (belief > 0.0).to(belief.dtype)
+            score = ((unary + 0.5 * _times(tried, weights)) * tried).sum(1)
+            better = going & (score > value)
+            labels = torch.where(better.unsqueeze(1), tried, labels)
+            value = torch.where(better, score, value)
+            on = going.unsqueeze(1)
+            belief, found = torch.where(on, belief, before), torch.where(on, found, shares)
+            return going & (moved > tiny) & (bound - value > tiny), belief, found, labels, value
+
+        start = (
+            torch.zeros_like(tiny) == 0.0,
+            belief,
+            shares,
+            torch.zeros_like(unary),
+            -torch.inf + torch.zeros_like(tiny),
+        )
+        return repeat(one_round, start, self.most)[3]
+
+    def _climb(self, unary: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+        """Flip the one label, or else the two, that gain most, while the score rises: 0 and 1."""
+        tiny = _TINY * (unary.abs().sum(1) + weights.abs().sum((1, 2)))
+        place = torch.arange(self.size**2, device=unary.device)
+
+        def flip(going: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+            change = 1.0 - 2.0 * labels
+            gain = change * (unary + _times(labels, weights))
+            both = gain.unsqueeze(2) + gain.unsqueeze(1) + weights * change.unsqueeze(2) * change.unsqueeze(1)
+            alone = (place // self.size == place % self.size).view(self.size, self.size)
+            both = torch.where(alone, -torch.inf, both).flatten(1)
+            most, one = gain.max(1)
+            most_of_two, two = both.max(1)
+            single = most > tiny
+            going = single | (most_of_two > tiny)
+            label = torch.arange(self.size, device=unary.device)
+            first = torch.where(single, one, two // self.size).unsqueeze(1) == label
+            second = ~single.unsqueeze(1) & ((two % self.size).unsqueeze(1) == label)
+            return going, torch.where(going.unsqueeze(1) & (first | second), 1.0 - labels, labels)
+
+        return repeat(flip, (tiny == tiny, labels), 2 * self.size)[1].long()
+
+
+def _times(labels: Tensor, weights: Tensor) -> Tensor:
+    """``y W`` of every example, ``[B, K]``."""
+    return (labels.unsqueeze(1) @ weights).squeeze(1)

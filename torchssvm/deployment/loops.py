@@ -1,0 +1,60 @@
+"""A loop over the first axis of tensors: one operator of a traced graph, or at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Step = Callable[[Any, tuple[Tensor, ...]], tuple[Any, Tensor]]
+"""``(carry, slices) -> (carry, result)``: tensors whose shapes and dtypes do not change."""
+
+
+def scan(step: Step, carry: Any, over: tuple[Tensor, ...], *, reverse: bool = False) -> tuple[Any, Tensor]:
+    """Call ``step`` with the slices ``[...]`` of tensors ``[N, ...]``, one after another.
+
+    Args:
+        step: It must return new tensors, no views of its arguments.
+        carry: A tensor, or a tuple of them.
+        over: At least one tensor, N at least 1.
+        reverse: From the last slice to the first.
+
+    Returns:
+        The last carry, and the results ``[N, ...]`` in the order of the slices.
+    """
+    if torch.compiler.is_compiling():
+        from torch._higher_order_ops.scan import scan as operator
+
+        return operator(step, carry, over, reverse=reverse)
+    places = range(over[0].shape[0])
+    found: list[Tensor] = []
+    for t in reversed(places) if reverse else places:
+        carry, result = step(carry, tuple(tensor[t] for tensor in over))
+        found.append(result)
+    return carry, torch.stack(found[::-1] if reverse else found)
+
+
+def repeat(step: Callable[..., tuple[Tensor, ...]], carry: tuple[Tensor, ...], most: int) -> tuple[Tensor, ...]:
+    """Call ``carry = step(*carry)`` while any of ``carry[0]`` is True, ``most`` times at most.
+
+    Args:
+        step: It returns new tensors of the same shapes and dtypes.
+        carry: Tensors; the first is bool.
+        most: A whole number.
+    """
+    count = torch.zeros((), dtype=torch.int64)
+    if torch.compiler.is_compiling():
+        from torch._higher_order_ops.while_loop import while_loop
+
+        return while_loop(
+            lambda count, *carry: carry[0].any() & (count < most),
+            lambda count, *carry: (count + 1, *step(*carry)),
+            (count, *carry),
+        )[1:]
+    for _ in range(most):
+        if not bool(carry[0].any()):
+            break
+        carry = step(*carry)
+    return carry

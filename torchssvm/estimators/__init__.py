@@ -1,0 +1,16 @@
+"""Estimators of scikit-learn: ``fit(X, y)`` and ``predict(X)`` for classes and sequences.
+
+``pip install "torchssvm[sklearn]"``; ``import torchssvm`` alone imports none of them.
+"""
+
+from torchssvm.core.extras import needs
+
+with needs(
+    "torchssvm.estimators needs scikit-learn and scipy, which the extra sklearn has: pip install 'torchssvm[sklearn]'",
+    "sklearn",
+    "scipy",
+):
+    from torchssvm.estimators.chain import ChainSVC
+    from torchssvm.estimators.multinomial import MultinomialSVC
+
+__all__ = ["ChainSVC", "MultinomialSVC"]

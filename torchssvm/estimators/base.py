@@ -1,0 +1,130 @@
+"""What the estimators share: their common parameters, and a run to a certified gap."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import sys
+import warnings
+from typing import Any
+
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from torch import nn
+
+from torchssvm.core.arguments import as_number, check_number
+from torchssvm.core.batch import in_order, tree_tensors
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.tolerance import Relative, is_within
+from torchssvm.solvers.training import make_trainer
+
+
+class StructuredEstimator(BaseEstimator):
+    """Minimises ``lam/2 |w|^2 + (1/n) sum_i max_y [loss(y) + score(y) - score(y_i)]`` to a certified gap.
+
+    With ``C`` in the place of ``lam`` it is ``1/2 |w|^2 + C sum_i max_y [...]``, so ``lam = 1 / (C n)``. Subclasses
+    have the common parameters ``C``, ``lam``, ``tol``, ``max_passes``, ``random_state``, ``verbose`` and
+    ``warm_start``, and call :meth:`_train`.
+    """
+
+    C: float
+    lam: float | None
+    tol: float
+    max_passes: float
+    random_state: Any
+    verbose: bool
+    warm_start: bool
+    _run: Any = None  # trainer, what it was made for
+
+    head_: Any
+    structure_: Any
+
+    def _check_parameters(self) -> None:
+        """Raise ValueError or TypeError for common parameters that are out of range."""
+        if self.lam is not None:
+            if self.C != 1.0:
+                raise ValueError(f"C={self.C} and lam={self.lam} are both given: lam is 1 / (C n), so give one of them")
+            check_number(self.lam, "lam", above=0.0)
+        check_number(self.C, "C", above=0.0)
+        if not 0.0 < as_number(self.tol, "tol") < 1.0:
+            raise ValueError(f"tol={self.tol} must lie between 0 and 1: the gap as a share of the objective, as 0.01")
+        check_number(self.max_passes, "max_passes", above=0.0)
+
+    def _train(self, head: nn.Module, examples: Any, **options: Any) -> Any:
+        """Train the head to the gap, or go on with that of the last fit; sets the fitted attributes of the run.
+
+        Args:
+            head: A new head.
+            examples: The training set.
+            options: Further arguments of ``make_trainer``.
+
+        Returns:
+            The trained head.
+        """
+        n = len(examples)
+        lam = 1.0 / (self.C * n) if self.lam is None else float(self.lam)
+        trainer = self._last_run(head, examples) if self.warm_start else None
+        if trainer is None:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            quiet = contextlib.nullcontext() if self.verbose else contextlib.redirect_stderr(io.StringIO())
+            with quiet:  # which solver was chosen
+                trainer = make_trainer(head, examples, lam, options=RunOptions(batch_size=64, seed=seed), **options)
+            self._run = (trainer, head, None) if self.warm_start else None
+        else:
+            head = self._run[1]
+            if trainer.dual.lam != lam:
+                trainer.dual.change_lam(lam)
+        self.history_: list[dict[str, float]] = []
+        tolerance = Relative(float(self.tol))
+        before = trainer.dual.passes
+        certificate = trainer.solve(tolerance, max_passes=before + self.max_passes, on_check=self._note)
+        if self.warm_start:
+            self._run = trainer, head, _signature(examples)
+        self.certificate_, self.n_passes_ = certificate, certificate.passes
+        self.head_, self.structure_ = head, head.structure
+        if not is_within(certificate.gap, tolerance, certificate.primal):
+            warnings.warn(
+                f"the run ended at max_passes={self.max_passes:g} with a gap of {100 * certificate.relative_gap:.3g} % "
+                f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, or a smaller "
+                "C (a larger lam)",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return head
+
+    def _note(self, certificate: Certificate) -> None:
+        names = ("passes", "primal", "dual", "gap", "seconds")
+        self.history_.append({name: float(getattr(certificate, name)) for name in names})
+        if self.verbose:
+            share = 100 * certificate.relative_gap
+            text = f"passes {certificate.passes:.0f}  dual {certificate.dual:.4g}  gap {certificate.gap:.4g}"
+            print(f"{text} ({share:.2g} % of the primal)", file=sys.stderr, flush=True)
+
+    def _last_run(self, head: nn.Module, examples: Any) -> Any:
+        if self._run is None:
+            return None
+        trainer, last, signature = self._run
+        fits = [p.shape for p in last.parameters()] == [p.shape for p in head.parameters()]
+        if not fits or signature != _signature(examples):
+            raise ValueError(
+                "warm_start=True goes on with the training set of the last fit, and X or y is another one: fit with "
+                "warm_start=False, or a clone of the estimator"
+            )
+        return trainer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without the run: a copy of a fitted estimator predicts, and its next fit begins anew."""
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_run"}
+
+
+def _signature(examples: Any) -> str:
+    """A digest of the features and the targets of all examples, in their order."""
+    found = hashlib.sha256()
+    for batch in in_order(examples):
+        for tensor in tree_tensors([batch.x, batch.y, batch.lengths]):
+            found.update(repr(tensor.shape).encode() + tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()

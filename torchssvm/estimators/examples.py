@@ -1,0 +1,46 @@
+"""A training set in memory, from a function that makes batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchssvm.core.batch import Batch
+
+
+class Examples:
+    """A map-style dataset of n examples whose batches a function makes.
+
+    Args:
+        fetch: ``[B]`` int64, places 0 to n - 1 -> the batch of these examples.
+        lengths: The number of tokens or nodes of each example; None where examples have no length.
+        n: Number of examples; None is that of the lengths.
+    """
+
+    def __init__(self, fetch: Callable[[np.ndarray], Batch], lengths: np.ndarray | None = None, n: int | None = None):
+        self.fetch = fetch
+        self.lengths = None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64)
+        self._n = n if self.lengths is None else len(self.lengths)
+
+    def __len__(self) -> int:
+        return int(self._n or 0)
+
+    def __getitems__(self, rows: Sequence[int]) -> Batch:
+        """The examples as one batch."""
+        return self.fetch(np.asarray(rows, np.int64))
+
+    @staticmethod
+    def collate(batch: Any) -> Batch:
+        """The batch of ``__getitems__``."""
+        return batch
+
+
+def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
+    """Arrays ``[N_i, ...]`` in one tensor ``[B, N, ...]``, filled up by ``fill``."""
+    found = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), fill, arrays[0].dtype)
+    for row, array in zip(found, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(found)

@@ -1,0 +1,171 @@
+"""Multinomial classification: one class for every row of a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.extmath import safe_sparse_dot
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from torchssvm.core.batch import Batch
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.estimators.base import StructuredEstimator
+from torchssvm.estimators.examples import Examples
+from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.structures.chain.head import LinearChain
+from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.multiclass.head import LinearMulticlass
+
+
+class MultinomialSVC(ClassifierMixin, StructuredEstimator):
+    """The multinomial support vector machine of Crammer and Singer (2001), trained to a certified gap.
+
+    Minimises ``1/2 |w|^2 + C sum_i max_y [cost(y_i, y) + score(x_i, y) - score(x_i, y_i)]``; the cost of a wrong class
+    is 1. ``LinearSVC(multi_class="crammer_singer")`` has the same objective,
+    without a certificate.
+
+    Args:
+        C: Weight of the loss, positive.
+        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; None means that ``C`` counts.
+        fit_intercept: Whether every class has an intercept; it is regularised like the other weights.
+        class_weight: None, "balanced", or a dictionary by class: the weight of an example's loss, by its class.
+        tol: Training ends when the objective is proved to be within this share of its optimum.
+        max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
+        random_state: Seed of the order in which examples are visited.
+        verbose: Whether every exact pass is printed with its gap.
+        warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
+
+    Attributes:
+        classes_: ``[K]``, the classes in ascending order.
+        coef_: ``[K, F]``; for two classes ``[1, F]``, the weights of the second less those of the first.
+        intercept_: ``[K]`` or ``[1]``, zero without intercepts.
+        n_features_in_: F.
+        certificate_: The exact primal, dual and gap of these weights.
+        n_passes_: Passes over the data, exact ones included.
+        history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
+        head_, structure_: The trained torch module and what decodes its scores.
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        lam: float | None = None,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        tol: float = 0.01,
+        max_passes: float = 1000.0,
+        random_state: Any = None,
+        verbose: bool = False,
+        warm_start: bool = False,
+    ) -> None:
+        self.C = C
+        self.lam = lam
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.tol = tol
+        self.max_passes = max_passes
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+
+    def fit(self, X: Any, y: Any) -> MultinomialSVC:
+        """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the classes ``y`` ``[n]``.
+
+        Raises:
+            ValueError: A parameter is out of range, ``y`` has one class only, or X and y do not fit.
+        """
+        self._check_parameters()
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class only, {self.classes_[0]!r}: at least two classes are needed")
+        weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+        self.head_ = head = self._train_rows(X, codes, weights)
+        self.structure_ = head.structure
+        weight = head.weight.detach().numpy().copy()
+        bias = np.zeros(len(weight), weight.dtype) if head.bias is None else head.bias.detach().numpy().copy()
+        two = len(weight) == 2
+        self.coef_ = weight[1:] - weight[:1] if two else weight
+        self.intercept_ = bias[1:] - bias[:1] if two else bias
+        return self
+
+    def _train_rows(self, X: Any, codes: np.ndarray, weights: np.ndarray) -> LinearMulticlass:
+        """Train on features and losses that are both multiplied by the weight of the example's class.
+
+        The loss of an example is linear in both together, so that this weighs it exactly; an intercept is the weight of
+        a feature that is 1. Where no weights or lists are needed, the head is that of classes; otherwise examples
+        are chains of one token, whose transitions stay zero, as chains take a cost for every example and lists.
+        """
+        intercept, classes, number = bool(self.fit_intercept), len(weights), X.shape[1]
+        scale = weights[codes].astype(X.dtype)
+        y, cost = torch.from_numpy(codes), torch.from_numpy(weights)[codes]
+        head: Any
+        found = LinearMulticlass(number, classes, bias=intercept)
+        structure = Chain(classes, normalize=False)
+        if sparse.issparse(X):
+            X = sparse.diags_array(scale).astype(X.dtype) @ X
+            X = (sparse.hstack([X, scale[:, None]]) if intercept else X).tocsr()
+            head = SparseLinearChain(X.shape[1], classes, bias=False, boundary=False, structure=structure)
+        elif (weights == 1.0).all():
+            head = found
+        else:
+            X = np.hstack([X, np.ones((len(X), 1), X.dtype)]) if intercept else X
+            X = X * scale[:, None]
+            head = LinearChain(X.shape[1], classes, bias=False, boundary=False, structure=structure)
+        found, head = (each.double() if X.dtype == np.float64 else each for each in (found, head))
+        x: Any = None if sparse.issparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))
+
+        def fetch(rows: np.ndarray) -> Batch:
+            index = torch.from_numpy(rows)
+            if isinstance(head, LinearMulticlass):
+                return Batch(x[index], y[index], index)
+            own = lists_of_rows(X, rows) if x is None else x[index].unsqueeze(1)
+            target = WeightedLabels(y[index].unsqueeze(1), cost[index].unsqueeze(1))
+            return Batch(own, target, index, torch.ones_like(index))
+
+        trained = self._train(head, Examples(fetch, n=X.shape[0]))
+        if isinstance(trained, LinearMulticlass):
+            return trained
+        emission = trained.by_feature(trained.emission.detach())  # [F, K], the intercepts in the last row
+        with torch.no_grad():
+            found.weight.copy_(emission[:number].T)
+            if found.bias is not None:
+                found.bias.copy_(emission[number])
+        return found
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Scores ``[n, K]``, or ``[n]`` for two classes: positive for the second."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        scores = safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class with the highest score for every row of ``X``, ``[n]``."""
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def lists_of_rows(X: Any, rows: np.ndarray) -> SparseFeatures:
+    """The features of rows of a CSR matrix, ``[B, 1, P]``; columns are -1 where a row has fewer than P."""
+    part = X[rows]
+    counts = np.diff(part.indptr)
+    within = np.arange(max(int(counts.max(initial=0)), 1))
+    there = within < counts[:, None]
+    columns, values = np.full(there.shape, -1, np.int64), np.zeros(there.shape, part.dtype)
+    columns[there], values[there] = part.indices, part.data
+    return SparseFeatures(torch.from_numpy(columns).unsqueeze(1), torch.from_numpy(values).unsqueeze(1))

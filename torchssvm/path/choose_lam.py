@@ -1,0 +1,248 @@
+"""The lambda that predicts held-out data best, by training from the largest to the smallest."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchssvm.core.arguments import as_number, check_dataset, check_whole
+from torchssvm.core.batch import pass_over
+from torchssvm.core.compiling import clock
+from torchssvm.core.figures import new_figure
+from torchssvm.core.problem import find_structure
+from torchssvm.core.structure import Structure
+from torchssvm.path.grid import KeepWeights, check_lams
+from torchssvm.path.guess_lam import guess_lam
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.choice import Solver
+from torchssvm.solvers.evaluation import Evaluation, evaluate
+from torchssvm.solvers.parameter_groups import NamedBounds
+from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.tolerance import Relative, Tolerance
+from torchssvm.solvers.trainer import check_limits
+from torchssvm.solvers.training import make_trainer, warn_if_short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
+"""Lambdas that are tried where none are given, as multiples of the guess."""
+
+
+class HeldOutPoint(NamedTuple):
+    """What training at one lambda gave.
+
+    Attributes:
+        lam: Lambda.
+        certificate: Of the last exact pass; ``certificate.passes`` counts from the largest lambda on.
+        held_out: Loss and errors on the held-out examples.
+        score: What decides; the larger is the better.
+        passes: Effective passes that this lambda took.
+        seconds: Wall-clock seconds that this lambda took, without those of scoring.
+    """
+
+    lam: float
+    certificate: Certificate
+    held_out: Evaluation
+    score: float
+    passes: float
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class LamChoice:
+    """The lambda that was chosen, and all that were tried; ``print`` shows them as a table.
+
+    Attributes:
+        head: The head, with the weights of ``best``.
+        best: The point with the largest score; of several, that of the largest lambda.
+        points: All points, in descending order of lambda.
+        untried: The lambdas that ``patience`` left out.
+    """
+
+    head: nn.Module
+    best: HeldOutPoint
+    points: tuple[HeldOutPoint, ...]
+    untried: tuple[float, ...] = ()
+
+    @property
+    def advice(self) -> str | None:
+        """Which lambdas to try too, where the best one is at an end of those that were tried; else None."""
+        if self.best is self.points[0]:
+            return f"the largest lam was the best: try lam above {self.best.lam:.3g} too"
+        if self.best is self.points[-1] and not self.untried:
+            return f"the smallest lam was the best: try lam below {self.best.lam:.3g} too"
+        return None
+
+    def __str__(self) -> str:
+        scored = any(point.score != -point.held_out.loss for point in self.points)
+        rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", "wrong tokens", "wrong examples"]]
+        rows[0] += ["score"] if scored else []
+        for point in self.points:
+            own, errors = point.certificate, (point.held_out.token_error, point.held_out.example_error)
+            row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{100 * own.relative_gap:.2g} %"]
+            row += [f"{point.passes:.0f}", f"{point.seconds:.1f}", f"{point.held_out.loss:.4g}"]
+            row += ["" if error is None else f"{100 * error:.2f} %" for error in errors]
+            row += [f"{point.score:.4g}"] if scored else []
+            rows.append(row)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines[1 + self.points.index(self.best)] += "  best"
+        if self.untried:
+            lines.append("not tried: lam = " + ", ".join(f"{lam:.3g}" for lam in self.untried))
+        return "\n".join([*lines, self.advice] if self.advice else lines)
+
+    def plot(self) -> Figure:
+        """The held-out loss, or the score if one was given, over lambda.
+
+        Returns:
+            A ``matplotlib.figure.Figure``; opens no window and leaves matplotlib's global state alone.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        figure = new_figure((6, 3.6))
+        axes = figure.subplots()
+        scored = any(point.score != -point.held_out.loss for point in self.points)
+        values = [point.score if scored else point.held_out.loss for point in self.points]
+        axes.plot([point.lam for point in self.points], values, ".-")
+        axes.plot([self.best.lam], [values[self.points.index(self.best)]], "o", label=f"best: λ = {self.best.lam:.3g}")
+        axes.set(xscale="log", xlabel="λ", ylabel="score" if scored else "held-out loss")
+        axes.legend(fontsize="small")
+        return figure
+
+
+def choose_lam(
+    head: nn.Module,
+    dataset: Any,
+    held_out: Any,
+    lams: Sequence[float] | None = None,
+    *,
+    tolerance: Tolerance | None = None,
+    score: Callable[[nn.Module], float] | None = None,
+    patience: int | None = None,
+    max_passes: float = 1000.0,
+    solver: Solver | None = None,
+    structure: Structure | None = None,
+    bounds: NamedBounds | None = None,
+    options: RunOptions | None = None,
+    memory_limit: int | None = None,
+    on_point: Callable[[HeldOutPoint], None] | None = None,
+) -> LamChoice:
+    """Train at every lambda, score held-out examples, and leave the weights that score best in the head.
+
+    The largest lambda comes first, from zero weights, as it takes the fewest passes; each smaller one starts from the
+    weights before it ([G16] Proposition 1). Every lambda ends with a certificate. The solver is that of
+    :func:`torchssvm.solve`.
+
+    Args:
+        head: Features -> potentials, linear in all its weights; its weights are replaced.
+        dataset: The training set: map-style, n examples with ``collate``; an item's index is its place.
+        held_out: Examples that are not trained on: map-style, at least one, of the same kind.
+        lams: Distinct positive numbers, in any order; None is 10, 3, 1, 0.3 and 0.1 times :func:`torchssvm.guess_lam`.
+        tolerance: The gap to reach at each lambda, a number or ``Relative(share)``; None is ``Relative(0.01)``, 1 % of
+            the primal.
+        score: Scores the head that it is given; the larger is the better. None is minus the mean loss of the held-out
+            examples.
+        patience: Leave out the smaller lambdas, which take the most passes, once so many in a row did not raise the
+            best score; None tries all.
+        max_passes: Most effective passes for each lambda; a run that ends by it warns.
+        solver: As in :func:`torchssvm.solve`, like the next four.
+        structure: What an output is.
+        bounds: Bounds on the weights.
+        options: Order of the examples, seed, and when exact passes are made; its ``collate_fn`` is for both datasets.
+        memory_limit: Bytes that the dual's blocks may take.
+        on_point: Called after each lambda, while the head holds its weights.
+
+    Returns:
+        The choice; the head holds its weights. Its certificate, ``choice.best.certificate``, is of these weights.
+
+    Raises:
+        ValueError: ``lams`` is empty, or holds a duplicate or a number that is not positive; ``held_out`` is empty or
+            the training set; another argument is out of range; or a score is not a number.
+        TypeError: An argument is of another kind.
+        MemoryError: As :func:`torchssvm.solve`.
+    """
+    ordered = check_lams(lams) if lams is not None else []
+    tolerance = tolerance if tolerance is not None else Relative(0.01)
+    check_limits(tolerance, max_passes)
+    if patience is not None:
+        check_whole(patience, "patience")
+    for name, function in (("score", score), ("on_point", on_point)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name}={function!r} must be a function, such as lambda head: ...")
+    options, structure = check_options(options), find_structure(head, structure)
+    check_dataset(dataset)
+    device = next((parameter.device for parameter in head.parameters()), None)
+    batches = _held_out_batches(head, dataset, held_out, structure, options, device)
+
+    if lams is None:
+        guess = guess_lam(head, dataset, structure=structure, collate_fn=options.collate_fn)
+        ordered = [factor * guess for factor in FACTORS]
+    trainer = make_trainer(
+        head,
+        dataset,
+        ordered[0],
+        solver=solver,
+        structure=structure,
+        bounds=bounds,
+        options=options,
+        memory_limit=memory_limit,
+    )
+    points: list[HeldOutPoint] = []
+    best: tuple[HeldOutPoint, list[torch.Tensor]] | None = None
+    since = 0  # lambdas since the best one
+    try:
+        for lam in ordered:
+            start, before = clock(), trainer.dual.passes
+            if points:
+                KeepWeights()(trainer.dual, lam)
+            certificate = trainer.solve(tolerance, max_passes=before + max_passes, schedule=options.schedule)
+            seconds = clock() - start
+            warn_if_short(certificate, tolerance, max_passes)
+            found = evaluate(head, structure, batches, device)
+            value = -found.loss if score is None else as_number(score(head), "score(head)")
+            if math.isnan(value):
+                raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
+            point = HeldOutPoint(lam, certificate, found, value, certificate.passes - before, seconds)
+            points.append(point)
+            since += 1
+            if best is None or value > best[0].score:
+                best, since = (point, [parameter.detach().clone() for parameter in head.parameters()]), 0
+            if on_point is not None:
+                on_point(point)
+            if since == patience:
+                break
+    finally:  # an interrupted search leaves the best weights too
+        if best is not None:
+            with torch.no_grad():
+                for parameter, held in zip(head.parameters(), best[1], strict=True):
+                    parameter.copy_(held)
+    assert best is not None  # there is a lambda
+    return LamChoice(head, best[0], tuple(points), tuple(ordered[len(points) :]))
+
+
+def _held_out_batches(
+    head: nn.Module, dataset: Any, held_out: Any, structure: Structure, options: RunOptions, device: Any
+) -> Any:
+    """The batches of the held-out examples; the first of them is decoded, to refuse what does not fit.
+
+    Raises:
+        ValueError, TypeError: See :func:`choose_lam`.
+    """
+    if not hasattr(held_out, "__len__"):
+        raise TypeError(f"held_out must be a map-style dataset with a length, not a {type(held_out).__name__}")
+    if held_out is dataset:
+        raise ValueError("held_out is the training set itself: give examples that are not trained on")
+    if not len(held_out):
+        raise ValueError("held_out is empty: give examples that are not trained on")
+    batches = pass_over(held_out, options.collate_fn)
+    evaluate(head, structure, itertools.islice(batches, 1), device)
+    return batches

@@ -1,0 +1,70 @@
+"""A first lambda, from how far one example alone would move the weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchssvm.core.arguments import check_dataset
+from torchssvm.core.batch import Collate, apply_head, fetcher, to_device
+from torchssvm.core.precision import full_precision
+from torchssvm.core.problem import find_structure
+from torchssvm.core.structure import Structure
+from torchssvm.solvers.structured_hinge import StructuredHinge
+
+SAMPLE = 64
+"""At most so many examples are looked at."""
+
+SHARE = 1 / 30
+"""Of the lambda at which an example moves the weights as far as it needs; see docs/choosing.md for what it is worth."""
+
+
+def guess_lam(
+    head: nn.Module, dataset: Any, *, structure: Structure | None = None, collate_fn: Collate | None = None
+) -> float:
+    """A lambda to begin with: a thirtieth of that at which one example alone is fitted by weights of its own.
+
+    At zero weights the output with the largest loss L_i violates the margin by L_i, and differs from the target by
+    ``psi_i`` in the features. A full Frank-Wolfe step on this example changes its score by ``|psi_i|^2 / (lam n)``,
+    which is L_i at ``lam = |psi_i|^2 / (n L_i)``. The mean of these over some examples is what is divided by 30. So the
+    scales of the features and of the loss are accounted for, which 1/n does not.
+
+    Args:
+        head: Features -> potentials, linear in all its weights, whatever they are; stays as it is.
+        dataset: The training set: map-style, n examples with ``collate``. 64 examples, evenly spread, are decoded.
+        structure: What an output is; None is ``head.structure``.
+        collate_fn: None is ``dataset.collate``.
+
+    Raises:
+        ValueError: The dataset is empty, no output of these examples has a loss, or all features are zero.
+        TypeError: The dataset has no length.
+    """
+    check_dataset(dataset)
+    n = len(dataset)
+    if not n:
+        raise ValueError("dataset is empty: there is nothing to train on")
+    structure, fetch = find_structure(head, structure), fetcher(dataset, collate_fn)
+    trial = copy.deepcopy(head)
+    weights = [parameter.requires_grad_(True) for parameter in trial.parameters()]
+    for weight in weights:
+        nn.init.zeros_(weight)
+    hinge, found = StructuredHinge(structure), []
+    with torch.enable_grad(), full_precision(weights[0].device):
+        for place in range(0, n, -(-n // SAMPLE)):
+            batch = to_device(fetch([place]), weights[0].device)
+            loss = hinge(apply_head(trial, batch), batch.y)
+            if float(loss.detach()) > 0.0:
+                slopes = torch.autograd.grad(loss, weights, allow_unused=True)
+                found.append(sum(_square(slope) for slope in slopes if slope is not None) / float(loss.detach()))
+    if not sum(found) > 0.0:
+        raise ValueError("no weights change a loss: are all features zero, or has every example one output only?")
+    return SHARE * sum(found) / len(found) / n
+
+
+def _square(tensor: torch.Tensor) -> float:
+    """``|t|^2`` in float64."""
+    dense = tensor.coalesce().values() if tensor.is_sparse else tensor
+    return float(dense.to(torch.float64).square().sum())

@@ -1,0 +1,140 @@
+"""One line on stderr that follows a run; it reads figures and changes nothing."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torchssvm.core.compiling import clock, compiling_seconds
+from torchssvm.solvers.certificate import Certificate
+
+WIDTH = 80
+"""Most columns of the line."""
+
+EVERY = 0.2
+"""Least seconds between two updates of a line that is overwritten; lines of a log are fifty times rarer."""
+
+
+class ProgressLine:
+    """Shows gap, dual, passes and seconds of a run: ``gap 0.0098 (6.1 %)  dual 0.15  passes 56  3 s``.
+
+    A terminal or notebook has one line that is overwritten, and the last one stays. Elsewhere, as in a log, a line is
+    written after a certificate, at most every ten seconds. Figures between certificates are estimates:
+    ``gap ~0.012``. The width is that of the terminal, at most 80 columns.
+
+    Args:
+        prefix: Begins the line, such as ``lam 0.01``; may be changed during the run.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        self._file: Any = sys.stderr
+        self._overwrites = _overwrites(self._file)
+        self._every = EVERY if self._overwrites else 50 * EVERY
+        self._began, self._compiled = clock(), compiling_seconds()
+        self._shown_at = time.monotonic()
+        self._width = 0  # of the text on the terminal's line
+        self._text = ""  # what the last certificate says
+        self._last: Certificate | None = None
+
+    def update(self, passes: float, gap_estimate: float, value: Callable[[], float] | None = None) -> None:
+        """Show estimates, if the line is overwritten and the last update is long enough ago.
+
+        Args:
+            passes: Effective passes.
+            gap_estimate: Estimate of the gap; infinite where nothing is known.
+            value: Computes the dual objective, only where it is shown; None shows that of the last certificate.
+        """
+        if not self._overwrites or time.monotonic() - self._shown_at < self._every:
+            return
+        dual = value() if value is not None else None if self._last is None else self._last.dual
+        self._show(self._line("~", gap_estimate, dual, passes))
+
+    def certified(self, certificate: Certificate) -> None:
+        """Show a certificate; its gap is that of the relaxation for a :class:`torchssvm.FactorwiseCertificate`."""
+        self._last = certificate
+        gap = getattr(certificate, "relaxed_gap", certificate.gap)  # what ends the run
+        dual = getattr(certificate, "relaxed_dual", certificate.dual)
+        self._text = self._line("", gap, dual, certificate.passes)
+        if self._overwrites or time.monotonic() - self._shown_at >= self._every:
+            self._show(self._text)
+
+    def clear(self) -> None:
+        """Make room on the terminal's line, for a caller who prints."""
+        if self._width:
+            self._write("\r" + " " * self._width + "\r")
+            self._width = 0
+
+    def close(self) -> None:
+        """Leave the last certificate on a terminal, and say how long kernels were compiled."""
+        if self._overwrites and self._text:
+            self._show(self._text)
+        if self._width:
+            self._write("\n")
+            self._width = 0
+        if (spent := compiling_seconds() - self._compiled) >= 1.0:
+            self._write(f"torchssvm compiled its kernels in {spent:.1f} s, which no other figure counts\n")
+
+    def _line(self, sign: str, gap: float, dual: float | None, passes: float) -> str:
+        parts = [self.prefix]
+        if math.isfinite(gap):
+            parts.append(f"gap {sign}{gap:.3g}")
+            if dual is not None and gap + dual > 0.0:
+                parts[-1] += f" ({100 * gap / (gap + dual):.2g} %)"
+        if dual is not None and math.isfinite(dual):
+            parts.append(f"dual {dual:.4g}")
+        parts += [f"passes {passes:.4g}", f"{clock() - self._began:.0f} s"]
+        return "  ".join(part for part in parts if part)
+
+    def _show(self, text: str) -> None:
+        self._shown_at = time.monotonic()
+        if not self._overwrites:
+            self._write(f"torchssvm: {text}\n")
+            return
+        text = text[: min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - 1]  # a full line would wrap
+        self._write("\r" + text.ljust(self._width))
+        self._width = len(text)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except (OSError, ValueError):  # a closed stream does not end a run
+            self._overwrites, self._every = False, math.inf
+
+
+@contextmanager
+def shown(progress: bool | ProgressLine) -> Iterator[ProgressLine | None]:
+    """The line of a run: a new one for True, which is closed at the end; None for False; or that of the caller.
+
+    Raises:
+        TypeError: ``progress`` is of another kind.
+    """
+    if isinstance(progress, ProgressLine):
+        yield progress
+        return
+    if not isinstance(progress, bool):
+        raise TypeError(f"progress={progress!r} must be True, which shows a line on stderr, or False")
+    line = ProgressLine() if progress else None
+    try:
+        yield line
+    finally:  # an interrupted run leaves a whole line too
+        if line is not None:
+            line.close()
+
+
+def _overwrites(file: Any) -> bool:
+    """Whether a carriage return begins the line anew: on terminals, and in notebooks."""
+    if file is None:
+        return False
+    if type(file).__module__.startswith("ipykernel"):
+        return True
+    try:
+        return bool(file.isatty())
+    except (AttributeError, ValueError):
+        return False
