@@ -71,6 +71,8 @@ def crfsuite(names: dict) -> None:
 def pystruct(names: dict) -> None:
     assert names["certificate"].relative_gap <= 0.01
     assert names["error"] < names["alone"]
+    assert names["graph_score"] > names["nodes_alone"]
+    assert names["graphs"].certificate_.relative_gap <= 0.01
 
 
 def dlib(names: dict) -> None:

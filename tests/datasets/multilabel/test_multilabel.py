@@ -2,12 +2,10 @@
 
 import pickle
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from chunking_problems import conll2000_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multilabel_files import DENSE, SPARSE, XML, multilabel_or_skip, write
@@ -225,24 +223,3 @@ def test_the_data_module(tmp_path):
     dense = MultilabelData("scene", scaling=Unscaled(), bias=False, dense=True, root=tmp_path)
     (batch,) = dense.test_dataloader()
     assert batch.x.tolist() == [[0.5, 0, 0], [0, 0, 0], [0, -20, 1]]
-
-
-# -- the page ---------------------------------------------------------------------------------------------
-
-
-def test_the_page_on_data_runs(tmp_path, monkeypatch, capsys):
-    multilabel_or_skip("bibtex")
-    conll2000_or_skip()
-    pytest.importorskip("matplotlib")
-    page = Path(__file__).parents[3] / "docs/large_outputs.md"
-    data = page.read_text().partition("\n## Data\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)```", data, re.DOTALL)
-    assert len(blocks) == 4
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)
-    assert "accuracy 0.9846" in capsys.readouterr().out
-    assert (tmp_path / "interactions.png").stat().st_size > 10_000
-    assert float(names["wrong"][names["batch"].y >= 0].double().mean()) < 0.3
-    assert names["words"].num_states == 100
