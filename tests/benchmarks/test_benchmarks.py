@@ -449,6 +449,21 @@ def test_the_path_and_a_grid(tmp_path):
     assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
 
 
+def test_choosing(tmp_path):
+    options = {"tasks": ["OCR-small"], "multiples": {"OCR-small": [300, 100]}, "gap_at": {"OCR-small": 100}}
+    part, found = measured("choosing", {**options, "shares": [0.5, 0.05], "seeds": 1})
+    own = found["OCR-small"]
+    assert [row["lam"] * 626 for row in own["rows"]] == pytest.approx([300.0, 100.0])
+    assert 100.0 / 626 / 10 < own["guess"] < 100.0 / 626
+    assert all(70.0 < row["score"] < 85.0 and row["gap"] <= 0.01 for row in own["rows"])
+    (run,) = own["gaps"]
+    assert [row["gap"] <= row["share"] for row in run] == [True, True]
+    over_lam, over_gap = part.summarise(found).tables
+    assert [row[4].endswith("best") for row in over_lam.rows] == [False, True]
+    assert len(over_gap.rows) == 2
+    assert all(file.stat().st_size > 5_000 for file in part.draw(found, tmp_path))
+
+
 def test_joint_training_by_all_ways(monkeypatch):
     joint = part_of("joint")
     whole = joint.ocr()

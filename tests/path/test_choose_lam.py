@@ -124,11 +124,20 @@ class TestResult:
         assert choice.untried == (0.05,)
         assert "not tried: lam = 0.05" in str(choice)
 
-    def test_bounds_hold(self):
+    @pytest.mark.parametrize("bounds", [(0.0, None), (-0.1, 0.15)])
+    def test_bounds_hold(self, bounds):
         problem, held_out = problems("multiclass")
         name = next(iter(dict(problem.head.named_parameters())))
-        choose_lam(problem.head, Items(problem), held_out, [1.0, 0.1], bounds={name: (0.0, None)})
-        assert float(dict(problem.head.named_parameters())[name].detach().min()) >= 0.0
+        choice = choose_lam(
+            problem.head, Items(problem), held_out, [1.0, 0.3], bounds={name: bounds}, tolerance=Relative(0.01)
+        )
+        weights = dict(problem.head.named_parameters())[name].detach()
+        assert float(weights.min()) >= bounds[0]
+        assert bounds[1] is None or float(weights.max()) <= bounds[1]
+        alone = PROBLEMS["multiclass"](3).head
+        cold = solve(alone, Items(problem.copy()), 0.3, bounds={name: bounds}, tolerance=Relative(0.01))
+        warm = choice.points[-1].certificate
+        assert max(warm.dual, cold.dual) <= min(warm.primal, cold.primal) + 1e-9
 
     def test_a_run_that_falls_short_warns(self):
         with pytest.warns(UserWarning, match="the run ended"):
