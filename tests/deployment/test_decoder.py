@@ -287,7 +287,7 @@ def test_wrong_inputs() -> None:
         chain(torch.zeros(2, 3, 2))
     with pytest.raises(ValueError, match="an example has 1 nodes"):
         tree(torch.zeros(1, 3, F), torch.tensor([1]))
-    with pytest.raises(TypeError, match="must be torchssvm[.]SparseFeatures"):
+    with pytest.raises(TypeError, match=r"must be torchssvm\.SparseFeatures"):
         Decoder(SparseLinearChain(30, K))(torch.zeros(2, 3, 2))
     with pytest.raises(ValueError, match="columns are 0 to 29"):
         Decoder(SparseLinearChain(30, K))(SparseFeatures(torch.tensor([[[30]]])))
