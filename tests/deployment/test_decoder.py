@@ -146,15 +146,17 @@ def test_one_whole_graph_for_the_compiler(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_and_compiled_ahead_of_time(tmp_path) -> None:
+def test_a_thousand_ragged_batches_exported_and_compiled_ahead_of_time(tmp_path) -> None:
     make, draw, sizes = KINDS["chain"]
     decoder = Decoder(with_weights(make()))
-    found = batches(draw, 20)
+    found = batches(draw, 1000)
     torch._dynamo.reset()
     program = export(decoder, largest(found), dynamic_shapes=sizes)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "chain.pt2"))
     ahead = torch._inductor.aoti_load_package(path)
+    exported = program.module()
     for batch in found:
+        assert torch.equal(exported(*batch), decoder(*batch))
         assert torch.equal(ahead(*batch), decoder(*batch))
 
 
@@ -287,7 +289,7 @@ def test_wrong_inputs() -> None:
         chain(torch.zeros(2, 3, 2))
     with pytest.raises(ValueError, match="an example has 1 nodes"):
         tree(torch.zeros(1, 3, F), torch.tensor([1]))
-    with pytest.raises(TypeError, match=r"must be torchssvm[.]SparseFeatures"):
+    with pytest.raises(TypeError, match=r"must be torchssvm\.SparseFeatures"):
         Decoder(SparseLinearChain(30, K))(torch.zeros(2, 3, 2))
     with pytest.raises(ValueError, match="columns are 0 to 29"):
         Decoder(SparseLinearChain(30, K))(SparseFeatures(torch.tensor([[[30]]])))

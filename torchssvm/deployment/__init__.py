@@ -1,10 +1,11 @@
 """Trained models outside of training: one module of plain torch operators, and one safe file.
 
 ``Decoder`` for ``torch.export``, ``torch.compile``, AOTInductor and ONNX; ``save_model``, ``load_model`` and
-``load_head`` for files. Imported by those who ask only.
+``load_head`` for files; ``batch_of_names`` for features by name. Imported by those who ask only.
 """
 
 from torchssvm.deployment.decoder import Decoder
 from torchssvm.deployment.files import SavedModel, load_head, load_model, save_model
+from torchssvm.deployment.names import batch_of_names
 
-__all__ = ["Decoder", "SavedModel", "load_head", "load_model", "save_model"]
+__all__ = ["Decoder", "SavedModel", "batch_of_names", "load_head", "load_model", "save_model"]
