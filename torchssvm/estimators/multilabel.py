@@ -1,0 +1,152 @@
+"""Multilabel classification: a set of labels for every row of a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from torchssvm.core.arguments import check_flags
+from torchssvm.core.batch import Batch
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.estimators.base import StructuredEstimator
+from torchssvm.estimators.examples import Examples
+from torchssvm.estimators.multinomial import lists_of_rows
+from torchssvm.structures.multilabel.head import LinearMultilabel
+from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+
+
+class MultilabelSVC(ClassifierMixin, StructuredEstimator):
+    """Sets of labels with a score for each label and for each pair, trained by max margin to a certified gap.
+
+    A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
+    of [Yen et al. 2016, section 5]; the loss is the share of wrong labels. Sets are decoded by branch and bound. Where
+    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``.
+
+    ``y`` is an indicator matrix ``[n, K]``. A vector of classes stands for sets of one label, and ``predict`` then
+    gives the label with the highest score.
+
+    Args:
+        C: Weight of the loss, positive; ``1/2 |w|^2 + C sum_i loss_i`` is minimised.
+        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; None means that ``C`` counts.
+        interactions: Whether pairs of labels are scored.
+        fit_intercept: Whether every label has an intercept; it is regularised like the other weights.
+        tol: Training ends when the objective is proved to be within this share of its optimum.
+        max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
+        random_state: Seed of the order in which examples are visited.
+        verbose: Whether every exact pass is printed with its gap.
+        warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
+
+    Attributes:
+        classes_: ``[K]``, the labels: 0 to K - 1 for an indicator matrix.
+        coef_: ``[K, F]``, for two classes in a vector ``[1, F]``.
+        intercept_: ``[K]`` or ``[1]``, zero without intercepts.
+        interactions_: ``[K, K]``, symmetric with a zero diagonal; None without interactions.
+        n_features_in_: F.
+        certificate_: The exact primal, dual and gap of these weights.
+        n_passes_: Passes over the data, exact ones included.
+        history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
+        head_, structure_: The trained torch module and what decodes its scores.
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        lam: float | None = None,
+        interactions: bool = True,
+        fit_intercept: bool = True,
+        tol: float = 0.01,
+        max_passes: float = 1000.0,
+        random_state: Any = None,
+        verbose: bool = False,
+        warm_start: bool = False,
+    ) -> None:
+        self.C = C
+        self.lam = lam
+        self.interactions = interactions
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_passes = max_passes
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+
+    def fit(self, X: Any, y: Any) -> MultilabelSVC:
+        """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the label sets ``y``.
+
+        Raises:
+            ValueError: A parameter is out of range, there is one class only, or X and y do not fit.
+        """
+        self._check_parameters()
+        check_flags(interactions=self.interactions, fit_intercept=self.fit_intercept)
+        X, y = validate_data(self, X, y, accept_sparse="csr", multi_output=True, dtype=[np.float64, np.float32])
+        y = y.toarray() if sparse.issparse(y) else np.asarray(y)
+        check_classification_targets(y)
+        y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+        self._sets = y.ndim == 2
+        if self._sets and type_of_target(y) != "multilabel-indicator":
+            raise ValueError("y must hold 0 and 1, [n, K]: 1 where an example has the label; or one class each, [n]")
+        classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
+        if not self._sets and len(classes) < 2:
+            raise ValueError(f"y has one class only, {classes[0]!r}: at least two classes are needed")
+        indicator = y if self._sets else (y[:, None] == (classes[1:] if len(classes) == 2 else classes))
+        target = torch.from_numpy(indicator.astype(np.int64))
+        labels = target.shape[1]
+        make = SparseLinearMultilabel if sparse.issparse(X) else LinearMultilabel
+        pairs = self.interactions and labels > 1
+        head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs)
+        head = head.double() if X.dtype == np.float64 else head
+        x: Any = None if sparse.issparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))
+
+        def fetch(rows: np.ndarray) -> Batch:
+            index = torch.from_numpy(rows)
+            own = x[index] if x is not None else _lists(X, rows)
+            return Batch(own, target[index], index)
+
+        head = self._train(head, Examples(fetch, n=X.shape[0]))
+        self.classes_ = classes
+        self.coef_ = head.by_feature(head.unary.detach()).numpy().T.copy()
+        self.intercept_ = np.zeros(labels) if head.bias is None else head.bias.detach().numpy().copy()
+        self.interactions_ = head.interactions().detach().numpy() if pairs else None
+        return self
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Scores of single labels ``[n, K]``, interactions left out; ``[n]`` for two classes in a vector."""
+        check_is_fitted(self)
+        scores = self._scores(X).numpy()
+        return scores[:, 0] if not self._sets and scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The best set for every row, int64 ``[n, K]``; or the best class ``[n]`` where ``y`` was a vector."""
+        check_is_fitted(self)
+        scores = self._scores(X)
+        if not self._sets:
+            found = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
+            return self.classes_[found.numpy()]
+        potentials = {"unary": scores}
+        if self.head_.pairwise is not None:
+            potentials["pairwise"] = self.head_.pairwise.detach().expand(len(scores), -1)
+        return self.structure_.argmax(Potentials(potentials)).labeling.numpy()
+
+    def _scores(self, X: Any) -> torch.Tensor:
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        return torch.from_numpy(np.asarray(X @ self.coef_.T + self.intercept_)).to(self.head_.unary.dtype)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def _lists(X: Any, rows: np.ndarray) -> SparseFeatures:
+    columns, values = lists_of_rows(X, rows)
+    return SparseFeatures(columns.squeeze(1), values.squeeze(1))  # type: ignore[union-attr]
