@@ -118,7 +118,7 @@ def main(
     model = StructuredSVM(head, lam, bounds=bounds)
     result = Report(report, "horses, graph cuts on a U-Net" + (" (trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result]
-    L.Trainer(max_epochs=100_000, callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)
+    L.Trainer(max_epochs=-1, callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)
     labels = [own for batch in loaders.test_dataloader() for own in model.decode(batch.x, batch.lengths).labels]
     print(f"test images, in pixels: {test.scores(labels)}")
     print(f"U-Net on pixels alone:  {segmentation_scores(masks, [test.mask(i) for i in range(len(test))])}")

@@ -1,6 +1,6 @@
 """Handwritten words under a Lightning Trainer: a linear chain on pixels, trained to a certified duality gap.
 
-python examples/ocr.py --size small --lam 0.01
+python examples/ocr.py --size small --lam 0.01 --gap 0.01
 
 Directions, caches, orders and all options of the Trainer: torchssvm fit --config examples/ocr.yaml
 """
@@ -16,14 +16,14 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from torchssvm import Relative
 from torchssvm.datasets import OCRData
 from torchssvm.datasets.ocr.drawing import draw_words
-from torchssvm.lightning import DualityGap, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, GapBar, Report, StructuredSVM
 from torchssvm.models import ocr_chain
 
 
 def main(
     size: Literal["small", "large"] = "small",
     lam: PositiveFloat | None = None,
-    gap: PositiveFloat | None = None,
+    gap: PositiveFloat = 0.05,
     max_passes: PositiveFloat = 5000.0,
     batch_size: PositiveInt = 32,
     seed: int = 0,
@@ -35,7 +35,7 @@ def main(
     Args:
         size: Training words: 626 or 6251.
         lam: Regularisation; by default 1/n.
-        gap: Stop at this certified gap; by default at 1 % of the primal.
+        gap: Stop when the certified gap is at most this share of the primal.
         max_passes: Or after so many passes.
         batch_size: Words of a step.
         seed: Runs with the same seed are the same.
@@ -48,9 +48,10 @@ def main(
     model = StructuredSVM(ocr_chain(), lam=lam or 1.0 / len(data.train))
     trainer = L.Trainer(
         accelerator=accelerator,
-        max_epochs=100_000,  # DualityGap ends the run
+        max_epochs=-1,  # DualityGap ends the run
         callbacks=[
-            DualityGap(gap or Relative(0.01), max_passes=max_passes),
+            DualityGap(Relative(gap), max_passes=max_passes),
+            GapBar(),
             result := Report(report, "OCR, chain on pixels", draw_words),
         ],
         limit_val_batches=0,  # the test words wait until the end

@@ -12,27 +12,30 @@ from .dataset import OCR
 
 
 def draw_words(figure: Any, batch: Batch, labelings: Tensor, count: int = 6) -> None:
-    """Letter images with the predicted letters beneath; wrong ones in red, the true letter in brackets.
+    """Letter images at one scale, the predicted letters beneath; wrong ones in red, the true letter in brackets.
 
     Args:
         figure: A matplotlib figure or subfigure, empty.
         batch: Words as :class:`torchssvm.datasets.OCR` collates them: x ``[B, N, 128]`` pixels.
         labelings: ``[B, N]`` int64, the predictions.
-        count: Most words to draw; they are spread over three columns.
+        count: Most words to draw, from all over the batch, in three columns.
     """
     count = min(count, len(batch.y))
     columns = min(3, count)
     axes = figure.subplots(-(-count // columns), columns, squeeze=False).flatten()
     rows, cols = OCR.image_shape
+    words = [place * len(batch.y) // count for place in range(count)]  # neighbours are often the same word
+    longest = int((batch.y[words] >= 0).sum(1).max()) * (cols + 2)
     for axis in axes:
         axis.axis("off")
-    for word, axis in zip(range(count), axes, strict=False):
+    for word, axis in zip(words, axes, strict=False):
         length = int((batch.y[word] >= 0).sum())
         letters = batch.x[word, :length].reshape(length, rows, cols).cpu()
         strip = letters.new_zeros(rows, length * (cols + 2))
         for at, letter in enumerate(letters):
             strip[:, at * (cols + 2) + 1 : at * (cols + 2) + 1 + cols] = letter
         axis.imshow(strip.numpy(), cmap="gray_r", interpolation="nearest", aspect="equal")
+        axis.set_xlim(-0.5, longest - 0.5)  # as many pixels for every word
         truth, found = batch.y[word, :length].tolist(), labelings[word, :length].tolist()
         for at, (wanted, got) in enumerate(zip(truth, found, strict=True)):
             right = wanted == got

@@ -121,7 +121,7 @@ def test_label_sets_stop_on_the_gap_of_the_relaxation_and_show_both(tmp_path: Pa
 
     class Bar(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            shown.update(trainer.progress_bar_metrics)
+            shown.update(trainer.logged_metrics)
 
     fit = trainer(tmp_path, 500, gap, Bar(), report)
     fit.fit(FactorwiseSVM(LinearMultilabel(3, 5), lam=0.1), loader(data))
@@ -326,7 +326,7 @@ def test_certificates_may_turn_from_exact_to_inexact_and_back(tmp_path: Path, mo
 
     class Bar(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen.append(trainer.progress_bar_metrics["exact"])
+            seen.append(trainer.logged_metrics["exact"])
 
     trainer(tmp_path, 6, gap, Bar()).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words()))
     assert [entry.certificate.exact for entry in gap.history] == exact == [True, False, True] * 2

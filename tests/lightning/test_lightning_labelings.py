@@ -191,7 +191,7 @@ def test_cache_hits_are_logged(words, tmp_path):
         if name == "cached":
             assert logged[name] == sorted(logged[name])
             assert 0.0 < logged[name][-1] <= made.dual.cache_hits
-            assert fitting.progress_bar_metrics["cache_hits"] == logged[name][-1]
+            assert fitting.logged_metrics["cache_hits"] == logged[name][-1]
     assert not logged["decoded"]
 
 

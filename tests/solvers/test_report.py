@@ -249,6 +249,7 @@ def test_a_run_of_words_end_to_end(tmp_path):
     figure = report.figure(lambda part: draw_words(part, batch, labelings))
     texts = [text for axis in figure.subfigs[1].axes for text in axis.texts]
     assert len(texts) == int(batch.lengths.sum())
+    assert len({axis.get_xlim() for axis in figure.subfigs[1].axes if axis.images}) == 1  # all at one scale
     wrong = [text for text in texts if text.get_color() == "red"]
     assert len(wrong) == int(((labelings != batch.y) & (batch.y >= 0)).sum())
     assert all("(" in text.get_text() for text in wrong)

@@ -9,6 +9,7 @@ from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.factorwise import FactorwiseSVM
+from torchssvm.lightning.gap_bar import GapBar
 from torchssvm.lightning.joint_run import HeadChoice
 from torchssvm.lightning.joint_training import JointTraining
 from torchssvm.lightning.report import Report
@@ -21,6 +22,7 @@ __all__ = [
     "AveragedWeights",
     "DualityGap",
     "FactorwiseSVM",
+    "GapBar",
     "HeadChoice",
     "JointTraining",
     "Report",

@@ -191,4 +191,4 @@ class FactorwiseSVM(Predicting):
         optimizer: Any = self.optimizers()
         optimizer.step()
         self.log("violation", gdmm.violation, prog_bar=True, batch_size=1)
-        self.log("rho", gdmm.rho, prog_bar=True, batch_size=1)
+        self.log("rho", gdmm.rho, batch_size=1)

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.compiling import compiling_seconds
 from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap, _training_loader
 from torchssvm.lightning.exact_pass import evaluating, find_problem, in_precision
@@ -26,7 +27,8 @@ class Report(Callback):
 
     The certificates are those of the run's :class:`DualityGap`; without that callback only the final weights are
     certified. Training and test examples (of ``test_dataloader``, else of validation) are decoded once. A run that is
-    interrupted from the keyboard leaves a report of its certificates so far.
+    interrupted from the keyboard leaves a report of its certificates so far. ``seconds`` of the report do not count
+    ``compiling_seconds``, which the process has spent on compiling kernels: 0 from the second run on.
 
     Args:
         folder: Folder of the files.
@@ -103,7 +105,11 @@ class Report(Callback):
             stopped_because=gap.stopped_because or "not known",
             seed=None if seed is None else int(seed),
             device=pl_module.device,
-            extra={"epochs": trainer.current_epoch, "steps": trainer.global_step},
+            extra={
+                "epochs": trainer.current_epoch,
+                "steps": trainer.global_step,
+                "compiling_seconds": compiling_seconds(),  # of this process; seconds do not count them
+            },
             **evaluations,
         )
         batches = _test_batches(trainer, pl_module) if self.draw_examples is not None and evaluations else None

@@ -205,12 +205,13 @@ class StructuredSVM(JointModel):
 
     def _log_figures(self, **options: Any) -> None:
         dual = self.dual
-        figures = {"dual": dual.value(), "oracle_calls": float(dual.oracle_calls)}
+        self.log("dual", dual.value(), prog_bar=True, **options)
+        figures = {"oracle_calls": float(dual.oracle_calls)}
         if self.oracle.needs_labelings:
             figures["cache_hits"] = float(dual.cache_hits)
         if (estimate := dual.gap_estimate) < float("inf"):  # every block has been seen
             figures["gap_estimate"] = estimate
-        self.log_dict(figures, prog_bar=True, **options)
+        self.log_dict(figures, **options)
 
     # The run
 

@@ -55,6 +55,11 @@ class ProgressLine:
         dual = value() if value is not None else None if self._last is None else self._last.dual
         self._show(self._line("~", gap_estimate, dual, passes))
 
+    def message(self, text: Callable[[], str]) -> None:
+        """Show another text, as rarely as estimates; it is made only where it is shown."""
+        if self._overwrites and time.monotonic() - self._shown_at >= self._every:
+            self._show(text())
+
     def certified(self, certificate: Certificate) -> None:
         """Show a certificate; its gap is that of the relaxation for a :class:`torchssvm.FactorwiseCertificate`."""
         self._last = certificate

@@ -1,0 +1,99 @@
+"""The bar of one line, under a Trainer."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+
+from lightning_words import Features, chain, everything, loader, some_words, trainer
+from trainer_cases import FakeStream
+
+from torchssvm import LinearChain
+from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, JointTraining, Report, StructuredSVM
+from torchssvm.solvers import progress_line
+
+
+def fit(monkeypatch, model, *callbacks, terminal=True, batches=loader, **options):
+    stream = FakeStream(terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress_line, "EVERY", 0.0)
+    trainer(*callbacks, enable_progress_bar=True, **options).fit(model, batches(some_words()))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("bar_first", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_run_has_one_line_that_ends_with_its_certificate(monkeypatch, bar_first, compiled):
+    gap, bar = DualityGap(0.3, every_n_epochs=2), GapBar()
+    text = fit(monkeypatch, chain(compiled=compiled), *((bar, gap) if bar_first else (gap, bar)), max_epochs=50)
+    lines = [line for line in text.split("\n") if "\r" in line]
+    assert len(lines) == 1
+    shown = lines[0].split("\r")
+    assert all(len(line) < 80 for line in shown)
+    assert any("gap ~" in line for line in shown)
+    last = gap.certificate
+    assert f"gap {last.gap:.3g} (" in shown[-1]
+    assert f"dual {last.dual:.4g}  passes {last.passes:.4g}" in shown[-1]
+    for entry in gap.history:
+        assert f"gap {entry.certificate.gap:.3g} (" in text
+
+
+def test_the_bar_changes_no_bit(monkeypatch):
+    gaps = []
+    for terminal in (True, False):
+        model, gap = chain(), DualityGap(1e-9, every_n_epochs=2)
+        if terminal:
+            fit(monkeypatch, model, gap, GapBar(), max_epochs=4)
+        else:
+            trainer(gap, max_epochs=4).fit(model, loader(some_words()))
+        gaps.append((gap.certificate.gap, [p.detach().clone() for p in model.head.parameters()]))
+    assert gaps[0][0] == gaps[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(gaps[0][1], gaps[1][1], strict=True))
+
+
+def test_a_log_has_no_carriage_returns(monkeypatch):
+    text = fit(monkeypatch, chain(), DualityGap(0.3, every_n_epochs=2), GapBar(), terminal=False, max_epochs=50)
+    assert "\r" not in text
+    assert "torchssvm: gap " in text
+
+
+def test_joint_training_shows_epoch_and_loss_and_then_the_gap(monkeypatch):
+    joint = JointTraining(epochs=2, lr=1e-2)
+    model = StructuredSVM(LinearChain(12, 26), 0.1, Features(), joint=joint)
+    text = fit(monkeypatch, model, DualityGap(0.5), GapBar(), max_epochs=30)
+    assert "epoch 1  joint_loss" in text
+    assert "gap " in text.rpartition("\r")[2]
+
+
+def test_factorwise_runs_show_the_gap_that_ends_them(monkeypatch):
+    gap = DualityGap(1e-9, every_n_epochs=2)
+    model = FactorwiseSVM(LinearChain(128, 26, boundary=False), 0.1)
+    text = fit(monkeypatch, model, gap, GapBar(), batches=everything, max_epochs=3)
+    assert f"gap {gap.certificate.relaxed_gap:.3g} (" in text.rpartition("\r")[2]
+
+
+def test_an_interrupt_and_a_disabled_bar_leave_whole_lines(monkeypatch):
+    class Interrupt(GapBar):
+        def on_train_epoch_end(self, trainer, pl_module):
+            super().on_train_epoch_end(trainer, pl_module)
+            if trainer.current_epoch == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit(monkeypatch, chain(), DualityGap(1e-9, every_n_epochs=1), Interrupt(), max_epochs=5)
+    assert [line for line in sys.stderr.getvalue().split("\n") if "\r" in line][-1].endswith(" s")
+    bar = GapBar()
+    bar.disable()
+    assert "\r" not in fit(monkeypatch, chain(), DualityGap(1e-9, every_n_epochs=1), bar, max_epochs=2)
+
+
+def test_the_report_says_how_long_kernels_were_compiled(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    report = Report(tmp_path)
+    fit(monkeypatch, chain(), DualityGap(0.5), report, GapBar(), max_epochs=2)
+    assert report.report.to_dict()["compiling_seconds"] >= 0.0
+    assert "compiling seconds" in str(report.report)
