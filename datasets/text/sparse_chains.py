@@ -34,6 +34,18 @@ class SparseChains(Dataset[Example]):
 
     Attributes:
         lengths: int64 ``[n]``, tokens of each chain; all arguments are attributes too.
+
+    Example:
+        >>> columns = torch.tensor([0, 5, 1, 5], dtype=torch.int32)  # two features, one, and one
+        >>> chains = SparseChains(
+        ...     offsets=torch.tensor([0, 2, 3]), rows=torch.tensor([0, 2, 3, 4]), columns=columns,
+        ...     states=torch.tensor([0, 1, 1]), in_features=6, num_states=2,
+        ... )
+        >>> chains[0].x.columns
+        tensor([[ 0,  5],
+                [ 1, -1]])
+        >>> chains.lengths
+        tensor([2, 1])
     """
 
     what = "chains"
