@@ -121,7 +121,7 @@ def body_pose(
     Args:
         places: ``[n, 26, 2]``, from :func:`body_nodes` of the training poses, in places of the grid.
         grid: (H, W).
-        num_types: T.
+        num_types: T, the number of types.
         least_spread: Lower limit of the spreads, in places; None is a 20th of the grid's larger side, 2.4 of 48.
             This is somewhat more than the spreads of real poses; a cluster may have one member. Narrow spreads make the
             deformations of distant places large and training from zero weights slow: train with

@@ -29,7 +29,7 @@ class SparseChains(Dataset[Example]):
         columns: int32: token t has the features ``columns[rows[t] : rows[t + 1]]``.
         states: int64 ``[tokens]``, 0 to K - 1; -1 throughout if unknown.
         in_features: F; columns are 0 to F - 1.
-        num_states: K.
+        num_states: K, the number of states.
         values: float32, as many as columns; None means that all are 1.
 
     Attributes:

@@ -185,7 +185,7 @@ class ResidualBalancing(Penalty):
 
 @dataclass(frozen=True)
 class SortedOracle:
-    """Factorwise oracle by walks over sorted weights, which look at few of the |Y_f| entries ([Y16] app. C).
+    """Factorwise oracle by walks over sorted weights, which look at few of the ``|Y_f|`` entries ([Y16] app. C).
 
     Example:
         >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1, oracle=SortedOracle())
