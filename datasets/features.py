@@ -30,6 +30,12 @@ class PrecomputedFeatures(PaddedDataset):
             ``lengths``, [B] int64, if its ``forward`` has a parameter of this name.
         batch_size: examples in a call of ``features``.
         device: where the results are held; default: on the CPU.
+
+    Example:
+        >>> words = PaddedDataset(x=torch.zeros(5, 3, 4), y=torch.zeros(5, 3, dtype=torch.long))
+        >>> features = PrecomputedFeatures(words, torch.nn.Linear(4, 8))
+        >>> features[0].x.shape
+        torch.Size([3, 8])
     """
 
     def __init__(

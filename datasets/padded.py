@@ -24,7 +24,14 @@ _Item = TypeVar("_Item")
 
 
 class Example(NamedTuple):
-    """One example: its features, its target, and its number in the training set."""
+    """One example: its features, its target, and its number in the training set.
+
+    Example:
+        >>> words = PaddedDataset(x=torch.zeros(2, 3, 4), y=torch.tensor([[0, 1, 0], [1, 1, 1]]))
+        >>> example = words[1]
+        >>> example.index, example.y
+        (1, tensor([1, 1, 1]))
+    """
 
     x: Any  # [T, ...]: a Tensor, or SparseFeatures
     y: Tensor  # [T]
@@ -108,6 +115,15 @@ class PaddedDataset(Dataset[Example]):
     Raises:
         TypeError: x or y is not a tensor.
         ValueError: There is no example; or sizes, lengths or numbers do not fit.
+
+    Example:
+        >>> lengths = torch.tensor([3, 1])
+        >>> words = PaddedDataset(x=torch.zeros(2, 3, 4), y=torch.tensor([[0, 1, 0], [1, -1, -1]]), lengths=lengths)
+        >>> x, y, index = words[1]  # without its padding
+        >>> x.shape, y
+        (torch.Size([1, 4]), tensor([1]))
+        >>> words.collate([words[0], words[1]]).lengths
+        tensor([3, 1])
     """
 
     _held: Tensor  # x, or its bytes

@@ -24,6 +24,11 @@ def alignment_matching(in_features: int) -> LinearEdges:
 
     Args:
         in_features: Numbers per word pair.
+
+    Example:
+        >>> head = alignment_matching(in_features=3)
+        >>> head.structure
+        Matching(normalize=True, precision_cost=1.0, recall_cost=3.0)
     """
     return LinearEdges(in_features, structure=Matching(precision_cost=1.0, recall_cost=3.0))
 
@@ -36,6 +41,15 @@ def align(head: nn.Module, dataset: Any, batch_size: int = 64) -> list[Links]:
         head: With a ``structure`` whose labelings are ``[B, S, T]``.
         dataset: Map-style; its ``__getitems__`` makes batches.
         batch_size: Examples at a time.
+
+    Example:
+        >>> features = torch.tensor([[[[1.0], [-1.0]], [[-1.0], [1.0]]]])  # [n, S, T, F]
+        >>> head = alignment_matching(in_features=1)
+        >>> torch.nn.init.ones_(head.weight).shape
+        torch.Size([1])
+        >>> [links] = align(head, PaddedDataset(features, torch.zeros(1, 2, 2, dtype=torch.long)))
+        >>> sorted(links)
+        [(0, 0), (1, 1)]
     """
     at = next(head.parameters()).device
     found: list[Links] = []
@@ -47,12 +61,24 @@ def align(head: nn.Module, dataset: Any, batch_size: int = 64) -> list[Links]:
 
 
 def threshold_links(coefficients: Sequence[Tensor], threshold: float) -> list[Links]:
-    """All word pairs whose association is above ``threshold``; ``[S, T]`` for each sentence pair."""
+    """All word pairs whose association is above ``threshold``; ``[S, T]`` for each sentence pair.
+
+    Example:
+        >>> [found] = threshold_links([torch.tensor([[0.9, 0.1], [0.2, 0.6]])], threshold=0.5)
+        >>> sorted(found)
+        [(0, 0), (1, 1)]
+    """
     return [_links(values > threshold) for values in coefficients]
 
 
 def matching_links(coefficients: Sequence[Tensor], threshold: float) -> list[Links]:
-    """The matching with the largest sum of ``association - threshold``: links below ``threshold`` are not worth it."""
+    """The matching with the largest sum of ``association - threshold``: links below ``threshold`` are not worth it.
+
+    Example:
+        >>> [found] = matching_links([torch.tensor([[0.9, 0.8], [0.7, 0.1]])], threshold=0.5)
+        >>> sorted(found)  # each word once: 0.8 + 0.7 is more than 0.9 + 0.1
+        [(0, 1), (1, 0)]
+    """
     return [_links(best_matching((values - threshold).unsqueeze(0))[0]) for values in coefficients]
 
 
@@ -69,6 +95,14 @@ def best_threshold(
         coefficients: Associations between 0 and 1 of the sentences to choose on.
         error: The error of the links of these sentences.
         steps: How many thresholds are tried.
+
+    Example:
+        >>> associations = [torch.tensor([[0.9, 0.1], [0.2, 0.6]])]
+        >>> true = [{(0, 0), (1, 1)}]
+        >>> def wrong(found):
+        ...     return sum(len(a ^ b) for a, b in zip(found, true))
+        >>> best_threshold(threshold_links, associations, wrong, steps=10)
+        0.2
     """
     steps = check_whole(steps, "steps")
     tried = [step / steps for step in range(steps + 1)]

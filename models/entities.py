@@ -24,6 +24,12 @@ def entity_chain(vocabulary: Vocabulary, entity_weight: float = 1.0) -> SparseLi
 
     Raises:
         ValueError: The tags are not BIO, or ``entity_weight`` is not positive.
+
+    Example:
+        >>> from torchssvm.datasets import Vocabulary
+        >>> vocabulary = Vocabulary(["word=Paris", "word=in"], tags=["O", "B-LOC", "I-LOC"])
+        >>> entity_chain(vocabulary, entity_weight=2.0).structure.class_weight
+        tensor([1., 2., 2.], dtype=torch.float64)
     """
     if not as_number(entity_weight, "entity_weight") > 0.0:
         raise ValueError(f"entity_weight={entity_weight!r} must be positive")

@@ -29,6 +29,10 @@ class PixelFeatures(nn.Module):
 
     Raises:
         ValueError: A number is out of range.
+
+    Example:
+        >>> PixelFeatures(width=8, size=(32, 48))(torch.rand(1, 3, 60, 80)).shape
+        torch.Size([1, 8, 16, 24])
     """
 
     def __init__(self, width: int = 32, size: tuple[int, int] = (128, 160)) -> None:
@@ -72,6 +76,10 @@ class ForegroundClassifier(nn.Module):
 
     Args:
         features: The features to train.
+
+    Example:
+        >>> ForegroundClassifier(PixelFeatures(width=8, size=(32, 48)))(torch.rand(1, 3, 60, 80)).shape
+        torch.Size([1, 60, 80])
     """
 
     def __init__(self, features: PixelFeatures) -> None:
@@ -94,6 +102,15 @@ class RegionGraphs(nn.Module):
 
     Args:
         features: The network on pixels; gradients reach it through nodes and edges.
+
+    Example:
+        >>> from torchssvm.datasets import SegmentationPixels
+        >>> regions = (torch.arange(32) // 16).expand(1, 32, 32)  # the two halves of an image
+        >>> graph = Graphs(torch.zeros(1, 2, 1), torch.zeros(1, 1, 1), torch.tensor([[[0, 1]]]))
+        >>> pixels = SegmentationPixels(torch.rand(1, 3, 32, 32), regions, graph)
+        >>> graphs = RegionGraphs(PixelFeatures(width=8, size=(32, 32)).eval())(pixels)
+        >>> graphs.nodes.shape, graphs.edge_features.shape
+        (torch.Size([1, 2, 9]), torch.Size([1, 1, 7]))
     """
 
     def __init__(self, features: PixelFeatures) -> None:
@@ -145,6 +162,12 @@ def border_contrasts(image: Tensor, regions: Tensor, edges: Tensor) -> tuple[Ten
     Returns:
         Pairs of neighbouring pixels on both sides of the border, divided by their mean over the edges, and the mean
         squared difference of their colours, each ``[E]``; 0 where there is no edge or no border.
+
+    Example:
+        >>> image = torch.cat([torch.zeros(3, 2, 4), torch.ones(3, 2, 4)], 1)
+        >>> regions = torch.tensor([[0] * 4] * 2 + [[1] * 4] * 2)
+        >>> border_contrasts(image, regions, torch.tensor([[0, 1]]))
+        (tensor([1.]), tensor([3.]))
     """
     count = int(regions.max()) + 1
     codes, differences = [], []

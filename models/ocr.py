@@ -16,6 +16,11 @@ def ocr_chain(in_features: int = ROWS * COLUMNS) -> LinearChain:
 
     Args:
         in_features: Numbers per letter; other than 128 for learned features.
+
+    Example:
+        >>> head = ocr_chain()
+        >>> sum(weight.numel() for weight in head.parameters())
+        4082
     """
     return LinearChain(in_features, LETTERS)
 
@@ -28,6 +33,11 @@ class LetterFeatures(nn.Module):
     Args:
         width: Features per letter.
         dropout: Probability of dropping a feature in training.
+
+    Example:
+        >>> letters = torch.zeros(2, 5, 128)  # two words of five letters
+        >>> LetterFeatures(width=32)(letters).shape
+        torch.Size([2, 5, 32])
     """
 
     def __init__(self, width: int = 64, dropout: float = 0.3) -> None:
@@ -65,6 +75,10 @@ class LetterClassifier(nn.Module):
 
     Args:
         features: The features to train.
+
+    Example:
+        >>> LetterClassifier(LetterFeatures(width=32))(torch.zeros(2, 5, 128)).shape
+        torch.Size([2, 5, 26])
     """
 
     def __init__(self, features: LetterFeatures) -> None:

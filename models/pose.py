@@ -41,6 +41,13 @@ def body_nodes(joints: Tensor) -> Tensor:
 
     Args:
         joints: ``[..., 14, 2]``, in the order of :data:`JOINTS`.
+
+    Example:
+        >>> joints = torch.rand(10, len(JOINTS), 2)  # of ten bodies
+        >>> body_nodes(joints).shape
+        torch.Size([10, 26, 2])
+        >>> len(BODY), BODY.index(-1)  # BODY has the parent of every node, and -1 at the root
+        (26, 13)
     """
     if joints.shape[-2:] != (14, 2):
         raise ValueError(f"joints must be [..., 14, 2], got {list(joints.shape)}")
@@ -64,6 +71,14 @@ def mean_displacements(
     Returns:
         ``displacements`` and ``spreads`` (standard deviations), each ``[E, 2, T, 2]`` float64, as
         :class:`~torchssvm.Pose` takes them. The clusters of the arc back are those of the arc, turned around.
+
+    Example:
+        >>> places = torch.tensor([[[0.0, 0.0], [1.0, 2.0]], [[1.0, 1.0], [2.0, 3.0]]])
+        >>> displacements, spreads = mean_displacements(places, parent=[-1, 0], num_types=1)
+        >>> displacements
+        tensor([[[[ 1.,  2.]],
+        <BLANKLINE>
+                 [[-1., -2.]]]], dtype=torch.float64)
     """
     tree = torch.as_tensor(parent)
     if places.ndim != 3 or places.shape[1:] != (len(tree), 2) or not bool(torch.isfinite(places).all()):
@@ -106,12 +121,18 @@ def body_pose(
     Args:
         places: ``[n, 26, 2]``, from :func:`body_nodes` of the training poses, in places of the grid.
         grid: (H, W).
-        num_types: T.
+        num_types: T, the number of types.
         least_spread: Lower limit of the spreads, in places; None is a 20th of the grid's larger side, 2.4 of 48.
             This is somewhat more than the spreads of real poses; a cluster may have one member. Narrow spreads make the
             deformations of distant places large and training from zero weights slow: train with
             :func:`body_bounds`.
         seed: Seed of k-means.
+
+    Example:
+        >>> places = body_nodes(16 * torch.rand(10, 14, 2))
+        >>> head = body_pose(places, grid=(16, 16), num_types=3)
+        >>> sum(weight.numel() for weight in head.parameters())
+        676
     """
     if places.ndim != 3 or places.shape[1] != len(BODY):
         raise ValueError(
@@ -139,6 +160,11 @@ def body_bounds(strength: float, types: float = 0.3) -> dict[str, tuple[Bound | 
 
     Returns:
         By the name of a parameter of :class:`~torchssvm.LinearPose`, as ``StructuredSVM`` takes bounds.
+
+    Example:
+        >>> bounds = body_bounds(strength=0.01)
+        >>> sorted(bounds)
+        ['deformation', 'types', 'unary']
     """
     strength, types = check_number(strength, "strength", above=0.0), check_number(types, "types", 0.0)
     least = torch.tensor([-strength, strength, -strength, strength])

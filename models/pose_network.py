@@ -29,6 +29,12 @@ class PoseNetwork(nn.Module):
         structure: The tree; a place of its grid has :data:`STRIDE` x :data:`STRIDE` pixels.
         widths: Channels on the grid and after each halving, multiples of 8.
         dropout: Probability of dropping a whole channel of the coarsest maps in training.
+
+    Example:
+        >>> structure = Pose([-1, 0], torch.zeros(1, 2, 3, 2), grid=(16, 16), size=1.0)
+        >>> maps = PoseNetwork(structure, widths=(8, 8, 8))(torch.rand(1, 3, 64, 64))
+        >>> maps.unary.shape, maps.types.shape
+        (torch.Size([1, 2, 16, 16]), torch.Size([1, 1, 2, 3, 16, 16]))
     """
 
     def __init__(

@@ -52,7 +52,20 @@ def key_of(pairs: Sequence[Pair], settings: GraphSettings, empty_masks: bool) ->
 
 
 class StaleCache(ValueError):
-    """A cache is damaged, or was made for other images or settings; the message says which."""
+    """A cache is damaged, or was made for other images or settings; the message says which.
+
+    Example:
+        >>> import shutil
+        >>> folder = shutil.copytree("horses", "changed")
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", folder, num_train=2, settings=small, progress=False, cache="other")
+        >>> copied = shutil.copy("changed/rgb/1.png", "changed/rgb/0.png")
+        >>> try:
+        ...     HorseSegmentation("train", folder, num_train=2, settings=small, progress=False, cache="other")
+        ... except StaleCache:
+        ...     print("make the cache again, with rebuild=True")
+        make the cache again, with rebuild=True
+    """
 
 
 class CachedGraph(NamedTuple):
@@ -81,6 +94,12 @@ class GraphCache:
     Raises:
         StaleCache: A file is missing, truncated, or does not match the manifest.
         FileNotFoundError: There is no finished cache.
+
+    Example:
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", "horses", num_train=2, settings=small, cache="cache", progress=False)
+        >>> len(GraphCache(train.cache.folder))  # all images, of both splits
+        3
     """
 
     def __init__(self, folder: Path) -> None:

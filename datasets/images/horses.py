@@ -67,6 +67,13 @@ class HorseSegmentation(SuperpixelGraphs):
         FileNotFoundError: The folders are missing; the message says where to put them.
         ValueError: An argument or an image is wrong, or the cache (``StaleCache``).
         ImportError: Graphs must be built and scikit-image is not installed.
+
+    Example:
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", "horses", num_train=2, settings=small, cache="cache", progress=False)
+        >>> head = LinearGraph(train.in_features, train.edge_features)
+        >>> len(train), train.names
+        (2, ['0', '1'])
     """
 
     def __init__(

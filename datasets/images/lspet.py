@@ -58,6 +58,12 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
         FileNotFoundError: A file is missing; the message says where it comes from.
         RuntimeError: A file is corrupt, or a joint lies outside of its image.
         ImportError: Pillow is not installed.
+
+    Example:
+        >>> images = LSPET("train", size="small")
+        >>> x, y, index = images[0]
+        >>> x.shape, y.shape
+        (torch.Size([3, 192, 192]), torch.Size([14, 2]))
     """
 
     def __init__(

@@ -22,6 +22,13 @@ class SegmentationPixels(NamedTuple):
         image: float32 ``[B, 3, H, W]`` from 0 to 1; zero in the padding, right and below.
         regions: The superpixel of every pixel, int64 ``[B, H, W]``; -1 in the padding.
         graph: The graphs of the superpixels.
+
+    Example:
+        >>> regions = torch.tensor([[[0, 1]]])
+        >>> graph = Graphs(torch.zeros(1, 2, 1), torch.ones(1, 1, 1), torch.tensor([[[0, 1]]]))
+        >>> pixels = SegmentationPixels(image=torch.rand(1, 3, 1, 2), regions=regions, graph=graph)
+        >>> pool_regions(pixels.image, pixels.regions).shape
+        torch.Size([1, 2, 3])
     """
 
     image: Tensor
@@ -36,6 +43,13 @@ class PixelSegmentation(Dataset[GraphExample]):
 
     Args:
         graphs: The images, for example ``HorseSegmentation("train")``.
+
+    Example:
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", "horses", num_train=2, settings=small, cache="cache", progress=False)
+        >>> pixels = PixelSegmentation(train)[0].x
+        >>> pixels.image.shape, pixels.regions.shape
+        (torch.Size([3, 40, 56]), torch.Size([40, 56]))
     """
 
     def __init__(self, graphs: SuperpixelGraphs) -> None:

@@ -21,6 +21,12 @@ class RandomViews(NamedTuple):
         scale: Largest factor, and one over the smallest.
         shift: Largest shift, as a share of the side.
         light: Largest change of brightness and of contrast, as a share.
+
+    Example:
+        >>> views = RandomViews(mirror=0.5, turn=10.0)
+        >>> images, joints = views(torch.rand(2, 3, 32, 32), 32 * torch.rand(2, 14, 2))
+        >>> images.shape, joints.shape
+        (torch.Size([2, 3, 32, 32]), torch.Size([2, 14, 2]))
     """
 
     mirror: float = 0.5

@@ -15,6 +15,11 @@ class PoseScores(NamedTuple):
         detected_20: The same within 0.2.
         mean_error: The mean distance of a joint from where it is, in the units of the joints.
         median_error: The median of the same distances.
+
+    Example:
+        >>> true = torch.tensor([[[0.0, 0.0], [0.0, 10.0]]])
+        >>> pose_scores(true, true, torso=(0, 1))
+        PoseScores(detected_10=1.0, detected_20=1.0, mean_error=0.0, median_error=0.0)
     """
 
     detected_10: float
@@ -34,6 +39,12 @@ def detected_joints(found: Tensor, true: Tensor, within: float, *, torso: tuple[
 
     Raises:
         ValueError: Shapes differ, or are no poses, a number is not finite, or a share is not positive.
+
+    Example:
+        >>> true = torch.tensor([[[0.0, 0.0], [0.0, 10.0]]])
+        >>> found = torch.tensor([[[0.0, 1.0], [3.0, 10.0]]])
+        >>> detected_joints(found, true, within=0.2, torso=(0, 1))
+        tensor([[ True, False]])
     """
     if found.ndim != 3 or found.shape[2] != 2 or not found.numel() or found.shape != true.shape:
         raise ValueError(f"found and true must be poses [n, J, 2], got {list(found.shape)} and {list(true.shape)}")
@@ -47,7 +58,14 @@ def detected_joints(found: Tensor, true: Tensor, within: float, *, torso: tuple[
 
 
 def pose_scores(found: Tensor, true: Tensor, *, torso: tuple[int, int]) -> PoseScores:
-    """Scores of poses; arguments and errors as of :func:`detected_joints`."""
+    """Scores of poses; arguments and errors as of :func:`detected_joints`.
+
+    Example:
+        >>> true = torch.tensor([[[0.0, 0.0], [0.0, 10.0]]])
+        >>> found = torch.tensor([[[0.0, 1.0], [3.0, 10.0]]])
+        >>> pose_scores(found, true, torso=(0, 1)).mean_error
+        2.0
+    """
     shares = [float(detected_joints(found, true, within, torso=torso).double().mean()) for within in (0.1, 0.2)]
     errors = (found.double() - true.double()).norm(dim=2)
     return PoseScores(shares[0], shares[1], float(errors.mean()), float(errors.quantile(0.5)))

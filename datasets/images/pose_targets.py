@@ -28,6 +28,12 @@ class PoseTargets(Dataset[tuple[Tensor, Tensor, int]]):
 
     Attributes:
         y: ``[n, P, 4]``, the labelings.
+
+    Example:
+        >>> images = LSPET("train", size="small", canvas=(64, 64))
+        >>> targets = PoseTargets(images, lambda joints: joints.long().repeat(1, 1, 2), rows=range(3))
+        >>> len(targets), targets.y.shape
+        (3, torch.Size([3, 14, 4]))
     """
 
     def __init__(

@@ -28,6 +28,13 @@ class PrecomputedGraphs(Dataset[GraphExample]):
 
     Raises:
         ValueError: The dataset is empty.
+
+    Example:
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", "horses", num_train=2, settings=small, cache="cache", progress=False)
+        >>> kept = PrecomputedGraphs(train)
+        >>> kept.in_features == train.in_features
+        True
     """
 
     def __init__(self, dataset: Dataset[Any], features: Callable[[Any], Graphs] | None = None) -> None:

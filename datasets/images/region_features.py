@@ -41,6 +41,12 @@ class GraphSettings:
 
     Raises:
         ValueError: A number is out of range.
+
+    Example:
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", "horses", num_train=2, settings=small, cache="cache", progress=False)
+        >>> train[0].x.nodes.shape[1] == train.in_features
+        True
     """
 
     segments: int = 152

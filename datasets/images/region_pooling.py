@@ -20,6 +20,12 @@ def pool_regions(features: Tensor, regions: Tensor, num_regions: int | None = No
 
     Raises:
         ValueError: A shape, a dtype or a region does not fit.
+
+    Example:
+        >>> features = torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]])
+        >>> pool_regions(features, torch.tensor([[[0, 0], [1, 1]]]))
+        tensor([[[2.],
+                 [6.]]])
     """
     if features.ndim != 4 or regions.shape != (features.shape[0], *features.shape[2:]):
         raise ValueError(

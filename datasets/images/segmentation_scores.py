@@ -24,6 +24,12 @@ class SegmentationScores(NamedTuple):
         accuracy: Share of the pixels of all images with the right label.
         balanced_accuracy: The mean of the shares of the true foreground and of the true background, of all images, that
             are labelled right; where there is only one of them, its share.
+
+    Example:
+        >>> mask = torch.tensor([[True, False]])
+        >>> scores = segmentation_scores([mask], [mask])
+        >>> scores.mean_iou, scores.balanced_accuracy
+        (1.0, 1.0)
     """
 
     iou: float
@@ -43,6 +49,11 @@ def segmentation_scores(found: Sequence[Tensor], masks: Sequence[Tensor]) -> Seg
 
     Raises:
         ValueError: There are no images, or a size, a shape or a dtype does not fit.
+
+    Example:
+        >>> found = [torch.tensor([[True, True], [False, False]])]
+        >>> segmentation_scores(found, masks=[torch.tensor([[True, False], [False, False]])]).iou
+        0.5
     """
     if len(found) != len(masks) or not len(masks):
         raise ValueError(f"found are {len(found)} foregrounds, and masks {len(masks)}: give as many, at least 1")

@@ -46,6 +46,13 @@ class SuperpixelGraphs(Dataset[GraphExample]):
 
     Raises:
         ValueError: There is no such split, or no image in it.
+
+    Example:
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", "horses", num_train=2, settings=small, cache="cache", progress=False)
+        >>> test = SuperpixelGraphs(train.cache, "test")
+        >>> len(test), test.image(0).shape
+        (1, torch.Size([3, 40, 56]))
     """
 
     def __init__(self, cache: GraphCache, split: Literal["train", "test"] = "train", *, balanced: bool = True) -> None:

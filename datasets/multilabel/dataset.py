@@ -70,6 +70,11 @@ class Multilabel(Dataset[Example]):
         TypeError: An argument is of another kind.
         ValueError: There is no such name or split, or a file is malformed (the message has the line), or the test set
             is given a scaling that is not fitted.
+
+    Example:
+        >>> train = Multilabel("scene", "train", scaling=Standardised(), dense=True)
+        >>> len(train), train.num_features, train.num_labels
+        (1211, 294, 6)
     """
 
     features: SparseRows

@@ -15,7 +15,14 @@ from .sparse_rows import SparseRows
 
 
 class Scaling:
-    """A rule of scaling; use :class:`ByDensity`, :class:`UnitRows`, :class:`Standardised` or :class:`Unscaled`."""
+    """A rule of scaling; use :class:`ByDensity`, :class:`UnitRows`, :class:`Standardised` or :class:`Unscaled`.
+
+    Example:
+        >>> rows = SparseRows.of_dense(torch.tensor([[3.0, 4.0]]))
+        >>> rules = [Unscaled(), UnitRows(), Standardised()]
+        >>> [isinstance(rule, Scaling) and rule.fitted for rule in rules]
+        [True, True, False]
+    """
 
     @property
     def fitted(self) -> bool:
@@ -37,7 +44,13 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Unscaled(Scaling):
-    """Features as they are in the file."""
+    """Features as they are in the file.
+
+    Example:
+        >>> rows = SparseRows.of_dense(torch.tensor([[3.0, 4.0]]))
+        >>> Unscaled().apply(rows).dense()
+        tensor([[3., 4.]])
+    """
 
     def apply(self, features: SparseRows) -> SparseRows:
         """The same rows."""
@@ -46,7 +59,13 @@ class Unscaled(Scaling):
 
 @dataclass(frozen=True)
 class UnitRows(Scaling):
-    """Each example's features divided by their Euclidean norm: for sparse features, such as counts of words."""
+    """Each example's features divided by their Euclidean norm: for sparse features, such as counts of words.
+
+    Example:
+        >>> rows = SparseRows.of_dense(torch.tensor([[3.0, 4.0]]))
+        >>> UnitRows().apply(rows).dense()
+        tensor([[0.6000, 0.8000]])
+    """
 
     def apply(self, features: SparseRows) -> SparseRows:
         """Rows of norm 1; zero rows stay zero."""
@@ -63,6 +82,13 @@ class Standardised(Scaling):
     Attributes:
         mean: ``[F]`` float64, means of the training rows; None before :meth:`fit`.
         scale: ``[F]`` float64, what features are multiplied by after the mean is subtracted; None before.
+
+    Example:
+        >>> rows = SparseRows.of_dense(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
+        >>> scaling = Standardised().fit(rows)
+        >>> scaling.apply(rows).dense()
+        tensor([[-1.,  0.],
+                [ 1.,  0.]])
     """
 
     mean: Tensor | None = None
@@ -107,6 +133,11 @@ class ByDensity(Scaling):
     Raises:
         TypeError: ``dense_above`` is not a number.
         ValueError: It is out of range.
+
+    Example:
+        >>> rows = SparseRows.of_dense(torch.tensor([[3.0, 4.0, 0.0, 0.0, 0.0]]))
+        >>> ByDensity().fit(rows).apply(rows).dense()
+        tensor([[0.6000, 0.8000, 0.0000, 0.0000, 0.0000]])
     """
 
     dense_above: float = 0.5

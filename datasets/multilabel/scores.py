@@ -19,6 +19,11 @@ class MultilabelScores:
         true: int64 ``[K]``, number of examples with the label.
         exact: Number of examples whose labels are all right.
         examples: n.
+
+    Example:
+        >>> scores = multilabel_scores(torch.tensor([[1, 0], [1, 1]]), torch.tensor([[1, 0], [0, 1]]))
+        >>> scores.precision, round(scores.recall, 3), scores.exact_match
+        (1.0, 0.667, 0.5)
     """
 
     correct: Tensor
@@ -104,6 +109,11 @@ def multilabel_scores(true: Tensor, predicted: Tensor) -> MultilabelScores:
 
     Raises:
         ValueError: The shapes differ, or are not ``[n, K]`` with n, K >= 1, or an entry is not 0 or 1.
+
+    Example:
+        >>> scores = multilabel_scores(true=torch.tensor([[1, 0, 1]]), predicted=torch.tensor([[1, 0, 0]]))
+        >>> round(scores.micro_f1, 3)
+        0.667
     """
     if true.ndim != 2 or not true.numel() or true.shape != predicted.shape:
         shapes = f"{list(true.shape)} and {list(predicted.shape)}"

@@ -20,6 +20,13 @@ class SparseRows:
         indices: int32 ``[M]``, columns, ascending within a row.
         values: float32 ``[M]``.
         num_columns: Number of columns.
+
+    Example:
+        >>> rows = SparseRows.of_dense(torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]]))
+        >>> rows.indices, rows.values
+        (tensor([1, 0, 2], dtype=torch.int32), tensor([2., 1., 3.]))
+        >>> rows.dense(torch.tensor([1]))
+        tensor([[1., 0., 3.]])
     """
 
     indptr: Tensor

@@ -68,6 +68,14 @@ class OCR(PaddedDataset):
         split: ``"train"`` or ``"test"``.
         size: ``"small"`` or ``"large"``.
         fold: the fold, of ten, that is a split of its own.
+
+    Example:
+        >>> words = OCR(split="train", size="small")
+        >>> len(words)
+        626
+        >>> x, y, index = words[0]
+        >>> x.shape[1], len(x) == len(y)
+        (128, True)
     """
 
     letters = "abcdefghijklmnopqrstuvwxyz"

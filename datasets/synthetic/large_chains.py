@@ -26,6 +26,12 @@ class ChainTruth:
     Attributes:
         emission: ``[F, K]``.
         transition: ``[K, K]``, from the first state to the second; none is negative.
+
+    Example:
+        >>> chains = LargeChains(num_chains=5, num_states=20, lengths=(4, 6))
+        >>> labels = chains.truth.decode(chains)  # by the weights that the chains were drawn from
+        >>> len(labels) == int(chains.lengths.sum())
+        True
     """
 
     emission: SparseRows
@@ -159,6 +165,14 @@ class LargeChains(SparseChains):
 
     Raises:
         ValueError: An argument is out of its range.
+
+    Example:
+        >>> chains = LargeChains(num_chains=5, num_states=20, lengths=(4, 6))
+        >>> x, y, index = chains[0]
+        >>> x.columns.shape[0] == len(y)
+        True
+        >>> SparseLinearChain(chains.in_features, chains.num_states).structure.num_states
+        20
     """
 
     def __init__(

@@ -23,6 +23,12 @@ class SentencePair(NamedTuple):
         english: Its words.
         sure: Links that an alignment must have.
         possible: Links that an alignment may have, including the sure ones.
+
+    Example:
+        >>> links = frozenset({(0, 0)})
+        >>> pair = SentencePair(french=("le", "chien"), english=("the", "dog"), sure=links, possible=links | {(1, 1)})
+        >>> sorted(pair.possible)
+        [(0, 0), (1, 1)]
     """
 
     french: tuple[str, ...]

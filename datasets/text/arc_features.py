@@ -53,6 +53,11 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
 
     Raises:
         ValueError: The numbers of words and tags differ, or ``num_features`` is out of range.
+
+    Example:
+        >>> columns = arc_columns(["Dogs", "sleep"], ["NOUN", "VERB"], num_features=1000)
+        >>> columns.shape[:2]  # two tokens, and three heads with the root
+        torch.Size([2, 3])
     """
     num_features = check_whole(num_features, "num_features", most=2**31 - 1)
     length = len(words)

@@ -13,7 +13,12 @@ from typing import NamedTuple
 
 
 class Chunk(NamedTuple):
-    """The tokens ``start`` to ``stop - 1`` of a sentence."""
+    """The tokens ``start`` to ``stop - 1`` of a sentence.
+
+    Example:
+        >>> chunks(["B-NP", "I-NP", "O"])
+        [Chunk(start=0, stop=2, type='NP')]
+    """
 
     start: int
     stop: int
@@ -31,6 +36,10 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
 
     Raises:
         ValueError: A tag has another form.
+
+    Example:
+        >>> [(chunk.start, chunk.stop, chunk.type) for chunk in chunks(["B-NP", "I-NP", "O", "B-VP"])]
+        [(0, 2, 'NP'), (3, 4, 'VP')]
     """
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise TypeError(f"tags={tags!r} must be a list of tags, such as ['B-NP', 'O']")
@@ -89,6 +98,11 @@ class ChunkScores:
         by_type: Scores of each type that occurs, in alphabetical order.
         tokens: Number of tokens.
         wrong_tokens: Number of tokens whose predicted tag is wrong.
+
+    Example:
+        >>> scores = chunk_scores([["B-NP", "I-NP", "O"]], [["B-NP", "O", "O"]])
+        >>> scores.overall.f1, scores.wrong_tokens
+        (0.0, 1)
     """
 
     overall: Score
@@ -120,6 +134,11 @@ def chunk_scores(true: Iterable[Sequence[str]], predicted: Iterable[Sequence[str
 
     Raises:
         ValueError: Sentences or tags are missing, or a tag is not of the BIO form.
+
+    Example:
+        >>> scores = chunk_scores(true=[["B-NP", "I-NP", "B-VP"]], predicted=[["B-NP", "I-NP", "O"]])
+        >>> scores.overall.precision, scores.overall.recall
+        (1.0, 0.5)
     """
     correct: Counter[str] = Counter()
     wanted: Counter[str] = Counter()

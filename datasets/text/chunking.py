@@ -43,6 +43,15 @@ class ChunkingDataset(SparseChains):
     Raises:
         ValueError: A tag is not in the vocabulary (the message names file and line), ``found`` belongs to other
             sentences, or the vocabulary to other templates.
+
+    Example:
+        >>> sentences = read_columns("train.txt")
+        >>> train = ChunkingDataset(sentences, Vocabulary.of(sentences))
+        >>> train.words(0), train.tags(0)
+        (['Anna', 'sees', 'the', 'river'], ['B-NP', 'B-VP', 'B-NP', 'I-NP'])
+        >>> head = SparseLinearChain(train.in_features, train.num_states)
+        >>> solve(head, train, lam=0.1, tolerance=Relative(0.1)).relative_gap <= 0.1
+        True
     """
 
     what = "sentences"

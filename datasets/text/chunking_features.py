@@ -51,6 +51,14 @@ class Vocabulary:
 
     Raises:
         ValueError: Attributes or tags are missing or duplicate, or ``min_count`` is below 1.
+
+    Example:
+        >>> vocabulary = Vocabulary.of(read_columns("train.txt"))
+        >>> vocabulary.tags
+        ('B-NP', 'I-NP', 'B-VP')
+        >>> vocabulary.save("vocabulary.json")
+        >>> Vocabulary.load("vocabulary.json") == vocabulary
+        True
     """
 
     def __init__(self, attributes: Iterable[str], tags: Iterable[str], min_count: int = 1, templates: str = "") -> None:

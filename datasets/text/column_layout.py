@@ -23,6 +23,11 @@ class Columns(NamedTuple):
         pos: Parts of speech; None for a file without them.
         comment: Lines that begin with it between sentences are left out; empty means that there are no comments. A
             word at the beginning of a sentence may look like one, so say so only of files that have them.
+
+    Example:
+        >>> sentences = read_columns("train.txt", Columns(word=0, pos=1, tag=2))
+        >>> sentences.words[:2], sentences.tags[:2]
+        (['Anna', 'sees'], ['B-NP', 'B-VP'])
     """
 
     word: int | str = 0

@@ -38,6 +38,13 @@ class TaggedSentences:
         offsets: int64 ``[n + 1]``: sentence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``.
         lines: int64 ``[tokens]``, the line number of every token, from 1.
         source: The file, for messages.
+
+    Example:
+        >>> sentences = read_columns("train.txt")
+        >>> sentences.offsets
+        array([0, 4, 6])
+        >>> sentences.part(1, 2).words
+        ['Dogs', 'sleep']
     """
 
     words: list[str]
@@ -93,6 +100,11 @@ def read_columns(
         OSError: The file cannot be opened.
         ValueError: The file is malformed, or has no such column; the message begins with its name and, if known, the
             line.
+
+    Example:
+        >>> sentences = read_columns("train.txt")  # word, part of speech, tag
+        >>> len(sentences), sentences.words[0]
+        (2, 'Anna')
     """
     layout = None if columns is None else columns.check()
     content = read_content(Path(path), limit)

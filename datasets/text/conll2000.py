@@ -41,6 +41,11 @@ class CoNLL2000(ChunkingDataset):
     Raises:
         FileNotFoundError: A file is missing and cannot be downloaded; the message says where to put it.
         RuntimeError: A file is not the published one.
+
+    Example:
+        >>> train = CoNLL2000("train")
+        >>> len(train), train.num_states
+        (8936, 22)
     """
 
     chunk_tags = (

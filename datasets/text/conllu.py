@@ -35,6 +35,11 @@ class Sentence(NamedTuple):
         heads: Their heads, 1 to T, and 0 at the root's only child; all -1 in a file that was read without trees.
         line: Line of the first token in the file.
         upos: Their UPOS, which say what is punctuation; empty where ``tags`` say it.
+
+    Example:
+        >>> sentence = read_conllu("treebank.conllu")[0]
+        >>> sentence.words, sentence.heads
+        (('Dogs', 'see', 'cats'), (2, 0, 2))
     """
 
     words: tuple[str, ...]
@@ -83,6 +88,10 @@ def read_conllu(
         ImportError: conllu is not installed.
         ValueError: ``tags`` names another column. Or the file is not CoNLL-U, or a sentence has no tree; the message
             begins with file and line.
+
+    Example:
+        >>> [len(sentence.words) for sentence in read_conllu("treebank.conllu", tags="upos")]
+        [3]
     """
     check_tag_column(tags)
     with needs("CoNLL-U files need conllu: pip install 'torchssvm[data]'", "conllu"):
@@ -201,6 +210,12 @@ class CoNLLU(Dataset[Example]):
     Raises:
         ValueError: The file is not CoNLL-U (see :func:`read_conllu`), ``num_features`` or ``tags`` is out of range, or
             no sentence is left.
+
+    Example:
+        >>> trees = CoNLLU("treebank.conllu", num_features=2**16)
+        >>> head = LinearArcs(trees.num_features)
+        >>> solve(head, trees, lam=0.01, tolerance=Relative(0.1)).relative_gap <= 0.1
+        True
     """
 
     def __init__(
@@ -267,6 +282,11 @@ class Attachment(NamedTuple):
         uas_without_punctuation: Share of the tokens that are not punctuation.
         tokens: Number of tokens.
         punctuation: Number of tokens that are punctuation.
+
+    Example:
+        >>> sentences = read_conllu("treebank.conllu")
+        >>> attachment([[2, 0, 2]], sentences)
+        Attachment(uas=1.0, uas_without_punctuation=1.0, tokens=3, punctuation=0)
     """
 
     uas: float | None
@@ -284,6 +304,11 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
 
     Raises:
         ValueError: The numbers of sentences differ, or a sentence has too few heads.
+
+    Example:
+        >>> sentences = read_conllu("treebank.conllu")
+        >>> attachment([torch.tensor([2, 0, 2])], sentences).uas
+        1.0
     """
     found, sentences = list(found), list(sentences)
     if len(found) != len(sentences):

@@ -37,6 +37,14 @@ class NamedEntities(ChunkingDataset):
     Raises:
         ValueError: ``found`` or ``vocabulary`` belongs to other sentences or templates, or a tag is not in the
             vocabulary; the message names file and line.
+
+    Example:
+        >>> train = NamedEntities(read_columns("train.txt", Columns(pos=1)))
+        >>> train.vocabulary.num_states
+        5
+        >>> test = NamedEntities.from_file("train.txt", train.vocabulary, columns=Columns(pos=1))
+        >>> test.tags(1)
+        ['B-NP', 'B-VP']
     """
 
     describe = staticmethod(entity_attributes)

@@ -29,11 +29,23 @@ class SparseChains(Dataset[Example]):
         columns: int32: token t has the features ``columns[rows[t] : rows[t + 1]]``.
         states: int64 ``[tokens]``, 0 to K - 1; -1 throughout if unknown.
         in_features: F; columns are 0 to F - 1.
-        num_states: K.
+        num_states: K, the number of states.
         values: float32, as many as columns; None means that all are 1.
 
     Attributes:
         lengths: int64 ``[n]``, tokens of each chain; all arguments are attributes too.
+
+    Example:
+        >>> columns = torch.tensor([0, 5, 1, 5], dtype=torch.int32)  # two features, one, and one
+        >>> chains = SparseChains(
+        ...     offsets=torch.tensor([0, 2, 3]), rows=torch.tensor([0, 2, 3, 4]), columns=columns,
+        ...     states=torch.tensor([0, 1, 1]), in_features=6, num_states=2,
+        ... )
+        >>> chains[0].x.columns
+        tensor([[ 0,  5],
+                [ 1, -1]])
+        >>> chains.lengths
+        tensor([2, 1])
     """
 
     what = "chains"

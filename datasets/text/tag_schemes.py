@@ -27,6 +27,11 @@ def to_bio(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
 
     Raises:
         ValueError: A tag has another form.
+
+    Example:
+        >>> import numpy as np
+        >>> to_bio(["I-LOC", "I-LOC", "O", "I-LOC"], offsets=np.array([0, 4]))
+        ['B-LOC', 'I-LOC', 'O', 'B-LOC']
     """
     starts = set(np.asarray(offsets).tolist())
     found: list[str] = []
@@ -55,6 +60,13 @@ def bio_transitions(tags: Sequence[str]) -> Transitions:
 
     Raises:
         ValueError: A tag has another form, or an I-X has no B-X.
+
+    Example:
+        >>> allowed = bio_transitions(["O", "B-LOC", "I-LOC"])
+        >>> Chain(3, transitions=allowed).transitions.pairs
+        tensor([[ True,  True, False],
+                [ True,  True,  True],
+                [ True,  True,  True]])
     """
     allowed = torch.ones(len(tags), len(tags), dtype=torch.bool)
     first = torch.ones(len(tags), dtype=torch.bool)

@@ -58,6 +58,12 @@ class WordAlignment(Dataset[AlignmentExample]):
     Raises:
         ValueError: There is no such split, or a file is malformed; the message has file and line.
         FileNotFoundError: A file is missing; the message says what to fetch and where to put it.
+
+    Example:
+        >>> pairs = WordAlignment("test")
+        >>> x, y, index = pairs[0]
+        >>> x.shape[:2] == y.shape
+        True
     """
 
     def __init__(
@@ -153,6 +159,11 @@ class AlignmentErrors(NamedTuple):
             ones, P the possible ones with the sure ones among them, each over all sentences.
         precision: ``|A and P| / |A|``.
         recall: ``|A and S| / |S|``.
+
+    Example:
+        >>> pair = SentencePair(("le", "chien"), ("the", "dog"), sure=frozenset({(0, 0)}), possible=frozenset({(0, 0)}))
+        >>> alignment_errors([[(0, 0)]], [pair])
+        AlignmentErrors(error_rate=0.0, precision=1.0, recall=1.0)
     """
 
     error_rate: float
@@ -167,6 +178,12 @@ def alignment_errors(found: Iterable[Iterable[Link]], pairs: Sequence[SentencePa
 
     Raises:
         ValueError: The numbers of alignments and sentence pairs differ.
+
+    Example:
+        >>> sure = frozenset({(0, 0), (1, 1)})
+        >>> pair = SentencePair(("le", "chien"), ("the", "dog"), sure=sure, possible=sure)
+        >>> alignment_errors([[(0, 0)]], [pair]).recall  # of the links found in each pair
+        0.5
     """
     alignments = [frozenset(links) for links in found]
     if len(alignments) != len(pairs):

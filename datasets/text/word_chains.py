@@ -56,6 +56,11 @@ class WordChains(SparseChains):
     Raises:
         FileNotFoundError: A file is missing and cannot be downloaded; the message says where to put it.
         ValueError: An argument is out of its range, or disagrees with the vocabulary.
+
+    Example:
+        >>> train = WordChains("train", num_states=50, num_chains=10)
+        >>> len(train), train.num_states
+        (10, 50)
     """
 
     what = "sentences"

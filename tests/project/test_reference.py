@@ -4,18 +4,49 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
 
+import example_files
 import pytest
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
-PACKAGES = ("torchssvm",)
+PACKAGES = ("torchssvm", "torchssvm.lightning", "torchssvm.datasets", "torchssvm.models")
+GRAPHS_OF_IMAGES = (
+    "GraphCache",
+    "GraphSettings",
+    "HorseSegmentation",
+    "PixelSegmentation",
+    "PrecomputedGraphs",
+    "StaleCache",
+    "SuperpixelGraphs",
+)
 # Modules that an example needs beyond those of its package.
 EXTRAS = {
     "torchssvm.TorchStruct": ("torch_struct",),
     "torchssvm.OneSlack": ("qpsolvers", "clarabel"),
+    "torchssvm.lightning.Report": ("matplotlib",),
+    "torchssvm.datasets.LSPET": ("PIL",),
+    "torchssvm.datasets.PoseTargets": ("PIL",),
+    "torchssvm.datasets.WordAlignment": ("scipy",),
+    "torchssvm.models.align": ("scipy",),
+    "torchssvm.models.matching_links": ("scipy",),
+    **{
+        f"torchssvm.datasets.{name}": ("conllu",)
+        for name in ("Attachment", "CoNLLU", "Sentence", "attachment", "read_conllu")
+    },
+    **{f"torchssvm.datasets.{name}": ("skimage", "tqdm") for name in GRAPHS_OF_IMAGES},
+}
+# The folders of datasets that do not ship with the package.
+DATA = {
+    "torchssvm.datasets.LSPET": "lspet",
+    "torchssvm.datasets.PoseTargets": "lspet",
+    "torchssvm.datasets.WordAlignment": "hansards",
+    "torchssvm.datasets.CoNLL2000": "conll2000",
+    "torchssvm.datasets.WordChains": "conll2000",
+    "torchssvm.datasets.Multilabel": "multilabel",
 }
 # What calls return; their examples make the call.
 RETURNED = frozenset(
@@ -78,19 +109,30 @@ def example_of(name: str) -> str:
 
 
 def preamble(package: str) -> dict:
-    """The names that the first page of the reference tells readers to begin with."""
-    [code] = re.findall(r"```python\n(.*?)```", (REFERENCE / "index.md").read_text(), re.DOTALL)
+    """The names that the reference tells readers to begin with: on its first page, and on that of the package."""
     names: dict = {}
-    exec(code, names)
+    for page in ("index", package.rsplit(".", 1)[-1]):
+        if (REFERENCE / f"{page}.md").exists():
+            for code in re.findall(r"```python\n(.*?)```", (REFERENCE / f"{page}.md").read_text(), re.DOTALL):
+                exec(code, names)
     exec(f"from {package} import *", names)
     return names
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples")
+    example_files.make(folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if not is_constant(name)])
-def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_a_name_runs(name: str, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in EXTRAS.get(name, ()):
         pytest.importorskip(module)
-    monkeypatch.chdir(tmp_path)
+    if name in DATA and not Path(os.environ.get("TORCHSSVM_DATA", "no data"), DATA[name]).exists():
+        pytest.skip(f"{DATA[name]} is not here")
+    monkeypatch.chdir(files)
     text = example_of(name)
     test = doctest.DocTestParser().get_doctest(text, preamble(name.rsplit(".", 1)[0]), name, None, 0)
     assert test.examples, f"the docstring of {name} has no example"

@@ -29,6 +29,15 @@ class Alternate:
 
     Raises:
         ValueError: A number is not a positive whole number, or does not fit ``envelope``.
+
+    Example:
+        >>> network, head = torch.nn.Linear(4, 8), LinearMulticlass(8, 3)
+        >>> alternate = Alternate(features=1, head=2)
+        >>> model = StructuredSVM(head, lam=0.1, features=network, features_optimizer=torch.optim.Adam, joint=alternate)
+        >>> trainer = L.Trainer(max_epochs=5, **quiet)
+        >>> trainer.fit(model, loader)
+        >>> trainer.current_epoch
+        5
     """
 
     features: int = 1

@@ -34,6 +34,14 @@ class AveragedWeights(WeightAveraging):
 
     Attributes:
         average: The average; None before the first fit.
+
+    Example:
+        >>> gap, average = DualityGap(), AveragedWeights()
+        >>> model = StructuredSVM(LinearMulticlass(4, 3), lam=0.1)
+        >>> trainer = L.Trainer(max_epochs=20, callbacks=[gap, average], **quiet)
+        >>> trainer.fit(model, loader)
+        >>> average.certify(trainer, model).gap >= 0.0
+        True
     """
 
     certifies_its_average = True

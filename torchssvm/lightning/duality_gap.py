@@ -88,6 +88,15 @@ class DualityGap(Callback):
     Raises:
         ValueError: An argument is out of range, or both ``every_n_epochs`` and ``schedule`` are given.
         TypeError: ``schedule`` is not a Schedule.
+
+    Example:
+        >>> gap = DualityGap(tolerance=Relative(0.05), every_n_epochs=5)
+        >>> trainer = L.Trainer(max_epochs=200, callbacks=[gap], **quiet)
+        >>> trainer.fit(StructuredSVM(LinearMulticlass(4, 3), lam=0.1), loader)
+        >>> gap.certificate.relative_gap <= 0.05
+        True
+        >>> "5 % of the primal" in gap.stopped_because
+        True
     """
 
     def __init__(

@@ -49,6 +49,14 @@ class FactorwiseSVM(Predicting):
     Raises:
         ValueError: ``lam`` is not positive.
         TypeError: GDMM does not train this kind of head, or ``features_optimizer`` or ``joint`` is given.
+
+    Example:
+        >>> gap = DualityGap(tolerance=0.05)
+        >>> trainer = L.Trainer(max_epochs=100, callbacks=[gap], **quiet)
+        >>> ragged = torch.utils.data.DataLoader(chains, batch_size=10, collate_fn=chains.collate)
+        >>> trainer.fit(FactorwiseSVM(LinearChain(4, 3), lam=0.1), ragged)
+        >>> gap.certificate.gap <= 0.05
+        True
     """
 
     def __init__(

@@ -31,6 +31,13 @@ class HeadChoice(NamedTuple):
         kept: ``"joint"``, the head that was trained with the network, or ``"solved"``, the one that was solved on it.
         joint_loss: Mean task loss of the former on the validation data.
         solved_loss: Likewise of the latter.
+
+    Example:
+        >>> joint = JointTraining(epochs=1)
+        >>> model = StructuredSVM(LinearMulticlass(8, 3), lam=0.1, features=torch.nn.Linear(4, 8), joint=joint)
+        >>> L.Trainer(max_epochs=20, **quiet).fit(model, loader, loader)
+        >>> model.choice.solved_loss >= 0.0
+        True
     """
 
     kept: str

@@ -38,6 +38,16 @@ class Report(Callback):
 
     Attributes:
         report: The report; None before it is written.
+
+    Example:
+        >>> report = Report(folder="report", task="toy data")
+        >>> trainer = L.Trainer(max_epochs=50, callbacks=[DualityGap(), report], **quiet)
+        >>> trainer.fit(StructuredSVM(LinearMulticlass(4, 3), lam=0.1), loader, loader)
+        task                 toy data
+        n                    30
+        ...
+        >>> report.report.task, report.report.n
+        ('toy data', 30)
     """
 
     def __init__(

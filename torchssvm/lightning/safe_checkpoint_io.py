@@ -22,6 +22,13 @@ class SafeCheckpointIO(TorchCheckpointIO):
     flushed to the disk and renamed. A file that is overwritten is kept with ``.previous`` added to its name, and is
     loaded, with a warning, if the newer one is missing or damaged. Lightning handles paths with a protocol, such as
     ``s3://``.
+
+    Example:
+        >>> trainer = L.Trainer(max_epochs=2, plugins=[SafeCheckpointIO()], **quiet)
+        >>> trainer.fit(StructuredSVM(LinearMulticlass(4, 3), lam=0.1), loader)
+        >>> trainer.save_checkpoint("last.ckpt")
+        >>> StructuredSVM.load_from_checkpoint("last.ckpt").lam
+        0.1
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:

@@ -98,6 +98,16 @@ class StructuredSVM(JointModel):
             none), a number is out of range, or bounds do not fit the head.
         TypeError: A bound is neither a number nor a tensor; ``direction``, ``oracle`` or ``storage`` is not an object
             of its kind.
+
+    Example:
+        >>> model = StructuredSVM(head=LinearMulticlass(4, 3), lam=0.1)
+        >>> gap = DualityGap()  # stops at 1 % of the primal
+        >>> trainer = L.Trainer(max_epochs=200, callbacks=[gap], **quiet)
+        >>> trainer.fit(model, loader)
+        >>> gap.certificate.relative_gap <= 0.01
+        True
+        >>> model.decode(points[:3]).shape
+        torch.Size([3])
     """
 
     def __init__(

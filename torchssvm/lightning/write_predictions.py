@@ -19,6 +19,13 @@ class WritePredictions(BasePredictionWriter):
 
     Args:
         path: The file; its folder is made, and an existing file is replaced.
+
+    Example:
+        >>> from pathlib import Path
+        >>> trainer = L.Trainer(callbacks=[WritePredictions("predictions.jsonl")], **quiet)
+        >>> predictions = trainer.predict(StructuredSVM(LinearMulticlass(4, 3), lam=0.1), loader)
+        >>> Path("predictions.jsonl").read_text().splitlines()[0]
+        '{"index": 0, "labeling": 0}'
     """
 
     def __init__(self, path: str | Path) -> None:

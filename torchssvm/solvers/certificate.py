@@ -38,7 +38,7 @@ class Certificate:
         oracle_calls: Examples decoded since the start, this pass included.
         passes: ``oracle_calls / n``.
         seconds: Duration of this pass.
-        num_examples: n.
+        num_examples: n, the number of examples.
         lam: Regularisation.
         relaxed: Whether the oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``).
             Primal, dual and gap are then those of the relaxation, whose optimum may lie above that of the problem: the

@@ -188,7 +188,7 @@ def choose(
         solver: The rules that are given.
         head: The head.
         structure: What an output is.
-        num_examples: n.
+        num_examples: n, the number of examples.
         sample: The first examples.
         bounds: Whether the weights have bounds.
         memory_limit: Bytes that the blocks may take; None is what the device has left.

@@ -37,7 +37,7 @@ def columns_of(key: np.ndarray, value: np.ndarray, num_states: int) -> Columns:
     Args:
         key: ``[M]`` int64, ``a K + b``; pairs may repeat.
         value: ``[M]`` float64.
-        num_states: K.
+        num_states: K, the number of states.
     """
     by_column = (key % num_states) * num_states + key // num_states
     pairs, place = np.unique(by_column, return_inverse=True)

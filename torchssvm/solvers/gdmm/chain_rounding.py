@@ -21,7 +21,7 @@ def round_chains(duals: Duals, num_states: int) -> Ragged:
 
     Args:
         duals: The duals, with any excess.
-        num_states: K.
+        num_states: K, the number of states.
     """
     variables, factors, _ = duals
     room = np.where(factors.size > 0, factors.size + variables.size * np.append(variables.size[1:], 0), 0)

@@ -28,7 +28,7 @@ def make_pairs(num_states: int, *, ordered: bool) -> PairWeights:
     """All zero.
 
     Args:
-        num_states: K.
+        num_states: K, the number of states.
         ordered: Whether to keep the weights sorted.
     """
     dense = np.zeros((0, 0) if ordered else (num_states, num_states))

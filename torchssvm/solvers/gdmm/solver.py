@@ -57,7 +57,7 @@ class GDMM(SavedGDMM):
         head: :class:`LinearChain` with shared transitions or :class:`SparseLinearChain`, for chains of many labels;
             :class:`LinearMultilabel` or :class:`SparseLinearMultilabel`, for label sets with interactions.
         batches: Every training example exactly once, as :class:`torchssvm.Batch`; read once.
-        num_examples: n.
+        num_examples: n, the number of examples.
         lam: Regularisation; positive.
         rule: How blocks move: None is :class:`FullyCorrective`.
         penalty: rho and eta; None is :class:`Penalty` on chains, with a constant rho of the size of the losses, and

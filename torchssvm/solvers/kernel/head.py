@@ -34,7 +34,7 @@ class KernelHead(nn.Module):
         linear: A linear head for features of width 0: transitions, biases and the like.
         unary: Name of the potentials that the kernel adds to: ``[B, N, K]``, ragged with one row a token, or
             ``[B, K]``.
-        num_states: K.
+        num_states: K, the number of states.
         structure: How outputs are decoded and what they cost.
 
     Attributes:
@@ -122,7 +122,7 @@ class KernelChain(KernelHead):
     Args:
         kernel: Kernel function on token features.
         in_features: F, numbers per token.
-        num_states: K.
+        num_states: K, the number of states.
         bias: Whether every state has a bias.
         boundary: Whether every state has an extra bias at the first and at the last token.
         structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``.
@@ -157,8 +157,8 @@ class KernelMulticlass(KernelHead):
 
     Args:
         kernel: Kernel function on features.
-        in_features: F.
-        num_classes: K.
+        in_features: F, the number of features.
+        num_classes: K, the number of classes.
         bias: Whether every class has a bias; it is regularised.
         structure: How outputs are decoded and what they cost; None is ``Multiclass(num_classes)``, zero-one loss.
 

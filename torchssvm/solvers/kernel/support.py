@@ -26,7 +26,7 @@ class SupportCounts:
         merged: Examples with mass that is kept as mean parts only, because they had more labelings than the capacity.
         tokens: Tokens with nonzero coefficients, at which prediction evaluates the kernel.
         num_examples: n.
-        num_tokens: N.
+        num_tokens: N, the number of tokens.
     """
 
     examples: int

@@ -31,7 +31,7 @@ class SparseLinearChain(LinearChain):
 
     Args:
         in_features: F, the number of columns.
-        num_states: K.
+        num_states: K, the number of states.
         bias: Whether every state has a bias.
         boundary: Whether every state has extra biases at the first and at the last token.
         structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``.

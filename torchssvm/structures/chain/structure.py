@@ -34,7 +34,7 @@ class Chain(Structure):
     The loss is the Hamming loss, ``sum_t weight_t class_weight[target_t] [y_t != target_t]``.
 
     Args:
-        num_states: K.
+        num_states: K, the number of states.
         shared: Whether one transition matrix serves all positions of an example.
         normalize: Divide the loss by the length of the sequence, as the OCR experiments of the papers do.
         class_weight: ``[K]``, non-negative, by the target's state; None is 1 for all.

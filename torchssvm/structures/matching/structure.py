@@ -192,7 +192,7 @@ class Matching(Structure):
 
         Args:
             partners: ``[..., S]`` int64, 0 to T - 1; -1 for an unmatched node.
-            num_right: T.
+            num_right: T, the number of right.
 
         Raises:
             ValueError: A partner is out of range.

@@ -19,8 +19,8 @@ class LinearMulticlass(LinearHead):
     """Class scores ``W x + b``, ``weight`` ``[K, F]`` as in ``nn.Linear``, with all weights zero at the start.
 
     Args:
-        in_features: F.
-        num_classes: K.
+        in_features: F, the number of features.
+        num_classes: K, the number of classes.
         bias: Whether there is a ``b``; it is regularised like the other weights.
         structure: How outputs are decoded and what they cost; None is ``Multiclass(num_classes)``, zero-one loss.
 

@@ -19,7 +19,7 @@ class Multiclass(Structure):
     """One label of K for every example; potentials ``[B, K]``, labelings ``[B]`` int64.
 
     Args:
-        num_classes: K.
+        num_classes: K, the number of classes.
         cost: ``[K, K]``, ``cost[target, label]``, non-negative with a zero diagonal; None is the zero-one loss.
 
     Raises:

@@ -28,8 +28,8 @@ class LinearMultilabel(LinearHead):
         BCFW([{"params": [head.unary, head.bias]}, {"params": [head.pairwise], "lower": 0.0}], dual)
 
     Args:
-        in_features: F.
-        num_labels: K.
+        in_features: F, the number of features.
+        num_labels: K, the number of labels.
         bias: Whether every label has a bias; it is regularised like the other weights.
         pairwise: Whether pairs of labels are scored.
         structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.

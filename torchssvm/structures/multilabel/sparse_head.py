@@ -26,7 +26,7 @@ class SparseLinearMultilabel(LinearMultilabel):
 
     Args:
         in_features: F, the number of columns.
-        num_labels: K.
+        num_labels: K, the number of labels.
         bias: Whether every label has a bias.
         pairwise: Whether pairs of labels are scored.
         structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.

@@ -102,7 +102,7 @@ class Multilabel(Structure):
     ``normalize`` (without weights: the share of wrong labels).
 
     Args:
-        num_labels: K.
+        num_labels: K, the number of labels.
         pairwise: Whether pairs are scored; otherwise the only potentials are ``unary``.
         normalize: Divide the loss by the sum of the weights.
         weights: ``[K]``, non-negative and not all 0, the cost of each wrong label; None means 1 for all.

@@ -23,7 +23,7 @@ class LinearTree(LinearHead):
 
     Args:
         in_features: F, numbers per node.
-        num_states: K.
+        num_states: K, the number of states.
         parent: The parent of each node, -1 for a root, as in :class:`~torchssvm.Tree`.
         bias: Whether every state has a bias.
         shared: Whether one matrix ``[K, K]`` (state of the parent, state of the child) serves all edges; otherwise

@@ -27,7 +27,7 @@ class Tree(Structure):
     The loss is the Hamming loss, ``sum_v [y_v != target_v]``.
 
     Args:
-        num_states: K.
+        num_states: K, the number of states.
         parent: The parent of each node, 0 to N - 1, or -1 for a root. Nodes may be numbered in any order.
         shared: Whether one matrix serves all edges of an example.
         normalize: Divide the loss by the number of the example's nodes.
