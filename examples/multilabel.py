@@ -22,7 +22,7 @@ from torchssvm.core.figures import new_figure
 from torchssvm.datasets import ByDensity, Multilabel, MultilabelData, Scaling, multilabel_scores
 from torchssvm.datasets.multilabel.dataset import NAMES
 from torchssvm.datasets.multilabel.drawing import draw_interactions, strongest_pairs
-from torchssvm.lightning import DualityGap, FactorwiseSVM, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, Report, StructuredSVM
 
 SHARE = 1 / 3  # of the examples are tested on, where no test file is given
 
@@ -96,7 +96,7 @@ def main(
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=max_passes,
-        callbacks=[DualityGap(gap, every_n_epochs=10), result],
+        callbacks=[DualityGap(gap, every_n_epochs=10), GapBar(), result],
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

@@ -70,6 +70,9 @@ class DualityGap(Callback):
     ``relaxed_gap``, logged together with ``relaxed_primal`` and ``relaxed_dual``. On chains it is the gap itself, on
     label sets see :class:`torchssvm.FactorwiseCertificate`.
 
+    Beside :class:`GapBar` a run has one line of progress. Lightning's own bars show gap, dual and passes, which rich's
+    wraps at 80 columns.
+
     Args:
         tolerance: Stop when the certified gap is at most this: a number, or ``Relative(0.01)``, a share of the primal.
         every_n_epochs: Epochs between certificates; the first epoch has one too. None follows ``schedule``, and is 10
