@@ -45,8 +45,8 @@ class GraphSVC(StructuredEstimator):
       scores ``edge_coef_[g, label of p, label of q]`` times its feature g.
     * Two labels, edges with cycles: an edge costs ``edge_coef_`` times its features where its ends have different
       labels. If no edge feature of the training set is negative, these weights are kept at 0 or above, and minimum
-      cuts decode exactly. Otherwise decoding is by roof duality with its upper bound: the certificate holds, and may say
-      ``exact=False``. Needs PyMaxflow, which the extra graphcut has.
+      cuts decode exactly. Otherwise decoding is by roof duality with its upper bound: the certificate holds, and may
+      say ``exact=False``. Needs PyMaxflow, which the extra graphcut has.
     * More than two labels and cycles: refused.
 
     Args:

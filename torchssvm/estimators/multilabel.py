@@ -118,10 +118,25 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Scores of single labels ``[n, K]``, interactions left out; ``[n]`` for two classes in a vector."""
+        """For each label, the best score of a set with it less the best of one without it, ``[n, K]``.
+
+        Without interactions, and where ``y`` was a vector, it is the score of the label alone; ``[n]`` for two classes
+        in a vector.
+        """
         check_is_fitted(self)
-        scores = self._scores(X).numpy()
-        return scores[:, 0] if not self._sets and scores.shape[1] == 1 else scores
+        scores = self._scores(X)
+        if not self._sets or self.head_.pairwise is None:
+            return scores[:, 0].numpy() if not self._sets and scores.shape[1] == 1 else scores.numpy()
+        labels, best = self._decode(scores)
+        margins = torch.empty_like(scores)
+        large = scores.abs().sum(1) + self.head_.pairwise.detach().abs().sum() + 1.0
+        for k in range(scores.shape[1]):
+            forced = scores.clone()
+            on = labels[:, k] > 0
+            forced[:, k] += torch.where(on, -large, large)  # the label's other state
+            other = self._decode(forced)[1] - torch.where(on, 0.0, large)
+            margins[:, k] = (best - other).clamp(min=0.0) * torch.where(on, 1.0, -1.0)
+        return margins.numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The best set for every row, int64 ``[n, K]``; or the best class ``[n]`` where ``y`` was a vector."""
@@ -130,14 +145,19 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         if not self._sets:
             found = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
             return self.classes_[found.numpy()]
+        return self._decode(scores)[0].numpy()
+
+    def _decode(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best sets ``[n, K]`` and their scores ``[n]``."""
         potentials = {"unary": scores}
         if self.head_.pairwise is not None:
-            potentials["pairwise"] = self.head_.pairwise.detach().expand(len(scores), -1)
-        return self.structure_.argmax(Potentials(potentials)).labeling.numpy()
+            potentials["pairwise"] = self.head_.pairwise.detach().to(scores.dtype).expand(len(scores), -1)
+        found = self.structure_.argmax(Potentials(potentials))
+        return found.labeling, found.value
 
     def _scores(self, X: Any) -> torch.Tensor:
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
-        return torch.from_numpy(np.asarray(X @ self.coef_.T + self.intercept_)).to(self.head_.unary.dtype)
+        return torch.from_numpy(np.asarray(X @ self.coef_.T + self.intercept_, np.float64))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
