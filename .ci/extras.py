@@ -106,6 +106,50 @@ assert len(read_conllu("a.conllu")) == 1
 Path("a.libsvm").write_text("0,1 1:1.5 3:1\\n1 2:2\\n")
 assert len(Multilabel.from_libsvm("a.libsvm", 3, 2)) == 2
 """,
+    "sklearn": """
+from torchssvm.estimators import MultinomialSVC
+from sklearn.datasets import load_digits
+
+X, y = load_digits(return_X_y=True)
+model = MultinomialSVC(C=1.0, tol=0.1).fit(X[:200] / 16, y[:200])
+assert model.certificate_.relative_gap <= 0.1
+""",
+    "deploy": """
+import torch
+from torchssvm import LinearChain
+from torchssvm.deployment import load_model, save_model
+
+save_model("model.safetensors", LinearChain(4, 3), labels=["a", "b", "c"])
+assert list(load_model("model.safetensors").labels) == ["a", "b", "c"]
+""",
+    "onnx": """
+import onnx
+import onnxruntime
+import torch
+
+class Classes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x).argmax(1)
+
+module, x = Classes().eval(), torch.randn(5, 4)
+torch.onnx.export(module, (x,), "classes.onnx", dynamo=True, verbose=False)
+session = onnxruntime.InferenceSession("classes.onnx")
+(found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+assert found.tolist() == module(x).tolist()
+""",
+    "docs": """
+from pathlib import Path
+from sphinx.cmd.build import main
+import furo, myst_parser, sphinx_copybutton, sphinx_design
+
+Path("conf.py").write_text("extensions = ['myst_parser', 'sphinx_design']\\nhtml_theme = 'furo'\\n")
+Path("index.md").write_text("# One page\\n")
+assert main(["-W", "-q", "-b", "html", ".", "site"]) == 0
+""",
     "bench": """
 import pycrfsuite
 import seqeval.metrics
@@ -128,7 +172,14 @@ assert "quadprog" in qpsolvers.available_solvers
 }
 
 
-NOT_NAMED = {"torch-struct", "triton", "bench", "test"}  # no error of the package can name these: the user imports them
+NOT_NAMED = {
+    "torch-struct",
+    "triton",
+    "onnx",
+    "docs",
+    "bench",
+    "test",
+}  # no error of the package can name these: the user imports them
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
