@@ -117,6 +117,15 @@ assert torchcrf.CRF(3, batch_first=True).decode(torch.zeros(1, 2, 3))
 features, tags = [[{"a": 1.0}, {"b": 1.0}]], [["X", "Y"]]
 assert sklearn_crfsuite.CRF().fit(features, tags).predict(features) is not None
 """,
+    "docs": """
+import subprocess, sys
+from pathlib import Path
+
+Path("conf.py").write_text('extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design"]\\nhtml_theme = "furo"')
+Path("index.md").write_text("# A page")
+subprocess.run([sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", ".", "html"], check=True)
+assert "A page" in Path("html/index.html").read_text()
+""",
     "test": """
 import subprocess, sys
 
@@ -128,7 +137,7 @@ assert "quadprog" in qpsolvers.available_solvers
 }
 
 
-NOT_NAMED = {"torch-struct", "triton", "bench", "test"}  # no error of the package can name these: the user imports them
+NOT_NAMED = {"torch-struct", "triton", "bench", "docs", "test"}  # no error of the package can name these: the user imports them
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
