@@ -137,7 +137,13 @@ assert "quadprog" in qpsolvers.available_solvers
 }
 
 
-NOT_NAMED = {"torch-struct", "triton", "bench", "docs", "test"}  # no error of the package can name these: the user imports them
+NOT_NAMED = {
+    "torch-struct",
+    "triton",
+    "bench",
+    "docs",
+    "test",
+}  # no error of the package can name these: the user imports them
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
