@@ -68,6 +68,11 @@ def hold_out(
     Raises:
         ValueError: ``share`` leaves one of the parts empty, ``seed`` is out of range, or nothing collates.
         TypeError: An argument is of another kind.
+
+    Example:
+        >>> train, held_out = hold_out(data, share=0.2)
+        >>> len(train), len(held_out)
+        (24, 6)
     """
     check_dataset(dataset)
     n = len(dataset)

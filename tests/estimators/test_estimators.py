@@ -9,12 +9,16 @@ import warnings
 import joblib
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from torch.nn.utils.rnn import pad_sequence
+from trainer_cases import FakeStream
 
+from torchssvm.deployment import batch_of_names, load_head, load_model
 from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC
 
 chance = np.random.default_rng(0)
@@ -45,6 +49,42 @@ def _label_sets():
 def _forests():
     X, y = (part[:10] for part in _sequences())
     return [(rows, np.array([(i, i - 1) for i in range(1, len(rows))])) for rows in X], [np.array(own) for own in y]
+
+
+@pytest.mark.parametrize("made", [_classes, _sequences, _words])
+def test_a_saved_model_predicts_the_same(made, tmp_path):
+    X, y = made()
+    kind = MultinomialSVC if made is _classes else ChainSVC
+    fitted = kind(tol=0.3).fit(X, y)
+    fitted.save(tmp_path / "model.safetensors")
+    decoder = load_model(tmp_path / "model.safetensors")
+    assert decoder.labels == [str(label) for label in fitted.classes_]
+    if made is _words:
+        found = decoder(*batch_of_names(X, fitted.vocabulary_))
+    elif made is _sequences:
+        found = decoder(pad_sequence([torch.tensor(rows) for rows in X], True), torch.tensor([len(rows) for rows in X]))
+    else:
+        found = decoder(torch.tensor(X))
+    if kind is ChainSVC:
+        assert [[decoder.labels[state] for state in row if state >= 0] for row in found] == fitted.predict(X)
+    else:
+        assert [decoder.labels[code] for code in found] == fitted.predict(X).tolist()
+
+
+def test_a_saved_head_of_label_sets_predicts_the_same(tmp_path):
+    X, y = _label_sets()
+    fitted = MultilabelSVC(tol=0.3).fit(X, y)
+    fitted.save(tmp_path / "model.safetensors")
+    saved = load_head(tmp_path / "model.safetensors")
+    assert saved.labels == [str(label) for label in fitted.classes_]
+    assert saved.structure.decode(saved.head(torch.tensor(X))).tolist() == fitted.predict(X).tolist()
+
+
+def test_what_has_no_file_says_so(tmp_path):
+    with pytest.raises(NotFittedError):
+        ChainSVC().save(tmp_path / "model.safetensors")
+    with pytest.raises(TypeError, match="state_dict"):
+        GraphSVC(tol=0.3).fit(*_forests()).save(tmp_path / "model.safetensors")
 
 
 CASES = {
@@ -147,12 +187,13 @@ def test_parameters_out_of_range(case):
         )
 
 
-def test_verbose_prints_the_gap(case, capsys):
+def test_verbose_shows_the_gap(case, monkeypatch):
     estimator, X, y = case
+    monkeypatch.setattr(sys, "stderr", stream := FakeStream(terminal=True))
     estimator.fit(X, y)
-    assert capsys.readouterr().err == ""
+    assert stream.getvalue() == ""
     estimator.set_params(verbose=True).fit(X, y)
-    assert "gap" in capsys.readouterr().err
+    assert "gap" in stream.getvalue()
 
 
 def test_the_package_imports_without_scikit_learn():

@@ -1,6 +1,5 @@
 """The code on the pages for users of other packages runs, on both sides."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -23,8 +22,6 @@ def test_both_sides_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
     for package in NEEDS[page]:
         pytest.importorskip(package)
     text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
-    if "torchssvm.estimators" in text and importlib.util.find_spec("torchssvm.estimators") is None:
-        pytest.skip("torchssvm.estimators is not here")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

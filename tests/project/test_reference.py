@@ -62,6 +62,7 @@ RETURNED = frozenset(
         "RegularizationPath",
         "Segmentation",
         "HeadChoice",
+        "LamChoice",
         "AlignmentErrors",
         "Attachment",
         "Chunk",

@@ -9,7 +9,7 @@ _BETWEEN = ("torchssvm", "torch", "lightning", "lightning_fabric", "pytorch_ligh
 """Packages whose frames may lie between the user's line and the line that warns."""
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the innermost line that belongs to none of the packages ``_BETWEEN``.
 
     ``warnings.warn`` takes a number of frames, which here depends on the caller: a plain loop, a solver or a callback.
@@ -17,13 +17,14 @@ def warn(message: str) -> None:
 
     Args:
         message: The text of the warning.
+        category: Its class.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     warnings.warn_explicit(
         message,
-        UserWarning,
+        category,
         frame.f_code.co_filename,
         frame.f_lineno,
         module=frame.f_globals.get("__name__"),

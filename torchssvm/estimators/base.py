@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import sys
-import warnings
+import os
 from typing import Any
 
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from torchssvm.core.arguments import as_number, check_number
 from torchssvm.core.batch import in_order, tree_tensors
+from torchssvm.core.caller import warn
+from torchssvm.deployment import save_model
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, is_within
@@ -39,6 +41,7 @@ class StructuredEstimator(BaseEstimator):
     warm_start: bool
     _run: Any = None  # trainer, what it was made for
 
+    classes_: Any
     head_: Any
     structure_: Any
 
@@ -80,28 +83,43 @@ class StructuredEstimator(BaseEstimator):
         self.history_: list[dict[str, float]] = []
         tolerance = Relative(float(self.tol))
         before = trainer.dual.passes
-        certificate = trainer.solve(tolerance, max_passes=before + self.max_passes, on_check=self._note)
+        certificate = trainer.solve(
+            tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
+        )
         if self.warm_start:
             self._run = trainer, head, _signature(examples)
         self.certificate_, self.n_passes_ = certificate, certificate.passes
         self.head_, self.structure_ = head, head.structure
         if not is_within(certificate.gap, tolerance, certificate.primal):
-            warnings.warn(
+            warn(
                 f"the run ended at max_passes={self.max_passes:g} with a gap of {100 * certificate.relative_gap:.3g} % "
                 f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, or a smaller "
                 "C (a larger lam)",
                 ConvergenceWarning,
-                stacklevel=3,
             )
         return head
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained model, its labels and its vocabulary to one file.
+
+        :func:`torchssvm.deployment.load_model` reads it where neither scikit-learn nor the training data are; sets of
+        labels, which branch and bound decodes, are read by :func:`torchssvm.deployment.load_head`.
+
+        Args:
+            path: The file; an existing one is replaced.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            ImportError: safetensors is missing.
+            TypeError: The model has no such file, as forests of :class:`GraphSVC`.
+        """
+        check_is_fitted(self)
+        names = [str(label) for label in self.classes_]
+        save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None))
 
     def _note(self, certificate: Certificate) -> None:
         names = ("passes", "primal", "dual", "gap", "seconds")
         self.history_.append({name: float(getattr(certificate, name)) for name in names})
-        if self.verbose:
-            share = 100 * certificate.relative_gap
-            text = f"passes {certificate.passes:.0f}  dual {certificate.dual:.4g}  gap {certificate.gap:.4g}"
-            print(f"{text} ({share:.2g} % of the primal)", file=sys.stderr, flush=True)
 
     def _last_run(self, head: nn.Module, examples: Any) -> Any:
         if self._run is None:

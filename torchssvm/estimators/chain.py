@@ -40,7 +40,7 @@ class ChainSVC(StructuredEstimator):
         tol: Training ends when the objective is proved to be within this share of its optimum.
         max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
         random_state: Seed of the order in which examples are visited.
-        verbose: Whether every exact pass is printed with its gap.
+        verbose: Whether a line of progress is shown on stderr, with the gap.
         warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
 
     Attributes:

@@ -4,49 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Real
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from torchssvm.core.named_features import named_values
 from torchssvm.core.sparse_features import SparseFeatures
-
-
-def named_values(token: Any) -> Iterator[tuple[str, float]]:
-    """The features of a token, by name: a text becomes ``name=text`` with the value 1, True is 1, and 0 is left out.
-
-    Args:
-        token: ``{name: bool, text or number}``, or a list of names, each of the value 1.
-
-    Raises:
-        TypeError: It is something else.
-        ValueError: A number is not finite.
-    """
-    if isinstance(token, Mapping):
-        for name, value in token.items():
-            if not isinstance(name, str):
-                raise TypeError(f"X has a token with a feature named {name!r}: names are texts")
-            if isinstance(value, str):
-                yield f"{name}={value}", 1.0
-            elif isinstance(value, Real | np.bool_):
-                number = float(value)
-                if not np.isfinite(number):
-                    raise ValueError(f"X has a token with the feature {name!r} = {value}, which is not finite")
-                if number:
-                    yield name, number
-            else:
-                raise TypeError(
-                    f"X has a token with the feature {name!r} = {value!r}: values are texts, numbers, True or False"
-                )
-    elif isinstance(token, list | tuple | set | frozenset) and all(isinstance(name, str) for name in token):
-        yield from ((name, 1.0) for name in token)
-    else:
-        raise TypeError(
-            f"X has a token that is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
-            "names; or one array [N, F] for each sequence"
-        )
 
 
 def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int) -> dict[str, int]:

@@ -55,7 +55,7 @@ class GraphSVC(StructuredEstimator):
         tol: Training ends when the objective is proved to be within this share of its optimum.
         max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
         random_state: Seed of the order in which examples are visited.
-        verbose: Whether every exact pass is printed with its gap.
+        verbose: Whether a line of progress is shown on stderr, with the gap.
         warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
         class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one. Forests
             only.

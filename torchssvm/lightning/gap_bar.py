@@ -19,6 +19,11 @@ class GapBar(ProgressBar):
     say little of a run that ends by its gap. Certificates are those of the :class:`DualityGap` among the callbacks,
     figures between them are estimates, marked by ``~``. While :class:`JointTraining` trains head and features together,
     the line shows the epoch and the loss. It is written to stderr; a log gets a line at most every ten seconds.
+
+    Example:
+        >>> shown = {**quiet, "enable_progress_bar": True}
+        >>> trainer = L.Trainer(max_epochs=2, callbacks=[DualityGap(every_n_epochs=1), GapBar()], **shown)
+        >>> trainer.fit(StructuredSVM(LinearMulticlass(4, 3), lam=0.1), loader)
     """
 
     def __init__(self) -> None:

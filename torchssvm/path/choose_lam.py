@@ -65,6 +65,14 @@ class LamChoice:
         best: The point with the largest score; of several, that of the largest lambda.
         points: All points, in descending order of lambda.
         untried: The lambdas that ``patience`` left out.
+
+    Example:
+        >>> from torchssvm.datasets import hold_out
+        >>> choice = choose_lam(LinearMulticlass(4, 3), *hold_out(data), lams=[1.0, 0.1])
+        >>> [point.lam for point in choice.points]
+        [1.0, 0.1]
+        >>> print(str(choice).splitlines()[0])
+        lam  lam n  gap  passes  seconds  loss  wrong tokens  wrong examples
     """
 
     head: nn.Module
@@ -169,6 +177,14 @@ def choose_lam(
             the training set; another argument is out of range; or a score is not a number.
         TypeError: An argument is of another kind.
         MemoryError: As :func:`torchssvm.solve`.
+
+    Example:
+        >>> from torchssvm.datasets import hold_out
+        >>> train, held_out = hold_out(data, share=0.2)
+        >>> head = LinearMulticlass(4, 3)
+        >>> choice = choose_lam(head, train, held_out, lams=[1.0, 0.1, 0.01])
+        >>> choice.best.lam in (1.0, 0.1, 0.01)
+        True
     """
     ordered = check_lams(lams) if lams is not None else []
     tolerance = tolerance if tolerance is not None else Relative(0.01)

@@ -41,6 +41,10 @@ def guess_lam(
     Raises:
         ValueError: The dataset is empty, no output of these examples has a loss, or all features are zero.
         TypeError: The dataset has no length.
+
+    Example:
+        >>> guess_lam(LinearMulticlass(4, 3), data) > 0.0
+        True
     """
     check_dataset(dataset)
     n = len(dataset)
