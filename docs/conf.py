@@ -10,6 +10,7 @@ from sphinx.application import Sphinx
 
 project = "torchssvm"
 author = "the torchssvm authors"
+copyright = "the torchssvm authors, Apache-2.0"
 release = version = importlib.metadata.version("torchssvm")
 
 extensions = [

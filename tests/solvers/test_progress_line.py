@@ -10,7 +10,17 @@ from items import Items
 from problems import chain
 from trainer_cases import FakeStream
 
-from torchssvm import Certificate, EveryPasses, RunOptions, grid_search, make_trainer, regularization_path, solve
+from torchssvm import (
+    Certificate,
+    EveryPasses,
+    RunOptions,
+    choose_lam,
+    grid_search,
+    make_trainer,
+    regularization_path,
+    solve,
+)
+from torchssvm.datasets import hold_out
 from torchssvm.solvers import progress_line
 from torchssvm.solvers.progress_line import ProgressLine
 
@@ -139,10 +149,13 @@ def test_grids_and_paths_name_their_lambda(monkeypatch):
     for progress in (True, False):
         grid_search(problem.head, data, [0.5, 0.1], tolerance=0.05, progress=progress)
         regularization_path(problem.head, data, epsilon=0.2, lam_min=0.3, progress=progress)
+        choose_lam(problem.head, *hold_out(data, 0.25), [0.7, 0.2], tolerance=0.05, progress=progress)
         if progress:
             text = stream.getvalue()
     assert text == stream.getvalue()  # silent when asked
     assert "lam 0.5  gap" in text
     assert "lam 0.1  gap" in text
-    assert text.count("\n") == 2
+    assert "lam 0.7  gap" in text
+    assert "lam 0.2  gap" in text
+    assert text.count("\n") == 3
     assert all(len(shown) < 80 for shown in text.split("\r"))

@@ -23,6 +23,7 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import Solver
 from torchssvm.solvers.evaluation import Evaluation, evaluate
 from torchssvm.solvers.parameter_groups import NamedBounds
+from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.run_options import RunOptions, check_options
 from torchssvm.solvers.tolerance import Relative, Tolerance
 from torchssvm.solvers.trainer import check_limits
@@ -143,6 +144,7 @@ def choose_lam(
     options: RunOptions | None = None,
     memory_limit: int | None = None,
     on_point: Callable[[HeldOutPoint], None] | None = None,
+    progress: bool = True,
 ) -> LamChoice:
     """Train at every lambda, score held-out examples, and leave the weights that score best in the head.
 
@@ -168,6 +170,7 @@ def choose_lam(
         options: Order of the examples, seed, and when exact passes are made; its ``collate_fn`` is for both datasets.
         memory_limit: Bytes that the dual's blocks may take.
         on_point: Called after each lambda, while the head holds its weights.
+        progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 
     Returns:
         The choice; the head holds its weights. Its certificate, ``choice.best.certificate``, is of these weights.
@@ -215,32 +218,37 @@ def choose_lam(
     points: list[HeldOutPoint] = []
     best: tuple[HeldOutPoint, list[torch.Tensor]] | None = None
     since = 0  # lambdas since the best one
-    try:
-        for lam in ordered:
-            start, before = clock(), trainer.dual.passes
-            if points:
-                KeepWeights()(trainer.dual, lam)
-            certificate = trainer.solve(tolerance, max_passes=before + max_passes, schedule=options.schedule)
-            seconds = clock() - start
-            warn_if_short(certificate, tolerance, max_passes)
-            found = evaluate(head, structure, batches, device)
-            value = -found.loss if score is None else as_number(score(head), "score(head)")
-            if math.isnan(value):
-                raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
-            point = HeldOutPoint(lam, certificate, found, value, certificate.passes - before, seconds)
-            points.append(point)
-            since += 1
-            if best is None or value > best[0].score:
-                best, since = (point, [parameter.detach().clone() for parameter in head.parameters()]), 0
-            if on_point is not None:
-                on_point(point)
-            if since == patience:
-                break
-    finally:  # an interrupted search leaves the best weights too
-        if best is not None:
-            with torch.no_grad():
-                for parameter, held in zip(head.parameters(), best[1], strict=True):
-                    parameter.copy_(held)
+    with shown(progress) as line:
+        try:
+            for lam in ordered:
+                if line is not None:
+                    line.prefix = f"lam {lam:.3g}"
+                start, before = clock(), trainer.dual.passes
+                if points:
+                    KeepWeights()(trainer.dual, lam)
+                certificate = trainer.solve(tolerance, max_passes=before + max_passes, progress=line or False)
+                seconds = clock() - start
+                warn_if_short(certificate, tolerance, max_passes)
+                found = evaluate(head, structure, batches, device)
+                value = -found.loss if score is None else as_number(score(head), "score(head)")
+                if math.isnan(value):
+                    raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
+                point = HeldOutPoint(lam, certificate, found, value, certificate.passes - before, seconds)
+                points.append(point)
+                since += 1
+                if best is None or value > best[0].score:
+                    best, since = (point, [parameter.detach().clone() for parameter in head.parameters()]), 0
+                if on_point is not None:
+                    if line is not None:
+                        line.clear()  # the callback may print
+                    on_point(point)
+                if since == patience:
+                    break
+        finally:  # an interrupted search leaves the best weights too
+            if best is not None:
+                with torch.no_grad():
+                    for parameter, held in zip(head.parameters(), best[1], strict=True):
+                        parameter.copy_(held)
     assert best is not None  # there is a lambda
     return LamChoice(head, best[0], tuple(points), tuple(ordered[len(points) :]))
 
