@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import os
 from typing import Any
 
@@ -72,9 +70,8 @@ class StructuredEstimator(BaseEstimator):
         trainer = self._last_run(head, examples) if self.warm_start else None
         if trainer is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            quiet = contextlib.nullcontext() if self.verbose else contextlib.redirect_stderr(io.StringIO())
-            with quiet:  # which solver was chosen
-                trainer = make_trainer(head, examples, lam, options=RunOptions(batch_size=64, seed=seed), **options)
+            run = RunOptions(batch_size=64, seed=seed)
+            trainer = make_trainer(head, examples, lam, options=run, progress=bool(self.verbose), **options)
             self._run = (trainer, head, None) if self.warm_start else None
         else:
             head = self._run[1]

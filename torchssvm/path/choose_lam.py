@@ -214,6 +214,7 @@ def choose_lam(
         bounds=bounds,
         options=options,
         memory_limit=memory_limit,
+        progress=progress,
     )
     points: list[HeldOutPoint] = []
     best: tuple[HeldOutPoint, list[torch.Tensor]] | None = None

@@ -74,7 +74,7 @@ def solve(
         memory_limit: Bytes that the dual's blocks may take; None is what the device has left.
         on_check: Called with the certificate of every exact pass.
         progress: Whether one line on stderr shows gap, dual, passes and seconds, estimates between certificates marked
-            by ``~``. False is silent but for the choice of the solver; the bits of the run are the same.
+            by ``~``, after a line with the choice of the solver. False is silent; the bits of the run are the same.
 
     Returns:
         The certificate of the last exact pass, which is that of the head's weights.
@@ -104,6 +104,7 @@ def solve(
         bounds=bounds,
         options=options,
         memory_limit=memory_limit,
+        progress=progress,
     )
     certificate = trainer.solve(tolerance, max_passes=max_passes, on_check=on_check, progress=progress)
     warn_if_short(certificate, tolerance, max_passes)
@@ -120,8 +121,11 @@ def make_trainer(
     bounds: NamedBounds | None = None,
     options: RunOptions | None = None,
     memory_limit: int | None = None,
+    progress: bool = True,
 ) -> CompiledBCFW | TorchLoop:
     """The trainer that :func:`solve` would run, with a new dual; arguments and errors as there.
+
+    ``progress=False`` leaves out the line with the choice of the solver.
 
     ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are those of :class:`torchssvm.Trainer`, and
     ``trainer.dual`` is the dual. ``save_checkpoint("run.pt", trainer=trainer, dual=trainer.dual)`` saves all of a run:
@@ -158,7 +162,8 @@ def make_trainer(
         memory_limit=memory_limit,
         obstacle=None if given.order is None or can_draw(given.order) else f"order={given.order} is not compiled",
     )
-    tell(choice)
+    if progress:
+        tell(choice)
     rules = choice.rules
     dual = DualState.for_head(
         head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=memory_limit
