@@ -13,7 +13,14 @@ import example_files
 import pytest
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
-PACKAGES = ("torchssvm", "torchssvm.lightning", "torchssvm.datasets", "torchssvm.models")
+PACKAGES = (
+    "torchssvm",
+    "torchssvm.lightning",
+    "torchssvm.datasets",
+    "torchssvm.models",
+    "torchssvm.estimators",
+    "torchssvm.deployment",
+)
 GRAPHS_OF_IMAGES = (
     "GraphCache",
     "GraphSettings",
@@ -63,6 +70,7 @@ RETURNED = frozenset(
         "Segmentation",
         "HeadChoice",
         "LamChoice",
+        "SavedModel",
         "AlignmentErrors",
         "Attachment",
         "Chunk",

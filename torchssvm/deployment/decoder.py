@@ -72,6 +72,14 @@ class Decoder(nn.Module):
 
     Raises:
         TypeError: There is no structure, or torch cannot trace how it is decoded.
+
+    Example:
+        >>> decoder = Decoder(LinearChain(in_features=4, num_states=3))
+        >>> decoder(tokens[:2], torch.tensor([5, 3])).shape
+        torch.Size([2, 5])
+        >>> graph = torch.export.export(Decoder(LinearMulticlass(4, 3)), (points,))
+        >>> graph.module()(points).shape
+        torch.Size([30])
     """
 
     def __init__(self, head: nn.Module, structure: Structure | None = None, features: nn.Module | None = None) -> None:

@@ -30,6 +30,12 @@ class SavedModel(NamedTuple):
         structure: How its potentials are decoded.
         labels: The names of the outputs, or None.
         vocabulary: The columns of the features by name, or None.
+
+    Example:
+        >>> save_model("classes.safetensors", LinearMulticlass(4, 3), labels=["red", "green", "blue"])
+        >>> saved = load_head("classes.safetensors")
+        >>> saved.labels[saved.structure.decode(saved.head(points[:1]))]
+        'red'
     """
 
     head: nn.Module
@@ -65,6 +71,9 @@ def save_model(
         ValueError: A column of the vocabulary is negative, or there are more or fewer labels than the structure has.
         ImportError: ``safetensors`` is missing.
         OSError: See :func:`torchssvm.core.files.whole_file`.
+
+    Example:
+        >>> save_model("tagger.safetensors", LinearChain(4, 3), labels=["DET", "NOUN", "VERB"])
     """
     with needs(_EXTRA, "safetensors"):
         from safetensors.torch import save
@@ -103,6 +112,11 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged or of another kind, of another format, or names an unknown class.
         ImportError: ``safetensors`` is missing.
+
+    Example:
+        >>> save_model("tagger.safetensors", LinearChain(4, 3))
+        >>> load_head("tagger.safetensors").structure
+        Chain(...)
     """
     with needs(_EXTRA, "safetensors"):
         from safetensors import SafetensorError, safe_open
@@ -148,6 +162,14 @@ def load_model(path: str | os.PathLike[str]) -> Decoder:
         ValueError: The file is damaged or of another kind, of another format, or names an unknown class.
         TypeError: The structure is not decoded in plain torch operators; :func:`load_head` reads the file.
         ImportError: ``safetensors`` is missing.
+
+    Example:
+        >>> save_model("tagger.safetensors", LinearChain(4, 3), labels=["DET", "NOUN", "VERB"])
+        >>> tagger = load_model("tagger.safetensors")
+        >>> tagger.labels
+        ['DET', 'NOUN', 'VERB']
+        >>> tagger(tokens[:2], torch.tensor([5, 3])).shape
+        torch.Size([2, 5])
     """
     found = load_head(path)
     decoder = Decoder(found.head, found.structure)

@@ -28,6 +28,12 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
     Raises:
         ValueError: There is no sentence, a sentence has no token, or a number is not finite.
         TypeError: A token is something else.
+
+    Example:
+        >>> sentences = [[{"word": "the", "first": True}, {"word": "cat"}]]
+        >>> x, lengths = batch_of_names(sentences, {"first": 0, "word=the": 1, "word=cat": 2})
+        >>> x.columns.tolist(), lengths.tolist()
+        ([[[1, 0], [2, -1]]], [2])
     """
     lengths = [len(sentence) for sentence in sentences]
     if not lengths or min(lengths) < 1:

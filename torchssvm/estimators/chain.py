@@ -54,6 +54,12 @@ class ChainSVC(StructuredEstimator):
         n_passes_: Passes over the data, exact ones included.
         history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module and what decodes its scores.
+
+    Example:
+        >>> X = [[{"word": "the"}, {"word": "cat"}, {"word": "sat"}], [{"word": "a"}, {"word": "dog"}]]
+        >>> tagger = ChainSVC(C=10.0).fit(X, [["DT", "NN", "VB"], ["DT", "NN"]])
+        >>> tagger.predict([[{"word": "the"}, {"word": "dog"}]])
+        [['DT', 'NN']]
     """
 
     def __init__(

@@ -70,6 +70,12 @@ class GraphSVC(StructuredEstimator):
         n_passes_: Passes over the data, exact ones included.
         history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module and what decodes its scores.
+
+    Example:
+        >>> nodes, edges = np.array([[1.0], [-1.0], [0.5]]), np.array([[0, 1], [1, 2]])
+        >>> model = GraphSVC(C=10.0).fit([(nodes, edges)], [np.array(["up", "down", "up"])])
+        >>> model.predict([(nodes, edges)])
+        [array(['up', 'down', 'up'], dtype='<U4')]
     """
 
     def __init__(

@@ -53,6 +53,11 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         n_passes_: Passes over the data, exact ones included.
         history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module and what decodes its scores.
+
+    Example:
+        >>> sets = (points[:, :3] > 0.0).long().numpy()
+        >>> MultilabelSVC(tol=0.1).fit(points.numpy(), sets).predict(points[:5].numpy()).shape
+        (5, 3)
     """
 
     def __init__(

@@ -51,6 +51,11 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         n_passes_: Passes over the data, exact ones included.
         history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module and what decodes its scores.
+
+    Example:
+        >>> model = MultinomialSVC(C=1.0).fit(points.numpy(), classes.numpy())
+        >>> model.coef_.shape, model.certificate_.relative_gap <= 0.01
+        ((3, 4), True)
     """
 
     def __init__(
