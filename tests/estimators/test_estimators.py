@@ -170,8 +170,25 @@ def test_a_warm_start_goes_on(case):
     assert warm.gap <= 0.01 * warm.primal
     assert warm.dual <= cold.primal  # the same optimum
     assert cold.dual <= warm.primal
-    with pytest.raises(ValueError, match="training set of the last fit"):
+    with pytest.raises(ValueError, match="problem of the last fit"):
         estimator.fit(X[:-1], y[:-1])
+
+
+@pytest.mark.parametrize("changed", [{"class_weight": {"x": 5.0, "y": 1.0, "z": 1.0}}, {"normalize": True}])
+def test_a_warm_start_refuses_another_loss(changed):
+    X, y = _sequences()
+    estimator = ChainSVC(tol=0.2, warm_start=True).fit(X, y)
+    with pytest.raises(ValueError, match="a parameter other than C"):
+        estimator.set_params(**changed).fit(X, y)
+
+
+def test_a_warm_start_of_forests_refuses_other_costs():
+    X, y = _forests()
+    estimator = GraphSVC(tol=0.3, warm_start=True).fit(X, y)
+    with pytest.raises(ValueError, match="a parameter other than C"):
+        estimator.set_params(class_weight="balanced").fit(X, y)
+    with pytest.raises(ValueError, match="class_weight="):
+        GraphSVC(class_weight={"x": -1.0, "y": 1.0, "z": 1.0}).fit(X, y)
 
 
 def test_parameters_out_of_range(case):

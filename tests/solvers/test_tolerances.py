@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import torchssvm
@@ -83,3 +84,7 @@ def test_zero_is_refused_where_it_is_never_reached():
     assert check_tolerance(0) == 0.0
     with pytest.raises(ValueError, match="epsilon=0 must be positive"):
         check_tolerance(0, "epsilon", above=0.0)
+
+
+def test_a_share_of_numpy_is_kept_as_a_plain_number():
+    assert type(Relative(np.float64(0.05)).share) is float  # a saved path holds it

@@ -72,7 +72,7 @@ class StructuredEstimator(BaseEstimator):
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             run = RunOptions(batch_size=64, seed=seed)
             trainer = make_trainer(head, examples, lam, options=run, progress=bool(self.verbose), **options)
-            self._run = (trainer, head, None) if self.warm_start else None
+            self._run = (trainer, head, _signature(examples)) if self.warm_start else None
         else:
             head = self._run[1]
             if trainer.dual.lam != lam:
@@ -83,8 +83,6 @@ class StructuredEstimator(BaseEstimator):
         certificate = trainer.solve(
             tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
         )
-        if self.warm_start:
-            self._run = trainer, head, _signature(examples)
         self.certificate_, self.n_passes_ = certificate, certificate.passes
         self.head_, self.structure_ = head, head.structure
         if not is_within(certificate.gap, tolerance, certificate.primal):
@@ -118,15 +116,15 @@ class StructuredEstimator(BaseEstimator):
         names = ("passes", "primal", "dual", "gap", "seconds")
         self.history_.append({name: float(getattr(certificate, name)) for name in names})
 
-    def _last_run(self, head: nn.Module, examples: Any) -> Any:
+    def _last_run(self, head: Any, examples: Any) -> Any:
         if self._run is None:
             return None
         trainer, last, signature = self._run
         fits = [p.shape for p in last.parameters()] == [p.shape for p in head.parameters()]
-        if not fits or signature != _signature(examples):
+        if not (fits and head.structure.same_as(last.structure) and signature == _signature(examples)):
             raise ValueError(
-                "warm_start=True goes on with the training set of the last fit, and X or y is another one: fit with "
-                "warm_start=False, or a clone of the estimator"
+                "warm_start=True goes on with the problem of the last fit, and X, y or a parameter other than C, lam, "
+                "tol, max_passes and verbose has changed: fit with warm_start=False, or a clone of the estimator"
             )
         return trainer
 

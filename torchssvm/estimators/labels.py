@@ -43,7 +43,10 @@ def weights_of(class_weight: Any, classes: np.ndarray, states: Sequence[np.ndarr
     if class_weight is None:
         return None
     everything = classes[np.concatenate(states)]
-    return torch.from_numpy(compute_class_weight(class_weight, classes=classes, y=everything))
+    found = compute_class_weight(class_weight, classes=classes, y=everything)
+    if not (np.isfinite(found).all() and (found >= 0.0).all()):
+        raise ValueError(f"class_weight={class_weight!r} must hold finite numbers that are not negative")
+    return torch.from_numpy(found)
 
 
 def padded_states(states: Sequence[np.ndarray], rows: np.ndarray) -> torch.Tensor:

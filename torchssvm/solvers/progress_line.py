@@ -106,6 +106,8 @@ class ProgressLine:
         self._width = len(text)
 
     def _write(self, text: str) -> None:
+        if self._file is None:  # a process without a console
+            return
         try:
             self._file.write(text)
             self._file.flush()

@@ -30,7 +30,8 @@ class Relative:
     share: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < as_number(self.share, "share") < 1.0:
+        object.__setattr__(self, "share", as_number(self.share, "share"))  # a NumPy number cannot be saved safely
+        if not 0.0 < self.share < 1.0:
             raise ValueError(f"share={self.share} must lie between 0 and 1, both excluded; 0.01 is one per cent")
 
     def __format__(self, spec: str) -> str:

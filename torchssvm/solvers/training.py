@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import sys
@@ -195,7 +196,8 @@ def tell(choice: Choice) -> None:
     text = f"torchssvm: {choice}"
     if text not in _told:
         _told.add(text)
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # a closed stream does not end a run
+            print(text, file=sys.stderr, flush=True)
 
 
 def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: float) -> None:
