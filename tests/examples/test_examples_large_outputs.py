@@ -171,25 +171,6 @@ def test_when_an_accuracy_was_reached(measures):
     assert reached(points, 0.96) == {"first": None, "for_good": None}
 
 
-def test_the_page_on_the_optimizer_runs():
-    page = ROOT / "docs" / "large_outputs.md"
-    above = page.read_text(encoding="utf-8").partition("\n## Data\n")[0]
-    blocks = re.findall(r"```python\n(.*?)```", above, re.DOTALL)
-    assert len(blocks) == 7
-    names = {}
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)
-    assert names["report"].visited / names["report"].queries < 500
-    assert 0.0 <= names["certificate"].gap <= 0.1
-    assert names["certificate"].violation <= 0.05
-    assert names["dual"].steps > 1
-    assert bool((names["model"].pairwise >= 0.0).all())
-    assert names["optim"].violation < 0.01
-    assert names["decodings"]["search"].exact
-    messages, search = (names["decodings"][name] for name in ("messages", "search"))
-    assert (messages.value <= search.value + 1e-6).all()
-
-
 def test_files_that_are_not_there_are_named(run_script):
     with pytest.raises(SystemExit, match="error: data='yeast' must be bibtex, scene, medical or an ARFF file"):
         run_script(ROOT / "examples" / "multilabel.py", "--data", "yeast")

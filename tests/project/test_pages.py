@@ -92,6 +92,11 @@ def matchings(names: dict, printed: str) -> None:
 
 
 def label_sets(names: dict, printed: str) -> None:
+    assert bool((names["model"].pairwise >= 0.0).all())
+    assert names["optim"].violation < 0.01
+    assert names["decodings"]["search"].exact
+    messages, search = (names["decodings"][name] for name in ("messages", "search"))
+    assert (messages.value <= search.value + 1e-6).all()
     assert "accuracy 0.9846" in printed
     assert Path("interactions.png").stat().st_size > 10_000
 
@@ -106,6 +111,9 @@ def choosing(names: dict, printed: str) -> None:
 def large_outputs(names: dict, printed: str) -> None:
     assert float(names["wrong"][names["batch"].y >= 0].double().mean()) < 0.3
     assert names["words"].num_states == 100
+    assert names["report"].visited / names["report"].queries < 500
+    assert 0.0 <= names["certificate"].gap <= 0.1
+    assert names["certificate"].violation <= 0.05
 
 
 def sequences(names: dict, printed: str) -> None:

@@ -305,7 +305,7 @@ def test_lightning_goes_on_where_certificates_turn_exact_and_back():
             pl_module.structure.exact = trainer.current_epoch % 3 != 1
 
         def on_train_epoch_end(self, trainer, pl_module):
-            shown.append(trainer.progress_bar_metrics["exact"])
+            shown.append(trainer.logged_metrics["exact"])
 
     random, shown = rng(1), []
     x, y = torch.randn(20, 4, generator=random), torch.randint(0, 3, (20,), generator=random)

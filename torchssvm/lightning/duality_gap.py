@@ -128,6 +128,7 @@ class DualityGap(Callback):
         self.batch_size = batch_size
         self.history: History = []
         self.stopped_because: str | None = None
+        self._in_bar: tuple[str, ...] = ()  # metrics of Lightning's own progress bars
         self._certified_step = -1  # trainer.global_step of the last certificate
         self._certified_epoch = -1  # trainer.current_epoch of the last certificate
         self._last_epoch = -1  # the last epoch whose end was handled
@@ -226,7 +227,10 @@ class DualityGap(Callback):
             return
         metrics = self._figures(trainer)
         # The dual is logged to the bar by the module: a bar of 80 columns has room for three figures.
-        shown = ("relaxed_gap" if "relaxed_gap" in metrics else "gap", "passes")
+        if not self._in_bar:  # Lightning wants the same ones throughout
+            self._in_bar = ("relaxed_gap" if "relaxed_gap" in metrics else "gap", "passes")
+            self._in_bar += () if metrics["exact"] else ("exact",)  # the gap is an upper bound
+        shown = self._in_bar
         pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
         pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
 

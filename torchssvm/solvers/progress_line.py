@@ -61,11 +61,15 @@ class ProgressLine:
             self._show(text())
 
     def certified(self, certificate: Certificate) -> None:
-        """Show a certificate; its gap is that of the relaxation for a :class:`torchssvm.FactorwiseCertificate`."""
+        """Show a certificate; its gap is that of the relaxation for a :class:`torchssvm.FactorwiseCertificate`.
+
+        An upper bound of the gap, from an approximate oracle, is marked by ``<``.
+        """
         self._last = certificate
         gap = getattr(certificate, "relaxed_gap", certificate.gap)  # what ends the run
         dual = getattr(certificate, "relaxed_dual", certificate.dual)
-        self._text = self._line("", gap, dual, certificate.passes)
+        bound = not (certificate.exact or getattr(certificate, "relaxed", True))  # of an approximate oracle
+        self._text = self._line("<" if bound else "", gap, dual, certificate.passes)
         if self._overwrites or time.monotonic() - self._shown_at >= self._every:
             self._show(self._text)
 
