@@ -10,6 +10,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchssvm.core.sparse_features import padded_lists
+
 
 @dataclass(frozen=True)
 class SparseRows:
@@ -114,10 +116,7 @@ class SparseRows:
 
     def lists(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Columns int64 ``[R, P]``, -1 where a row has fewer than P entries, and values float32 ``[R, P]``, then 0."""
-        start, count = self.indptr[rows], self.indptr[rows + 1] - self.indptr[rows]
-        within = torch.arange(int(count.max()) if count.any() else 1)
-        there = within < count[:, None]
-        at = torch.where(there, start[:, None] + within, 0)
-        if not len(self.indices):
-            return torch.full_like(at, -1), torch.zeros(at.shape)
-        return torch.where(there, self.indices[at].long(), -1), torch.where(there, self.values[at], 0.0)
+        start = self.indptr[rows]
+        columns, values = padded_lists(start, self.indptr[rows + 1] - start, self.indices, self.values)
+        assert values is not None
+        return columns, values

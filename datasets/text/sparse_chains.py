@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
 from ..padded import PADDING, Example, collating, place_of, places_of
 
@@ -85,16 +85,9 @@ class SparseChains(Dataset[Example]):
         real = place < lengths[:, None]
         token = torch.where(real, self.offsets[index][:, None] + place, 0)  # [B, N]
         y = torch.where(real, self.states[token], PADDING)
-        row, count = self.rows[token], torch.where(real, self.rows[token + 1] - self.rows[token], 0)
-        within = torch.arange(max(int(count.max()), 1))
-        there = within < count[..., None]
-        at = torch.where(there, row[..., None] + within, 0)  # [B, N, P]
-        none = len(self.columns) == 0  # there may be no known feature
-        columns = torch.where(there, at if none else self.columns[at].long(), PADDING)
-        values = None
-        if self.values is not None:
-            values = torch.where(there, at.float() if none else self.values[at], 0.0)
-        return Batch(x=SparseFeatures(columns, values), y=y, index=index, lengths=lengths)
+        count = torch.where(real, self.rows[token + 1] - self.rows[token], 0)
+        x = padded_lists(self.rows[token], count, self.columns, self.values)
+        return Batch(x=x, y=y, index=index, lengths=lengths)
 
     @staticmethod
     @collating

@@ -101,6 +101,12 @@ def label_sets(names: dict, printed: str) -> None:
     assert Path("interactions.png").stat().st_size > 10_000
 
 
+def deployment(names: dict, printed: str) -> None:
+    assert len(names["few"]) == 3
+    assert all(word.isalpha() for word in names["words"])
+    assert names["tags"] == [["DET", "DET"]]  # zero weights: the first state
+
+
 def choosing(names: dict, printed: str) -> None:
     choice = names["choice"]
     assert choice.best.certificate.relative_gap <= 0.01
@@ -136,6 +142,7 @@ SHOWS = {
     "docs/training-loops.md": plain_loop_ends_with_a_certificate,
     "docs/certificates.md": certificates,
     "docs/choosing.md": choosing,
+    "docs/deployment.md": deployment,
     "docs/joint.md": joint,
     "docs/solvers.md": solvers,
     "docs/guides/label-sets.md": label_sets,

@@ -1,13 +1,19 @@
-"""The features of a token, by name."""
+"""Tokens described by named features, as lists of columns."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
 
 def named_values(token: Any) -> Iterator[tuple[str, float]]:
@@ -43,3 +49,42 @@ def named_values(token: Any) -> Iterator[tuple[str, float]]:
             f"a token is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
             "names; or one array [N, F] for each sequence"
         )
+
+
+def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int) -> dict[str, int]:
+    """A column for every feature that occurs at least ``min_count`` times, in alphabetical order."""
+    counts = Counter(name for sequence in X for token in sequence for name, _ in named_values(token))
+    return {name: column for column, name in enumerate(sorted(name for name in counts if counts[name] >= min_count))}
+
+
+class FeatureLists:
+    """The known features of sequences, token after token.
+
+    Args:
+        X: Sequences of tokens.
+        vocabulary: The column of each feature; features that it does not have are left out.
+    """
+
+    def __init__(self, X: Sequence[Sequence[Any]], vocabulary: Mapping[str, int]) -> None:
+        self.lengths = torch.tensor([len(sequence) for sequence in X])
+        self._tokens = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
+        columns: list[int] = []
+        values: list[float] = []
+        ends = [0]
+        for token in itertools.chain.from_iterable(X):
+            for name, value in named_values(token):
+                if (column := vocabulary.get(name)) is not None:
+                    columns.append(column)
+                    values.append(value)
+            ends.append(len(columns))
+        self._columns, self._ends = torch.tensor(columns, dtype=torch.int32), torch.tensor(ends)
+        found = torch.tensor(values, dtype=torch.float32)
+        self._values = None if bool((found == 1.0).all()) else found
+
+    def batch(self, rows: Tensor) -> SparseFeatures:
+        """The sequences ``rows`` ``[B]``: ``[B, N, P]``, -1 in the columns where a list or a sequence ends."""
+        place = torch.arange(int(self.lengths[rows].max()))
+        real = place < self.lengths[rows].unsqueeze(1)
+        token = torch.where(real, self._tokens[rows].unsqueeze(1) + place, 0)
+        count = torch.where(real, self._ends[token + 1] - self._ends[token], 0)
+        return padded_lists(self._ends[token], count, self._columns, self._values)

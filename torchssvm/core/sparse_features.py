@@ -44,3 +44,25 @@ class SparseFeatures(NamedTuple):
         values = real.to(dtype) if self.values is None else torch.where(real, self.values.to(dtype), 0.0)
         x = torch.zeros(*columns.shape[:-1], num_features, dtype=dtype, device=columns.device)
         return add_at(x, columns, values)  # a column may occur twice in a list
+
+
+def padded_lists(start: Tensor, count: Tensor, columns: Tensor, values: Tensor | None = None) -> SparseFeatures:
+    """Stretches of one long list side by side, padded to the longest.
+
+    Args:
+        start: int64 ``[...]``, where each list begins.
+        count: Shaped like ``start``, how many entries it has; 0 is an empty list, wherever it begins.
+        columns: ``[M]``, the columns of all lists.
+        values: ``[M]``, their values; None means all 1.
+
+    Returns:
+        Columns int64 ``[..., P]``, P at least 1, -1 in the padding; values of the dtype given, 0 there, or None.
+    """
+    within = torch.arange(int(count.max()) if count.any() else 1)
+    there = within < count.unsqueeze(-1)
+    if not len(columns):  # nothing can be read
+        zeros = None if values is None else torch.zeros(there.shape, dtype=values.dtype)
+        return SparseFeatures(torch.full(there.shape, -1), zeros)
+    at = torch.where(there, start.unsqueeze(-1) + within, 0)
+    found = torch.where(there, columns[at].long(), -1)
+    return SparseFeatures(found, None if values is None else torch.where(there, values[at], 0.0))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.named_features import named_values
+from torchssvm.core.named_features import FeatureLists
 from torchssvm.core.sparse_features import SparseFeatures
 
 
@@ -38,19 +38,5 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
     lengths = [len(sentence) for sentence in sentences]
     if not lengths or min(lengths) < 1:
         raise ValueError(f"sentences must hold at least one sentence, each with a token; their lengths are {lengths}")
-    columns, values = [], []
-    for sentence in sentences:
-        for token in sentence:
-            found = [(vocabulary[name], value) for name, value in named_values(token) if name in vocabulary]
-            columns.append([column for column, _ in found])
-            values.append([value for _, value in found])
-    width = max(1, *map(len, columns))
-    real = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-    flat = torch.tensor([row + [-1] * (width - len(row)) for row in columns])
-    padded = torch.full((*real.shape, width), -1)
-    padded[real] = flat
-    if all(value == 1.0 for row in values for value in row):
-        return SparseFeatures(padded), torch.tensor(lengths)
-    numbers = torch.zeros(*real.shape, width)
-    numbers[real] = torch.tensor([row + [0.0] * (width - len(row)) for row in values])
-    return SparseFeatures(padded, numbers), torch.tensor(lengths)
+    lists = FeatureLists(sentences, vocabulary)
+    return lists.batch(torch.arange(len(lengths))), lists.lengths

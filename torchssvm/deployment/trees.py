@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.potentials import Parts
+from torchssvm.structures.tree.oracle import node_depths
 from torchssvm.structures.tree.structure import Tree
 
 
@@ -14,15 +15,12 @@ class TreeDecoder(nn.Module):
 
     def __init__(self, structure: Tree) -> None:
         super().__init__()
-        self.shared = structure.shared
+        self.structure, self.shared = structure, structure.shared
         self.parent = structure.parent.tolist()
-        depth = [0] * len(self.parent)
-        for node in range(len(self.parent)):
-            above = self.parent[node]
-            while above >= 0:
-                depth[node], above = depth[node] + 1, self.parent[above]
-        self.downwards = sorted(range(len(depth)), key=lambda node: (depth[node], node))
-        self.upwards = sorted(range(len(depth)), key=lambda node: (-depth[node], node))
+        size = len(self.parent)
+        depth = node_depths(torch.empty(1, size, 1), structure.parent, None)[0].tolist()
+        self.downwards = sorted(range(size), key=lambda node: (depth[node], node))
+        self.upwards = sorted(range(size), key=lambda node: (-depth[node], node))
 
     def forward(self, potentials: Parts, lengths: Tensor | None) -> Tensor:
         """``node`` ``[B, N, K]`` and ``edge`` -> ``[B, N]`` int64, -1 beyond the length; a graph has a fixed N."""
@@ -32,7 +30,7 @@ class TreeDecoder(nn.Module):
             lengths = torch.full((batch,), longest, device=node.device)
         real = torch.arange(longest, device=node.device) < lengths.unsqueeze(1)
         if not torch.compiler.is_compiling():
-            self._check(lengths)
+            self.structure.check_sizes(set(lengths.tolist()))
         belief = list(node.unbind(1))
         for v in self.upwards:
             above = self.parent[v]
@@ -50,12 +48,3 @@ class TreeDecoder(nn.Module):
                 else:
                     labels[v] = belief[v].argmax(1)
         return torch.where(real, torch.stack(labels, 1), -1)
-
-    def _check(self, lengths: Tensor) -> None:
-        for length in set(lengths.tolist()):
-            for v, above in enumerate(self.parent[:length]):
-                if above >= length:
-                    raise ValueError(
-                        f"an example has {length} nodes, and the parent of node {v} is {above}: number the nodes so "
-                        "that the first nodes contain all their parents"
-                    )

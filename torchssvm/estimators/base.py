@@ -30,18 +30,30 @@ class StructuredEstimator(BaseEstimator):
     ``warm_start``, and call :meth:`_train`.
     """
 
-    C: float
-    lam: float | None
-    tol: float
-    max_passes: float
-    random_state: Any
-    verbose: bool
-    warm_start: bool
     _run: Any = None  # trainer, what it was made for
 
     classes_: Any
     head_: Any
     structure_: Any
+
+    def __init__(
+        self,
+        C: float,
+        *,
+        lam: float | None,
+        tol: float,
+        max_passes: float,
+        random_state: Any,
+        verbose: bool,
+        warm_start: bool,
+    ) -> None:
+        self.C = C
+        self.lam = lam
+        self.tol = tol
+        self.max_passes = max_passes
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
 
     def _check_parameters(self) -> None:
         """Raise ValueError or TypeError for common parameters that are out of range."""

@@ -12,9 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.batch import Batch, in_order
+from torchssvm.core.named_features import FeatureLists, vocabulary_of
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, padded
-from torchssvm.estimators.feature_lists import FeatureLists, vocabulary_of
 from torchssvm.estimators.labels import accuracy, check_lists, padded_states, states_of, weights_of
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
@@ -76,16 +76,18 @@ class ChainSVC(StructuredEstimator):
         verbose: bool = False,
         warm_start: bool = False,
     ) -> None:
-        self.C = C
-        self.lam = lam
+        super().__init__(
+            C,
+            lam=lam,
+            tol=tol,
+            max_passes=max_passes,
+            random_state=random_state,
+            verbose=verbose,
+            warm_start=warm_start,
+        )
         self.normalize = normalize
         self.min_count = min_count
         self.class_weight = class_weight
-        self.tol = tol
-        self.max_passes = max_passes
-        self.random_state = random_state
-        self.verbose = verbose
-        self.warm_start = warm_start
 
     def fit(self, X: Any, y: Any) -> ChainSVC:
         """Train on the sequences ``X`` and their labels ``y``.
@@ -126,7 +128,7 @@ class ChainSVC(StructuredEstimator):
         arrays = None if lists is not None else _arrays(X, self.n_features_in_)
 
         def fetch(rows: np.ndarray) -> Batch:
-            x: Any = lists.batch(rows) if arrays is None else padded([arrays[i] for i in rows], 0.0)  # type: ignore
+            x: Any = lists.batch(torch.from_numpy(rows)) if arrays is None else padded([arrays[i] for i in rows], 0.0)  # type: ignore
             return Batch(x, padded_states(y, rows), torch.from_numpy(rows), torch.from_numpy(lengths[rows]))
 
         return Examples(fetch, lengths)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from torchssvm.core.batch import Batch
+from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
 
 class Examples:
@@ -44,3 +45,15 @@ def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
     for row, array in zip(found, arrays, strict=True):
         row[: len(array)] = array
     return torch.from_numpy(found)
+
+
+def lists_of_rows(X: Any) -> Callable[[torch.Tensor], SparseFeatures]:
+    """A function of rows ``[...]`` of a CSR matrix: their features ``[..., P]``, columns -1 where a row has fewer."""
+    held = (np.require(array, requirements=["C", "W"]) for array in (X.indptr, X.indices, X.data))  # joblib's are not
+    ends, columns, values = map(torch.from_numpy, held)
+    ends = ends.long()
+
+    def lists(rows: torch.Tensor) -> SparseFeatures:
+        return padded_lists(ends[rows], ends[rows + 1] - ends[rows], columns, values)
+
+    return lists

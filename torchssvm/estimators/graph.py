@@ -90,14 +90,16 @@ class GraphSVC(StructuredEstimator):
         verbose: bool = False,
         warm_start: bool = False,
     ) -> None:
-        self.C = C
-        self.lam = lam
+        super().__init__(
+            C,
+            lam=lam,
+            tol=tol,
+            max_passes=max_passes,
+            random_state=random_state,
+            verbose=verbose,
+            warm_start=warm_start,
+        )
         self.class_weight = class_weight
-        self.tol = tol
-        self.max_passes = max_passes
-        self.random_state = random_state
-        self.verbose = verbose
-        self.warm_start = warm_start
 
     def fit(self, X: Any, y: Any) -> GraphSVC:
         """Train on the graphs ``X`` and the labels ``y`` of their nodes.

@@ -14,10 +14,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples
-from torchssvm.estimators.multinomial import lists_of_rows
+from torchssvm.estimators.examples import Examples, lists_of_rows
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 
@@ -73,15 +71,17 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         verbose: bool = False,
         warm_start: bool = False,
     ) -> None:
-        self.C = C
-        self.lam = lam
+        super().__init__(
+            C,
+            lam=lam,
+            tol=tol,
+            max_passes=max_passes,
+            random_state=random_state,
+            verbose=verbose,
+            warm_start=warm_start,
+        )
         self.interactions = interactions
         self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_passes = max_passes
-        self.random_state = random_state
-        self.verbose = verbose
-        self.warm_start = warm_start
 
     def fit(self, X: Any, y: Any) -> MultilabelSVC:
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the label sets ``y``.
@@ -108,11 +108,11 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         pairs = self.interactions and labels > 1
         head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs)
         head = head.double() if X.dtype == np.float64 else head
-        x: Any = None if sparse.issparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))
+        x: Any = lists_of_rows(X) if sparse.issparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))
 
         def fetch(rows: np.ndarray) -> Batch:
             index = torch.from_numpy(rows)
-            own = x[index] if x is not None else _lists(X, rows)
+            own = x(index) if sparse.issparse(X) else x[index]
             return Batch(own, target[index], index)
 
         head = self._train(head, Examples(fetch, n=X.shape[0]))
@@ -170,8 +170,3 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags
-
-
-def _lists(X: Any, rows: np.ndarray) -> SparseFeatures:
-    columns, values = lists_of_rows(X, rows)
-    return SparseFeatures(columns.squeeze(1), values.squeeze(1))  # type: ignore[union-attr]

@@ -14,9 +14,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples
+from torchssvm.estimators.examples import Examples, lists_of_rows
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
@@ -71,15 +70,17 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         verbose: bool = False,
         warm_start: bool = False,
     ) -> None:
-        self.C = C
-        self.lam = lam
+        super().__init__(
+            C,
+            lam=lam,
+            tol=tol,
+            max_passes=max_passes,
+            random_state=random_state,
+            verbose=verbose,
+            warm_start=warm_start,
+        )
         self.fit_intercept = fit_intercept
         self.class_weight = class_weight
-        self.tol = tol
-        self.max_passes = max_passes
-        self.random_state = random_state
-        self.verbose = verbose
-        self.warm_start = warm_start
 
     def fit(self, X: Any, y: Any) -> MultinomialSVC:
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the classes ``y`` ``[n]``.
@@ -127,13 +128,13 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
             X = X * scale[:, None]
             head = LinearChain(X.shape[1], classes, bias=False, boundary=False, structure=structure)
         found, head = (each.double() if X.dtype == np.float64 else each for each in (found, head))
-        x: Any = None if sparse.issparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))
+        x: Any = lists_of_rows(X) if sparse.issparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))
 
         def fetch(rows: np.ndarray) -> Batch:
             index = torch.from_numpy(rows)
             if isinstance(head, LinearMulticlass):
                 return Batch(x[index], y[index], index)
-            own = lists_of_rows(X, rows) if x is None else x[index].unsqueeze(1)
+            own = x(index.unsqueeze(1)) if sparse.issparse(X) else x[index].unsqueeze(1)
             target = WeightedLabels(y[index].unsqueeze(1), cost[index].unsqueeze(1))
             return Batch(own, target, index, torch.ones_like(index))
 
@@ -163,14 +164,3 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-
-def lists_of_rows(X: Any, rows: np.ndarray) -> SparseFeatures:
-    """The features of rows of a CSR matrix, ``[B, 1, P]``; columns are -1 where a row has fewer than P."""
-    part = X[rows]
-    counts = np.diff(part.indptr)
-    within = np.arange(max(int(counts.max(initial=0)), 1))
-    there = within < counts[:, None]
-    columns, values = np.full(there.shape, -1, np.int64), np.zeros(there.shape, part.dtype)
-    columns[there], values[there] = part.indices, part.data
-    return SparseFeatures(torch.from_numpy(columns).unsqueeze(1), torch.from_numpy(values).unsqueeze(1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -130,15 +130,19 @@ class Tree(Structure):
             )
         check_int64(target, "target", (batch, longest), ", a state for each node")
         real = check_lengths(potentials.lengths, batch, longest, node.device)
-        for length in {longest} if potentials.lengths is None else set(potentials.lengths.tolist()):
-            if not bool(self._closed[length - 1]):
-                v = int((self.parent[:length] >= length).nonzero()[0])
-                raise ValueError(
-                    f"an example has {length} nodes, and the parent of node {v} is {int(self.parent[v])}: number the "
-                    "nodes so that the first nodes contain all their parents"
-                )
+        self.check_sizes({longest} if potentials.lengths is None else set(potentials.lengths.tolist()))
         check_labels(target, states, real)
         return target.masked_fill(~real, -1)
+
+    def check_sizes(self, sizes: Iterable[int]) -> None:
+        """Raise ValueError if the parent of a node is missing in an example of one of these numbers of nodes."""
+        for size in sizes:
+            if not bool(self._closed[size - 1]):
+                v = int((self.parent[:size] >= size).nonzero()[0])
+                raise ValueError(
+                    f"an example has {size} nodes, and the parent of node {v} is {int(self.parent[v])}: number the "
+                    "nodes so that the first nodes contain all their parents"
+                )
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N labelings."""
