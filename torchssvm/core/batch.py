@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -145,21 +146,24 @@ def in_order(
         >>> [len(batch.index) for batch in in_order(data, batch_size=12)]
         [12, 12, 6]
     """
-    return _InOrder(rows_in_order(len(dataset), batch_size, lengths), fetcher(dataset, collate_fn))
+    n = len(dataset)
+    if lengths is not None:
+        lengths = torch.as_tensor(lengths).cpu()
+        if lengths.shape != (n,):
+            raise ValueError(f"lengths has shape {list(lengths.shape)}, and there are {n} examples")
+    return _InOrder(range(n), batch_size, lengths, fetcher(dataset, collate_fn))
 
 
-def rows_in_order(
-    num_examples: int, batch_size: int, lengths: Tensor | Sequence[int] | None = None
-) -> list[Sequence[int]]:
-    """The examples of every batch of :func:`in_order`."""
+def rows_in_order(examples: range, batch_size: int, lengths: Tensor | None = None) -> list[Sequence[int]]:
+    """The examples of every batch of :func:`in_order`; ``lengths`` ``[n]`` is of all examples."""
     if lengths is None:
-        return [range(at, min(at + batch_size, num_examples)) for at in range(0, num_examples, batch_size)]
-    return _of_similar_length(torch.as_tensor(lengths).cpu(), batch_size, num_examples)
+        return [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
+    own = lengths[examples.start : examples.stop]
+    return [[examples[row] for row in rows] for rows in _of_similar_length(own, batch_size)]
 
 
-def _of_similar_length(lengths: Tensor, batch_size: int, num_examples: int) -> list[Sequence[int]]:
-    if lengths.shape != (num_examples,):
-        raise ValueError(f"lengths has shape {list(lengths.shape)}, and there are {num_examples} examples")
+def _of_similar_length(lengths: Tensor, batch_size: int) -> list[Sequence[int]]:
+    num_examples = len(lengths)
     ordered, order = lengths.sort(stable=True)
     squares, numbers = (ordered.double() ** 2).tolist(), order.tolist()
     mean = sum(squares) / max(num_examples, 1)
@@ -178,8 +182,14 @@ def _of_similar_length(lengths: Tensor, batch_size: int, num_examples: int) -> l
 
 @dataclass(frozen=True)
 class _InOrder:
-    rows: list[Sequence[int]]
+    examples: range
+    batch_size: int
+    lengths: Tensor | None
     fetch: Callable[[Sequence[int]], Batch]
+
+    @cached_property
+    def rows(self) -> list[Sequence[int]]:
+        return rows_in_order(self.examples, self.batch_size, self.lengths)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -187,6 +197,31 @@ class _InOrder:
     def __iter__(self) -> Iterator[Batch]:
         for rows in self.rows:
             yield self.fetch(rows)
+
+    def within(self, examples: range) -> _InOrder:
+        """The same pass over some of the examples."""
+        return replace(self, examples=examples)
+
+
+def restrict(batches: Iterable[Batch], examples: range) -> Iterable[Batch]:
+    """The batches of these examples; those of :func:`in_order` fetch no others.
+
+    Raises:
+        ValueError: A batch holds some of these examples and others.
+    """
+    if isinstance(batches, _InOrder):
+        yield from batches.within(examples)
+        return
+    for batch in check_batches(batches):
+        index = getattr(batch, "index", None)
+        inside = index is None or not len(index) or [i in examples for i in index.tolist()]
+        if inside is True or all(inside):
+            yield batch
+        elif any(inside):
+            raise ValueError(
+                f"batches mixes examples of this process, {examples.start} to {examples.stop - 1}, with those of "
+                "others: give torchssvm.in_order(dataset), or batches of the examples in dual.own"
+            )
 
 
 def pass_over(dataset: Any, collate_fn: Collate | None = None) -> Iterable[Batch]:

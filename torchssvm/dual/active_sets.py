@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,48 @@ class ActiveSets:
             raise damaged(f"{where} has mass, or uses, where there is no labeling")
         if not state["labelings"] and bool(state["count"].any()):
             raise damaged(f"{where}['labelings'] is empty, and {where}['count'] is not 0")
+
+    @staticmethod
+    def merged(states: list[dict[str, Any]], padding: int) -> dict[str, Any]:
+        """The state of all examples, from those of consecutive parts of them."""
+        made = [state for state in states if state["labelings"]]
+        labelings = []
+        for like in zip(*(state["labelings"] for state in made), strict=True):
+            sizes = [max(own) for own in zip(*(t.shape[2:] for t in like), strict=True)]
+            given = iter(like)
+            whole = [
+                fit(next(given), sizes, padding)
+                if state["labelings"]
+                else torch.full((*state["mass"].shape, *sizes), padding, dtype=torch.int8)
+                for state in states
+            ]
+            wanted = functools.reduce(torch.promote_types, (t.dtype for t in like))
+            labelings.append(torch.cat([t.to(wanted) for t in whole]))
+        grams = [state["gram"] for state in states]
+        known = next((gram for gram in grams if gram is not None), None)
+        if known is not None:
+            grams = [
+                gram if gram is not None else known.new_zeros(*state["mass"].shape, known.shape[2])
+                for gram, state in zip(grams, states, strict=True)
+            ]
+        return {
+            "capacity": states[0]["capacity"],
+            "clock": max(state["clock"] for state in states),
+            **{name: torch.cat([state[name] for state in states]) for name in _FIELDS},
+            "labelings": labelings,
+            "gram": None if known is None else torch.cat(grams),
+        }
+
+    @staticmethod
+    def part(state: dict[str, Any], own: range) -> dict[str, Any]:
+        """The state of consecutive examples, from that of all."""
+        some = slice(own.start, own.stop)
+        return {
+            **state,
+            **{name: state[name][some] for name in _FIELDS},
+            "labelings": [t[some] for t in state["labelings"]],
+            "gram": None if state["gram"] is None else state["gram"][some],
+        }
 
     @classmethod
     def restored(cls, state: dict[str, Any], padding: int, device: torch.device) -> ActiveSets:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, version, with_seal
+from torchssvm.core.by_rank import ByRank
+from torchssvm.core.ranks import Ranks
+from torchssvm.core.schema import Entry, Maybe, Same, Schema, check_seal, damaged, version, with_seal
 from torchssvm.core.structure import Structure
 from torchssvm.dual.held_weights import HeldWeights
 from torchssvm.dual.storage import Storage
@@ -21,18 +23,24 @@ _TENSORS = ("loss", "gap_estimates", "oracle_gaps", "targets")
 _NUMBERS = ("certified_gap", "cache_hits", "steps", "oracle_calls", "visits", "moved", "relaxed")
 
 
-class SavedDual(HeldWeights, Stateful):
+class SavedDual(HeldWeights, ByRank):
     """The part of ``DualState`` that reads and writes checkpoints."""
 
     state_name = "dual"
 
     num_examples: int
+    ranks: Ranks
+    own: range
     _lam: float
     structure: Structure
     storage: Storage
 
-    def state_dict(self) -> dict[str, Any]:
-        """The exact state as tensors, numbers and strings, which ``weights_only=True`` can load."""
+    @property
+    def _group(self) -> Ranks:
+        return self.ranks
+
+    def own_state(self) -> dict[str, Any]:
+        """The exact state of the own blocks as tensors, numbers and strings, which ``weights_only=True`` can load."""
         return with_seal(
             {
                 "format": FORMAT,
@@ -48,14 +56,44 @@ class SavedDual(HeldWeights, Stateful):
             }
         )
 
+    def kept(self) -> dict[str, Any]:
+        """As ``own_state()``, which ``load_state_dict`` takes too."""
+        return self.own_state()
+
+    def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The state of one process that holds all blocks."""
+        every = [self.ranks.own(self.num_examples, rank) for rank in range(self.ranks.size)]
+        return with_seal(
+            {
+                **parts[0],
+                **{name: torch.cat([part[name] for part in parts]) for name in _TENSORS},
+                "relaxed": any(part["relaxed"] for part in parts),
+                "storage": self.storage.merged([part["storage"] for part in parts], every),
+            }
+        )
+
+    def _part(self, state: Any, where: str) -> dict[str, Any]:
+        whole = self.ranks and isinstance(state, dict) and state.get("num_examples") == self.num_examples
+        if not whole or "seal" not in state or len(state["loss"]) == len(self.own):
+            return state
+        check_seal(state, where)
+        some = slice(self.own.start, self.own.stop)
+        return with_seal(
+            {
+                **state,
+                **{name: state[name][some] for name in _TENSORS},
+                "storage": self.storage.part(state["storage"], self.own),
+            }
+        )
+
     def _schema(self) -> Schema:
-        n = self.num_examples
+        n = len(self.own)
         weights = [Entry(p.dtype, tuple(p.shape)) for p in self.parameters]
         gaps = Entry(torch.float64, (n,), low=0.0, infinite=True)
         count = Entry(int, low=0)
         return {
             "format": version(FORMAT, _ADVICE),
-            "num_examples": Same(n),
+            "num_examples": Same(self.num_examples),
             "lam": Same(self._lam),
             "structure": Same(repr(self.structure)),
             "weights": weights,
@@ -87,6 +125,7 @@ class SavedDual(HeldWeights, Stateful):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the same bits of blocks, counters and weights from a state that passed :meth:`check_state`."""
+        state = self._part(state, self.state_name)
         device = self.parameters[0].device
         for parameter, weights in zip(self.parameters, state["weights"], strict=True):
             parameter.copy_(weights)

@@ -25,15 +25,17 @@ def check_dual(dual: Any) -> DualState:
 
 
 def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
-    """The index on the device of the weights; raises as :func:`check_rows`."""
+    """The blocks of the examples, on the device of the weights; raises as :func:`check_rows`."""
     return check_rows(dual, index, potentials)[0]
 
 
 def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
-    """The index on the device of the weights, and the rows of each example's first occurrence, ``[R]`` int64.
+    """The blocks of the examples, and the rows of each example's first occurrence, ``[R]`` int64.
+
+    The number of a block is that of its example, less the first example that this process holds.
 
     Raises:
-        ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1.
+        ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1, or holds examples of another process.
         TypeError: Potentials, weights and dual differ in dtype.
     """
     size, weights = potentials.batch_size, dual.parameters[0]
@@ -41,8 +43,7 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
     if not size:
         raise ValueError("the batch is empty: index holds no example")
     numbers = index.tolist()
-    if min(numbers) < 0 or max(numbers) >= dual.num_examples:
-        raise _out_of_range(min(numbers), max(numbers), dual.num_examples)
+    _check_range(min(numbers), max(numbers), dual.num_examples, dual.own)
     if potentials.dtype is not dual.dtype:
         if not potentials.dtype.is_floating_point:
             raise TypeError(
@@ -55,25 +56,32 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
             "dtype of its weights, with autocast off"
         )
     dual.to(weights.device)
-    index = index.to(weights.device)
-    return index, first_occurrences(index, numbers)
+    blocks = index.to(weights.device) - dual.own.start
+    return blocks, first_occurrences(blocks, numbers)
 
 
-def check_visits(index: Tensor, num_examples: int) -> Tensor:
-    """The examples to visit, contiguous on the CPU; an example may be repeated.
+def check_visits(index: Tensor, num_examples: int, own: range | None = None) -> Tensor:
+    """The blocks to visit, contiguous on the CPU; an example may be repeated.
 
     Raises:
-        ValueError: ``index`` is not int64 ``[V]`` within 0 .. n - 1.
+        ValueError: ``index`` is not int64 ``[V]`` within 0 .. n - 1, or holds examples of another process.
     """
     if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
         raise ValueError(f"index={index} must be an int64 tensor of one axis")
-    if bool(((index < 0) | (index >= num_examples)).any()):
-        raise _out_of_range(int(index.min()), int(index.max()), num_examples)
-    return index.cpu().contiguous()
+    if len(index):
+        _check_range(int(index.min()), int(index.max()), num_examples, own)
+    return index.cpu().contiguous() - (own.start if own is not None else 0)
 
 
-def _out_of_range(low: int, high: int, num_examples: int) -> ValueError:
-    return ValueError(
+def _check_range(low: int, high: int, num_examples: int, own: range | None) -> None:
+    if 0 <= low and high < num_examples:
+        if own is None or (low in own and high in own):
+            return
+        raise ValueError(
+            f"index holds {low} to {high}, and this process has the blocks of the examples {own.start} to "
+            f"{own.stop - 1} alone: draw from dual.own, as GapBatchSampler(dual, ...) does"
+        )
+    raise ValueError(
         f"index holds {low} to {high}; the dual has num_examples={num_examples}, so that an index is 0 to "
         f"{num_examples - 1}: it is an example's place in the dataset that is trained on (the items of a Subset keep "
         "their places in the whole one: make a dataset of the part)"
@@ -86,7 +94,7 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     Args:
         dual: The dual state.
         targets: ``[B]`` int64, digests.
-        index: ``[B]`` int64, the examples; None is all examples in order.
+        index: ``[B]`` int64, the blocks; None is all of this process in order.
 
     Raises:
         RuntimeError: Some differ.
@@ -99,7 +107,7 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     if not bool(wrong.any()):
         return
     rows = wrong.nonzero().flatten()
-    examples = (rows if index is None else index[rows]).unique().tolist()
+    examples = ((rows if index is None else index[rows]).unique() + dual.own.start).tolist()
     raise RuntimeError(
         f"{len(examples)} of {len(targets)} examples have other targets than those that the dual was trained on, "
         f"{examples[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "

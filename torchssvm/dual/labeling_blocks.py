@@ -16,6 +16,8 @@ from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
 
+_OWN = ("rest_mass", "rest_loss", "mixed")  # beside active sets and rest
+
 
 class LabelingBlocks(Storage):
     """The part of ``Labelings`` that holds the blocks: active sets and rest.
@@ -38,16 +40,17 @@ class LabelingBlocks(Storage):
         structure: Structure,
         parameters: Sequence[torch.nn.Parameter],
         memory_limit: int | None,
+        own: range | None = None,
     ) -> None:
         """Set the problem."""
-        super().bind(num_examples, lam, structure, parameters, memory_limit)
+        super().bind(num_examples, lam, structure, parameters, memory_limit, own)
         self.rest = MeanParts()
-        self.rest.bind(num_examples, lam, structure, parameters, memory_limit)
+        self.rest.bind(num_examples, lam, structure, parameters, memory_limit, own)
         device = self.parameters[0].device
-        self.sets = ActiveSets(num_examples, self.capacity, structure.padding, device)
-        self.rest_mass = torch.ones(num_examples, dtype=torch.float64, device=device)
-        self.rest_loss = torch.zeros(num_examples, dtype=torch.float64, device=device)
-        self.mixed = torch.zeros(num_examples, dtype=torch.bool, device=device)
+        self.sets = ActiveSets(len(self.own), self.capacity, structure.padding, device)
+        self.rest_mass = torch.ones(len(self.own), dtype=torch.float64, device=device)
+        self.rest_loss = torch.zeros(len(self.own), dtype=torch.float64, device=device)
+        self.mixed = torch.zeros(len(self.own), dtype=torch.bool, device=device)
 
     def labeling_like(self, potentials: Potentials) -> Labeling:
         """A labeling of one example: a template of kind, sizes and dtypes, decoded once."""
@@ -86,20 +89,18 @@ class LabelingBlocks(Storage):
             "kind": "labelings",
             "sets": self.sets.state_dict(),
             "rest": self.rest.state_dict(),
-            "rest_mass": self.rest_mass.clone(),
-            "rest_loss": self.rest_loss.clone(),
-            "mixed": self.mixed.clone(),
+            **{name: getattr(self, name).clone() for name in _OWN},
         }
 
     def _schema(self) -> Schema:
-        rest = Entry(torch.float64, (self.num_examples,), low=0.0)
+        rest = Entry(torch.float64, (len(self.own),), low=0.0)
         return {
             "kind": Same("labelings"),
             "sets": partial(self.sets.check_state, dtype=self.parameters[0].dtype),
             "rest": self.rest.check_state,
             "rest_mass": rest,
             "rest_loss": rest,
-            "mixed": Entry(torch.bool, (self.num_examples,)),
+            "mixed": Entry(torch.bool, (len(self.own),)),
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
@@ -107,10 +108,28 @@ class LabelingBlocks(Storage):
         if not bool(((total - 1.0).abs() < 1e-6).all()):
             raise damaged(f"the masses of {where}['sets'] and 'rest_mass' do not sum to 1")
 
+    def merged(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """See :meth:`Storage.merged`."""
+        return {
+            "kind": "labelings",
+            "sets": ActiveSets.merged([state["sets"] for state in states], self.structure.padding),
+            "rest": self.rest.merged([state["rest"] for state in states], parts),
+            **{name: torch.cat([state[name] for state in states]) for name in _OWN},
+        }
+
+    def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
+        """See :meth:`Storage.part`."""
+        return {
+            **state,
+            "sets": ActiveSets.part(state["sets"], own),
+            "rest": self.rest.part(state["rest"], own),
+            **{name: state[name][own.start : own.stop] for name in _OWN},
+        }
+
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the same bits."""
         device = self.parameters[0].device
         self.sets = ActiveSets.restored(state["sets"], self.structure.padding, device)
         self.rest.restore(state["rest"])
-        for name in ("rest_mass", "rest_loss", "mixed"):
+        for name in _OWN:
             setattr(self, name, state[name].to(device, copy=True))

@@ -55,7 +55,7 @@ class Labelings(LabelingBlocks):
         """Bytes for all examples with full active sets, if their labelings are as long as this batch's."""
         gram = self.parameters[0].element_size() if self.wants_curvature else 0
         each = ActiveSets.bytes_each(self.labeling_like(potentials), self.capacity, gram)
-        return self.num_examples * (each + 8 + 8 + 1)
+        return len(self.own) * (each + 8 + 8 + 1)
 
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
         """The blocks of a batch."""

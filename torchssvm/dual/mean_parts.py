@@ -40,7 +40,7 @@ class MeanParts(Storage):
             longest = _row_view(potentials, name).shape[1]
             share = 1.0 if rows is None or not longest else float(rows.to(torch.float64).mean()) / longest
             total += share * tensor[:1].numel() * tensor.element_size()
-        return int(total * self.num_examples)
+        return int(total * len(self.own))
 
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> StoredParts:
         """The blocks of a batch."""
@@ -59,14 +59,14 @@ class MeanParts(Storage):
             held = buffer.values.shape[1:]
             if held != trailing and (potentials.lengths is None or len(held) != len(trailing)):
                 raise ValueError(
-                    f"the blocks of {name} hold {list(held)} numbers a row, and example {int(index[0])} came with "
+                    f"the blocks of {name} hold {list(held)} numbers a row, and example {int(index[0]) + self.own.start} came with "
                     f"{list(trailing)}: examples of different sizes need lengths, in every batch"
                 )
             found, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
                 example, more = int(index[wrong]), potentials.ragged[name]  # rows than the length
                 raise ValueError(
-                    f"example {example} has length {int(rows[wrong]) - more} here, and had "
+                    f"example {example + self.own.start} has length {int(rows[wrong]) - more} here, and had "
                     f"{int(buffer.rows[example]) - more} before: an index must always name the same example, at the "
                     "same length"
                 )
@@ -85,7 +85,7 @@ class MeanParts(Storage):
                 ):
                     if pairs.setdefault((name, example), count) != count:
                         raise ValueError(
-                            f"example {example} came with {count} rows of {name} and with {pairs[name, example]} "
+                            f"example {example + self.own.start} came with {count} rows of {name} and with {pairs[name, example]} "
                             "before it: an index must always name the same example, at the same length"
                         )
 
@@ -103,7 +103,7 @@ class MeanParts(Storage):
         for name, rows in counts.items():
             values = parts[name] if name in potentials.ragged else parts[name].unsqueeze(1)
             if name not in self.buffers:
-                self.buffers[name] = RowBuffer(self.num_examples, values.dtype, values.device)
+                self.buffers[name] = RowBuffer(len(self.own), values.dtype, values.device)
             self.buffers[name].add(index, rows, values, factors)
 
     def rescale(self, factor: float) -> None:
@@ -130,8 +130,26 @@ class MeanParts(Storage):
         return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self.buffers.items()}}
 
     def _schema(self) -> Schema:
-        rows = partial(RowBuffer.check_state, num_examples=self.num_examples, dtype=self.parameters[0].dtype)
+        rows = partial(RowBuffer.check_state, num_examples=len(self.own), dtype=self.parameters[0].dtype)
         return {"kind": Same("mean_parts"), "buffers": Each(dict, rows)}
+
+    def merged(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """See :meth:`Storage.merged`."""
+        names = {name: entry["values"] for state in states for name, entry in state["buffers"].items()}
+        buffers = {
+            name: RowBuffer.merged(
+                [
+                    state["buffers"].get(name) or RowBuffer.empty(len(part), like)
+                    for state, part in zip(states, parts, strict=True)
+                ]
+            )
+            for name, like in names.items()
+        }
+        return {"kind": "mean_parts", "buffers": buffers}
+
+    def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
+        """See :meth:`Storage.part`."""
+        return {**state, "buffers": {name: RowBuffer.part(entry, own) for name, entry in state["buffers"].items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the same bits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -175,6 +176,44 @@ class RowBuffer:
             raise damaged(f"{where} gives rows to several examples")
         if bool(values[0].any()):
             raise damaged(f"{where} has padding that is not zero")
+
+    @staticmethod
+    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state of all examples, from those of consecutive parts of them."""
+        held = [state["values"] for state in states]
+        wide = [max(sizes) for sizes in zip_longest(*(values.shape[1:] for values in held), fillvalue=0)]
+        values, starts, used = [held[0].new_zeros(1, *wide)], [], 0
+        for state in states:
+            starts.append(torch.where(state["start"] > 0, state["start"] + used, 0))
+            rows = state["values"][1:]
+            values.append(_resize(rows, (len(rows), *wide)) if len(rows) else rows.new_zeros(0, *wide))
+            used += len(rows)
+        return {
+            "start": torch.cat(starts),
+            "rows": torch.cat([state["rows"] for state in states]),
+            "values": torch.cat(values),
+            "examples": sum(state["examples"] for state in states),
+        }
+
+    @staticmethod
+    def part(state: dict[str, Any], own: range) -> dict[str, Any]:
+        """The state of consecutive examples, from that of all."""
+        there, rows = (state[name][own.start : own.stop] for name in ("start", "rows"))
+        rows = torch.where(there > 0, rows, 0)
+        ends = rows.cumsum(0)
+        total = int(ends[-1])
+        places = torch.repeat_interleave(there - ends + rows, rows) + torch.arange(total)
+        return {
+            "start": torch.where(there > 0, ends - rows + 1, 0),
+            "rows": rows,
+            "values": torch.cat([state["values"][:1], state["values"][places]]),
+            "examples": int((there > 0).sum()),
+        }
+
+    @classmethod
+    def empty(cls, num_examples: int, like: Tensor) -> dict[str, Any]:
+        """The state of a buffer without rows."""
+        return cls(num_examples, like.dtype, torch.device("cpu")).state_dict()
 
     @classmethod
     def restored(cls, state: dict[str, Any], device: torch.device) -> RowBuffer:

@@ -15,6 +15,7 @@ from torchssvm.core.digest import UNKNOWN
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.problem import check_lam, check_problem, check_range, find_structure
+from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checkpoint import SavedDual
@@ -32,6 +33,9 @@ class DualState(SavedDual):
     Under bounds ([G16] appendix H) this formula gives v, the head holds ``w = clip(v)``, and
     ``D = sum_i l_i - lam <v, w> + lam/2 |w|^2``. The block gaps at w still sum to primal minus dual.
 
+    Under ``torch.distributed`` every rank has the same weights, and the blocks of its own examples alone, a contiguous
+    part of the training set; n, gaps, losses and counters are those of all ranks together.
+
     Args:
         num_examples: n, the size of the training set.
         lam: Regularisation, the lambda of ``lam/2 |w|^2``; positive.
@@ -41,9 +45,11 @@ class DualState(SavedDual):
         memory_limit: Bytes that the blocks may take; None is what the device has left when they are first needed.
 
     Attributes:
-        loss: ``[n]`` float64, l_i = (1/n) times the mean loss of the block.
-        gap_estimates: ``[n]`` float64, each block's gap at its last visit; infinite before the first.
-        oracle_gaps: ``[n]`` float64, each block's gap when its example was last decoded; infinite before.
+        ranks: The processes that train together.
+        own: The examples whose blocks this process holds, of 0 to n - 1; m of them below. One process holds all.
+        loss: ``[m]`` float64, l_i = (1/n) times the mean loss of the block.
+        gap_estimates: ``[m]`` float64, each block's gap at its last visit; infinite before the first.
+        oracle_gaps: ``[m]`` float64, each block's gap when its example was last decoded; infinite before.
         certified_gap: The gap of the last exact pass; infinite before the first.
         steps: Steps taken.
         cache_hits: Visits that took a cached labeling instead of decoding.
@@ -51,13 +57,14 @@ class DualState(SavedDual):
         visits: Training batches whose step was taken or discarded; refused steps do not count.
         mailbox: Proposed steps that no optimizer has taken yet, and the observers of steps; not in checkpoints.
         moved: Blocks moved by all steps; a step of B blocks adds B.
-        targets: ``[n]`` int64, a digest of every example's target; ``UNKNOWN`` until its first visit, or the first
+        targets: ``[m]`` int64, a digest of every example's target; ``UNKNOWN`` until its first visit, or the first
             exact pass after a step.
         relaxed: Whether an oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): blocks
             and certificates are then those of the relaxation.
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
         recomputed: v as an exact pass has recomputed it, from which the next step starts; None otherwise.
+        rho: How much the directions of the ranks overlapped in the last round: 1 for no overlap, up to their number.
         restarts: Counts changes of the weights without a step: weights recomputed for moved features, another ``lam``,
             a loaded state. Averages restart there: weights before and after belong to different duals.
 
@@ -90,9 +97,12 @@ class DualState(SavedDual):
         if storage is not None and not isinstance(storage, Storage):
             raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
         self.storage = storage if storage is not None else MeanParts()
-        self.storage.bind(num_examples, self.lam, structure, self.parameters, memory_limit)
-        self.loss = torch.zeros(num_examples, dtype=torch.float64)
-        self.gap_estimates = torch.full((num_examples,), math.inf, dtype=torch.float64)
+        self.ranks = Ranks.here()
+        self.own = self.ranks.own(num_examples)
+        self.storage.bind(num_examples, self.lam, structure, self.parameters, memory_limit, self.own)
+        size = len(self.own)
+        self.loss = torch.zeros(size, dtype=torch.float64)
+        self.gap_estimates = torch.full((size,), math.inf, dtype=torch.float64)
         self.oracle_gaps = self.gap_estimates.clone()
         self.certified_gap = math.inf
         self.steps = self.visits = 0
@@ -100,9 +110,11 @@ class DualState(SavedDual):
         self.cache_hits = 0
         self.oracle_calls = 0
         self.moved = 0
-        self.targets = torch.full((num_examples,), UNKNOWN, dtype=torch.int64)
+        self.targets = torch.full((size,), UNKNOWN, dtype=torch.int64)
         self.relaxed = False
         self.restarts = 0
+        self.rho = 1.0
+        self._agreed = 0.0, math.inf  # the loss and the gap estimate of all ranks, at their last exchange
 
     @classmethod
     def for_head(
@@ -151,16 +163,39 @@ class DualState(SavedDual):
 
     @property
     def gap_estimate(self) -> float:
-        """Sum of ``gap_estimates``: for progress bars; not a certificate."""
-        return float(self.gap_estimates.sum())
+        """Sum of ``gap_estimates``: for progress bars; not a certificate. Of several ranks, as of their last round."""
+        return self._agreed[1] if self.ranks else float(self.gap_estimates.sum())
+
+    @property
+    def total_loss(self) -> float:
+        """``sum_i l_i`` over all n examples."""
+        return self._agreed[0] if self.ranks else float(self.loss.sum())
+
+    def count(self, calls: int, hits: int, moved: int) -> None:
+        """Count a step of all ranks: examples decoded, labelings taken from the cache, and blocks moved."""
+        self.oracle_calls += calls
+        self.cache_hits += hits
+        self.moved += moved
+        self.steps += 1
+
+    def agree(self, loss: float, gap: float) -> None:
+        """Keep the loss and the gap estimate of all ranks together, as they have told each other."""
+        self._agreed = loss, gap
+
+    def tell(self) -> None:
+        """Tell the other ranks the losses and the gap estimates of the own blocks; all ranks call it."""
+        if self.ranks:
+            sums = torch.stack([self.loss.sum(), self.gap_estimates.sum()]).cpu()
+            loss, gap = sum_in_order(self.ranks.gather(sums)).tolist()
+            self.agree(loss, gap)
 
     @torch.no_grad()
     def value(self) -> float:
         """The dual objective at the held weights, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
         self.to(self.parameters[0].device)
         if not self.box.has_bounds and not self.written_to():
-            return float(self.loss.sum()) - self.lam / 2 * self._held_square
-        return self.objective(float(self.loss.sum()), self.unclipped)
+            return self.total_loss - self.lam / 2 * self._held_square
+        return self.objective(self.total_loss, self.unclipped)
 
     def objective(self, loss: float, unclipped: Sequence[Tensor]) -> float:
         """The dual objective for any losses and weights.
@@ -194,7 +229,7 @@ class DualState(SavedDual):
         products = self.storage.products()
         if products is None:
             inner = float(flat(self.parameters) @ flat(self.unclipped))
-            slopes = (self.loss.sum() - self.lam * inner) / self.num_examples
+            slopes = (self.total_loss - self.lam * inner) / self.num_examples
         else:
             slopes = self.loss - products
         self.gap_estimates = (self.gap_estimates + (1.0 - factor) * slopes).clamp_(min=0.0)
@@ -202,6 +237,7 @@ class DualState(SavedDual):
         self.certified_gap = math.inf
         self.storage.rescale(factor)
         self.loss = self.loss * factor
+        self.tell()
         self._set_lam(self.lam * factor)
 
     @torch.no_grad()
@@ -223,6 +259,7 @@ class DualState(SavedDual):
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
         self.oracle_gaps = self.gap_estimates.clone()
         self.certified_gap = math.inf
+        self.tell()
         self.storage.change_lam(lam)
         self._set_lam(lam)
 
@@ -279,6 +316,7 @@ class DualState(SavedDual):
         self.mailbox.take()
         self.restarts += 1
         self.remember_weights()
+        self.tell()
 
     def __repr__(self) -> str:
         return (

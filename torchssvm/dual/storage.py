@@ -110,6 +110,7 @@ class Storage(Stateful):
     """Whether blocks are kept as labelings with mass, so that mass can move between labelings."""
 
     num_examples: int
+    own: range
     lam: float
     structure: Structure
     parameters: list[torch.nn.Parameter]
@@ -122,11 +123,22 @@ class Storage(Stateful):
         structure: Structure,
         parameters: Sequence[torch.nn.Parameter],
         memory_limit: int | None,
+        own: range | None = None,
     ) -> None:
-        """Set the problem; allocates no blocks."""
+        """Set the problem; allocates no blocks.
+
+        Args:
+            num_examples: n, of the factor 1/n.
+            lam: Regularisation.
+            structure: What an output is.
+            parameters: The head's parameters.
+            memory_limit: Bytes that the blocks may take.
+            own: The examples whose blocks are kept; None is all.
+        """
         if hasattr(self, "num_examples"):
             raise ValueError(f"storage={type(self).__name__}() already belongs to another DualState; make a new one")
         self.num_examples = num_examples
+        self.own = range(num_examples) if own is None else own
         self.lam = lam
         self.structure = structure
         self.parameters = list(parameters)
@@ -199,6 +211,19 @@ class Storage(Stateful):
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as tensors and numbers."""
+
+    @abstractmethod
+    def merged(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """The state of all blocks, from those that several processes keep.
+
+        Args:
+            states: The state of every process, in the order of their examples.
+            parts: The examples of each.
+        """
+
+    @abstractmethod
+    def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
+        """The state of the blocks of some consecutive examples, from that of all."""
 
     def check_memory(self, potentials: Potentials, advice: str) -> None:
         """Raise MemoryError, naming a cheaper storage, if the estimate is over the limit."""

@@ -47,7 +47,7 @@ class Weights(Storage):
 
     def estimate(self, potentials: Potentials) -> int:
         """``n * number of weights * bytes of a weight``."""
-        return self.num_examples * sum(p.numel() * p.element_size() for p in self.parameters)
+        return len(self.own) * sum(p.numel() * p.element_size() for p in self.parameters)
 
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> Stored:
         """The blocks of a batch."""
@@ -67,7 +67,7 @@ class Weights(Storage):
             values, sizes = (tensor[own].tolist() for tensor in batch.features)
             for example, value, size in zip(batch.index[own].tolist(), values, sizes, strict=True):
                 if abs(known.setdefault(example, value) - value) > TOLERANCE * size:
-                    raise RuntimeError(_MOVED.format(examples=[example]))
+                    raise RuntimeError(_MOVED.format(examples=[example + self.own.start]))
 
     def check_features(self, stored: Stored, potentials: Potentials) -> None:
         """Raise RuntimeError if an example's features differ from those of its first visit."""
@@ -78,7 +78,7 @@ class Weights(Storage):
         known = self._features[stored.index]
         moved = ((known - value).abs() > TOLERANCE * size) & ~known.isinf()
         if bool(moved.any()):
-            raise RuntimeError(_MOVED.format(examples=stored.index[moved][:5].tolist()))
+            raise RuntimeError(_MOVED.format(examples=(stored.index[moved][:5] + self.own.start).tolist()))
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """The sum of the blocks."""
@@ -94,8 +94,8 @@ class Weights(Storage):
             features: ``[R]`` float64, the fingerprints.
         """
         if self._blocks is None or self._features is None:
-            self._blocks = [p.new_zeros(self.num_examples, *p.shape).detach() for p in self.parameters]
-            self._features = torch.full((self.num_examples,), torch.inf, dtype=torch.float64, device=index.device)
+            self._blocks = [p.new_zeros(len(self.own), *p.shape).detach() for p in self.parameters]
+            self._features = torch.full((len(self.own),), torch.inf, dtype=torch.float64, device=index.device)
         known = self._features[index]
         self._features[index] = torch.where(known.isinf(), features, known)
         for held, change in zip(self._blocks, blocks, strict=True):
@@ -113,7 +113,7 @@ class Weights(Storage):
         """``lam <w_i, w>`` of every block, ``[n]`` float64; None before the first step."""
         if self._blocks is None:
             return None
-        total = torch.zeros(self.num_examples, dtype=torch.float64, device=self._blocks[0].device)
+        total = torch.zeros(len(self.own), dtype=torch.float64, device=self._blocks[0].device)
         for block, parameter in zip(self._blocks, self.parameters, strict=True):
             total += block.flatten(1).to(torch.float64) @ parameter.detach().flatten().to(torch.float64)
         return self.lam * total
@@ -135,7 +135,7 @@ class Weights(Storage):
         return {"kind": "weights", "blocks": [block.clone() for block in self._blocks or []], "features": features}
 
     def _schema(self) -> Schema:
-        n = self.num_examples
+        n = len(self.own)
         blocks = [Entry(self.parameters[0].dtype, (n, *p.shape)) for p in self.parameters]
         features = Entry(torch.float64, (n,), infinite=True)
         return {"kind": Same("weights"), "blocks": Maybe(blocks, nothing=[]), "features": Maybe(features)}
@@ -143,6 +143,20 @@ class Weights(Storage):
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         if (state["features"] is None) != (not state["blocks"]):
             raise damaged(f"{where} has blocks without features, or features without blocks")
+
+    def merged(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """See :meth:`Storage.merged`."""
+        if not all(state["blocks"] for state in states):
+            return states[0]
+        blocks = [torch.cat(several) for several in zip(*(state["blocks"] for state in states), strict=True)]
+        return {"kind": "weights", "blocks": blocks, "features": torch.cat([state["features"] for state in states])}
+
+    def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
+        """See :meth:`Storage.part`."""
+        if not state["blocks"]:
+            return state
+        some = slice(own.start, own.stop)
+        return {**state, "blocks": [block[some] for block in state["blocks"]], "features": state["features"][some]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the blocks to the bit."""

@@ -51,7 +51,7 @@ def choose_solver(module: Any, loader: DataLoader) -> Choice:
 def _sample(module: Any, loader: DataLoader) -> Sample:
     """The first examples; what they draw at random leaves no trace."""
     random, trainer = RandomState(), module.trainer
-    rows = rows_in_order(count_examples(loader), _SAMPLED, lengths_of(loader.dataset))[0]
+    rows = rows_in_order(Ranks.here().own(count_examples(loader)), _SAMPLED, lengths_of(loader.dataset))[0]
     batch = check_batch(fetcher(loader.dataset, loader.collate_fn)(rows))
     batch = trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch))
     with evaluating(module):

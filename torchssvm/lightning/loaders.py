@@ -80,7 +80,7 @@ def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> Data
     dataset: Any = loader.dataset
     return DataLoader(
         dataset,
-        batch_sampler=[list(rows) for rows in rows_in_order(len(dataset), batch_size, lengths_of(dataset))],
+        batch_sampler=[list(rows) for rows in rows_in_order(Ranks.here().own(len(dataset)), batch_size, lengths_of(dataset))],
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,

@@ -155,7 +155,7 @@ class Heuristic:
 
     def _accuracy(self, training: Training, gap: float) -> Accuracy:
         dual = training.loss.dual  # under bounds that are 0 or infinite, <v, w> = |w|^2
-        slope = float(dual.loss.sum()) - dual.lam * squared_norm(dual.parameters)
+        slope = dual.total_loss - dual.lam * squared_norm(dual.parameters)
         return Accuracy(gap, slope, dual.value() + gap)
 
 

@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.caller import warn
 from torchssvm.core.precision import full_precision
-from torchssvm.core.row_sparse import dense, inner_product
 from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
 from torchssvm.dual.checks import check_dual
+from torchssvm.distributed.exchange import Exchange, Figures
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
-from torchssvm.solvers.gradient_check import Seen, check_gradient
+from torchssvm.solvers.gradient_check import Seen
+from torchssvm.solvers.move import Move, check_move
 from torchssvm.solvers.parameter_groups import ALLOWED, OPTIONS, bounds_of, check_unchanged, make_box
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 from torchssvm.steps.proposal import Proposal
@@ -46,8 +46,7 @@ class BCFW(Stateful, Optimizer):
 
     Raises:
         ValueError: The parameters are not those of the dual, a group has an unknown option, bounds are empty, do not
-            fit the weights or differ from those that the dual was trained with, or the process group has more than one
-            member.
+            fit the weights or differ from those that the dual was trained with.
         TypeError: ``dual`` is not a DualState, ``params`` are not parameters, a bound is neither a number nor a tensor,
             or ``line_search`` cannot be called.
 
@@ -72,7 +71,6 @@ class BCFW(Stateful, Optimizer):
         *,
         line_search: LineSearch | None = None,
     ) -> None:
-        _refuse_distributed()
         if line_search is not None and (isinstance(line_search, type) or not callable(line_search)):
             raise TypeError(f"line_search={line_search} must be an object such as ExactSearch()")
         check_dual(dual)
@@ -98,6 +96,7 @@ class BCFW(Stateful, Optimizer):
         self._rate = 0.0
         overwritten = dual.begin(make_box(self.param_groups, dual))
         self.dual = dual
+        self._exchange = Exchange(dual.ranks, dual.parameters) if dual.ranks else None
         self.line_search: LineSearch = line_search if line_search is not None else ExactSearch()
         if overwritten:
             warn(
@@ -135,7 +134,6 @@ class BCFW(Stateful, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        _refuse_distributed()
         steps = self.dual.mailbox.take()
         if not steps:
             raise RuntimeError(
@@ -153,40 +151,41 @@ class BCFW(Stateful, Optimizer):
         """Check the gradient, and move weights and blocks as ``BlockGap`` proposed; ``step`` calls this."""
         dual = self.dual
         try:
-            if len(rules := {repr(proposal.block_steps) for proposal in proposals}) > 1:
-                raise RuntimeError(
-                    f"the accumulated batches come from losses with different block_steps, {sorted(rules)}: one rule "
-                    "chooses the steps of all of them. Give the losses the same one, or step between them"
-                )
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
-            gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
-            seen: Seen | None = check_gradient(dual, proposals, gradients)
-            if len(proposals) > 1 and all(p.gradients is not None and p.block_steps.needs_gradients for p in proposals):
-                coefficients, gradients, moving = merge(proposals, dual)
-                largest, seen = 1.0, None
+            if self._exchange is None:
+                move = check_move(dual, proposals)
+                gamma = self._move_weights(move.value, move.gradients, move.largest, move.seen)
+                move.take(dual, gamma)
+                dual.count(move.calls, move.hits, move.moved)
             else:
-                moving = [proposal.rows for proposal in proposals]
-                coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
-                largest = largest_step(proposals)
-            if dual.box.has_bounds:  # the box QP is then a lower bound of the dual, whose best step may be larger
-                gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
-                largest = farthest_step(proposals, coefficients)
-            if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # examples may repeat
-                dual.storage.check_together([proposal.stored for proposal in proposals], moving)
-            value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
-            if dual.recomputed is not None:
-                # The step starts there, but the slopes were computed at the held weights; they are linear in w.
-                moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
-                value += inner_product([there.to(torch.float64) - w for there, w in moved], gradients)
-            gamma = self._move_weights(value, gradients, largest, seen)
-            for proposal, coefficient, rows in zip(proposals, coefficients, moving, strict=True):
-                self._move_blocks(proposal, gamma * coefficient, rows)
-            dual.steps += 1
+                self._take_together(self._exchange, proposals)
             dual.visits += len(proposals)
         finally:
             dual.mailbox.notify()
 
-    def _move_weights(self, value: float, gradients: list[Tensor], largest: float, seen: Seen | None = None) -> float:
+    def _take_together(self, exchange: Exchange, proposals: list[Proposal]) -> None:
+        """The step of all ranks, along ``sum_p beta_p d_p``: the blocks of rank p move by gamma beta_p."""
+        dual, moves = self.dual, list[Move]()
+
+        def propose() -> tuple[list[Tensor], Figures]:
+            moves.append(check_move(dual, proposals))
+            return moves[0].gradients, moves[0].figures(dual)
+
+        found = exchange(propose, dual.lam)
+        figures = found.figures
+        gamma = self._move_weights(figures.value, found.gradients, figures.largest, squared_norm=found.squared_norm)
+        moves[0].take(dual, gamma * found.beta)
+        dual.count(figures.calls, figures.hits, figures.moved)
+        dual.agree(figures.loss + gamma * figures.loss_change, figures.gap)
+        dual.rho = found.rho
+
+    def _move_weights(
+        self,
+        value: float,
+        gradients: list[Tensor],
+        largest: float,
+        seen: Seen | None = None,
+        squared_norm: float | None = None,
+    ) -> float:
         """``v -= (gamma/lam) d`` and ``w = clip(v)``, starting from ``dual.recomputed`` if that is not None.
 
         Args:
@@ -194,13 +193,14 @@ class BCFW(Stateful, Optimizer):
             gradients: d, for each parameter.
             largest: Largest feasible gamma.
             seen: Products of weights and gradients, if they are still the same.
+            squared_norm: ``|d|^2``, if known.
 
         Returns:
             The gamma of the line search.
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
-        squared = None if seen is None else seen.squared_norm
+        squared = squared_norm if seen is None else seen.squared_norm
         lam = dual.lam
         line = Line(value, gradients, lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
         gamma = float(self.line_search(line))
@@ -216,27 +216,6 @@ class BCFW(Stateful, Optimizer):
         self._rate = rate
         for group in self.param_groups:
             group["lr"] = rate
-
-    def _move_blocks(self, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
-        """Move the blocks of a batch's ``rows`` by ``move``, ``[B]``, and update gaps and counters."""
-        dual, index, found, gaps = self.dual, proposal.index, proposal.found, proposal.block_gaps.clamp(min=0.0)
-        decoded = found.decoded
-        size = index.shape[0]
-        proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
-        calls = size if decoded is None else int(decoded.sum())
-        changes = move * proposal.loss_changes
-        if rows.shape[0] < size:
-            index, gaps, changes = index[rows], gaps[rows], changes[rows]
-            decoded = None if decoded is None else decoded[rows]
-        dual.loss.index_add_(0, index, changes)  # of distinct examples
-        dual.targets[index] = proposal.targets if rows.shape[0] == size else proposal.targets[rows]
-        dual.relaxed |= found.relaxed
-        dual.gap_estimates.index_copy_(0, index, gaps)
-        seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
-        dual.oracle_gaps.index_copy_(0, index, seen)
-        dual.oracle_calls += calls
-        dual.cache_hits += size - calls
-        dual.moved += rows.shape[0]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse further groups: the parameters are those of the dual.
@@ -257,9 +236,25 @@ class BCFW(Stateful, Optimizer):
             "_rate": self._rate,
         }
 
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect the blocks of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it.
+
+        Raises:
+            RankError: A rank cannot be reached.
+        """
+        self.dual.consolidate_state_dict(to)
+
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state with the dual state, as tensors, numbers and strings."""
+        """The optimizer's state with the dual state, as tensors, numbers and strings.
+
+        Raises:
+            RuntimeError: There are several processes, and ``consolidate_state_dict()`` was not called just before.
+        """
         return {**super().state_dict(), "dual": self.dual.state_dict()}
+
+    def kept(self) -> dict[str, Any]:
+        """As ``state_dict()``, with the blocks of this process alone; ``load_state_dict`` takes it too."""
+        return {**super().state_dict(), "dual": self.dual.kept()}
 
     def _schema(self) -> Declaration:
         groups = groups_like(self.param_groups, lr=Entry(float, low=0.0))
@@ -284,9 +279,3 @@ class BCFW(Stateful, Optimizer):
                 if bound is not None:
                     group[name] = bound
 
-
-def _refuse_distributed() -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        size = torch.distributed.get_world_size()
-        if size > 1:
-            raise ValueError(f"world size {size}: BCFW runs in one process for now, so that every block has one owner")

@@ -15,6 +15,7 @@ from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.precision import full_precision
+from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.checks import check_dual, check_targets
 from torchssvm.dual.state import DualState
@@ -117,6 +118,36 @@ def certify(
     return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
 
 
+def together(dual: DualState, make_pass: Callable[[], ExactPass]) -> ExactPass:
+    """The pass of all ranks: each makes its own, of its own examples, and hinges, losses and weights are added up.
+
+    Gaps, targets and ``remember`` are those of the own examples.
+
+    Raises:
+        Exception: That of ``make_pass``, or that the own blocks do not fit their examples.
+        RankError: Another rank has raised one; nothing has changed.
+    """
+    ranks = dual.ranks
+
+    def make() -> ExactPass:
+        found = make_pass()
+        check_pass(dual, found)
+        return found
+
+    found = ranks.agree(make)
+    if not ranks:
+        return found
+    dual.tell()
+    table = ranks.gather(torch.tensor([found.hinges, found.exact, found.relaxed], dtype=torch.float64))
+    weights = ranks.sum(torch.cat([w.reshape(-1) for w in found.weights])).split([w.numel() for w in found.weights])
+    return found._replace(
+        hinges=float(sum_in_order(table)[0]),
+        exact=bool(table[:, 1].all()),
+        relaxed=bool(table[:, 2].any()),
+        weights=[total.view(w.shape) for total, w in zip(weights, found.weights, strict=True)],
+    )
+
+
 def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bool) -> Certificate:
     """The certificate of an exact pass; updates the gaps of ``dual``. Arguments and errors as in :func:`certify`.
 
@@ -131,12 +162,11 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         raise RuntimeError(
             "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
         )
-    found = make_pass()
+    found = together(dual, make_pass)
     weights = found.weights
-    check_pass(dual, found)
     primal = dual.lam / 2 * squared_norm(dual.parameters) + found.hinges / dual.num_examples
     length = squared_norm(weights)
-    value = dual.objective(float(dual.loss.sum()), weights)
+    value = dual.objective(dual.total_loss, weights)
     difference = _squared_distance(dual.unclipped, weights)
     if dual.box.has_bounds:
         difference = max(difference, _squared_distance(dual.parameters, dual.box.clip(weights)))
@@ -148,7 +178,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "ignores the loss: run torchssvm.check(head, structure, batch)"
         )
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    scale = (2.0 * float(dual.loss.sum()) / dual.lam) ** 0.5  # the size of weights that are not negligible
+    scale = (2.0 * dual.total_loss / dual.lam) ** 0.5  # the size of weights that are not negligible
     if drift > 100 * rounding and difference**0.5 > 0.1 * rounding * scale:
         warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "
@@ -170,6 +200,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     dual.relaxed |= found.relaxed
     dual.gap_estimates = found.gaps.clamp(min=0.0)
     dual.oracle_gaps = dual.gap_estimates.clone()
+    dual.tell()
     dual.certified_gap = primal - value
     dual.oracle_calls += dual.num_examples
     if refresh:
@@ -224,7 +255,7 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
     if bool(wrong.any()):
         raise RuntimeError(
             f"the losses of {int(wrong.sum())} blocks are not those of the outputs that they hold, of examples "
-            f"{wrong.nonzero().flatten().tolist()[:5]} among them: costs have changed, the dual was edited, or "
+            f"{(wrong.nonzero().flatten() + dual.own.start).tolist()[:5]} among them: costs have changed, the dual was edited, or "
             "loss_potentials() does not say what loss() does (see torchssvm.check). Load an earlier checkpoint, or "
             "make a new DualState"
         )
@@ -284,6 +315,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
             parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
         for total, part in zip(weights, parts, strict=True):
             total += part
+    weights = [dual.ranks.sum(total) for total in weights]
     before = squared_norm(dual.unclipped)
     change = _squared_distance(dual.unclipped, weights)
     dual.set_weights(weights)
@@ -292,6 +324,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     dual.gap_estimates.fill_(torch.inf)
     dual.oracle_gaps.fill_(torch.inf)
     dual.certified_gap = torch.inf
+    dual.tell()
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
 
 

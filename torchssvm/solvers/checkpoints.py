@@ -15,6 +15,7 @@ from torch import nn
 from torchssvm.core.caller import warn
 from torchssvm.core.files import damage, previous, whole_file
 from torchssvm.core.random_state import RandomState
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Stateful
 from torchssvm.dual.state import DualState
 from torchssvm.steps.sampler import GapBatchSampler
@@ -29,8 +30,9 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
 
     ``save_checkpoint("run.pt", optim=optim, sampler=sampler, passes=3)``. The file is written beside ``path``, flushed
     to disk, read back and renamed; the previous checkpoint is kept as ``path`` with ``.previous`` added. A process
-    killed at any moment leaves the new checkpoint or the one that ``load_checkpoint`` would have loaded before. May be
-    called anywhere in a training loop: after ``optim.step()`` in the loop's body, a resumed run begins with the next
+    killed at any moment leaves the new checkpoint or the one that ``load_checkpoint`` would have loaded before. Of
+    several processes, all call it, and the first writes the states of all; they can be loaded by another number of
+    processes. May be called anywhere in a training loop: after ``optim.step()`` in the loop's body, a resumed run begins with the next
     batch.
 
     Args:
@@ -58,14 +60,37 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
     if not contents:
         raise ValueError(f"there is nothing to save to {os.fspath(path)}: give objects by name, as optim=optim")
     objects = {name: value for name, value in contents.items() if _is_object(name, value)}
-    states = {name: value.state_dict() for name, value in objects.items()}
+    ranks = Ranks.here()
+    states = {name: _whole(value, ranks) for name, value in objects.items()}
+    random = ranks.collect(RandomState().state_dict()) if random_state else None
+    if not ranks.rank:
+        ranks.agree(lambda: _write(path, contents, objects, states, random))
+    else:
+        ranks.agree(lambda: None)
+
+
+def _whole(value: Any, ranks: Ranks) -> Any:
+    """The state of an object in all processes, for the first of them."""
+    if ranks and hasattr(value, "consolidate_state_dict"):
+        value.consolidate_state_dict()
+    return None if ranks.rank else value.state_dict()
+
+
+def _write(
+    path: str | os.PathLike[str],
+    contents: dict[str, Any],
+    objects: dict[str, Any],
+    states: dict[str, Any],
+    random: list[dict[str, Any]] | None,
+) -> None:
+    """Write the states of ``objects`` and the other ``contents``; ``random`` has one state for each process."""
     _check_duals(objects, states)
     content = {
         "kind": _KIND,
         "format": _FORMAT,
         "objects": states,
         "values": {name: value for name, value in contents.items() if name not in objects},
-        "random": RandomState().state_dict() if random_state else None,
+        "random": random if random is None or len(random) > 1 else random[0],
     }
     with whole_file(path, keep_previous=True) as file:
         try:
@@ -119,14 +144,18 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
     if missing := sorted(set(states) - set(objects)):
         raise ValueError(f"{found} holds {missing} too: give them by name, or None to leave one out")
     objects = {name: value for name, value in objects.items() if value is not None and _is_object(name, value, True)}
-    random = RandomState(content["random"]) if random_state and content["random"] is not None else None
+    random = _random_state(content["random"]) if random_state else None
     names = sorted(objects, key=lambda name: _turn(objects[name]))
     checked = [name for name in names if _turn(objects[name]) == _CHECKED]
-    for name in checked:
-        try:
-            objects[name].check_state(states[name])
-        except ValueError as error:
-            raise _refused(found, name, error) from error
+
+    def check() -> None:
+        for name in checked:
+            try:
+                objects[name].check_state(states[name])
+            except ValueError as error:
+                raise _refused(found, name, error) from error
+
+    Ranks.here().agree(check)
     before = {name: _kept(objects[name]) for name in names}
     duals = [dual for name in names if isinstance(dual := getattr(objects[name], "dual", None), DualState)]
     restarts = [dual.restarts for dual in duals]
@@ -179,8 +208,17 @@ def _turn(value: Any) -> int:
 
 def _kept(value: Any) -> Any:
     """The state to go back to; copied, as the states of torch are views."""
+    if hasattr(value, "kept"):
+        return value.kept()
     state = value.state_dict()
     return state if isinstance(value, Stateful) else copy.deepcopy(state)
+
+
+def _random_state(held: Any) -> RandomState | None:
+    """The random state of this process; None if there is none for it."""
+    ranks = Ranks.here()
+    every = held if isinstance(held, list) else [held]
+    return RandomState(every[ranks.rank]) if len(every) == ranks.size and every[ranks.rank] is not None else None
 
 
 def _check_duals(objects: dict[str, Any], states: dict[str, Any]) -> None:

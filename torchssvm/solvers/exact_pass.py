@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, restrict
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials
@@ -29,11 +29,11 @@ class ExactPass(NamedTuple):
         hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
         exact: Whether the oracle was exact for every example.
         relaxed: Whether labelings may lie outside of the hull of outputs.
-        gaps: ``[n]`` float64, the block gaps at the held weights.
+        gaps: ``[m]`` float64, the block gaps at the held weights, of the examples that this process holds.
         weights: w(alpha), the dual's weights for the current features, float64, one tensor for each parameter; under
             bounds, v.
-        targets: ``[n]`` int64, a digest of every example's target.
-        losses: ``[2, n]`` float64: ``n l_i`` computed from each block, NaN where that is impossible, and the sum of the
+        targets: ``[m]`` int64, a digest of every example's target.
+        losses: ``[2, m]`` float64: ``n l_i`` computed from each block, NaN where that is impossible, and the sum of the
             absolute values of its terms.
         remember: Stores the labelings found, if the storage keeps labelings and was asked to.
     """
@@ -57,7 +57,7 @@ def exact_pass(
     """
     hinges = 0.0
     exact, relaxed = True, False
-    gaps = torch.zeros(dual.num_examples, dtype=torch.float64, device=dual.parameters[0].device)
+    gaps = torch.zeros(len(dual.own), dtype=torch.float64, device=dual.parameters[0].device)
     losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
     targets = torch.zeros_like(gaps, dtype=torch.int64)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
@@ -105,7 +105,10 @@ def every_training_example(
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once."""
     head = in_full_precision(head, dual.parameters)
-    return every_example(head, batches, dual.parameters[0].device, partial(check_batch, dual), dual.num_examples)
+    batches = restrict(batches, dual.own) if dual.ranks else batches
+    return every_example(
+        head, batches, dual.parameters[0].device, partial(check_batch, dual), len(dual.own), first=dual.own.start
+    )
 
 
 def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:

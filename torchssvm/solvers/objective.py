@@ -136,6 +136,7 @@ def every_example(
     num_examples: int | None,
     *,
     grad: bool = True,
+    first: int = 0,
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
 
@@ -143,9 +144,11 @@ def every_example(
         head: ``(x)`` or ``(x, lengths)`` -> potentials.
         batches: Every example exactly once.
         device: The device of the head.
-        check: ``(index, potentials)`` -> the checked index on the device; raises if it is not valid.
-        num_examples: n; None is the largest index plus 1.
+        check: ``(index, potentials)`` -> the numbers of the examples among those of this pass, on the device; raises
+            if the index is not valid.
+        num_examples: Examples of this pass; None is the largest number plus 1.
         grad: Whether the potentials are differentiable.
+        first: The index of the example with the number 0.
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
     for batch in check_batches(batches):
@@ -168,7 +171,7 @@ def every_example(
     if not len(seen):
         raise ValueError("batches are empty: a pass needs every training example once")
     if not bool(seen.all()):
-        missing = (~seen).nonzero().flatten().tolist()
+        missing = ((~seen).nonzero().flatten() + first).tolist()
         raise ValueError(
             f"batches left out {len(missing)} of {len(seen)} examples, {missing[:5]} among them: a pass needs "
             "every training example once (no drop_last, no sampling)"

@@ -17,7 +17,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, version, with_seal
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.certificate import Certificate, check_pass, crosses, features_moved, issue
+from torchssvm.solvers.certificate import Certificate, crosses, features_moved, issue, together
 from torchssvm.solvers.exact_pass import exact_pass
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Average(Stateful):
             torch._foreach_lerp_(self._means, values, share)
         if self.dual is not None:
             assert self.loss is not None
-            self.loss = (1.0 - share) * self.loss + share * float(self.dual.loss.sum())
+            self.loss = (1.0 - share) * self.loss + share * self.dual.total_loss
         self._remember()
 
     @property
@@ -229,8 +229,7 @@ class Average(Stateful):
             raise ValueError("dual is not the DualState that this average was made with")
         means = self.weights
         with self.apply():
-            found = exact_pass(head, dual, batches)
-            check_pass(dual, found)
+            found = together(dual, lambda: exact_pass(head, dual, batches))
             primal = dual.lam / 2 * squared_norm(self.parameters) + found.hinges / dual.num_examples
             rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
         assert self.loss is not None

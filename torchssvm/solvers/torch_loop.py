@@ -106,6 +106,15 @@ class TorchLoop(DualTrainer, Stateful):
                 return index
             self._epoch = None
 
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect the states of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
+        self.optimizer.consolidate_state_dict(to)
+        self.sampler.consolidate_state_dict(to)
+
+    def kept(self) -> dict[str, Any]:
+        """The state of this process, as ``load_state_dict`` takes it."""
+        return {"optimizer": self.optimizer.kept(), "sampler": self.sampler.kept()}
+
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizer, with dual and weights, and of the sampler."""
         return {"optimizer": self.optimizer.state_dict(), "sampler": self.sampler.state_dict()}

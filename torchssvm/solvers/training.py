@@ -18,6 +18,7 @@ from torchssvm.core.batch import apply_head, fetcher, lengths_of, pass_over, row
 from torchssvm.core.caller import warn
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import check_lam, find_structure
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
@@ -240,7 +241,7 @@ def warn_if_estimated_far(dual: DualState) -> None:
 @torch.no_grad()
 def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -> Sample:
     """The first examples, and what the head makes of them."""
-    batch = fetcher(dataset, options.collate_fn)(rows_in_order(len(dataset), most, lengths_of(dataset))[0])
+    batch = fetcher(dataset, options.collate_fn)(rows_in_order(Ranks.here().own(len(dataset)), most, lengths_of(dataset))[0])
     if (parameter := next(head.parameters(), None)) is not None and parameter.device.type != "cpu":
         batch = to_device(batch, parameter.device)
     return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index))

@@ -58,6 +58,7 @@ class ByLength:
         self.needs_gaps = self.order.needs_gaps
         self._sorted, self._by_length = self.lengths.sort(stable=True)
         self._buckets: dict[int, list[Tensor]] = {}
+        self._part: tuple[range, ByLength] | None = None
 
     def buckets(self, batch_size: int) -> list[Tensor]:
         """The examples of each bucket, ascending by length, for batches of this size."""
@@ -113,6 +114,12 @@ class ByLength:
         batches = list(shuffled[bucket[shuffled].argsort(stable=True)].split(batch_size))
         full = len(chosen) // batch_size
         return [batches[k] for k in torch.randperm(full, generator=generator).tolist()] + batches[full:]
+
+    def of(self, examples: range) -> ByLength:
+        """The order of some of the examples, which are numbered from 0."""
+        if self._part is None or self._part[0] != examples:
+            self._part = examples, ByLength(self.lengths[examples.start : examples.stop], self.order)
+        return self._part[1]
 
     def check(self, num_examples: int) -> None:
         """Raise ValueError if this is not the number of lengths."""

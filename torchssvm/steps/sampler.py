@@ -12,18 +12,21 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchssvm.core.arguments import check_object, check_seed, check_whole
+from torchssvm.core.by_rank import ByRank
 from torchssvm.core.random_state import check_random_state
-from torchssvm.core.schema import Each, Entry, Same, Schema, Stateful, damaged
+from torchssvm.core.ranks import Ranks
+from torchssvm.core.schema import Each, Entry, Same, Schema, damaged
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.steps.by_length import ByLength
 from torchssvm.steps.orders import Order, Permutation, Proportional
 
 
-class GapBatchSampler(Sampler[list[int]], Stateful):
+class GapBatchSampler(Sampler[list[int]], ByRank):
     """Batches for a ``DataLoader(batch_sampler=...)``, drawn by the block gaps and resumable in the middle of an epoch.
 
-    An epoch is ``ceil(n / batch_size)`` batches. Examples whose gap is unknown come first, in random order. After that,
+    An epoch is ``ceil(n / batch_size)`` batches. Of several processes, each draws from the examples that it holds,
+    ``batch_size`` of them in every step, and n is the largest number that a process holds. Examples whose gap is unknown come first, in random order. After that,
     orders that need gaps draw chunks of ``chunk`` batches. A chunk is drawn from the gaps as they were when the chunk
     before the previous one was used up. So draws are the same with and without worker processes, if these fetch at most
     ``chunk`` batches ahead.
@@ -76,12 +79,8 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         if isinstance(order, ByLength):
             order.check(num_examples)
         self.num_examples = num_examples
-        self.batch_size = min(batch_size, num_examples)
         self.order: Order = order if order is not None else Proportional()
-        self._permutation: Order = (
-            ByLength(order.lengths, Permutation()) if isinstance(order, ByLength) else Permutation()
-        )
-        self.chunk = max(8, math.ceil(len(self) / 20)) if chunk is None else check_whole(chunk, "chunk")
+        self._batch_size, self._chunk = batch_size, chunk if chunk is None else check_whole(chunk, "chunk")
         self.epoch = 0
         self._generator = torch.Generator().manual_seed(check_seed(seed))
         self._drawn: list[Tensor] = []  # batches of the current epoch, used or not
@@ -123,7 +122,26 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
-        return math.ceil(self.num_examples / self.batch_size)
+        return math.ceil(math.ceil(self.num_examples / self._group.size) / self._batch_size)
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in a batch."""
+        return min(self._batch_size, len(self.own))
+
+    @property
+    def chunk(self) -> int:
+        """Batches in a chunk."""
+        return max(8, math.ceil(len(self) / 20)) if self._chunk is None else self._chunk
+
+    @property
+    def own(self) -> range:
+        """The examples that batches are drawn from: those of this process."""
+        return self._group.own(self.num_examples)
+
+    @property
+    def _group(self) -> Ranks:
+        return Ranks.here() if self._dual is None else self._dual.ranks
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of one epoch, or the remaining batches of a loaded epoch.
@@ -153,7 +171,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         while position < len(self):
             if position - self._first >= len(self._drawn):
                 self._extend(position)
-            yield self._drawn[position - self._first].tolist()
+            yield (self._drawn[position - self._first] + self.own.start).tolist()
             position += 1
 
     @property
@@ -179,7 +197,11 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         self._at_continuing = action
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
-        """Everything that the next draws depend on, including batches drawn but not yet used.
+        """The state of :meth:`own_state`, or those of all ranks, after ``consolidate_state_dict()``."""
+        return super().state_dict() if self._group else self.own_state(used)
+
+    def own_state(self, used: int | None = None) -> dict[str, Any]:
+        """Everything that the next draws of this process depend on, including batches drawn but not yet used.
 
         If all batches of the epoch are used, the state is the end of that epoch while the loop still holds its
         iterator (as ``for batch in loader`` does until it ends), and the beginning of the next epoch after that.
@@ -206,10 +228,20 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
             "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if under_way else {},
         }
 
-    def _schema(self) -> Schema:
-        n = self.num_examples
+    def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The beginning of the next epoch: batches that other processes have drawn are not of these examples."""
+        begun, given = parts[0]["under_way"], parts[self._group.rank % len(parts)]
         return {
-            "num_examples": Same(n),
+            **self.own_state(),
+            **{name: given[name] for name in ("num_examples", "order", "generator")},
+            "epoch": given["epoch"] + begun,
+            **{"used": 0, "under_way": False, "drawn": [], "snapshots": {}},
+        }
+
+    def _schema(self) -> Schema:
+        n = len(self.own)
+        return {
+            "num_examples": Same(self.num_examples),
             "batch_size": Same(self.batch_size),
             "chunk": Same(self.chunk),
             "order": Same(repr(self.order)),
@@ -228,7 +260,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         moments = {str(at) for at in range(0, len(self) + 1, self.chunk)}
         if (under_way and not snapshots) or not snapshots.keys() <= moments:
             raise damaged(f"{where}['snapshots'] should hold gaps by the number of the batch that begins a chunk")
-        most, remainder = len(self), self.num_examples - (len(self) - 1) * self.batch_size
+        most, remainder = len(self), max(len(self.own) - (len(self) - 1) * self.batch_size, 1)
         least = used
         if not self.order.needs_gaps and under_way:
             least = most
@@ -248,6 +280,7 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue the epoch of a state that passed :meth:`check_state`."""
+        state = self._part(state, self.state_name)
         self._generator.set_state(state["generator"].cpu())
         self.epoch, self._first = state["epoch"], state["used"]
         self._drawn = [batch.cpu() for batch in state["drawn"]]
@@ -272,7 +305,10 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
     @property
     def _order(self) -> Order:
         """The order of this epoch."""
-        return self._permutation if self._by_permutation and self._by_permutation() else self.order
+        order = self.order
+        if self._by_permutation and self._by_permutation():
+            order = ByLength(order.lengths, Permutation()) if isinstance(order, ByLength) else Permutation()
+        return order.of(self.own) if isinstance(order, ByLength) and self._group else order
 
     def _gaps(self) -> Tensor:
         return self._bound().gap_estimates.detach().to("cpu", copy=True)
@@ -289,13 +325,13 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
         unknown = torch.isinf(gaps).nonzero().flatten()
         if not self._order.needs_gaps or not len(unknown):
             return []
-        order = self.order
+        order = self._order
         if isinstance(order, ByLength):
             batches, order = order.cut(unknown, self.batch_size, self._generator), order.order
         else:
             unknown = unknown[torch.randperm(len(unknown), generator=self._generator)]
             batches = list(unknown.split(self.batch_size))
-        if len(batches[-1]) < self.batch_size and len(unknown) < self.num_examples:
+        if len(batches[-1]) < self.batch_size and len(unknown) < len(gaps):
             others = (~torch.isinf(gaps)).nonzero().flatten()
             size = min(self.batch_size - len(batches[-1]), len(others))
             (fill,) = order.draw(gaps[others], 1, size, self._generator)
@@ -305,9 +341,10 @@ class GapBatchSampler(Sampler[list[int]], Stateful):
     def _extend(self, position: int) -> None:
         """Draw batches to the end of the chunk that contains ``position``, or to the end of the epoch."""
         if not self._order.needs_gaps:
-            self._drawn += self._order.draw(
-                torch.zeros(self.num_examples), len(self) - position, self.batch_size, self._generator
-            )
+            order, wanted = self._order, len(self) - position
+            while wanted > 0:  # a process with one example less than another may need one batch more
+                found = order.draw(torch.zeros(len(self.own)), wanted, self.batch_size, self._generator)
+                self._drawn, wanted = self._drawn + found, wanted - len(found)
             return
         chunk = position // self.chunk
         wanted = max(chunk - 1, 0) * self.chunk

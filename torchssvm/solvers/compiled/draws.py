@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_seed
+from torchssvm.core.by_rank import ByRank
 from torchssvm.core.random_state import check_random_state
-from torchssvm.core.schema import Entry, Same, Schema, Stateful
+from torchssvm.core.ranks import Ranks
+from torchssvm.core.schema import Entry, Same, Schema
 from torchssvm.dual.state import DualState
 from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
 
-class Draws(Stateful):
-    """Resumable draws of blocks. Blocks with an unknown gap come first, in random order.
+class Draws(ByRank):
+    """Resumable draws of the blocks that this process holds. Blocks with an unknown gap come first, in random order.
 
     Args:
         order: ``Proportional()``, ``Uniform()`` or ``Permutation()``.
@@ -37,7 +39,7 @@ class Draws(Stateful):
 
     def next(self, visits: int) -> tuple[Tensor, Tensor]:
         """Up to ``visits`` examples, or as many random points to draw examples by gap: one of the two is empty."""
-        none, n = torch.zeros(0, dtype=torch.int64), self.dual.num_examples
+        none, n = torch.zeros(0, dtype=torch.int64), len(self.dual.own)
         if len(self._waiting):
             return self._waiting[:visits], none.double()
         if isinstance(self.order, Uniform):
@@ -56,7 +58,11 @@ class Draws(Stateful):
         """Mark the first ``visits`` examples of ``next`` as visited."""
         self._waiting = self._waiting[visits:]
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def _group(self) -> Ranks:
+        return self.dual.ranks
+
+    def own_state(self) -> dict[str, Any]:
         """The generator, and the examples that were drawn but not visited."""
         return {
             "order": type(self.order).__name__,
@@ -65,11 +71,16 @@ class Draws(Stateful):
         }
 
     def _schema(self) -> Schema:
-        examples = Entry(torch.int64, (None,), low=0, high=self.dual.num_examples - 1)
+        examples = Entry(torch.int64, (None,), low=0, high=len(self.dual.own) - 1)
         return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples}
+
+    def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The generator of another number of processes, without the examples that these have drawn."""
+        return {**parts[self.dual.ranks.rank % len(parts)], "waiting": torch.zeros(0, dtype=torch.int64)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue the draws from a state that :meth:`check_state` accepted."""
+        state = self._part(state, self.state_name)
         self.generator.set_state(state["generator"].cpu())
         self._waiting = state["waiting"].to("cpu", copy=True)
 

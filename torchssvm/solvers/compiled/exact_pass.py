@@ -64,8 +64,8 @@ class ExactPasses:
         numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
         ranges = split(self._work, max(1, min(_RANGES, _NUMBERS // numbers)))
         totals = [_zeros(model, np.float64) for _ in ranges[1:]]
-        n = dual.num_examples
-        hinges, gaps, losses = np.zeros(n), np.zeros(n), np.zeros((2, n))
+        size = len(dual.own)
+        hinges, gaps, losses = np.zeros(size), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
         every = _EVERY + numbers // 64
@@ -85,7 +85,7 @@ class ExactPasses:
         def remember() -> None:
             self._remember(blocks, dual, options, memory, corners)
 
-        scale = 1.0 / (dual.lam * n)
+        scale = 1.0 / (dual.lam * dual.num_examples)
         weights = [
             torch.from_numpy(sum(arrays)).contiguous() * scale
             for arrays in zip(*map(memory.adapter.trained, totals), strict=True)

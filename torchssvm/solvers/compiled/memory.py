@@ -43,7 +43,7 @@ class BlockMemory:
             self._check(self._labelings_bytes(), "Labelings(capacity=...) with a smaller capacity takes less")
         elif not self.has_rest:
             self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
-        states, n = adapter.num_states, dual.num_examples
+        states, n = adapter.num_states, len(dual.own)
         self._nothing = BlockArrays(
             count=torch.zeros(n, dtype=torch.int64).numpy(),
             mass=torch.zeros(n, 0, dtype=torch.float64).numpy(),
@@ -143,7 +143,7 @@ class BlockMemory:
             return 0
         gram = self.dual.parameters[0].element_size() if self.curvature else 0
         like = self.adapter.longest_labeling(self.longest)
-        return self.dual.num_examples * (self.labelings.sets.bytes_each(like, self.capacity, gram) + 8 + 8 + 1)
+        return len(self.lengths) * (self.labelings.sets.bytes_each(like, self.capacity, gram) + 8 + 8 + 1)
 
     def _rest_bytes(self) -> int:
         states = self.adapter.num_states

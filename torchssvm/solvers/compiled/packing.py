@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, restrict
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.lists import Lists, check_finite, lists_of
 from torchssvm.core.potentials import as_potentials
@@ -42,30 +42,31 @@ class Piece(NamedTuple):
 
 
 def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor]:
-    """Every example once, in the order of the index, as NumPy arrays; the head and the structure check them.
+    """Every example that this process holds, in order, as NumPy arrays; the head and the structure check them.
 
     Returns:
-        The examples, and the digests of their targets, ``[n]`` int64.
+        The examples, and the digests of their targets, ``[m]`` int64.
 
     Raises:
         ValueError: An example is missing or duplicated, or a batch is not valid.
     """
-    n, dtype = dual.num_examples, dual.parameters[0].dtype
+    n, dtype = len(dual.own), dual.parameters[0].dtype
     lengths, targets = torch.zeros(2, n, dtype=torch.int64)
     pieces: list[Piece] = []
     nonzeros = 0
-    for batch in batches:
+    for batch in restrict(batches, dual.own) if dual.ranks else batches:
         _check_kind(batch)
         piece = _piece(adapter, dual, batch, dtype)
         twice = piece.index[lengths[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
+            example += dual.own.start
             raise ValueError(f"batches gave example {example} twice: every training example is needed exactly once")
         lengths[piece.index], targets[piece.index] = piece.lengths, piece.targets
         nonzeros += int(piece.x.count_nonzero()) if isinstance(piece.x, Tensor) else len(piece.x.columns)
         pieces.append(piece)
     if not bool((lengths > 0).all()):
-        missing = (lengths == 0).nonzero().flatten().tolist()
+        missing = ((lengths == 0).nonzero().flatten() + dual.own.start).tolist()
         used_up = "; were they a generator that was used up?" if len(missing) == n else ""
         raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them{used_up}")
     start = offsets(lengths)

@@ -167,7 +167,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             TypeError: See :meth:`step`.
             RuntimeError: See :meth:`step`.
         """
-        index = given = check_visits(index, self.dual.num_examples)
+        index = given = check_visits(index, self.dual.num_examples, self.dual.own)
         self._begin()
         nowhere = torch.zeros(0, dtype=torch.float64)
         try:
@@ -185,7 +185,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             ValueError: The index is not valid.
             RuntimeError: An example of the loop has another target or length.
         """
-        index, lengths = check_visits(batch.index, self.dual.num_examples), batch.lengths
+        index, lengths = check_visits(batch.index, self.dual.num_examples, self.dual.own), batch.lengths
 
         def without_padding(leaf: Tensor) -> Tensor:
             if lengths is None or leaf.ndim < 2:
@@ -197,7 +197,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             raise ValueError(f"index has {len(index)} numbers, and the batch {len(found)} targets: it needs as many")
         if bool((wrong := found != self._targets[index]).any()):
             raise RuntimeError(
-                f"index names {index[wrong].unique().tolist()[:5]}, whose targets or lengths are others in the data: "
+                f"index names {(index[wrong].unique() + self.dual.own.start).tolist()[:5]}, whose targets or lengths are others in the data: "
                 "index is an example's place in the dataset, not in the batch, and its target never changes"
             )
 

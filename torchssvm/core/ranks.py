@@ -1,0 +1,209 @@
+"""The processes that train one model together, and what they tell each other."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+_TEXT = 600  # bytes of an error's text that the other ranks are told
+
+T = TypeVar("T")
+
+
+class RankError(RuntimeError):
+    """Another rank has refused, or cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of torch's default process group; a process without one is alone.
+
+    Every method that sends something is collective: all ranks call it, in the same order. Sums are taken in the order
+    of the ranks, so that all of them get the same bits.
+
+    Attributes:
+        rank: The number of this process, 0 to ``size - 1``.
+        size: Number of processes.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def here(cls) -> Ranks:
+        """Those of the default process group, if it has been initialised."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    def __bool__(self) -> bool:
+        """Whether there are several processes."""
+        return self.size > 1
+
+    def own(self, n: int, rank: int | None = None) -> range:
+        """The examples of a rank, this one by default: the ranks divide 0 .. n - 1 into contiguous parts.
+
+        Raises:
+            ValueError: There are fewer examples than ranks.
+        """
+        if n < self.size:
+            raise ValueError(
+                f"there are {n} examples and {self.size} processes, each of which needs one: start fewer processes"
+            )
+        rank = self.rank if rank is None else rank
+        return range(rank * n // self.size, (rank + 1) * n // self.size)
+
+    def gather(self, numbers: Tensor) -> Tensor:
+        """The tensors of all ranks in their order, ``[P, *shape]``; they have one shape and dtype.
+
+        Raises:
+            RankError: A rank cannot be reached.
+        """
+        if not self:
+            return numbers.unsqueeze(0)
+        there = numbers.to(_device(numbers)).contiguous()
+        found = [torch.empty_like(there) for _ in range(self.size)]
+        with _reaching(self):
+            dist.all_gather(found, there)
+        return torch.stack(found).to(numbers.device)
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send ``sent[q]`` rows to rank q, one rank after another; returns those received, in the order of the ranks.
+
+        Args:
+            rows: ``[sum of sent, ...]``.
+            sent: Rows for each rank.
+            received: Rows from each rank.
+
+        Raises:
+            RankError: A rank cannot be reached.
+        """
+        if not self:
+            return rows
+        there = rows.to(_device(rows)).contiguous()
+        found = there.new_empty(sum(received), *rows.shape[1:])
+        with _reaching(self):
+            dist.all_to_all_single(found, there, list(received), list(sent))
+        return found.to(rows.device)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks: each adds up a slice of all tensors, and the slices are gathered.
+
+        Raises:
+            RankError: A rank cannot be reached.
+        """
+        if not self:
+            return tensor
+        flat = tensor.reshape(-1)
+        padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self.size))
+        one_each = [1] * self.size
+        total = sum_in_order(self.exchange(padded.view(self.size, -1), one_each, one_each))
+        return self.gather(total).reshape(-1)[: flat.numel()].view(tensor.shape)
+
+    def collect(self, state: dict[str, Any], to: int = 0) -> list[dict[str, Any]] | None:
+        """The states of all ranks in their order, at the rank ``to``; None elsewhere.
+
+        Args:
+            state: Tensors, numbers and strings, as in checkpoints.
+            to: The rank that gets them.
+
+        Raises:
+            RankError: A rank cannot be reached.
+        """
+        if not self:
+            return [state]
+        file = io.BytesIO()
+        torch.save(state, file)
+        own = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor([len(own)])).flatten().tolist()
+        sent = [len(own) if q == to else 0 for q in range(self.size)]
+        found = self.exchange(own, sent, sizes if self.rank == to else [0] * self.size)
+        if self.rank != to:
+            return None
+        files = (io.BytesIO(part.cpu().numpy().tobytes()) for part in found.split(sizes))
+        return [torch.load(part, map_location="cpu", weights_only=True) for part in files]
+
+    def agree(self, action: Callable[[], T]) -> T:
+        """What ``action`` returns, once no rank has raised an error.
+
+        Raises:
+            Exception: That of ``action``.
+            RankError: ``action`` raised an error in another rank, or a rank cannot be reached.
+        """
+        if not self:
+            return action()
+        try:
+            result = action()
+        except Exception as error:
+            self.refuse(error)
+        self.hear(self.gather(torch.zeros(1)).flatten())
+        return result
+
+    def refuse(self, error: Exception, message: Tensor | None = None) -> NoReturn:
+        """Tell the others, who call :meth:`hear`, that this rank refuses, and raise ``error``.
+
+        Args:
+            error: The reason.
+            message: What they gather at this moment, with 1 in its first number; None is that number alone.
+        """
+        with suppress(RankError):
+            self.hear(self.gather(torch.ones(1) if message is None else message).flatten(1)[:, 0], error)
+        raise error
+
+    def hear(self, refused: Tensor, error: Exception | None = None) -> None:
+        """Raise RankError if some rank has refused, with its reason.
+
+        Args:
+            refused: ``[P]``, not zero where a rank has refused.
+            error: The reason of this rank, if it is among them.
+        """
+        where = refused.nonzero().flatten().tolist()
+        if not where:
+            return
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        sent = torch.frombuffer(bytearray(text.encode()[:_TEXT].ljust(_TEXT)), dtype=torch.uint8)
+        texts = [bytes(row.tolist()).decode(errors="ignore").strip() for row in self.gather(sent)]
+        raise RankError(
+            f"rank {where[0]} of {self.size} refuses, so that rank {self.rank} does too, and nothing has changed here: "
+            f"{texts[where[0]]}"
+        )
+
+    def refuse_several(self, what: str, advice: str) -> None:
+        """Raise ValueError if there are several processes."""
+        if self:
+            raise ValueError(f"world size {self.size}: {what} runs in one process. {advice}")
+
+
+@contextmanager
+def _reaching(ranks: Ranks) -> Iterator[None]:
+    """Raise RankError where torch reports a failed exchange."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {ranks.rank} of {ranks.size} cannot reach the others: a process has ended, or did not come to this "
+            "step within the timeout of torch.distributed.init_process_group(timeout=...). Start again from the last "
+            f"checkpoint; torchrun --max-restarts does so by itself. torch says: {str(error).split('. ')[0]}"
+        ) from error
+
+
+def _device(tensor: Tensor) -> torch.device:
+    """Where the group's backend takes tensors."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return tensor.device
+
+
+def sum_in_order(every: Tensor) -> Tensor:
+    """The sum over the first axis, that of the ranks, in their order."""
+    total = every[0].clone()
+    for other in every[1:]:
+        total += other
+    return total

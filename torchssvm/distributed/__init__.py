@@ -1,0 +1,1 @@
+"""Training by several processes: rounds of directions, combined by a box QP over the ranks."""
