@@ -54,6 +54,23 @@ class Draws(ByRank):
             return self._waiting[:visits], none.double()
         return none, torch.rand(visits, dtype=torch.float64, generator=self.generator)
 
+    def order_of(self, visits: int) -> Tensor:
+        """``visits`` examples, drawn by the gaps of now; fewer only when all gaps are zero."""
+        found: list[Tensor] = []
+        while visits > 0:
+            order, points = self.next(visits)
+            if len(points):
+                ends = self.dual.gap_estimates.cumsum(0)
+                if not float(ends[-1]) > 0.0:
+                    break
+                order = torch.searchsorted(ends, points * ends[-1], right=True).clamp_(max=len(ends) - 1)
+            else:
+                order = order[:visits]
+                self.used(len(order))
+            found.append(order)
+            visits -= len(order)
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
+
     def used(self, visits: int) -> None:
         """Mark the first ``visits`` examples of ``next`` as visited."""
         self._waiting = self._waiting[visits:]

@@ -14,16 +14,18 @@ from torchssvm.core.batch import Batch, tree_map
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
-from torchssvm.core.schema import Schema, Stateful
+from torchssvm.core.schema import Declaration, Open, Stateful
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, conclude
+from torchssvm.solvers.compiled.blend import Kept, blend, keep_blocks
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import pack
+from torchssvm.solvers.compiled.rounds import Rounds
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.trainer import DualTrainer
@@ -56,6 +58,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         oracle: As in ``BlockGap``; None is ``MaxOracle()``.
         order: ``Proportional()`` (the default), ``Uniform()`` or ``Permutation()``.
         seed: Seed of the draws.
+        round_visits: Of several processes, the visits that each makes between two exchanges; None times the first
+            rounds and chooses it, so that the bits of a run are those of another only if it is given.
 
     Raises:
         TypeError: The head, its structure, a rule or the storage has no compiled form.
@@ -84,6 +88,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         oracle: OracleRule | None = None,
         order: Order | None = None,
         seed: int = 0,
+        round_visits: int | None = None,
     ) -> None:
         self.direction: Any = direction if direction is not None else FrankWolfe()
         self.oracle: Any = oracle if oracle is not None else MaxOracle()
@@ -97,11 +102,11 @@ class CompiledBCFW(DualTrainer, Stateful):
         validate_weights(adapter, dual, self._layout, begun=False)
         check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
-        self._examples, self._targets = pack(adapter, dual, batches)
-        self._lengths = torch.from_numpy(self._examples.start).diff()
+        self.examples, self._targets = pack(adapter, dual, batches)
+        self._lengths = torch.from_numpy(self.examples.start).diff()
         self._validate_blocks()
         self._memory = BlockMemory(adapter, dual, self._lengths, curvature=self.direction.needs_curvature)
-        dtype = self._examples.added.dtype
+        dtype = self.examples.added.dtype
         sizes = (
             self._memory.longest,
             adapter.num_states,
@@ -109,19 +114,22 @@ class CompiledBCFW(DualTrainer, Stateful):
             0 if adapter.pairs is None else adapter.num_states,
         )
         self._make_scratch = partial(
-            make_scratch, *sizes, self._memory.capacity + 2, dtype, adapter.scratch_of(self._examples)
+            make_scratch, *sizes, self._memory.capacity + 2, dtype, adapter.scratch_of(self.examples)
         )
         self._scratch = self._make_scratch()
-        self._exact = ExactPasses(self._examples, self._targets, self._make_scratch)
+        self._exact = ExactPasses(self.examples, self._targets, self._make_scratch)
         if dual.begin(Box(dual.parameters)):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
+        size = None if round_visits is None else check_whole(round_visits, "round_visits")
+        self._rounds = Rounds(self, size) if dual.ranks else None
 
     @torch.no_grad()
     def step(self, visits: int | None = None) -> int:
         """Draw blocks and visit them, one after another; the head holds the new weights afterwards.
 
         Args:
-            visits: Number of visits; None is a quarter of an epoch, or a whole epoch for fewer than 1000 examples.
+            visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for
+                fewer than 1000 examples.
 
         Returns:
             Visits made; fewer only when all gaps are zero.
@@ -135,7 +143,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         """
         n = self.dual.num_examples
         visits = usual_visits(n) if visits is None else check_whole(visits, "visits", 0)
-        self._begin()
+        if self._rounds is not None:
+            return self._rounds.step(visits)
+        self.begin()
         done = 0
         try:
             while done < visits:
@@ -147,7 +157,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                         break
                     self._make_room()
         finally:
-            self._end(None)
+            self.end()
         return done
 
     @property
@@ -168,7 +178,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             RuntimeError: See :meth:`step`.
         """
         index = given = check_visits(index, self.dual.num_examples, self.dual.own)
-        self._begin()
+        self.dual.ranks.refuse_several("visit(index)", "Call step(), which draws blocks in every process")
+        self.begin()
         nowhere = torch.zeros(0, dtype=torch.float64)
         try:
             while len(index):
@@ -176,7 +187,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 if len(index):
                     self._make_room()
         finally:
-            self._end(given)
+            self.end(given)
 
     def check_targets(self, batch: Batch) -> None:
         """Check that a batch's index names the examples that the loop keeps under these numbers.
@@ -238,16 +249,37 @@ class CompiledBCFW(DualTrainer, Stateful):
         vars(self).update(state)
         self._scratch = self._make_scratch()
 
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect the draws of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
+        self.draws.consolidate_state_dict(to)
+
+    def kept(self) -> dict[str, Any]:
+        """The state of this process, as ``load_state_dict`` takes it."""
+        return self._with_rounds(self.draws.kept())
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the draws; the dual has its own state."""
-        return self.draws.state_dict()
+        return self._with_rounds(self.draws.state_dict())
 
-    def _schema(self) -> Schema:
-        return self.draws._schema()
+    def _with_rounds(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state if self._rounds is None else {**state, "round_visits": self._rounds.visits}
+
+    def _schema(self) -> Declaration:
+        return Open({})
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        self.draws.check_state({name: value for name, value in state.items() if name != "round_visits"}, where)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue the draws from a state that :meth:`check_state` accepted."""
         self.draws.restore(state)
+        if self._rounds is not None:
+            self._rounds.visits = state.get("round_visits", self._rounds.visits)
+
+    @property
+    def emission(self) -> Tensor:
+        """The emissions of the head, ``[F, K]``."""
+        return self._adapter.weights()[0]
 
     @property
     def _contents(self) -> Any:
@@ -264,7 +296,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             validate_blocks(self._adapter, self.dual, self._lengths, self._targets)
             self._seen = (self._contents, self.dual.version)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Check that visits can be made, and set the weights that they start from."""
         dual = self.dual
         self._validate()
         dual.targets = self._targets
@@ -274,7 +307,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._scratch.step[:] = 0.0
         self._made = 0
 
-    def _end(self, index: Tensor | None) -> None:
+    def end(self, index: Tensor | None = None) -> None:
+        """Accept the weights after visits of these blocks; None is any."""
         self._memory.remember_lengths(index)
         squared = self.dual.held_norm**2 + float(self._scratch.step[1])
         self.dual.remember_weights(squared, self._made)
@@ -303,7 +337,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 order.numpy(),
                 points.numpy(),
                 tree.numpy(),
-                self._examples,
+                self.examples,
                 model,
                 blocks,
                 Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
@@ -322,6 +356,26 @@ class CompiledBCFW(DualTrainer, Stateful):
             if drawn:
                 self.draws.used(made)
         return made
+
+    def keep(self, order: Tensor) -> Kept:
+        """Copies of the blocks that a round visits, each of which gets a rest that can take over its labelings."""
+        own, times = order.unique(return_counts=True)
+        blocks = self._memory.blocks()
+        if self._memory.capacity and not self._memory.has_rest:
+            if bool((torch.from_numpy(blocks.count)[own] + times > self._memory.capacity).any()):
+                self._memory.make_rest()
+                blocks = self._memory.blocks()
+        return keep_blocks(own.numpy(), self.examples, blocks, self.dual.loss.numpy())
+
+    def visit_all(self, order: Tensor) -> None:
+        """Visit these blocks, one after another."""
+        if len(order) and self._visit(order, torch.zeros(0, dtype=torch.float64), drawn=False) < len(order):
+            self._make_room()
+        self._scratch.step[1] = 0.0  # the joint step says how the norm of the weights changes
+
+    def blend(self, kept: Kept, share: float) -> None:
+        """Move blocks back: ``share`` of their dual variables of now, and the rest of those that were kept."""
+        blend(kept, share, self.examples, self._memory.blocks(), self.dual.loss.numpy(), self.dual.num_examples)
 
     def _make_room(self) -> None:
         if self._memory.has_rest:

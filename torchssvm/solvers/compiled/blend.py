@@ -1,0 +1,112 @@
+"""Some blocks as they were at the start of a round, and the way back towards them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchssvm.core.jit import njit
+from torchssvm.solvers.compiled.atoms import rest_views
+from torchssvm.solvers.compiled.block import add_labeling
+from torchssvm.solvers.compiled.state import BlockArrays, Examples
+
+
+class Kept(NamedTuple):
+    """Copies of the blocks ``own``, as in ``BlockArrays``, and of their losses.
+
+    Attributes:
+        own: ``[U]`` int64, distinct blocks.
+        mass: ``[U, C]``.
+        loss: ``[U, C]``.
+        labelings: ``[U, C, N]``.
+        rest_mass: ``[U]``.
+        rest_loss: ``[U]``.
+        emission: ``[sum of lengths, K]``, psi of the rests; zero where there are none.
+        pairs: ``[U, ...]``, psi of their pairs.
+        losses: ``[U]``, l_i.
+    """
+
+    own: Any
+    mass: Any
+    loss: Any
+    labelings: Any
+    rest_mass: Any
+    rest_loss: Any
+    emission: Any
+    pairs: Any
+    losses: Any
+
+
+def keep_blocks(own: np.ndarray, examples: Examples, blocks: BlockArrays, losses: np.ndarray) -> Kept:
+    """Copies of some blocks.
+
+    Args:
+        own: ``[U]`` int64, distinct blocks.
+        examples: The training set.
+        blocks: All blocks.
+        losses: ``[n]``, l_i.
+    """
+    copies = [getattr(blocks, name)[own] for name in ("mass", "loss", "labelings", "rest_mass", "rest_loss")]
+    lengths = np.diff(examples.start)[own]
+    emission = np.empty((int(lengths.sum()), blocks.rest_emission.shape[1]), blocks.rest_emission.dtype)
+    _copy_rests(own, examples, blocks, emission)
+    return Kept(own, *copies, emission, blocks.rest_transition[blocks.rest_transition_start[own]], losses[own])
+
+
+@njit
+def _copy_rests(own, examples, blocks, emission):
+    row = 0
+    for i in own:
+        length = examples.start[i + 1] - examples.start[i]
+        start = blocks.rest_emission_start[i]
+        for t in range(length):
+            for k in range(emission.shape[1]):
+                emission[row + t, k] = blocks.rest_emission[start + t, k] if start > 0 else 0
+        row += length
+
+
+@njit
+def blend(kept, share, examples, blocks, losses, n):
+    """Give every block ``share`` of its dual variables of now, and the rest of those that it had.
+
+    A labeling that has lost its slot since then goes into the rest, which the block must have.
+
+    Args:
+        kept: The blocks as they were.
+        share: 0 to 1.
+        examples: The training set.
+        blocks: All blocks.
+        losses: ``[n]``, l_i.
+        n: Number of examples of all processes.
+    """
+    before, row = 1.0 - share, 0
+    for u in range(len(kept.own)):
+        i = kept.own[u]
+        length = examples.start[i + 1] - examples.start[i]
+        losses[i] = before * kept.losses[u] + share * losses[i]
+        psi, pairs = rest_views(blocks, i, length)  # not read where there is no rest
+        if blocks.rest_emission_start[i] > 0:
+            for t in range(length):
+                for k in range(psi.shape[1]):
+                    psi[t, k] = before * kept.emission[row + t, k] + share * psi[t, k]
+            for k in range(pairs.shape[0]):
+                for m in range(pairs.shape[1]):
+                    pairs[k, m] = before * kept.pairs[u, k, m] + share * pairs[k, m]
+        blocks.rest_mass[i] = before * kept.rest_mass[u] + share * blocks.rest_mass[i]
+        blocks.rest_loss[i] = before * kept.rest_loss[u] + share * blocks.rest_loss[i]
+        for c in range(blocks.mass.shape[1]):
+            blocks.mass[i, c] *= share
+            old = before * kept.mass[u, c]
+            if old > 0.0:
+                stays = True
+                for t in range(length):
+                    stays &= blocks.labelings[i, c, t] == kept.labelings[u, c, t]
+                if stays:
+                    blocks.mass[i, c] += old
+                else:
+                    add_labeling(examples, i, length, kept.labelings[u, c], -old, psi, pairs)
+                    blocks.rest_mass[i] += old
+                    blocks.rest_loss[i] += old * kept.loss[u, c] / n
+                    blocks.mixed[i] = True
+        row += length

@@ -1,0 +1,157 @@
+"""The compiled loop in several processes: rounds of own visits, each followed by a joint step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.compiling import clock
+from torchssvm.core.ranks import RankError, sum_in_order
+from torchssvm.core.row_sparse import inner_product, rows_of
+from torchssvm.distributed.exchange import Exchange, Figures
+from torchssvm.solvers.compiled.state import Examples
+
+if TYPE_CHECKING:
+    from torchssvm.solvers.compiled.solver import CompiledBCFW
+
+_FIRST = 16  # visits of a round before its size is chosen
+_TRIED = 8  # rounds that are timed, after a first one
+_PART = 20  # a round is at most this part of a process's examples
+
+
+class Rounds:
+    """Visits in rounds: each process visits some of its blocks, and the box QP over the ranks combines their moves.
+
+    Short rounds need fewer passes, long ones fewer exchanges. Where no size is given, the first rounds are timed, and
+    a round then takes as many visits as take the time of an exchange.
+
+    Args:
+        loop: The compiled loop.
+        visits: Visits of a process in a round; None chooses it.
+    """
+
+    def __init__(self, loop: CompiledBCFW, visits: int | None) -> None:
+        self._loop, self.visits = loop, visits
+        self._exchange = Exchange(loop.dual.ranks, loop.dual.parameters)
+        self._times: list[tuple[float, float]] = []  # seconds of a visit and of an exchange, in each timed round
+
+    def step(self, visits: int) -> int:
+        """Rounds of together ``visits`` visits of all processes; returns those made."""
+        loop, ranks = self._loop, self._loop.dual.ranks
+        own, done = -(-visits // ranks.size), 0
+        ranks.agree(loop.begin)
+        try:
+            while own > 0:
+                size = min(_FIRST if self.visits is None else self.visits, own)
+                made = self._round(size)
+                done, own = done + made, own - size
+                if not made:
+                    break
+        finally:
+            loop.end()
+        return done
+
+    def _round(self, size: int) -> int:
+        """One round of ``size`` visits of each process; returns those of all."""
+        loop, dual = self._loop, self._loop.dual
+        counters = dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps
+        kept = None
+        start = clock()
+
+        def visit() -> tuple[list[Tensor], Figures]:
+            nonlocal kept, start
+            order = loop.draws.order_of(size)
+            kept, before = loop.keep(order), _Weights(loop, order)
+            gap = float(dual.gap_estimates.sum())
+            loop.visit_all(order)
+            gradients = before.directions()
+            change = float((dual.loss.numpy()[kept.own] - kept.losses).sum())
+            value = change + inner_product([p.detach() for p in dual.parameters], gradients)
+            calls, hits, moved = (
+                now - old for now, old in zip((dual.oracle_calls, dual.cache_hits, dual.moved), counters, strict=False)
+            )
+            loss = float(dual.loss.sum()) - change
+            start, seconds = clock(), clock() - start
+            self._spent = seconds / max(moved, 1)
+            return gradients, Figures(value, 1.0, loss, change, gap, calls, hits, moved)
+
+        try:
+            found = self._exchange(visit, dual.lam)
+        except RankError:
+            if kept is not None:
+                loop.blend(kept, 0.0)
+            raise
+        finally:
+            dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps = counters
+        figures = found.figures
+        curvature = found.squared_norm / dual.lam
+        step = min(max(figures.value / curvature, 0.0), figures.largest) if curvature > 0.0 else 1.0
+        assert kept is not None
+        loop.blend(kept, min(step * found.beta, 1.0))
+        dual.move_weights(found.gradients, -step / dual.lam)
+        dual.count(figures.calls, figures.hits, figures.moved)
+        dual.agree(figures.loss + step * figures.loss_change, figures.gap)
+        dual.rho = found.rho
+        if self.visits is None:
+            self._time(self._spent, clock() - start)
+        return figures.moved
+
+    def _time(self, visit: float, exchange: float) -> None:
+        """Choose the size of a round once enough of them have been timed, by the mean of all processes."""
+        self._times.append((visit, exchange))
+        if len(self._times) <= _TRIED:
+            return
+        dual = self._loop.dual
+        own = torch.tensor(self._times[1:], dtype=torch.float64).median(0).values
+        visit, exchange = sum_in_order(dual.ranks.gather(own)).tolist()
+        self.visits = max(1, min(math.ceil(exchange / visit), dual.num_examples // dual.ranks.size // _PART))
+
+
+class _Weights:
+    """The weights before a round; of many weights, the rows that its examples read.
+
+    Args:
+        loop: The compiled loop.
+        order: The blocks of the round.
+    """
+
+    def __init__(self, loop: CompiledBCFW, order: Tensor) -> None:
+        self._loop = loop
+        rows: Tensor | None = None
+        if loop.dual.is_large and (found := columns_of(loop.examples, np.unique(order.numpy()))) is not None:
+            rows = torch.from_numpy(found)
+        emission = loop.emission
+        self._held = [
+            (p.detach(), rows if p.data_ptr() == emission.data_ptr() and p.shape == emission.shape else None)
+            for p in loop.dual.parameters
+        ]
+        self._before = [p.clone() if rows is None else p[rows] for p, rows in self._held]
+
+    def directions(self) -> list[Tensor]:
+        """``lam`` times the weights before less those of now, for each parameter; the old ones are put back."""
+        found = []
+        for (held, rows), before in zip(self._held, self._before, strict=True):
+            change = (before - (held if rows is None else held[rows])) * self._loop.dual.lam
+            if rows is None:
+                held.copy_(before)
+            else:
+                held[rows] = before
+                change = rows_of(rows, change, held.shape, coalesced=True)
+            found.append(change)
+        return found
+
+
+def columns_of(examples: Examples, own: np.ndarray) -> np.ndarray | None:
+    """The features that some examples have, ascending, int64; None where features are no lists."""
+    if examples.dense:
+        return None
+    if examples.arcs is not None:
+        first, end, values = examples.arcs.known_start[own], examples.arcs.known_start[own + 1], examples.arcs.known
+    else:
+        first, end = examples.row[examples.start[own]], examples.row[examples.start[own + 1]]
+        values = examples.column
+    return np.unique(np.concatenate([values[a:b] for a, b in zip(first, end, strict=True)])).astype(np.int64)
