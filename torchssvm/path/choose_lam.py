@@ -73,7 +73,7 @@ class LamChoice:
         >>> [point.lam for point in choice.points]
         [1.0, 0.1]
         >>> print(str(choice).splitlines()[0])
-        lam  lam n  gap  passes  seconds  loss  wrong tokens  wrong examples
+        lam  lam n  gap  passes  seconds  loss  wrong examples
     """
 
     head: nn.Module
@@ -92,10 +92,11 @@ class LamChoice:
 
     def __str__(self) -> str:
         scored = any(point.score != -point.held_out.loss for point in self.points)
-        rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", "wrong tokens", "wrong examples"]]
+        names = ("example",) if self.best.held_out.is_plain else ("token", "example")
+        rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", *(f"wrong {name}s" for name in names)]]
         rows[0] += ["score"] if scored else []
         for point in self.points:
-            own, errors = point.certificate, (point.held_out.token_error, point.held_out.example_error)
+            own, errors = point.certificate, [getattr(point.held_out, f"{name}_error") for name in names]
             row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{100 * own.relative_gap:.2g} %"]
             row += [f"{point.passes:.0f}", f"{point.seconds:.1f}", f"{point.held_out.loss:.4g}"]
             row += ["" if error is None else f"{100 * error:.2f} %" for error in errors]
