@@ -157,7 +157,8 @@ class Choice(NamedTuple):
         text = f"{own.direction}, {own.oracle}, {type(own.storage).__name__}()"
         if self.compiled:
             return f"solver: compiled loop, {text}: {self.reason}"
-        return f"solver: torch loop, {text}, {own.block_steps}: {self.reason}"
+        text += f", {own.block_steps}, which trains any head to the same certificate"
+        return f"solver: torch loop, {text} (not compiled: {self.reason})"
 
 
 def choose(

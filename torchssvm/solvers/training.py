@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -58,8 +58,8 @@ def solve(
     """Train a head until an exact pass proves that it is within ``tolerance`` of the optimum.
 
     The quickest solver that head, storage and memory allow is chosen, and said once on stderr with the reason; see
-    :func:`torchssvm.solvers.choose`. The head starts from zero weights. :func:`make_trainer` gives the trainer itself,
-    to stop, save and continue.
+    :func:`torchssvm.solvers.choose`. The head starts from zero weights, whatever it holds: a second call trains it
+    anew. :func:`make_trainer` gives the trainer itself, to stop, save and continue: its ``solve`` goes on.
 
     Args:
         head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.
@@ -170,15 +170,16 @@ def make_trainer(
         head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=memory_limit
     )
     if choice.compiled:
-        loop = CompiledBCFW(
-            head,
-            dual,
-            pass_over(dataset, given.collate_fn),
-            direction=rules.direction,
-            oracle=rules.oracle,
-            order=given.order,
-            seed=given.seed,
-        )
+        with _zero_weights(head):
+            loop = CompiledBCFW(
+                head,
+                dual,
+                pass_over(dataset, given.collate_fn),
+                direction=rules.direction,
+                oracle=rules.oracle,
+                order=given.order,
+                seed=given.seed,
+            )
         loop.schedule = given.schedule
         return loop
     if given.batch_size is None:
@@ -186,9 +187,24 @@ def make_trainer(
     if given.order is None and (lengths := lengths_of(dataset)) is not None:
         given = replace(given, order=ByLength(lengths))
     loss = BlockGap(dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
-    return TorchLoop(
-        head, loss, dataset, given, optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search)
-    )
+    with _zero_weights(head):
+        optimizer = BCFW(groups(head, bounds), dual, line_search=rules.line_search)
+        return TorchLoop(head, loss, dataset, given, optimizer=optimizer)
+
+
+@contextlib.contextmanager
+def _zero_weights(head: nn.Module) -> Iterator[None]:
+    """Weights of zero, where a new dual begins; an error in the block brings those back that the head held."""
+    held = [parameter.detach().clone() for parameter in head.parameters()]
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for parameter, weights in zip(head.parameters(), held, strict=True):
+                parameter.copy_(weights)
+        raise
 
 
 def tell(choice: Choice) -> None:
@@ -202,11 +218,14 @@ def tell(choice: Choice) -> None:
 
 def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: float) -> None:
     """Warn of a run that ``max_passes`` ended before its tolerance."""
-    if not is_within(certificate.gap, tolerance, certificate.primal) and not warn_if_far(certificate):
-        warn(
-            f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
-            f"{100 * certificate.relative_gap:.3g} % of the primal; {tolerance:g} was asked for"
-        )
+    if is_within(certificate.gap, tolerance, certificate.primal):
+        return
+    far = ", far from the optimum" if certificate.relative_gap > FAR else ""
+    warn(
+        f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
+        f"{100 * certificate.relative_gap:.3g} % of the primal{far}; tolerance asks for {tolerance:g}. Give a larger "
+        "max_passes, or a larger lam, which takes fewer passes"
+    )
 
 
 def warn_if_far(certificate: Certificate) -> bool:
