@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset
+from torchssvm.core.arguments import check_dataset, or_default
 from torchssvm.core.batch import apply_head, fetcher, lengths_of, pass_over, rows_in_order, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.potentials import as_potentials
@@ -23,12 +23,12 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, check_solver, choose
+from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, choose
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.parameter_groups import NamedBounds, check_bounds, groups
-from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import check_limits
@@ -95,7 +95,7 @@ def solve(
     """
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
-    options = check_options(options)
+    options = or_default(options, RunOptions, "options")
     trainer = make_trainer(
         head,
         dataset,
@@ -148,11 +148,11 @@ def make_trainer(
         )
     check_dataset(dataset)
     lam, structure, n = check_lam(lam), find_structure(head, structure), len(dataset)
-    solver = check_solver(solver)
+    solver = or_default(solver, Solver, "solver")
     if not n:
         raise ValueError("the dataset is empty")
     bounds = check_bounds(head, bounds)
-    given = check_options(options)
+    given = or_default(options, RunOptions, "options")
     choice = choose(
         solver,
         head,
@@ -228,22 +228,17 @@ def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: fl
     )
 
 
-def warn_if_far(certificate: Certificate) -> bool:
-    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation.
-
-    Returns:
-        Whether it is.
-    """
+def warn_if_far(certificate: Certificate) -> None:
+    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation."""
     gap, primal = certificate.gap, certificate.primal
     if isinstance(certificate, FactorwiseCertificate):
         gap, primal = certificate.relaxed_gap, certificate.relaxed_primal
-    if far := gap > FAR * primal > 0.0:
+    if gap > FAR * primal > 0.0:
         warn(
             f"the run ended far from the optimum: the gap, {gap:.4g}, is {100 * gap / primal:.0f} % of the primal, "
             f"{primal:.4g}. Train longer, or with a "
             "larger lam, which takes fewer passes"
         )
-    return far
 
 
 def warn_if_estimated_far(dual: DualState) -> None:
