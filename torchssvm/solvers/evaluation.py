@@ -32,7 +32,7 @@ class Evaluation:
         >>> evaluation.num_examples, evaluation.loss == evaluation.token_error
         (20, True)
         >>> print(evaluation)
-        69.00 % of 100 tokens wrong, 100.00 % of 20 examples wrong, loss 0.69
+        70.00 % of 100 tokens wrong, 100.00 % of 20 examples wrong, loss 0.7
     """
 
     loss: float
