@@ -16,7 +16,7 @@ from torch import Tensor
 from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
 
-def named_values(token: Any) -> Iterator[tuple[str, float]]:
+def named_values(token: Any) -> Iterable[tuple[str, float]]:
     """The features of a token, by name: a text becomes ``name=text`` with the value 1, True is 1, and 0 is left out.
 
     Args:
@@ -26,29 +26,30 @@ def named_values(token: Any) -> Iterator[tuple[str, float]]:
         TypeError: It is something else.
         ValueError: A number is not finite.
     """
+    if isinstance(token, list | tuple | set | frozenset) and all([isinstance(name, str) for name in token]):
+        return zip(token, itertools.repeat(1.0), strict=False)
     if isinstance(token, Mapping):
-        for name, value in token.items():
-            if not isinstance(name, str):
-                raise TypeError(f"a token has a feature named {name!r}: names are texts")
-            if isinstance(value, str):
-                yield f"{name}={value}", 1.0
-            elif isinstance(value, Real | np.bool_):
-                number = float(value)
-                if not math.isfinite(number):
-                    raise ValueError(f"a token has the feature {name!r} = {value}, which is not finite")
-                if number:
-                    yield name, number
-            else:
-                raise TypeError(
-                    f"a token has the feature {name!r} = {value!r}: values are texts, numbers, True or False"
-                )
-    elif isinstance(token, list | tuple | set | frozenset) and all(isinstance(name, str) for name in token):
-        yield from ((name, 1.0) for name in token)
-    else:
-        raise TypeError(
-            f"a token is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
-            "names; or one array [N, F] for each sequence"
-        )
+        return _values_of(token)
+    raise TypeError(
+        f"a token is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
+        "names; or one array [N, F] for each sequence"
+    )
+
+
+def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in token.items():
+        if not isinstance(name, str):
+            raise TypeError(f"a token has a feature named {name!r}: names are texts")
+        if isinstance(value, str):
+            yield f"{name}={value}", 1.0
+        elif isinstance(value, Real | np.bool_):
+            number = float(value)
+            if not math.isfinite(number):
+                raise ValueError(f"a token has the feature {name!r} = {value}, which is not finite")
+            if number:
+                yield name, number
+        else:
+            raise TypeError(f"a token has the feature {name!r} = {value!r}: values are texts, numbers, True or False")
 
 
 def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int) -> dict[str, int]:
