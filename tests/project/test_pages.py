@@ -123,6 +123,7 @@ def large_outputs(names: dict, printed: str) -> None:
 
 
 def sequences(names: dict, printed: str) -> None:
+    assert names["own_tags"] == [["PERSON", "O", "PLACE"]]
     assert names["loop"].certify().gap <= 0.05
 
 

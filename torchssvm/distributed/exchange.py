@@ -103,26 +103,17 @@ class Exchange:
         ranks.hear(table[:, 0])
         counts = table[:, length:].view(size, len(gradients), size)
         slices = self._scatter(gradients, counts)
-        own = torch.cat([sum(s.gram() for s in slices).flatten(), torch.tensor([float(s.width) for s in slices])])
+        products = torch.stack([piece.gram() for piece in slices]).sum(0)
+        own = torch.cat([products.flatten(), torch.tensor([float(piece.width) for piece in slices])])
         every = self._gather(own)
         products = sum_in_order(every[:, : size * size]).view(size, size)
-        numbers = Figures(*table[:, 1:length].unbind(1))
-        beta = solve_box_qp(products / lam, numbers.value, _SWEEPS)
-        used = numbers.largest[beta > 0.0] / beta[beta > 0.0]
-        together = Figures(
-            value=float(beta @ numbers.value),
-            largest=float(used.min()) if len(used) else 1.0,
-            loss=float(sum_in_order(numbers.loss)),
-            loss_change=float(beta @ numbers.loss_change),
-            gap=float(sum_in_order(numbers.gap)),
-            calls=int(numbers.calls.sum()),
-            hits=int(numbers.hits.sum()),
-            moved=int(numbers.moved.sum()),
-        )
+        beta = solve_box_qp(products / lam, table[:, 1], _SWEEPS)
         combined = self._collect(slices, beta, every[:, size * size :].to(torch.int64))
         separate = float(products.diagonal().sum())
         rho = float(products.sum()) / separate if separate > 0.0 else 1.0
-        return Round(combined, float(beta[ranks.rank]), together, float(beta @ products @ beta), rho)
+        return Round(
+            combined, float(beta[ranks.rank]), _together(table[:, 1:length], beta), float(beta @ products @ beta), rho
+        )
 
     def _gather(self, numbers: Tensor) -> Tensor:
         self.sent += (self.ranks.size - 1) * numbers.numel() * numbers.element_size()
@@ -193,6 +184,20 @@ class Exchange:
                 shape = self._like[j].shape
                 found[j] = rows_of(rows, values.view(len(rows), *shape[1:]), shape, coalesced=True)
         return [found[j] for j in range(len(found))]
+
+
+def _together(every: Tensor, beta: Tensor) -> Figures:
+    """The figures of all directions combined; ``every`` ``[P, figures]`` are those of each rank."""
+    value, largest, loss, change, gap, *counts = every.unbind(1)
+    used = largest[beta > 0.0] / beta[beta > 0.0]
+    return Figures(
+        float(beta @ value),
+        float(used.min()) if len(used) else 1.0,
+        float(sum_in_order(loss)),
+        float(beta @ change),
+        float(sum_in_order(gap)),
+        *(int(count.sum()) for count in counts),
+    )
 
 
 class _Slice:

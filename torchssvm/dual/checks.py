@@ -74,7 +74,7 @@ def check_visits(index: Tensor, num_examples: int, own: range | None = None) -> 
 
 
 def _check_range(low: int, high: int, num_examples: int, own: range | None) -> None:
-    if 0 <= low and high < num_examples:
+    if low >= 0 and high < num_examples:
         if own is None or (low in own and high in own):
             return
         raise ValueError(

@@ -58,8 +58,9 @@ class MeanParts(Storage):
             longest, trailing = (shape[1], shape[2:]) if name in potentials.ragged else (1, shape[1:])
             held = buffer.values.shape[1:]
             if held != trailing and (potentials.lengths is None or len(held) != len(trailing)):
+                example = int(index[0]) + self.own.start
                 raise ValueError(
-                    f"the blocks of {name} hold {list(held)} numbers a row, and example {int(index[0]) + self.own.start} came with "
+                    f"the blocks of {name} hold {list(held)} numbers a row, and example {example} came with "
                     f"{list(trailing)}: examples of different sizes need lengths, in every batch"
                 )
             found, wrong = buffer.read(index, rows, longest, trailing)
@@ -85,8 +86,8 @@ class MeanParts(Storage):
                 ):
                     if pairs.setdefault((name, example), count) != count:
                         raise ValueError(
-                            f"example {example + self.own.start} came with {count} rows of {name} and with {pairs[name, example]} "
-                            "before it: an index must always name the same example, at the same length"
+                            f"example {example + self.own.start} came with {count} rows of {name} and with "
+                            f"{pairs[name, example]} before it: an index must always name the same example, at the same length"
                         )
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:

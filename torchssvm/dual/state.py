@@ -229,7 +229,7 @@ class DualState(SavedDual):
         products = self.storage.products()
         if products is None:
             inner = float(flat(self.parameters) @ flat(self.unclipped))
-            slopes = (self.total_loss - self.lam * inner) / self.num_examples
+            slopes = torch.full_like(self.loss, (self.total_loss - self.lam * inner) / self.num_examples)
         else:
             slopes = self.loss - products
         self.gap_estimates = (self.gap_estimates + (1.0 - factor) * slopes).clamp_(min=0.0)

@@ -12,10 +12,10 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.batch import Batch, in_order
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, padded
-from torchssvm.estimators.forests import Forest, ForestFeatures, LinearForest
 from torchssvm.estimators.labels import accuracy, check_lists, padded_states, states_of, weights_of
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
 from torchssvm.structures.graph_cut.structure import GraphCut, RoofDual
+from torchssvm.structures.tree.forest import Forest, ForestFeatures, LinearForest
 
 
 class Graph(NamedTuple):

@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.connectors.data_connector import _request_dataloa
 from torch.utils.data import DataLoader
 
 from torchssvm.core.batch import lengths_of, rows_in_order
+from torchssvm.core.ranks import Ranks
 from torchssvm.steps.sampler import GapBatchSampler
 
 
@@ -80,7 +81,9 @@ def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> Data
     dataset: Any = loader.dataset
     return DataLoader(
         dataset,
-        batch_sampler=[list(rows) for rows in rows_in_order(Ranks.here().own(len(dataset)), batch_size, lengths_of(dataset))],
+        batch_sampler=[
+            list(rows) for rows in rows_in_order(Ranks.here().own(len(dataset)), batch_size, lengths_of(dataset))
+        ],
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,

@@ -13,8 +13,8 @@ from torchssvm.core.arguments import check_parameters
 from torchssvm.core.caller import warn
 from torchssvm.core.precision import full_precision
 from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
-from torchssvm.dual.checks import check_dual
 from torchssvm.distributed.exchange import Exchange, Figures
+from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gradient_check import Seen
 from torchssvm.solvers.move import Move, check_move
@@ -232,6 +232,7 @@ class BCFW(Stateful, Optimizer):
             **super().__getstate__(),
             "dual": self.dual,
             "line_search": self.line_search,
+            "_exchange": self._exchange,
             "_bounds": self._bounds,
             "_rate": self._rate,
         }
@@ -278,4 +279,3 @@ class BCFW(Stateful, Optimizer):
                 group.pop(name, None)
                 if bound is not None:
                     group[name] = bound
-

@@ -253,10 +253,10 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
     rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
     wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + 1e-12  # False where NaN
     if bool(wrong.any()):
+        examples = (wrong.nonzero().flatten() + dual.own.start).tolist()
         raise RuntimeError(
-            f"the losses of {int(wrong.sum())} blocks are not those of the outputs that they hold, of examples "
-            f"{(wrong.nonzero().flatten() + dual.own.start).tolist()[:5]} among them: costs have changed, the dual was edited, or "
-            "loss_potentials() does not say what loss() does (see torchssvm.check). Load an earlier checkpoint, or "
+            f"the losses of {len(examples)} blocks are not those of the outputs that they hold, of examples "
+            f"{examples[:5]} among them: costs have changed, the dual was edited, or loss_potentials() does not say what loss() does (see torchssvm.check). Load an earlier checkpoint, or "
             "make a new DualState"
         )
 

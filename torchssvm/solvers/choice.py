@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.memory import available_memory
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
@@ -114,17 +117,6 @@ class Solver:
         return Rules(direction, oracle, storage, block_steps, self.line_search)
 
 
-def check_solver(solver: Solver | None) -> Solver:
-    """The solver given, or one without rules for None.
-
-    Raises:
-        TypeError: ``solver`` is something else.
-    """
-    if solver is not None and not isinstance(solver, Solver):
-        raise TypeError(f"solver={solver!r} must be a torchssvm.Solver, such as Solver(direction=Pairwise())")
-    return solver if solver is not None else Solver()
-
-
 class Sample(NamedTuple):
     """The first examples of a training set, from which the memory of all is estimated.
 
@@ -157,7 +149,8 @@ class Choice(NamedTuple):
         text = f"{own.direction}, {own.oracle}, {type(own.storage).__name__}()"
         if self.compiled:
             return f"solver: compiled loop, {text}: {self.reason}"
-        return f"solver: torch loop, {text}, {own.block_steps}: {self.reason}"
+        text += f", {own.block_steps}, which trains any head to the same certificate"
+        return f"solver: torch loop, {text} (not compiled: {self.reason})"
 
 
 def choose(
@@ -214,6 +207,23 @@ def choose(
     if why_not is not None:
         rules = _complete(solver, fits, compiled=False)
     return Choice(rules, why_not is None, why_not or "the features stay as they are")
+
+
+def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choice], ranks: Ranks) -> Choice:
+    """The choice of the first process, which all follow: their memory and their first examples differ.
+
+    Args:
+        choice: That of this process.
+        solver: The rules that were given.
+        choose: Chooses from the rules that it is given.
+        ranks: The processes.
+    """
+    kinds = list(STORAGES.values())
+    own = [int(choice.compiled), *(type(choice.rules.storage) is kind for kind in kinds)]
+    first = ranks.gather(torch.tensor(own))[0].tolist()
+    if first == own:
+        return choice
+    return choose(replace(solver, compiled=bool(first[0]), storage=kinds[first[1:].index(1)]()))
 
 
 def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:

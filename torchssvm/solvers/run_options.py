@@ -15,15 +15,18 @@ class RunOptions:
     """How :func:`torchssvm.solve`, grids and paths visit the training set; may be shared by several runs.
 
     Attributes:
-        batch_size: Blocks in a step of the torch loop; None is 16, and 64 for :func:`torchssvm.solve`.
+        batch_size: Blocks in a step of the torch loop, of each process; None is 16, and 64 for
+            :func:`torchssvm.solve`, divided by the number of processes.
         order: In which order blocks are visited; None is ``Proportional()``, gap sampling. ``ByLength(lengths)`` draws
             batches of similar length.
         schedule: When exact passes are made; None is ``WhenEstimated()``.
         seed: Seed of the sampler.
         collate_fn: Makes a ``Batch`` of a list of items; None is ``dataset.collate``.
+        round_visits: Of several processes, the visits of each between two exchanges of the compiled loop; None chooses
+            it by the times of the first rounds.
 
     Raises:
-        ValueError: ``batch_size`` or ``seed`` is out of range.
+        ValueError: ``batch_size``, ``seed`` or ``round_visits`` is out of range.
         TypeError: ``order``, ``schedule`` or ``collate_fn`` is of another kind.
 
     Example:
@@ -37,10 +40,13 @@ class RunOptions:
     schedule: Schedule | None = None
     seed: int = 0
     collate_fn: Collate | None = None
+    round_visits: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
             object.__setattr__(self, "batch_size", check_whole(self.batch_size, "batch_size"))
+        if self.round_visits is not None:
+            object.__setattr__(self, "round_visits", check_whole(self.round_visits, "round_visits"))
         object.__setattr__(self, "seed", check_seed(self.seed))
         if self.order is not None:
             check_object(self.order, "order", "draw", "Permutation()")
@@ -48,14 +54,3 @@ class RunOptions:
             check_object(self.schedule, "schedule", "due", "WhenEstimated()")
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise TypeError(f"collate_fn={self.collate_fn!r} must make a Batch of a list of items")
-
-
-def check_options(options: RunOptions | None) -> RunOptions:
-    """The options given, or the defaults for None.
-
-    Raises:
-        TypeError: ``options`` is something else.
-    """
-    if options is not None and not isinstance(options, RunOptions):
-        raise TypeError(f"options={options!r} must be options such as torchssvm.RunOptions(batch_size=64)")
-    return options if options is not None else RunOptions()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchssvm.core.batch import Batch, check_batches
 from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged, version, with_seal
 from torchssvm.core.structure import Structure
@@ -80,6 +81,7 @@ class CuttingPlane(Stateful):
         slack: Slack | None = None,
         structure: Structure | None = None,
     ) -> None:
+        Ranks.here().refuse_several("CuttingPlane", "Train by solve(...), CompiledBCFW or BCFW instead")
         slack = OneSlack() if slack is None else slack
         if not isinstance(slack, Slack):
             raise TypeError(f"slack must be OneSlack() or NSlack(), not {slack!r}")

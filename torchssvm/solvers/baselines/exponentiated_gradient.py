@@ -15,6 +15,7 @@ from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurre
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.potentials import as_potentials, conform, inner, subtract
 from torchssvm.core.precision import full_precision
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Entry, Schema, Stateful, damaged, version
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_batch, check_targets
@@ -95,6 +96,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         first_halvings: int = 2,
         memory_limit: int | None = None,
     ) -> None:
+        Ranks.here().refuse_several("ExponentiatedGradient", "Train by solve(...), CompiledBCFW or BCFW instead")
         step_size, growth = check_number(step_size, "step_size", above=0.0), check_number(growth, "growth", 1.0)
         halvings = check_whole(halvings, "halvings", 0)
         first_halvings = check_whole(first_halvings, "first_halvings", 0)

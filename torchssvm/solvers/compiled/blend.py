@@ -51,11 +51,12 @@ def keep_blocks(own: np.ndarray, examples: Examples, blocks: BlockArrays, losses
     lengths = np.diff(examples.start)[own]
     emission = np.empty((int(lengths.sum()), blocks.rest_emission.shape[1]), blocks.rest_emission.dtype)
     _copy_rests(own, examples, blocks, emission)
-    return Kept(own, *copies, emission, blocks.rest_transition[blocks.rest_transition_start[own]], losses[own])
+    pairs = blocks.rest_transition[blocks.rest_transition_start[own]]
+    return Kept(own, *copies, emission, pairs, losses[own])  # type: ignore[call-arg]
 
 
 @njit
-def _copy_rests(own, examples, blocks, emission):
+def _copy_rests(own: Any, examples: Any, blocks: Any, emission: Any) -> None:
     row = 0
     for i in own:
         length = examples.start[i + 1] - examples.start[i]
@@ -67,7 +68,7 @@ def _copy_rests(own, examples, blocks, emission):
 
 
 @njit
-def blend(kept, share, examples, blocks, losses, n):
+def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: int) -> None:
     """Give every block ``share`` of its dual variables of now, and the rest of those that it had.
 
     A labeling that has lost its slot since then goes into the rest, which the block must have.

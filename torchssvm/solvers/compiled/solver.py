@@ -207,9 +207,10 @@ class CompiledBCFW(DualTrainer, Stateful):
         if found.shape != index.shape:
             raise ValueError(f"index has {len(index)} numbers, and the batch {len(found)} targets: it needs as many")
         if bool((wrong := found != self._targets[index]).any()):
+            examples = (index[wrong].unique() + self.dual.own.start).tolist()
             raise RuntimeError(
-                f"index names {(index[wrong].unique() + self.dual.own.start).tolist()[:5]}, whose targets or lengths are others in the data: "
-                "index is an example's place in the dataset, not in the batch, and its target never changes"
+                f"index names {examples[:5]}, whose targets or lengths are others in the data: index is an example's "
+                "place in the dataset, not in the batch, and its target never changes"
             )
 
     @torch.no_grad()
@@ -360,11 +361,11 @@ class CompiledBCFW(DualTrainer, Stateful):
     def keep(self, order: Tensor) -> Kept:
         """Copies of the blocks that a round visits, each of which gets a rest that can take over its labelings."""
         own, times = order.unique(return_counts=True)
-        blocks = self._memory.blocks()
-        if self._memory.capacity and not self._memory.has_rest:
-            if bool((torch.from_numpy(blocks.count)[own] + times > self._memory.capacity).any()):
-                self._memory.make_rest()
-                blocks = self._memory.blocks()
+        blocks, memory = self._memory.blocks(), self._memory
+        full = bool((torch.from_numpy(blocks.count)[own] + times > memory.capacity).any())
+        if full and memory.capacity and not memory.has_rest:
+            memory.make_rest()
+            blocks = memory.blocks()
         return keep_blocks(own.numpy(), self.examples, blocks, self.dual.loss.numpy())
 
     def visit_all(self, order: Tensor) -> None:

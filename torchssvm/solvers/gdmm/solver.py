@@ -14,6 +14,7 @@ from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
@@ -98,6 +99,7 @@ class GDMM(SavedGDMM):
         oracle: SortedOracle | BruteForce | None = None,
         seed: int = 0,
     ) -> None:
+        Ranks.here().refuse_several("GDMM", "Train by solve(...), CompiledBCFW or BCFW instead")
         kinds = (
             ("rule", rule, BlockRule, "FullyCorrective(), AwayStep() or BlockGreedy()"),
             ("penalty", penalty, Penalty, "an object: Penalty(rho) or ResidualBalancing(rho)"),

@@ -15,6 +15,7 @@ from torchssvm.core.digest import digest_targets
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.potentials import inner
 from torchssvm.core.precision import full_precision
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Same, Schema, Stateful, version, with_seal
 from torchssvm.core.structure import Labeling, as_decoding, digest
@@ -93,6 +94,7 @@ class KernelSSVM(DualTrainer, Stateful):
         capacity: int = 64,
         memory_limit: int | None = None,
     ) -> None:
+        Ranks.here().refuse_several("KernelSSVM", "Train by solve(...), CompiledBCFW or BCFW instead")
         sweeps, capacity = check_whole(sweeps, "sweeps", 0), check_whole(capacity, "capacity", 2)
         memory_limit = check_limit(memory_limit)
         if not isinstance(head, KernelHead):
