@@ -79,11 +79,10 @@ def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> Data
         size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
         batch_size = max(64, 4 * size)
     dataset: Any = loader.dataset
+    own = Ranks.here().own(len(dataset))
     return DataLoader(
         dataset,
-        batch_sampler=[
-            list(rows) for rows in rows_in_order(Ranks.here().own(len(dataset)), batch_size, lengths_of(dataset))
-        ],
+        batch_sampler=[list(rows) for rows in rows_in_order(own, batch_size, lengths_of(dataset))],
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,

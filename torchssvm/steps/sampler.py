@@ -25,8 +25,8 @@ from torchssvm.steps.orders import Order, Permutation, Proportional
 class GapBatchSampler(Sampler[list[int]], ByRank):
     """Batches for a ``DataLoader(batch_sampler=...)``, drawn by the block gaps and resumable in the middle of an epoch.
 
-    An epoch is ``ceil(n / batch_size)`` batches. Of several processes, each draws ``batch_size`` of its own examples for
-    every step, and n is the largest number that a process has. Examples whose gap is unknown come first, in random
+    An epoch is ``ceil(n / batch_size)`` batches. Of several processes, each draws ``batch_size`` of its own examples
+    for every step, and n is the largest number that a process has. Examples whose gap is unknown come first, in random
     order. After that, orders that need gaps draw chunks of ``chunk`` batches. A chunk is drawn from the gaps as they
     were when the chunk before the previous one was used up. So draws are the same with and without worker processes, if
     these fetch at most ``chunk`` batches ahead.
