@@ -4,6 +4,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import refusals
@@ -15,6 +16,21 @@ torch.set_num_threads(1)
 def pytest_collection_finish() -> None:
     """All test modules, and with them the modules that they test, are imported by now."""
     refusals.install()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process runs all tests of a file: what they share is made once, and a kernel is compiled by one process.
+
+    Files go in their order, and the last ones are short; xdist would keep those with few tests for the end, however
+    long they take.
+    """
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
