@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,17 @@ import refusals
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays: the garbage collector need not look through it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
