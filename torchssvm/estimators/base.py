@@ -34,6 +34,8 @@ class StructuredEstimator(BaseEstimator):
 
     _run: Any = None  # trainer, what it was made for
 
+    C: Any
+    lam: Any
     classes_: Any
     head_: Any
     structure_: Any

@@ -171,7 +171,7 @@ class GraphSVC(StructuredEstimator):
 
     def score(self, X: Any, y: Any) -> float:
         """The share of nodes with the right label."""
-        found = self.predict(X)
+        found: list[Any] = self.predict(X)
         return accuracy(check_lists(y, [len(labels) for labels in found], "node"), found)
 
 
