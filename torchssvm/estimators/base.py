@@ -17,6 +17,7 @@ from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.caller import warn
 from torchssvm.deployment import save_model
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.choice import BATCH
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, is_within
 from torchssvm.solvers.training import make_trainer
@@ -91,7 +92,7 @@ class StructuredEstimator(BaseEstimator):
         trainer = self._last_run(head, examples) if self.warm_start else None
         if trainer is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            run = RunOptions(batch_size=64, seed=seed)
+            run = RunOptions(batch_size=BATCH, seed=seed)
             trainer = make_trainer(head, examples, lam, options=run, progress=bool(self.verbose), **options)
             self._run = (trainer, head, _signature(examples)) if self.warm_start else None
         else:

@@ -14,6 +14,8 @@ from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, padded
 from torchssvm.estimators.forests import Forest, ForestFeatures, LinearForest
 from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
+from torchssvm.solvers.choice import BATCH, Solver
+from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
 from torchssvm.structures.graph_cut.structure import GraphCut, MinCut, RoofDual
 
@@ -119,7 +121,9 @@ class GraphSVC(StructuredEstimator):
             head: Any = LinearForest(
                 self.n_features_in_, self.n_edge_features_in_, len(classes), structure=Forest(len(classes), weights)
             )
-            head = self._train(head, _forests(graphs, states))
+            # Trees are quick to decode: many cheap steps take less time, where there is more than one batch of them.
+            solver = Solver(direction=FrankWolfe()) if len(graphs) > BATCH else None
+            head = self._train(head, _forests(graphs, states), solver=solver)
             self.coef_, self.intercept_ = (t.detach().numpy().copy() for t in (head.node, head.bias))
             self.edge_coef_ = head.edge.detach().numpy().copy()
             return self
