@@ -36,6 +36,7 @@ from .text.column_layout import Columns
 from .text.columns import TaggedSentences, read_columns
 from .text.conll2000 import CoNLL2000
 from .text.conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
+from .text.named_chains import NamedChains
 from .text.named_entities import NamedEntities
 from .text.sparse_chains import SparseChains
 from .text.tag_schemes import bio_transitions, to_bio
@@ -82,6 +83,7 @@ __all__ = [
     "LargeChains",
     "Multilabel",
     "MultilabelScores",
+    "NamedChains",
     "NamedEntities",
     "PaddedDataset",
     "PixelSegmentation",

@@ -22,6 +22,11 @@ _ROWS = 256  # examples that are packed at a time
 
 _Item = TypeVar("_Item")
 
+_NOT_DENSE = (
+    "; for features by name take torchssvm.datasets.NamedChains(x, y), for lists of columns "
+    "torchssvm.datasets.SparseChains"
+)
+
 
 class Example(NamedTuple):
     """One example: its features, its target, and its number in the training set.
@@ -113,7 +118,7 @@ class PaddedDataset(Dataset[Example]):
         index: int64 [n], the number of each example's dual block; None is 0..n-1.
 
     Raises:
-        TypeError: x or y is not a tensor.
+        TypeError: x or y is not a dense tensor; for features by name there is :class:`NamedChains`.
         ValueError: There is no example; or sizes, lengths or numbers do not fit.
 
     Example:
@@ -130,7 +135,7 @@ class PaddedDataset(Dataset[Example]):
     _dtype: torch.dtype  # of x
 
     def __init__(self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None):
-        check_tensor(x, "x")
+        check_tensor(x, "x", _NOT_DENSE)
         check_tensor(y, "y")
         if not x.ndim or not len(x):
             raise ValueError(f"x has shape {list(x.shape)}: it must hold at least one example")
@@ -181,6 +186,9 @@ class PaddedDataset(Dataset[Example]):
 
     def __len__(self) -> int:
         return len(self._index)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: {len(self)} examples, x {list(self._held.shape)}, y {list(self.y.shape)}"
 
     def __getitem__(self, i: int) -> Example:
         at = place_of(i, len(self))

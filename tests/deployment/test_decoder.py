@@ -27,8 +27,10 @@ from torchssvm import (
     SparseLinearMultilabel,
     Structure,
     Transitions,
+    Tree,
 )
 from torchssvm.deployment import Decoder
+from torchssvm.structures import LinearForest
 
 ANY = Dim.DYNAMIC
 F, K, N = 5, 4, 7
@@ -266,9 +268,44 @@ def test_a_structure_of_ones_own_is_traced() -> None:
     assert torch.equal(export(decoder, (x,), dynamic_shapes=({0: ANY},)).module()(x[:2]), decoder(x[:2]))
 
 
+class Reversed(Chain):
+    """The best states, 3 as 0 and so on."""
+
+    def decode(self, potentials):
+        return K - 1 - super().decode(potentials)
+
+
+class Unscaled(SlackRescaling):
+    def argmax(self, potentials):
+        return K - 1 - self.structure.decode(potentials)
+
+
+@pytest.mark.parametrize("structure", [Reversed(K), Unscaled(Chain(K))])
+def test_what_a_subclass_decodes_counts(structure) -> None:
+    head, x = with_weights(LinearChain(F, K)), torch.randn(2, N, F)
+    assert torch.equal(Decoder(head, structure)(x), K - 1 - Decoder(head)(x))
+
+
+@pytest.mark.parametrize(
+    ("head", "structure"),
+    [
+        (LinearChain(F, K), Multiclass(K)),
+        (LinearChain(F, K), Chain(K + 1)),
+        (LinearChain(F, K), Reversed(K + 1)),
+        (LinearChain(F, K), SlackRescaling(Multiclass(K))),
+        (LinearTree(F, K, [-1, 0]), Tree(K, [-1, 0, 0])),
+        (LinearMultilabel(F, K), Multilabel(K, pairwise=False)),
+    ],
+)
+def test_a_structure_that_does_not_fit_the_head_is_refused_at_once(head, structure) -> None:
+    with pytest.raises(ValueError, match=rf"^structure=\w+\(.* does not fit head={type(head).__name__},"):
+        Decoder(head, structure)
+
+
 @pytest.mark.parametrize(
     "head, words",
     [
+        (lambda: LinearForest(2, 2, 3), "Forest cannot be decoded in plain torch operators"),
         (lambda: LinearArcs(5), "Arborescence cannot be decoded in plain torch operators"),
         (lambda: LinearGraph(3, 2), "GraphCut cannot be decoded in plain torch operators"),
         (lambda: LinearMultilabel(F, 3), "decoder=MessagePassing"),

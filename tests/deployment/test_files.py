@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import textwrap
@@ -31,7 +32,8 @@ from torchssvm import (
 
 safetensors = pytest.importorskip("safetensors.torch")
 
-from torchssvm.deployment import load_head, load_model, save_model  # noqa: E402
+from torchssvm.deployment import batch_of_names, load_head, load_model, save_model  # noqa: E402
+from torchssvm.structures import Forest, LinearForest  # noqa: E402
 
 ALLOWED = Transitions(torch.ones(4, 4).bool(), first=torch.tensor([True, True, False, True]))
 HEADS = {
@@ -50,6 +52,9 @@ HEADS = {
     "cuts": lambda: LinearGraph(3, 2),
     "parsing": lambda: LinearArcs(30),
     "matchings": lambda: LinearEdges(4),
+    "forests": lambda: LinearForest(3, 2, 4, structure=Forest(4, torch.rand(4).double())),
+    "half": lambda: LinearChain(5, 4).half(),
+    "bfloat16": lambda: SparseLinearChain(50, 4).bfloat16(),
 }
 
 
@@ -127,6 +132,8 @@ def test_files_that_are_refused(tmp_path) -> None:
     path = tmp_path / "model"
     with pytest.raises(FileNotFoundError):
         load_model(path)
+    with pytest.raises(IsADirectoryError, match="is a folder: give the file that save_model wrote"):
+        load_model(tmp_path)
     path.write_bytes(b"no model at all")
     with pytest.raises(ValueError, match="is damaged, or not a file of save_model"):
         load_model(path)
@@ -142,6 +149,11 @@ def test_files_that_are_refused(tmp_path) -> None:
         ({"head": {"class": "LinearMulticlass", "arguments": {"in_features": 5, "num_classes": 4}}}, "size mismatch"),
         ({"labels": ["a"]}, "labels has 1 names, and Multiclass has 3"),
         ({"head": 3}, "3 is no recipe"),
+        ({"head": {"class": "Multiclass", "arguments": {"num_classes": 3}}}, "its head is a Multiclass"),
+        ({"structure": {"class": "BCFW", "arguments": {}}}, "names the class 'BCFW'"),
+        ({"structure": {"class": "LinearArcs", "arguments": {"in_features": 3}}}, "its structure is a LinearArcs"),
+        ({"structure": {"class": "Chain", "arguments": {"num_states": 3}}}, "does not fit head=LinearMulticlass"),
+        ({"structure": {"tensor": ["a"]}}, "model is damaged, or of another version"),
     ]:
         save_model(path, LinearMulticlass(5, 3), labels=["a", "b", "c"])
         header(path, **changes)
@@ -166,18 +178,59 @@ def test_what_is_not_saved_leaves_the_old_file(tmp_path) -> None:
         (LinearMulticlass(5, 3), {"labels": "abc"}, "labels must be a list of strings"),
         (LinearMulticlass(5, 3), {"labels": [1, 2, 3]}, "labels must be a list of strings"),
         (LinearMulticlass(5, 3), {"vocabulary": {"a": "b"}}, "vocabulary must be a mapping"),
+        (LinearMulticlass(5, 3), {"vocabulary": {"a": 0}}, "vocabulary is for heads .* head is a LinearMulticlass"),
     ]:
         with pytest.raises(TypeError, match=words):
             save_model(path, head, **arguments)
-    for arguments, words in [
-        ({"labels": ["a"]}, "labels has 1 names, and Multiclass has 3"),
-        ({"vocabulary": {"a": -1}}, "vocabulary holds the column -1"),
+    lists = SparseLinearChain(5, 3)
+    for head, arguments, words in [
+        (lists, {"labels": ["a"]}, "labels has 1 names, and Chain has 3"),
+        (lists, {"labels": ["a", "b", "a"]}, "labels has the name 'a' twice"),
+        (lists, {"labels": ["a", "b", "\ud800"]}, r"labels has the name '\\ud800', which UTF-8 cannot encode"),
+        (lists, {"vocabulary": {"\ud800": 0}}, r"vocabulary has the name '\\ud800', which UTF-8 cannot encode"),
+        (lists, {"vocabulary": {"a": -1}}, "vocabulary holds the column -1 for 'a': columns are 0 to 4"),
+        (LinearArcs(5), {"vocabulary": {"a": 5}}, "vocabulary holds the column 5 for 'a': columns are 0 to 4"),
+        (lists, {"vocabulary": {"a": 1, "b": 1}}, r"vocabulary has the column 1 for \['a', 'b'\]"),
+        (lists, {"structure": Multiclass(3)}, "does not fit head=SparseLinearChain"),
+        (LinearArcs(5), {"labels": ["a"]}, "Arborescence has none: leave them out"),
+        (LinearGraph(3, 2), {"labels": ["a"]}, "labels has 1 names, and GraphCut has 2"),
+        (LinearMulticlass(5, 3).to("meta"), {}, "head has weight of torch.float32 on the device meta"),
     ]:
         with pytest.raises(ValueError, match=words):
-            save_model(path, LinearMulticlass(5, 3), **arguments)
+            save_model(path, head, **arguments)
     model = nn.Module()
     model.head, model.features = LinearMulticlass(5, 3), nn.Identity()
     with pytest.raises(TypeError, match="features=Identity below the head are not saved here"):
         save_model(path, model)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_path) -> None:
+    path, chance = tmp_path / "model", random.Random(0)
+    save_model(path, SparseLinearChain(3, 2), labels=["a", "ü"], vocabulary={"a": 0, "ü": 1})
+    whole, unnamed = path.read_bytes(), 0
+    for _ in range(150):
+        data = bytearray(whole)
+        data[chance.randrange(len(data))] = chance.randrange(256)
+        path.write_bytes(data[: chance.choice([len(data), chance.randrange(len(data))])])
+        try:
+            load_model(path)
+        except ValueError as found:
+            unnamed += not str(found).startswith(str(path))
+    assert not unnamed
+
+
+@pytest.mark.parametrize(
+    ("sentences", "vocabulary", "words"),
+    [
+        ([[["a"]]], None, "vocabulary=None must map names of features to columns"),
+        (None, {}, "sentences must be lists of tokens, one list for every sentence; got None"),
+        ([None], {}, "sentences must be lists of tokens, one list for every sentence; got None"),
+        (["the cat"], {}, "a token is a str"),
+        ([[[1]]], {}, "a token is a list: give"),
+    ],
+)
+def test_what_is_no_batch_of_names(sentences, vocabulary, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        batch_of_names(sentences, vocabulary)

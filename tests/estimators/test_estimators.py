@@ -20,6 +20,7 @@ from trainer_cases import FakeStream
 
 from torchssvm.deployment import batch_of_names, load_head, load_model
 from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC
+from torchssvm.structures import ForestFeatures
 
 chance = np.random.default_rng(0)
 
@@ -80,11 +81,31 @@ def test_a_saved_head_of_label_sets_predicts_the_same(tmp_path):
     assert saved.structure.decode(saved.head(torch.tensor(X))).tolist() == fitted.predict(X).tolist()
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_label_sets_of_one_class_each_are_saved_as_classes(count, tmp_path):
+    X, y = _classes()
+    fitted = MultilabelSVC(tol=0.3).fit(X, np.where(y == "c", "b", y) if count == 2 else y)
+    fitted.save(tmp_path / "model.safetensors")
+    decoder = load_model(tmp_path / "model.safetensors")
+    assert [decoder.labels[code] for code in decoder(torch.tensor(X))] == fitted.predict(X).tolist()
+
+
+def test_a_saved_head_of_forests_predicts_the_same(tmp_path):
+    """A chain's first node is its root, and edges lead from each node to its parent, the one before."""
+    X, y = _forests()
+    fitted = GraphSVC(tol=0.3, class_weight="balanced").fit(X, y)
+    fitted.save(tmp_path / "model.safetensors")
+    saved = load_head(tmp_path / "model.safetensors")
+    for (nodes, _), expected in zip(X, fitted.predict(X), strict=True):
+        parent = torch.arange(-1, len(nodes) - 1)[None]
+        x = ForestFeatures(torch.tensor(nodes)[None], (parent >= 0)[..., None], parent, torch.zeros(parent.shape))
+        states = saved.structure.decode(saved.head(x)).labels[0]
+        assert [saved.labels[state] for state in states] == expected.tolist()
+
+
 def test_what_has_no_file_says_so(tmp_path):
     with pytest.raises(NotFittedError):
         ChainSVC().save(tmp_path / "model.safetensors")
-    with pytest.raises(TypeError, match="state_dict"):
-        GraphSVC(tol=0.3).fit(*_forests()).save(tmp_path / "model.safetensors")
 
 
 CASES = {

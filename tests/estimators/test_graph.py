@@ -6,8 +6,8 @@ import torch
 
 from torchssvm import check, in_order
 from torchssvm.estimators import ChainSVC, GraphSVC
-from torchssvm.estimators.forests import LinearForest
 from torchssvm.estimators.graph import _forests, _graphs
+from torchssvm.structures import LinearForest
 
 CYCLE = np.array([[0, 1], [1, 2], [2, 0]])
 

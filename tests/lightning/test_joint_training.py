@@ -471,8 +471,8 @@ def test_alternation_with_the_envelope_gradient_resumes(words, compiled, tmp_pat
         model = alternating(compiled=compiled)
         model.joint = Alternate(1, 10, envelope=True)
         save = ModelCheckpoint(folder, filename="{step:03d}-{epoch}", save_top_k=-1, every_n_epochs=1)
-        save_within = Within(folder)
-        fitting = trainer(save, save_within, max_epochs=21, enable_checkpointing=True, precision="64-true")
+        saving = [save, Within(folder)] if resume is None else []
+        fitting = trainer(*saving, max_epochs=21, enable_checkpointing=not resume, precision="64-true")
         fitting.fit(model, loader(words), ckpt_path=resume, weights_only=True if resume is not None else None)
         return {"weights": dict(model.state_dict()), "dual": model.dual.state_dict()}
 

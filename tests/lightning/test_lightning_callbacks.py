@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import warnings
@@ -59,11 +60,13 @@ def four_parts(monkeypatch) -> None:
     monkeypatch.setattr(epoch_parts, "WHOLE", 3)
 
 
-def plain(compiled: bool | None = False, epochs: int = 4, *callbacks: Callback) -> StructuredSVM:
-    """Trained without any callback but the certificates."""
+@functools.cache
+def plain(compiled: bool | None = False, epochs: int = 4, from_the_loader: bool = False) -> StructuredSVM:
+    """Trained without any callback but the certificates; all tests share it and leave it as it is."""
     model = svm(compiled)
     gap = DualityGap(1e-9, every_n_epochs=2)
-    trainer(gap, *callbacks, max_epochs=epochs, enable_checkpointing=False).fit(model, Words().by_gaps())
+    callbacks = [gap, FromTheLoader()] if from_the_loader else [gap]
+    trainer(*callbacks, max_epochs=epochs, enable_checkpointing=False).fit(model, Words().by_gaps())
     return model
 
 
@@ -101,8 +104,7 @@ def test_callbacks_that_watch_change_nothing(make, compiled: bool | None, tmp_pa
         callback, gap, max_epochs=4, logger=CSVLogger(tmp_path), enable_progress_bar=bar, default_root_dir=tmp_path
     )
     fitting.fit(model, Words().by_gaps(), Words().everything())
-    beside = [FromTheLoader()] if isinstance(callback, AveragedWeights) else []
-    assert same(model, plain(compiled, 4, *beside))
+    assert same(model, plain(compiled, 4, isinstance(callback, AveragedWeights)))
     assert certify(model.head, model.dual, Words().everything()).gap == pytest.approx(gap.certificate.gap, abs=1e-6)
 
 

@@ -188,10 +188,29 @@ class TestGuess:
         )
         assert counted < guess  # a larger loss needs larger weights
 
-    def test_the_default_grid(self):
-        choice, problem, _ = chosen(lams=None)
+    @pytest.mark.parametrize(
+        ("scores", "patience", "best", "more"),
+        [
+            ([1, 2, 3, 2, 1], None, 1.0, []),
+            ([5, 4, 3, 2, 1, 6, 5], None, 30.0, [30.0, 90.0]),
+            ([5, 4, 6, 5], 1, 30.0, [30.0, 90.0]),
+            ([1, 2, 3, 4, 5, 6, 7, 8], None, 0.1 / 27, [0.1 / 3, 0.1 / 9, 0.1 / 27]),
+        ],
+    )
+    def test_the_default_grid_grows_where_its_end_is_best(self, scores, patience, best, more):
+        tried = iter(scores)
+        choice, problem, _ = chosen(
+            "multiclass", lams=None, score=lambda head: next(tried), patience=patience, tolerance=0.5
+        )
         guess = guess_lam(problem.head, Items(problem))
-        assert [point.lam / guess for point in choice.points] == pytest.approx([10.0, 3.0, 1.0, 0.3, 0.1])
+        factors = [10.0, 3.0, 1.0, 0.3, 0.1][: len(scores) - len(more)] + more
+        assert [point.lam / guess for point in choice.points] == pytest.approx(sorted(factors, reverse=True))
+        assert choice.best.lam / guess == pytest.approx(best)
+        assert (choice.advice is None) == (len(scores) < 8)
+        for point in choice.points:
+            assert point.certificate.lam == pytest.approx(point.lam)
+            assert 0.0 <= point.certificate.gap <= 0.5
+        assert next(tried, None) is None
 
     def test_what_has_no_scale_is_refused(self):
         problem = PROBLEMS["multiclass"](3, bias=False)
@@ -241,7 +260,7 @@ class TestBadInput:
             ({"patience": 0}, "patience=0 must be a whole number, at least 1"),
             ({"score": 1.0}, "score=1.0 must be a function"),
             ({"on_point": "print"}, "on_point='print' must be a function"),
-            ({"options": "fast"}, "options='fast' must be options"),
+            ({"options": "fast"}, "options='fast' must be a torchssvm.RunOptions"),
             ({"solver": "fast"}, "solver='fast' must be"),
         ],
     )

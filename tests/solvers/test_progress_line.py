@@ -91,12 +91,19 @@ def test_a_narrow_terminal_has_one_line_too(monkeypatch):
     assert len(stream.getvalue().strip("\r")) == 29
 
 
-def test_short_runs_write_nothing_to_a_log(monkeypatch):
+def test_a_log_has_the_last_line_of_a_short_run(monkeypatch):
     made = FakeStream(terminal=False)
     monkeypatch.setattr(sys, "stderr", made)
     problem = chain(1, n=8, lam=0.3)
-    make_trainer(problem.head, Items(problem), 0.3).solve(0.05)
-    assert "gap" not in made.getvalue()
+    trainer = make_trainer(problem.head, Items(problem), 0.3, progress=False)
+    found = trainer.solve(0.05)
+    (line,) = made.getvalue().splitlines()
+    assert line.startswith(f"torchssvm: gap {found.gap:.3g} ")
+    shown = ProgressLine()
+    shown._every = 0.0
+    shown.certified(proof(0.05))
+    shown.close()
+    assert made.getvalue().count("gap 0.05 ") == 1  # not twice
 
 
 def test_a_closed_stream_does_not_end_a_run(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fresh import fresh_python
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from torchssvm import (
     BCFW,
@@ -27,7 +27,7 @@ from torchssvm import (
     certify,
     evaluate,
 )
-from torchssvm.datasets import OCR
+from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.solvers.evaluation import count_errors
 from torchssvm.solvers.report import Entry, describe_device, versions
@@ -180,7 +180,8 @@ def test_evaluate_counts_what_is_wrong():
     with torch.no_grad():
         head.emission.copy_(torch.eye(2))
     found = evaluate(head, head.structure, [batch], "cpu")
-    assert found == Evaluation(loss=pytest.approx(2 / 3), token_error=0.5, example_error=1.0, num_examples=2)
+    loss = pytest.approx(2 / 3)
+    assert found == Evaluation(loss=loss, token_error=0.5, example_error=1.0, num_examples=2, num_tokens=4)
     unscaled = Chain(2, normalize=False)
     assert evaluate(head, unscaled, [batch, batch]).loss == pytest.approx(1.0)
     weighted = batch.replace(y=WeightedLabels(y, torch.tensor([[2.0, 9.0, 9.0], [0.0, 4.0, 0.0]])))
@@ -209,6 +210,28 @@ def test_evaluate_leaves_modes_and_gradients_alone():
     assert not model.head.training
     with pytest.raises(ValueError, match="no example"):
         evaluate(model, Multiclass(2), [])
+
+
+def test_evaluate_takes_a_dataset_and_names_what_is_no_batch():
+    data = PaddedDataset(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
+    head = LinearMulticlass(3, 2)
+    found = evaluate(head, head.structure, data)
+    assert found == evaluate(head, head.structure, [data.__getitems__(range(4))])
+    assert str(found) == "50.00 % of 4 examples wrong, loss 0.5"
+    plain = DataLoader(TensorDataset(data.x, data.y), batch_size=2)
+    for batches, message in (
+        (data[0], "batches gave a Tensor: they must be torchssvm.Batch"),
+        (plain, "batches gave a list: .* give the DataLoader a collate_fn"),
+        (TensorDataset(data.x), r"batches is a TensorDataset: .* torchssvm.in_order\(dataset"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            evaluate(head, head.structure, batches)
+
+
+def test_an_evaluation_says_tokens_where_examples_have_several():
+    found = Evaluation(loss=0.25, token_error=0.125, example_error=0.5, num_examples=2, num_tokens=8)
+    assert str(found) == "12.50 % of 8 tokens wrong, 50.00 % of 2 examples wrong, loss 0.25"
+    assert str(Evaluation(2.0, None, None, 3, exact=False)) == "loss 2 of 3 examples; decoded approximately"
 
 
 def test_errors_are_counted_for_integers_by_position_only():

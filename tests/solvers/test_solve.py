@@ -126,7 +126,8 @@ def test_features_that_do_not_fit_leave_the_compiled_loop(monkeypatch, capsys):
 
 def test_a_run_that_stops_far_from_its_optimum_warns():
     problem = multiclass(6, lam=1e-6)
-    with pytest.warns(UserWarning, match=r"far from the optimum: the gap, .* is \d+ % of the primal"):
+    asked = "max_passes=2 with a gap of .* % of the primal, far from the optimum; tolerance asks for 1 % of the primal"
+    with pytest.warns(UserWarning, match=asked):
         found = solve(problem.head, Items(problem), problem.lam, max_passes=2)
     assert found.relative_gap > 0.1
     with warnings.catch_warnings():
@@ -146,6 +147,22 @@ def test_the_tolerance_is_relative_or_absolute():
     for share in (0.0, 1.0, math.nan, -0.1):
         with pytest.raises(ValueError, match="share="):
             Relative(share)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_second_run_of_a_head_trains_it_anew(compiled):
+    """Without a warning; a dataset that is refused only when it is packed leaves the weights alone."""
+    problem = chain(1, n=8, lam=0.3)
+    first, second = (
+        solve(problem.head, Items(problem), 0.3, tolerance=0.05, solver=Solver(compiled=compiled)) for _ in range(2)
+    )
+    assert (first.primal, first.passes) == (second.primal, second.passes)
+    before = problem.head.emission.detach().clone()
+    problem.x[7] = math.nan
+    if compiled:
+        with pytest.raises(ValueError, match="not finite"):
+            make_trainer(problem.head, Items(problem), 0.3, solver=Solver(compiled=True))
+        assert torch.equal(problem.head.emission, before)
 
 
 def test_bad_input_changes_nothing():

@@ -6,7 +6,7 @@ import math
 import numbers
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from torchssvm.core.plain import plain
 from torchssvm.core.precision import transformed
+
+Kind = TypeVar("Kind")
 
 
 def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = None, advice: str = "") -> int:
@@ -135,6 +137,22 @@ def check_object(value: Any, name: str, method: str, such: str) -> None:
     """
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         raise TypeError(f"{name}={value!r} must be an object such as {such}")
+
+
+def or_default(value: Kind | None, kind: type[Kind], name: str) -> Kind:
+    """``value``, or ``kind()`` for None.
+
+    Args:
+        value: The argument.
+        kind: A class of :mod:`torchssvm` whose arguments all have defaults.
+        name: The argument's name in error messages.
+
+    Raises:
+        TypeError: ``value`` is of another kind.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name}={value!r} must be a torchssvm.{kind.__name__}(...), or None")
+    return value if value is not None else kind()
 
 
 def check_dataset(dataset: Any) -> None:

@@ -202,7 +202,7 @@ def lengths_of(dataset: Any) -> Tensor | None:
 
 
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
-    """``batches``, if batches can be read from it.
+    """``batches``, if batches can be read from it; those of a map-style dataset with ``collate`` are made here.
 
     Args:
         batches: The user's argument.
@@ -211,14 +211,33 @@ def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
     Raises:
         TypeError: It is a single batch or not iterable; or, with ``reread``, an iterator.
     """
+    if hasattr(batches, "collate") and hasattr(batches, "__len__"):
+        return pass_over(batches)
     if isinstance(batches, Batch) or not isinstance(batches, Iterable):
-        raise TypeError(f"batches is a {type(batches).__name__}: give a list of torchssvm.Batch, or a DataLoader")
+        raise TypeError(
+            f"batches is a {type(batches).__name__}: give a list of torchssvm.Batch, a DataLoader, or "
+            "torchssvm.in_order(dataset, collate_fn=...)"
+        )
     if reread and isinstance(batches, Iterator):
         raise TypeError(
             f"batches is a {type(batches).__name__}, which can be read only once, and every pass reads them: give a "
             "list of torchssvm.Batch, a DataLoader, or torchssvm.in_order(dataset)"
         )
     return batches
+
+
+def as_batch(batch: Any) -> Batch:
+    """``batch``, if it is a batch.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(batch, Batch):
+        raise TypeError(
+            f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths); give the "
+            "DataLoader a collate_fn that makes them, such as dataset.collate"
+        )
+    return batch
 
 
 def first_occurrences(index: Tensor, numbers: Sequence[int] | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
 
-def named_values(token: Any) -> Iterator[tuple[str, float]]:
+def named_values(token: Any) -> Iterable[tuple[str, float]]:
     """The features of a token, by name: a text becomes ``name=text`` with the value 1, True is 1, and 0 is left out.
 
     Args:
@@ -26,29 +26,30 @@ def named_values(token: Any) -> Iterator[tuple[str, float]]:
         TypeError: It is something else.
         ValueError: A number is not finite.
     """
+    if isinstance(token, list | tuple | set | frozenset) and all([isinstance(name, str) for name in token]):
+        return zip(token, itertools.repeat(1.0), strict=False)
     if isinstance(token, Mapping):
-        for name, value in token.items():
-            if not isinstance(name, str):
-                raise TypeError(f"a token has a feature named {name!r}: names are texts")
-            if isinstance(value, str):
-                yield f"{name}={value}", 1.0
-            elif isinstance(value, Real | np.bool_):
-                number = float(value)
-                if not math.isfinite(number):
-                    raise ValueError(f"a token has the feature {name!r} = {value}, which is not finite")
-                if number:
-                    yield name, number
-            else:
-                raise TypeError(
-                    f"a token has the feature {name!r} = {value!r}: values are texts, numbers, True or False"
-                )
-    elif isinstance(token, list | tuple | set | frozenset) and all(isinstance(name, str) for name in token):
-        yield from ((name, 1.0) for name in token)
-    else:
-        raise TypeError(
-            f"a token is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
-            "names; or one array [N, F] for each sequence"
-        )
+        return _values_of(token)
+    raise TypeError(
+        f"a token is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
+        "names; or one array [N, F] for each sequence"
+    )
+
+
+def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in token.items():
+        if not isinstance(name, str):
+            raise TypeError(f"a token has a feature named {name!r}: names are texts")
+        if isinstance(value, str):
+            yield f"{name}={value}", 1.0
+        elif isinstance(value, Real | np.bool_):
+            number = float(value)
+            if not math.isfinite(number):
+                raise ValueError(f"a token has the feature {name!r} = {value}, which is not finite")
+            if number:
+                yield name, number
+        else:
+            raise TypeError(f"a token has the feature {name!r} = {value!r}: values are texts, numbers, True or False")
 
 
 def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int) -> dict[str, int]:
@@ -63,11 +64,18 @@ class FeatureLists:
     Args:
         X: Sequences of tokens.
         vocabulary: The column of each feature; features that it does not have are left out.
+
+    Attributes:
+        lengths: int64 ``[n]``, tokens of each sequence.
+        offsets: int64 ``[n + 1]``: sequence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``.
+        rows: int64 ``[tokens + 1]``: token t has the features ``columns[rows[t] : rows[t + 1]]``, with these values.
+        columns: int32 ``[M]``.
+        values: float32 ``[M]``; None where all are 1.
     """
 
     def __init__(self, X: Sequence[Sequence[Any]], vocabulary: Mapping[str, int]) -> None:
         self.lengths = torch.tensor([len(sequence) for sequence in X])
-        self._tokens = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
+        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
         columns: list[int] = []
         values: list[float] = []
         ends = [0]
@@ -77,14 +85,14 @@ class FeatureLists:
                     columns.append(column)
                     values.append(value)
             ends.append(len(columns))
-        self._columns, self._ends = torch.tensor(columns, dtype=torch.int32), torch.tensor(ends)
+        self.columns, self.rows = torch.tensor(columns, dtype=torch.int32), torch.tensor(ends)
         found = torch.tensor(values, dtype=torch.float32)
-        self._values = None if bool((found == 1.0).all()) else found
+        self.values = None if bool((found == 1.0).all()) else found
 
     def batch(self, rows: Tensor) -> SparseFeatures:
         """The sequences ``rows`` ``[B]``: ``[B, N, P]``, -1 in the columns where a list or a sequence ends."""
         place = torch.arange(int(self.lengths[rows].max()))
         real = place < self.lengths[rows].unsqueeze(1)
-        token = torch.where(real, self._tokens[rows].unsqueeze(1) + place, 0)
-        count = torch.where(real, self._ends[token + 1] - self._ends[token], 0)
-        return padded_lists(self._ends[token], count, self._columns, self._values)
+        token = torch.where(real, self.offsets[rows].unsqueeze(1) + place, 0)
+        count = torch.where(real, self.rows[token + 1] - self.rows[token], 0)
+        return padded_lists(self.rows[token], count, self.columns, self.values)

@@ -13,6 +13,7 @@ from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.deployment.chains import ChainDecoder
+from torchssvm.deployment.checks import check_fit
 from torchssvm.deployment.classes import ClassDecoder
 from torchssvm.deployment.label_sets import LabelSetDecoder
 from torchssvm.deployment.trees import TreeDecoder
@@ -26,6 +27,7 @@ from torchssvm.structures.multilabel.structure import Multilabel
 from torchssvm.structures.pose.structure import Pose
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 from torchssvm.structures.torch_struct.structure import TorchStruct
+from torchssvm.structures.tree.forest import Forest
 from torchssvm.structures.tree.structure import Tree
 
 if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved
@@ -40,6 +42,7 @@ _PLAIN: dict[type, Any] = {
 
 _NOT_PLAIN: dict[type, str] = {
     Arborescence: "spanning trees are found by loops over single tokens",
+    Forest: "trees that differ from example to example are found by loops over single nodes",
     GraphCut: "a minimum cut is found by loops over single edges",
     Matching: "an assignment is found by loops over single nodes",
     Pose: "distance transforms are loops over single pixels",
@@ -53,8 +56,8 @@ class Decoder(nn.Module):
     ``Decoder(head)(x, lengths)`` gives what ``head.structure.decode(head(x, lengths))`` gives, without gradients, for
     chains, classes, trees, and sets of labels by messages. ``torch.export``, ``torch.compile(fullgraph=True)``,
     AOTInductor and ``torch.onnx.export`` take it, with any batch size, and for chains any length. Run at once, without
-    a compiler, it computes the same operators. A structure of your own is decoded by its own ``argmax``, which
-    is then traced as it stands.
+    a compiler, it computes the same operators. A structure of your own is decoded by its own ``argmax`` and
+    ``decode``, which are then traced as they stand, also where a subclass of a structure of this package has them.
 
     Head and features are held, not copied, and put into evaluation mode.
 
@@ -72,6 +75,7 @@ class Decoder(nn.Module):
 
     Raises:
         TypeError: There is no structure, or torch cannot trace how it is decoded.
+        ValueError: The structure does not fit the head: it is of another kind, or of other sizes.
 
     Example:
         >>> decoder = Decoder(LinearChain(in_features=4, num_states=3))
@@ -132,6 +136,7 @@ def parts_of(
 
     Raises:
         TypeError: The head is no module, or there is no structure.
+        ValueError: The structure does not fit the head.
     """
     if not isinstance(head, nn.Module):
         raise TypeError(f"head must be a module such as LinearChain, not a {type(head).__name__}")
@@ -142,14 +147,15 @@ def parts_of(
     structure = structure or getattr(head, "structure", None)
     if not isinstance(structure, Structure):
         raise TypeError(f"{type(head).__name__} has no structure: give structure=, which says how outputs are decoded")
+    check_fit(head, structure)
     return head, structure, features
 
 
 def _plain_decoder(structure: Structure) -> nn.Module | None:
-    """What decodes a structure of this package; None of a structure whose own ``argmax`` is to be traced."""
-    if isinstance(structure, SlackRescaling):  # decodes as the structure that it wraps
-        return _plain_decoder(structure.structure)
-    kind = next(cls for cls in type(structure).__mro__ if "argmax" in vars(cls))
+    """What decodes a structure of this package; None of a structure whose own ``decode`` is to be traced."""
+    kind = next(cls for cls in type(structure).__mro__ if {"argmax", "decode"} & vars(cls).keys())
+    if kind is SlackRescaling:  # decodes as the structure that it wraps
+        return _plain_decoder(structure.structure)  # type: ignore[attr-defined]
     if kind in _NOT_PLAIN:
         raise TypeError(
             f"{kind.__name__} cannot be decoded in plain torch operators: {_NOT_PLAIN[kind]}. Call "

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torchssvm.core.extras import needs
 from torchssvm.core.files import whole_file
 from torchssvm.core.structure import Structure
+from torchssvm.deployment.checks import check_fit, check_labels, check_vocabulary
 from torchssvm.deployment.decoder import Decoder, parts_of
 from torchssvm.deployment.recipes import Recipe, describe, rebuild
 
 _FORMAT = 1
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KEY = "torchssvm"  # of the header's metadata
 _WEIGHT, _ARGUMENT, _VOCABULARY = "weight.", "argument.", "vocabulary"  # names of tensors, or their beginnings
 _EXTRA = "reading and writing models needs the package safetensors: pip install 'torchssvm[deploy]'"
@@ -67,8 +69,10 @@ def save_model(
 
     Raises:
         TypeError: Head or structure is of a class that is not made again, or there are features; labels are no
-            strings, or the vocabulary is no mapping of strings to whole numbers.
-        ValueError: A column of the vocabulary is negative, or there are more or fewer labels than the structure has.
+            strings; or the vocabulary is no mapping of strings to whole numbers, or the head takes no lists.
+        ValueError: The structure does not fit the head; there are more or fewer labels than the structure has, or two
+            of the same name; a column of the vocabulary is not one of the head's, or has two names; UTF-8 cannot
+            encode a name; or the weights hold no numbers (``meta``), or others than real ones.
         ImportError: ``safetensors`` is missing.
         OSError: See :func:`torchssvm.core.files.whole_file`.
 
@@ -84,15 +88,21 @@ def save_model(
             "the file, and give Decoder(head, features=...) both after loading"
         )
     own = getattr(head, "structure", None)
+    for name, weight in head.named_parameters():
+        if weight.is_meta or weight.dtype not in _DTYPES.values():
+            raise ValueError(
+                f"head has {name} of {weight.dtype} on the device {weight.device}: a file holds numbers of one of "
+                f"{list(_DTYPES)}, so give the head such a dtype by .to(), and weights that are not on meta"
+            )
     tensors = {_WEIGHT + name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
     content = {
         "format": _FORMAT,
         "head": _to_json(_recipe(head, "head"), tensors),
         "structure": None if structure is own else _to_json(_recipe(structure, "structure"), tensors),
-        "labels": None if labels is None else _check_labels(labels, structure),
+        "labels": None if labels is None else check_labels(labels, structure),
     }
     if vocabulary is not None:  # a header has at most 100 MB
-        names = json.dumps(_check_vocabulary(vocabulary), ensure_ascii=False).encode()
+        names = json.dumps(check_vocabulary(vocabulary, head), ensure_ascii=False).encode()
         tensors[_VOCABULARY] = torch.frombuffer(bytearray(names), dtype=torch.uint8)
     data = save(tensors, {_KEY: json.dumps(content, ensure_ascii=False)})
     with whole_file(path) as file:
@@ -110,6 +120,7 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
 
     Raises:
         FileNotFoundError: There is no such file.
+        IsADirectoryError: ``path`` is a folder.
         ValueError: The file is damaged or of another kind, of another format, or names an unknown class.
         ImportError: ``safetensors`` is missing.
 
@@ -119,36 +130,58 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
         Chain(...)
     """
     with needs(_EXTRA, "safetensors"):
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"path={os.fspath(path)!r} is a folder: give the file that save_model wrote")
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             metadata = file.metadata() or {}  # the file is no mapping: it has keys()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header can raise anything
         raise ValueError(f"{path} is damaged, or not a file of save_model: {error}") from error
     if _KEY not in metadata:
         raise ValueError(f"{path} is a safetensors file, but not one of save_model: its header has no {_KEY!r}")
     try:
         content = json.loads(metadata[_KEY])
         version = content["format"]
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:
         raise ValueError(f"{path} is damaged: its header cannot be read: {error!r}") from error
     if version != _FORMAT:
         raise ValueError(f"{path} has format {version}, and this version of torchssvm reads format {_FORMAT}")
     try:
-        head = rebuild(_from_json(content["head"], tensors))
-        other = content["structure"]
-        structure = head.structure if other is None else rebuild(_from_json(other, tensors))
-        # A plain dict of the state has no version by which LinearHead tells how a matrix lies; the class says so.
-        state = {name.removeprefix(_WEIGHT): value for name, value in tensors.items() if name.startswith(_WEIGHT)}
-        head.load_state_dict(state, assign=True)
-        head.requires_grad_(False)
-        labels = None if content["labels"] is None else _check_labels(content["labels"], structure)
-        names = tensors.get(_VOCABULARY)
-        vocabulary = None if names is None else _check_vocabulary(json.loads(names.numpy().tobytes()))
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be loaded: {error}") from error
+        return _made(content, tensors)
+    except Exception as error:
+        raise ValueError(f"{path} is damaged, or of another version of torchssvm: {_sentence(error)}") from error
+
+
+def _made(content: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModel:
+    """The model of a file, from its header and its tensors."""
+    head = rebuild(_from_json(content["head"], tensors))
+    if not isinstance(head, nn.Module):
+        raise ValueError(f"its head is a {type(head).__name__}, which is no head")
+    other = content["structure"]
+    structure = head.structure if other is None else rebuild(_from_json(other, tensors))
+    if not isinstance(structure, Structure):
+        raise ValueError(f"its structure is a {type(structure).__name__}, which is no structure")
+    check_fit(head, structure)
+    # A plain dict of the state has no version by which LinearHead tells how a matrix lies; the class says so.
+    state = {name.removeprefix(_WEIGHT): value for name, value in tensors.items() if name.startswith(_WEIGHT)}
+    for name, weight in head.state_dict().items():
+        if name in state and state[name].dtype != weight.dtype:
+            raise ValueError(f"its weight {name} is {state[name].dtype}, and the head's is {weight.dtype}")
+    head.load_state_dict(state, assign=True)
+    head.requires_grad_(False)
+    labels = None if content["labels"] is None else check_labels(content["labels"], structure)
+    names = tensors.get(_VOCABULARY)
+    vocabulary = None if names is None else check_vocabulary(json.loads(names.numpy().tobytes()), head)
     return SavedModel(head.eval(), structure, labels, vocabulary)
+
+
+def _sentence(error: Exception) -> str:
+    """The error in words: a bare KeyError shows the key alone."""
+    return f"its header has no {error}" if isinstance(error, KeyError) else str(error) or repr(error)
 
 
 def load_model(path: str | os.PathLike[str]) -> Decoder:
@@ -159,6 +192,7 @@ def load_model(path: str | os.PathLike[str]) -> Decoder:
 
     Raises:
         FileNotFoundError: There is no such file.
+        IsADirectoryError: ``path`` is a folder.
         ValueError: The file is damaged or of another kind, of another format, or names an unknown class.
         TypeError: The structure is not decoded in plain torch operators; :func:`load_head` reads the file.
         ImportError: ``safetensors`` is missing.
@@ -209,26 +243,8 @@ def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         found = {key: _from_json(part, tensors) for key, part in value.items()}
         if "dtype" in found:
-            found["dtype"] = {"float32": torch.float32, "float64": torch.float64}[found["dtype"]]
+            if found["dtype"] not in list(_DTYPES):
+                raise ValueError(f"its head has the dtype {found['dtype']!r}, and it may be one of {list(_DTYPES)}")
+            found["dtype"] = _DTYPES[found["dtype"]]
         return found
     return [_from_json(part, tensors) for part in value] if isinstance(value, list) else value
-
-
-def _check_labels(labels: Any, structure: Structure) -> list[str]:
-    if isinstance(labels, str) or not isinstance(labels, Sequence) or not all(isinstance(one, str) for one in labels):
-        raise TypeError(f"labels must be a list of strings, one for each state, class or label; got {labels!r}")
-    sizes = (getattr(structure, name, None) for name in ("num_states", "num_classes", "num_labels"))
-    count = next((size for size in sizes if size is not None), None)
-    if count is not None and len(labels) != count:
-        raise ValueError(f"labels has {len(labels)} names, and {type(structure).__name__} has {count} of them to name")
-    return list(labels)
-
-
-def _check_vocabulary(vocabulary: Any) -> dict[str, int]:
-    if not isinstance(vocabulary, Mapping) or not all(
-        isinstance(name, str) and type(column) is int for name, column in vocabulary.items()
-    ):
-        raise TypeError("vocabulary must be a mapping of names of features (strings) to columns (int)")
-    if min(vocabulary.values(), default=0) < 0:
-        raise ValueError(f"vocabulary holds the column {min(vocabulary.values())}: columns are 0 to in_features - 1")
-    return dict(vocabulary)

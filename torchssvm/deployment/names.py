@@ -27,7 +27,7 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
 
     Raises:
         ValueError: There is no sentence, a sentence has no token, or a number is not finite.
-        TypeError: A token is something else.
+        TypeError: A token is something else, or ``sentences`` and ``vocabulary`` are.
 
     Example:
         >>> sentences = [[{"word": "the", "first": True}, {"word": "cat"}]]
@@ -35,6 +35,14 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
         >>> x.columns.tolist(), lengths.tolist()
         ([[[1, 0], [2, -1]]], [2])
     """
+    if not isinstance(vocabulary, Mapping):
+        raise TypeError(
+            f"vocabulary={vocabulary!r} must map names of features to columns: give that of the training, which "
+            "load_model finds in a file if save_model was given it"
+        )
+    for given in [sentences] if not hasattr(sentences, "__len__") else sentences:
+        if not hasattr(given, "__len__"):
+            raise TypeError(f"sentences must be lists of tokens, one list for every sentence; got {given!r}")
     lengths = [len(sentence) for sentence in sentences]
     if not lengths or min(lengths) < 1:
         raise ValueError(f"sentences must hold at least one sentence, each with a token; their lengths are {lengths}")

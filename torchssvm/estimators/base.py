@@ -120,7 +120,8 @@ class StructuredEstimator(BaseEstimator):
         """Write the trained model, its labels and its vocabulary to one file.
 
         :func:`torchssvm.deployment.load_model` reads it where neither scikit-learn nor the training data are; sets of
-        labels, which branch and bound decodes, are read by :func:`torchssvm.deployment.load_head`.
+        labels and graphs, which are not decoded in plain torch operators, are read by
+        :func:`torchssvm.deployment.load_head`.
 
         Args:
             path: The file; an existing one is replaced.
@@ -128,7 +129,7 @@ class StructuredEstimator(BaseEstimator):
         Raises:
             NotFittedError: ``fit`` was not called.
             ImportError: safetensors is missing.
-            TypeError: The model has no such file, as forests of :class:`GraphSVC`.
+            ValueError: UTF-8 cannot encode the name of a label or of a feature.
         """
         check_is_fitted(self)
         names = [str(label) for label in self.classes_]

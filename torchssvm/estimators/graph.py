@@ -12,12 +12,12 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.batch import in_order
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, padded
-from torchssvm.estimators.forests import Forest, ForestFeatures, LinearForest
 from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
 from torchssvm.solvers.choice import BATCH, Solver
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
 from torchssvm.structures.graph_cut.structure import GraphCut, MinCut, RoofDual
+from torchssvm.structures.tree.forest import Forest, ForestFeatures, LinearForest
 
 
 class Graph(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
+from torchssvm.deployment import save_model
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, lists_of_rows
+from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 
@@ -149,6 +152,23 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
             found = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
             return self.classes_[found.numpy()]
         return self._decode(scores)[0].numpy()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained model and its labels to one file.
+
+        Where ``y`` was a vector, the file has classes, with the head :class:`torchssvm.LinearMulticlass` on dense rows,
+        and is read by :func:`torchssvm.deployment.load_model`. See :meth:`StructuredEstimator.save`.
+        """
+        check_is_fitted(self)
+        if self._sets:
+            super().save(path)
+            return
+        weight, bias = torch.from_numpy(self.coef_), torch.from_numpy(self.intercept_)
+        if len(self.classes_) == 2:  # the first class scores 0
+            weight, bias = torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
+        head = LinearMulticlass(weight.shape[1], len(weight)).to(weight.dtype)
+        head.load_state_dict({"weight": weight, "bias": bias})
+        save_model(path, head, labels=[str(label) for label in self.classes_])
 
     def _decode(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The best sets ``[n, K]`` and their scores ``[n]``."""

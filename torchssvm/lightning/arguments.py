@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from torchssvm.core.arguments import or_default
 from torchssvm.lightning.joint_training import JointTraining
-from torchssvm.solvers.choice import Solver, check_solver
+from torchssvm.solvers.choice import Solver
 from torchssvm.solvers.compiled.applies import reason_not_compiled
 from torchssvm.steps.direction import DirectionRule
 
@@ -31,7 +32,7 @@ def find_solver(module: Any, solver: Solver | None, one_by_one: Solver) -> Solve
         ValueError: Both are given; features that are trained and a storage that cannot follow them; or
             ``compiled=True`` where the compiled loop cannot be used.
     """
-    given = check_solver(solver)
+    given = or_default(solver, Solver, "solver")
     if solver is not None and not one_by_one.is_default:
         raise ValueError(f"solver={solver} and rules of its own are given: write the rules into the solver")
     solver = one_by_one if solver is None else given

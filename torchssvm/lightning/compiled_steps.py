@@ -10,12 +10,11 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from torchssvm.core.batch import Batch, fetcher, lengths_of, rows_in_order
+from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
 from torchssvm.core.random_state import RandomState
 from torchssvm.lightning.epoch_parts import own_draws
 from torchssvm.lightning.exact_pass import evaluating
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader
-from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.choice import STORAGES, Choice, Sample, choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 
@@ -52,7 +51,7 @@ def _sample(module: Any, loader: DataLoader) -> Sample:
     """The first examples; what they draw at random leaves no trace."""
     random, trainer = RandomState(), module.trainer
     rows = rows_in_order(count_examples(loader), _SAMPLED, lengths_of(loader.dataset))[0]
-    batch = check_batch(fetcher(loader.dataset, loader.collate_fn)(rows))
+    batch = as_batch(fetcher(loader.dataset, loader.collate_fn)(rows))
     batch = trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch))
     with evaluating(module):
         with trainer.precision_plugin.forward_context():
@@ -95,6 +94,6 @@ def make_loop(module: Any, loader: DataLoader) -> CompiledBCFW:
 def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:
     """Every training example once, with the head's input as ``x``."""
     for batch in loader:
-        batch = module.trainer.precision_plugin.convert_input(check_batch(batch))
+        batch = module.trainer.precision_plugin.convert_input(as_batch(batch))
         with module.trainer.precision_plugin.forward_context():
             yield batch.replace(x=module.extract(batch.x, batch.lengths))

@@ -9,14 +9,13 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.exact_pass import find_gdmm
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
-from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.gdmm.kinds import check_kind
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, Penalty, SortedOracle
 from torchssvm.solvers.gdmm.solver import GDMM
@@ -155,7 +154,7 @@ class FactorwiseSVM(Predicting):
     def _batches(self) -> Iterator[Batch]:
         """Every training example once, with the head's input as ``x``."""
         for batch in exact_pass_loader(self.training_loader):
-            batch = check_batch(batch)
+            batch = as_batch(batch)
             yield batch.replace(x=self.extract(batch.x, batch.lengths))
 
     def _versions(self) -> dict[str, int]:
@@ -193,7 +192,7 @@ class FactorwiseSVM(Predicting):
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Visit the examples of the batch; the last batch completes the pass."""
         gdmm = self.gdmm
-        gdmm.visit(check_batch(batch).index)
+        gdmm.visit(as_batch(batch).index)
         if batch_idx + 1 < self.trainer.num_training_batches:
             return
         optimizer: Any = self.optimizers()

@@ -18,7 +18,6 @@ from torchssvm.core.features import apply_features
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.lightning.exact_pass import evaluating, in_precision
-from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.evaluation import evaluate
 
 _KEY = "torchssvm_joint"
@@ -201,6 +200,6 @@ def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
 def _validate(module: Any, loaders: list[tuple[Any, int | float]]) -> float:
     """The mean task loss of the module's outputs, over the examples of all loaders."""
     parts = [itertools.islice(loader, None if most == float("inf") else int(most)) for loader, most in loaders]
-    batches = map(check_batch, itertools.chain.from_iterable(parts))
+    batches = itertools.chain.from_iterable(parts)
     with evaluating(module):
         return evaluate(in_precision(module.trainer, module), module.structure, batches, module.device).loss

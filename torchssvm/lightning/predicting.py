@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, apply_head
+from torchssvm.core.batch import Batch, apply_head, as_batch
 from torchssvm.core.caller import warn
 from torchssvm.core.features import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
@@ -18,7 +18,7 @@ from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resumable import Resumable
-from torchssvm.lightning.steps import check_batch, errors
+from torchssvm.lightning.steps import errors
 
 
 class Predicting(Loading, Resumable):
@@ -90,11 +90,11 @@ class Predicting(Loading, Resumable):
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Labeling:
         """The highest-scoring outputs of the batch."""
-        batch = check_batch(batch)
+        batch = as_batch(batch)
         return self.decode(batch.x, batch.lengths)
 
     def _evaluate(self, batch: Batch, stage: str) -> None:
-        batch = check_batch(batch)
+        batch = as_batch(batch)
         for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
             self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight)
 

@@ -1,4 +1,4 @@
-"""The check of a batch, and the errors that are logged for it."""
+"""The errors that are logged for a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure, as_decoding
 from torchssvm.solvers.evaluation import count_errors
@@ -18,20 +17,6 @@ class Mean(NamedTuple):
 
     value: Tensor
     weight: int
-
-
-def check_batch(batch: Any) -> Batch:
-    """The batch.
-
-    Raises:
-        TypeError: ``batch`` is not a :class:`torchssvm.Batch`.
-    """
-    if not isinstance(batch, Batch):
-        raise TypeError(
-            f"a batch must be a torchssvm.Batch(x, y, index, lengths), not a {type(batch).__name__}: give the "
-            "DataLoader a collate_fn that makes one"
-        )
-    return batch
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.bounds import Bound
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
@@ -31,7 +31,6 @@ from torchssvm.lightning.joint_run import JointRun
 from torchssvm.lightning.joint_training import JointTraining
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.refusals import check_trainer
-from torchssvm.lightning.steps import check_batch
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import recompute_weights
@@ -163,7 +162,7 @@ class StructuredSVM(JointModel):
             if batch_idx + 1 == self.trainer.num_training_batches:
                 self._log_figures(on_step=False, on_epoch=True, batch_size=1)
             return
-        batch = check_batch(batch)
+        batch = as_batch(batch)
         if self._run.trains_features:
             assert self._stages is not None
             self._stages.step(self, batch, batch_idx)

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import as_number, check_dataset, check_whole
+from torchssvm.core.arguments import as_number, check_dataset, check_whole, or_default
 from torchssvm.core.batch import pass_over
 from torchssvm.core.compiling import clock
 from torchssvm.core.figures import new_figure
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
-from torchssvm.path.grid import KeepWeights, check_lams
+from torchssvm.path.grid import KeepDual, KeepWeights, check_lams
 from torchssvm.path.guess_lam import guess_lam
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import Solver
 from torchssvm.solvers.evaluation import Evaluation, evaluate
 from torchssvm.solvers.parameter_groups import NamedBounds
 from torchssvm.solvers.progress_line import shown
-from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, Tolerance
 from torchssvm.solvers.trainer import check_limits
 from torchssvm.solvers.training import make_trainer, warn_if_short
@@ -36,13 +36,19 @@ if TYPE_CHECKING:
 FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
 """Lambdas that are tried where none are given, as multiples of the guess."""
 
+STEP = 3.0
+"""Where the best of them is at an end, the next lambda beyond is so many times larger or smaller."""
+
+MOST = 8
+"""At most so many lambdas are tried where none are given."""
+
 
 class HeldOutPoint(NamedTuple):
     """What training at one lambda gave.
 
     Attributes:
         lam: Lambda.
-        certificate: Of the last exact pass; ``certificate.passes`` counts from the largest lambda on.
+        certificate: Of the last exact pass; ``certificate.passes`` counts those of the lambdas before too.
         held_out: Loss and errors on the held-out examples.
         score: What decides; the larger is the better.
         passes: Effective passes that this lambda took.
@@ -73,7 +79,7 @@ class LamChoice:
         >>> [point.lam for point in choice.points]
         [1.0, 0.1]
         >>> print(str(choice).splitlines()[0])
-        lam  lam n  gap  passes  seconds  loss  wrong tokens  wrong examples
+        lam  lam n  gap  passes  seconds  loss  wrong examples
     """
 
     head: nn.Module
@@ -92,10 +98,11 @@ class LamChoice:
 
     def __str__(self) -> str:
         scored = any(point.score != -point.held_out.loss for point in self.points)
-        rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", "wrong tokens", "wrong examples"]]
+        names = ("example",) if self.best.held_out.is_plain else ("token", "example")
+        rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", *(f"wrong {name}s" for name in names)]]
         rows[0] += ["score"] if scored else []
         for point in self.points:
-            own, errors = point.certificate, (point.held_out.token_error, point.held_out.example_error)
+            own, errors = point.certificate, [getattr(point.held_out, f"{name}_error") for name in names]
             row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{100 * own.relative_gap:.2g} %"]
             row += [f"{point.passes:.0f}", f"{point.seconds:.1f}", f"{point.held_out.loss:.4g}"]
             row += ["" if error is None else f"{100 * error:.2f} %" for error in errors]
@@ -152,11 +159,16 @@ def choose_lam(
     weights before it ([G16] Proposition 1). Every lambda ends with a certificate. The solver is that of
     :func:`torchssvm.solve`.
 
+    Where no lambdas are given and the best is the largest or the smallest, up to three more are tried beyond it, each 3
+    times the last or a third of it, from the dual as it is then, until one does not score better. Lambdas that are
+    given are all that is tried; ``choice.advice`` says whether the best of them is at an end.
+
     Args:
         head: Features -> potentials, linear in all its weights; its weights are replaced.
         dataset: The training set: map-style, n examples with ``collate``; an item's index is its place.
         held_out: Examples that are not trained on: map-style, at least one, of the same kind.
-        lams: Distinct positive numbers, in any order; None is 10, 3, 1, 0.3 and 0.1 times :func:`torchssvm.guess_lam`.
+        lams: Distinct positive numbers, in any order; None is 10, 3, 1, 0.3 and 0.1 times
+            :func:`torchssvm.guess_lam`, and more beyond their ends as above.
         tolerance: The gap to reach at each lambda, a number or ``Relative(share)``; None is ``Relative(0.01)``, 1 % of
             the primal.
         score: Scores the head that it is given; the larger is the better. None is minus the mean loss of the held-out
@@ -197,7 +209,7 @@ def choose_lam(
     for name, function in (("score", score), ("on_point", on_point)):
         if function is not None and not callable(function):
             raise TypeError(f"{name}={function!r} must be a function, such as lambda head: ...")
-    options, structure = check_options(options), find_structure(head, structure)
+    options, structure = or_default(options, RunOptions, "options"), find_structure(head, structure)
     check_dataset(dataset)
     device = next((parameter.device for parameter in head.parameters()), None)
     batches = _held_out_batches(head, dataset, held_out, structure, options, device)
@@ -217,16 +229,18 @@ def choose_lam(
         progress=progress,
     )
     points: list[HeldOutPoint] = []
+    untried: list[float] = []
     best: tuple[HeldOutPoint, list[torch.Tensor]] | None = None
     since = 0  # lambdas since the best one
     with shown(progress) as line:
         try:
-            for lam in ordered:
+            while ordered:
+                lam = ordered.pop(0)
                 if line is not None:
                     line.prefix = f"lam {lam:.3g}"
                 start, before = clock(), trainer.dual.passes
                 if points:
-                    KeepWeights()(trainer.dual, lam)
+                    (KeepWeights() if lam < trainer.dual.lam else KeepDual())(trainer.dual, lam)
                 certificate = trainer.solve(tolerance, max_passes=before + max_passes, progress=line or False)
                 seconds = clock() - start
                 warn_if_short(certificate, tolerance, max_passes)
@@ -237,21 +251,31 @@ def choose_lam(
                 point = HeldOutPoint(lam, certificate, found, value, certificate.passes - before, seconds)
                 points.append(point)
                 since += 1
-                if best is None or value > best[0].score:
+                if best is None or (value, lam) > (best[0].score, best[0].lam):
                     best, since = (point, [parameter.detach().clone() for parameter in head.parameters()]), 0
                 if on_point is not None:
                     if line is not None:
                         line.clear()  # the callback may print
                     on_point(point)
                 if since == patience:
-                    break
+                    untried, ordered = untried + ordered, []
+                if lams is None and not ordered and len(points) + len(untried) < MOST:
+                    ordered = _beyond(best[0].lam, [each.lam for each in points], untried)
         finally:  # an interrupted search leaves the best weights too
             if best is not None:
                 with torch.no_grad():
                     for parameter, held in zip(head.parameters(), best[1], strict=True):
                         parameter.copy_(held)
     assert best is not None  # there is a lambda
-    return LamChoice(head, best[0], tuple(points), tuple(ordered[len(points) :]))
+    points.sort(key=lambda point: -point.lam)
+    return LamChoice(head, best[0], tuple(points), tuple(untried))
+
+
+def _beyond(best: float, tried: list[float], untried: list[float]) -> list[float]:
+    """The lambda to try next where the best one is at an end of those that were tried; else none."""
+    if best == max(tried):
+        return [STEP * best]
+    return [best / STEP] if best == min(tried) and not untried else []
 
 
 def _held_out_batches(

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number, check_dataset, check_number
+from torchssvm.core.arguments import as_number, check_dataset, check_number, or_default
 from torchssvm.core.compiling import clock
 from torchssvm.dual.state import DualState
-from torchssvm.path.recipe import Recipe, check_recipe
+from torchssvm.path.recipe import Recipe
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import shown
-from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.torch_loop import TorchLoop
 
@@ -134,7 +134,7 @@ def grid_search(
     ordered = check_lams(lams)
     check_number(max_passes, "max_passes", above=0.0, finite=False)
     check_dataset(dataset)
-    recipe, options = check_recipe(recipe), check_options(options)
+    recipe, options = or_default(recipe, Recipe, "recipe"), or_default(options, RunOptions, "options")
     points: list[GridPoint] = []
     loss: BlockGap | None = None
     with shown(progress) as line:

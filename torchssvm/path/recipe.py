@@ -69,14 +69,3 @@ class Recipe:
         if loss.dual is not dual:
             raise ValueError("make_loss(dual) returned the block gap of another dual")
         return loss
-
-
-def check_recipe(recipe: Recipe | None) -> Recipe:
-    """The recipe given, or the plain one for None.
-
-    Raises:
-        TypeError: ``recipe`` is something else.
-    """
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(f"recipe={recipe!r} must be a torchssvm.Recipe, such as Recipe(make_loss=...)")
-    return recipe if recipe is not None else Recipe()

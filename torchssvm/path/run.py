@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset, check_number, check_object
+from torchssvm.core.arguments import check_dataset, check_number, check_object, or_default
 from torchssvm.core.compiling import clock
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
 from torchssvm.path.initial import begin, start_at_largest_lam
-from torchssvm.path.recipe import Recipe, check_recipe
+from torchssvm.path.recipe import Recipe
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, PathRule, Training
 from torchssvm.solvers.progress_line import ProgressLine, shown
-from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
 
 
@@ -72,12 +72,12 @@ class PathRun(Stateful):
         self.epsilon = check_tolerance(epsilon, "epsilon", above=0.0)
         self.lam_min = check_number(lam_min, "lam_min", 0.0)
         max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
-        options = check_options(options)
+        options = or_default(options, RunOptions, "options")
         check_dataset(dataset)
         if rule is not None:
             check_object(rule, "rule", "next", "Certified()")
         self.rule: PathRule = rule if rule is not None else Certified()
-        recipe = check_recipe(recipe)
+        recipe = or_default(recipe, Recipe, "recipe")
         self.loss = recipe.loss(head, len(dataset), 1.0)
         self.dual = self.loss.dual
         if not self.dual.steps:

@@ -114,17 +114,6 @@ class Solver:
         return Rules(direction, oracle, storage, block_steps, self.line_search)
 
 
-def check_solver(solver: Solver | None) -> Solver:
-    """The solver given, or one without rules for None.
-
-    Raises:
-        TypeError: ``solver`` is something else.
-    """
-    if solver is not None and not isinstance(solver, Solver):
-        raise TypeError(f"solver={solver!r} must be a torchssvm.Solver, such as Solver(direction=Pairwise())")
-    return solver if solver is not None else Solver()
-
-
 class Sample(NamedTuple):
     """The first examples of a training set, from which the memory of all is estimated.
 
@@ -157,7 +146,8 @@ class Choice(NamedTuple):
         text = f"{own.direction}, {own.oracle}, {type(own.storage).__name__}()"
         if self.compiled:
             return f"solver: compiled loop, {text}: {self.reason}"
-        return f"solver: torch loop, {text}, {own.block_steps}: {self.reason}"
+        text += f", {own.block_steps}, which trains any head to the same certificate"
+        return f"solver: torch loop, {text} (not compiled: {self.reason})"
 
 
 def choose(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.batch import apply_head, as_batch, check_batches, to_device
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.structure import Structure, as_decoding
 
@@ -24,12 +24,15 @@ class Evaluation:
         example_error: Share of examples with a wrong token, such as words with a wrong letter; None as above.
         num_examples: Number of examples.
         exact: Whether decoding was exact for all of them; otherwise the results are those of an approximate decoder.
+        num_tokens: Number of tokens, that of the examples for classes; None as above.
 
     Example:
         >>> head = LinearChain(4, 3)
-        >>> evaluation = evaluate(head, head.structure, in_order(chains))  # weights of zero: every label is the first
+        >>> evaluation = evaluate(head, head.structure, chains)  # weights of zero: every label is the first
         >>> evaluation.num_examples, evaluation.loss == evaluation.token_error
         (20, True)
+        >>> print(evaluation)
+        70.00 % of 100 tokens wrong, 100.00 % of 20 examples wrong, loss 0.7
     """
 
     loss: float
@@ -37,6 +40,21 @@ class Evaluation:
     example_error: float | None
     num_examples: int
     exact: bool = True
+    num_tokens: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every example is one token, as with classes, so that wrong tokens are wrong examples."""
+        return self.num_tokens == self.num_examples
+
+    def __str__(self) -> str:
+        if self.token_error is None or self.example_error is None:
+            text = f"loss {self.loss:.4g} of {self.num_examples:,} examples"
+        else:
+            text = f"{100 * self.example_error:.2f} % of {self.num_examples:,} examples wrong, loss {self.loss:.4g}"
+            if not self.is_plain:
+                text = f"{100 * self.token_error:.2f} % of {self.num_tokens:,} tokens wrong, {text}"
+        return text if self.exact else f"{text}; decoded approximately"
 
 
 def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
@@ -61,7 +79,7 @@ def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
 def evaluate(
     forward: Callable[..., Any],
     structure: Structure,
-    batches: Iterable[Batch],
+    batches: Any,
     device: torch.device | str | None = None,
 ) -> Evaluation:
     """Decode every example without the loss and compare it with its target.
@@ -70,16 +88,18 @@ def evaluate(
         forward: Head or model, ``(x)`` or ``(x, lengths)`` -> potentials. A module runs in evaluation mode; afterwards
             every submodule is back in its own mode.
         structure: What an output is.
-        batches: The examples.
+        batches: The examples: a map-style dataset with ``collate``, or an iterable of :class:`torchssvm.Batch` such as
+            a ``DataLoader``.
         device: The device to move batches to; None leaves them where they are.
 
     Raises:
         ValueError: There are no examples, or a target does not fit.
+        TypeError: ``batches`` is of another kind, or holds something else than batches.
 
     Example:
         >>> head = LinearMulticlass(4, 3)
         >>> certificate = solve(head, data, lam=0.01)
-        >>> evaluate(head, head.structure, in_order(data)).example_error < 0.1
+        >>> evaluate(head, head.structure, data).example_error < 0.1
         True
     """
     modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
@@ -87,8 +107,8 @@ def evaluate(
         module.training = False
     examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
     try:
-        for batch in batches:
-            batch = batch if device is None else to_device(batch, device)
+        for batch in check_batches(batches):
+            batch = as_batch(batch) if device is None else to_device(as_batch(batch), device)
             potentials = as_potentials(apply_head(forward, batch))
             target = structure.check_target(batch.y, potentials)
             found = as_decoding(structure.argmax(potentials))
@@ -114,4 +134,5 @@ def evaluate(
         example_error=spoilt / examples if counted else None,
         num_examples=examples,
         exact=exact,
+        num_tokens=tokens if counted else None,
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_whole
-from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
+from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, to_device
 from torchssvm.core.compiling import clock
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, as_potentials
@@ -149,12 +149,7 @@ def every_example(
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
     for batch in check_batches(batches):
-        if not isinstance(batch, Batch):
-            raise TypeError(
-                f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths); give the "
-                "DataLoader a collate_fn that makes them"
-            )
-        batch = to_device(batch, device)
+        batch = to_device(as_batch(batch), device)
         with torch.enable_grad() if grad else nullcontext():
             potentials = as_potentials(apply_head(head, batch))
         index = check(batch.index, potentials)

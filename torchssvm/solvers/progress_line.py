@@ -24,8 +24,8 @@ class ProgressLine:
     """Shows gap, dual, passes and seconds of a run: ``gap 0.0098 (6.1 %)  dual 0.15  passes 56  3 s``.
 
     A terminal or notebook has one line that is overwritten, and the last one stays. Elsewhere, as in a log, a line is
-    written after a certificate, at most every ten seconds. Figures between certificates are estimates:
-    ``gap ~0.012``. The width is that of the terminal, at most 80 columns.
+    written after a certificate, at most every ten seconds, and after the last one. Figures between certificates are
+    estimates: ``gap ~0.012``. The width is that of the terminal, at most 80 columns.
 
     Args:
         prefix: Begins the line, such as ``lam 0.01``; may be changed during the run.
@@ -39,7 +39,7 @@ class ProgressLine:
         self._began, self._compiled = clock(), compiling_seconds()
         self._shown_at = time.monotonic()
         self._width = 0  # of the text on the terminal's line
-        self._text = ""  # what the last certificate says
+        self._text = ""  # what the last certificate says, until a log has it
         self._last: Certificate | None = None
 
     def update(self, passes: float, gap_estimate: float, value: Callable[[], float] | None = None) -> None:
@@ -80,8 +80,8 @@ class ProgressLine:
             self._width = 0
 
     def close(self) -> None:
-        """Leave the last certificate on a terminal, and say how long kernels were compiled."""
-        if self._overwrites and self._text:
+        """Leave the last certificate on a terminal or in a log, and say how long kernels were compiled."""
+        if self._text:
             self._show(self._text)
         if self._width:
             self._write("\n")
@@ -104,6 +104,7 @@ class ProgressLine:
         self._shown_at = time.monotonic()
         if not self._overwrites:
             self._write(f"torchssvm: {text}\n")
+            self._text = ""
             return
         text = text[: min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - 1]  # a full line would wrap
         self._write("\r" + text.ljust(self._width))

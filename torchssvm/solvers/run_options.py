@@ -48,14 +48,3 @@ class RunOptions:
             check_object(self.schedule, "schedule", "due", "WhenEstimated()")
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise TypeError(f"collate_fn={self.collate_fn!r} must make a Batch of a list of items")
-
-
-def check_options(options: RunOptions | None) -> RunOptions:
-    """The options given, or the defaults for None.
-
-    Raises:
-        TypeError: ``options`` is something else.
-    """
-    if options is not None and not isinstance(options, RunOptions):
-        raise TypeError(f"options={options!r} must be options such as torchssvm.RunOptions(batch_size=64)")
-    return options if options is not None else RunOptions()

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset
+from torchssvm.core.arguments import check_dataset, or_default
 from torchssvm.core.batch import apply_head, fetcher, pass_over, to_device
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
-from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.sampler import GapBatchSampler
 
@@ -55,7 +55,7 @@ class TorchLoop(DualTrainer, Stateful):
         *,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.options = options = check_options(options)
+        self.options = options = or_default(options, RunOptions, "options")
         self.schedule = options.schedule
         check_dataset(dataset)
         if len(dataset) != loss.dual.num_examples:

@@ -6,14 +6,14 @@ import contextlib
 import copy
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset
+from torchssvm.core.arguments import check_dataset, or_default
 from torchssvm.core.batch import apply_head, fetcher, lengths_of, pass_over, rows_in_order, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.potentials import as_potentials
@@ -23,12 +23,12 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, check_solver, choose
+from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, choose
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.parameter_groups import NamedBounds, check_bounds, groups
-from torchssvm.solvers.run_options import RunOptions, check_options
+from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import check_limits
@@ -58,8 +58,8 @@ def solve(
     """Train a head until an exact pass proves that it is within ``tolerance`` of the optimum.
 
     The quickest solver that head, storage and memory allow is chosen, and said once on stderr with the reason; see
-    :func:`torchssvm.solvers.choose`. The head starts from zero weights. :func:`make_trainer` gives the trainer itself,
-    to stop, save and continue.
+    :func:`torchssvm.solvers.choose`. The head starts from zero weights, whatever it holds: a second call trains it
+    anew. :func:`make_trainer` gives the trainer itself, to stop, save and continue: its ``solve`` goes on.
 
     Args:
         head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.
@@ -95,7 +95,7 @@ def solve(
     """
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
-    options = check_options(options)
+    options = or_default(options, RunOptions, "options")
     trainer = make_trainer(
         head,
         dataset,
@@ -148,11 +148,11 @@ def make_trainer(
         )
     check_dataset(dataset)
     lam, structure, n = check_lam(lam), find_structure(head, structure), len(dataset)
-    solver = check_solver(solver)
+    solver = or_default(solver, Solver, "solver")
     if not n:
         raise ValueError("the dataset is empty")
     bounds = check_bounds(head, bounds)
-    given = check_options(options)
+    given = or_default(options, RunOptions, "options")
     choice = choose(
         solver,
         head,
@@ -170,15 +170,16 @@ def make_trainer(
         head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=memory_limit
     )
     if choice.compiled:
-        loop = CompiledBCFW(
-            head,
-            dual,
-            pass_over(dataset, given.collate_fn),
-            direction=rules.direction,
-            oracle=rules.oracle,
-            order=given.order,
-            seed=given.seed,
-        )
+        with _zero_weights(head):
+            loop = CompiledBCFW(
+                head,
+                dual,
+                pass_over(dataset, given.collate_fn),
+                direction=rules.direction,
+                oracle=rules.oracle,
+                order=given.order,
+                seed=given.seed,
+            )
         loop.schedule = given.schedule
         return loop
     if given.batch_size is None:
@@ -186,9 +187,24 @@ def make_trainer(
     if given.order is None and (lengths := lengths_of(dataset)) is not None:
         given = replace(given, order=ByLength(lengths))
     loss = BlockGap(dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
-    return TorchLoop(
-        head, loss, dataset, given, optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search)
-    )
+    with _zero_weights(head):
+        optimizer = BCFW(groups(head, bounds), dual, line_search=rules.line_search)
+        return TorchLoop(head, loss, dataset, given, optimizer=optimizer)
+
+
+@contextlib.contextmanager
+def _zero_weights(head: nn.Module) -> Iterator[None]:
+    """Weights of zero, where a new dual begins; an error in the block brings those back that the head held."""
+    held = [parameter.detach().clone() for parameter in head.parameters()]
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for parameter, weights in zip(head.parameters(), held, strict=True):
+                parameter.copy_(weights)
+        raise
 
 
 def tell(choice: Choice) -> None:
@@ -202,29 +218,27 @@ def tell(choice: Choice) -> None:
 
 def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: float) -> None:
     """Warn of a run that ``max_passes`` ended before its tolerance."""
-    if not is_within(certificate.gap, tolerance, certificate.primal) and not warn_if_far(certificate):
-        warn(
-            f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
-            f"{100 * certificate.relative_gap:.3g} % of the primal; {tolerance:g} was asked for"
-        )
+    if is_within(certificate.gap, tolerance, certificate.primal):
+        return
+    far = ", far from the optimum" if certificate.relative_gap > FAR else ""
+    warn(
+        f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
+        f"{100 * certificate.relative_gap:.3g} % of the primal{far}; tolerance asks for {tolerance:g}. Give a larger "
+        "max_passes, or a larger lam, which takes fewer passes"
+    )
 
 
-def warn_if_far(certificate: Certificate) -> bool:
-    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation.
-
-    Returns:
-        Whether it is.
-    """
+def warn_if_far(certificate: Certificate) -> None:
+    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation."""
     gap, primal = certificate.gap, certificate.primal
     if isinstance(certificate, FactorwiseCertificate):
         gap, primal = certificate.relaxed_gap, certificate.relaxed_primal
-    if far := gap > FAR * primal > 0.0:
+    if gap > FAR * primal > 0.0:
         warn(
             f"the run ended far from the optimum: the gap, {gap:.4g}, is {100 * gap / primal:.0f} % of the primal, "
             f"{primal:.4g}. Train longer, or with a "
             "larger lam, which takes fewer passes"
         )
-    return far
 
 
 def warn_if_estimated_far(dual: DualState) -> None:

@@ -141,9 +141,8 @@ def find_adapter(head: nn.Module) -> HeadAdapter:
         adapter = ArcsAdapter(head)
     else:
         raise TypeError(
-            f"head={head} must be a LinearChain with shared transitions or a SparseLinearChain, and its structure a "
-            "Chain, or a LinearMulticlass with a Multiclass structure, or LinearArcs with an Arborescence; use "
-            "BlockGap and BCFW"
+            "the compiled loop is for LinearChain with shared transitions, SparseLinearChain, LinearMulticlass and "
+            f"LinearArcs, each with its own structure, and head is {type(head).__name__}(...); use BlockGap and BCFW"
         )
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
         raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.lists import Lists, check_finite, lists_of
 from torchssvm.core.potentials import as_potentials
@@ -106,8 +106,7 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
 
 
 def _check_kind(batch: object) -> None:
-    if not isinstance(batch, Batch):
-        raise TypeError(f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths)")
+    batch = as_batch(batch)
     if isinstance(batch.x, SparseFeatures):
         return
     if not isinstance(batch.x, Tensor) or batch.x.layout != torch.strided:

@@ -1,7 +1,8 @@
-"""Trees of labels with given edges."""
+"""Trees of labels: with given edges, and with edges of each example's own."""
 
+from torchssvm.structures.tree.forest import Forest, ForestFeatures, ForestPotentials, LinearForest
 from torchssvm.structures.tree.head import LinearTree
 from torchssvm.structures.tree.oracle import max_sum_tree
 from torchssvm.structures.tree.structure import Tree
 
-__all__ = ["LinearTree", "Tree", "max_sum_tree"]
+__all__ = ["Forest", "ForestFeatures", "ForestPotentials", "LinearForest", "LinearTree", "Tree", "max_sum_tree"]

@@ -7,20 +7,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_int64, check_whole
+from torchssvm.core.arguments import check_int64, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
+from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.tree.oracle import max_sum_tree
 
 
 class ForestFeatures(NamedTuple):
-    """The forests of a batch.
+    """The forests of a batch, the input of :class:`LinearForest`.
 
     Attributes:
         nodes: ``[B, N, F]``.
         edges: ``[B, N, G]``, features of the edge between each node and its parent; zero at roots and in the padding.
         parent: ``[B, N]`` int64, -1 at roots and in the padding.
         forward: ``[B, N]`` bool, whether the edge leads from the parent to the child; else its matrix is transposed.
+
+    Example:
+        >>> nodes, ones = torch.rand(1, 3, 4), torch.tensor([[[0.0], [1.0], [1.0]]])
+        >>> ForestFeatures(nodes, ones, parent=torch.tensor([[-1, 0, 1]]), forward=torch.ones(1, 3).bool())
+        ForestFeatures(...)
     """
 
     nodes: Tensor
@@ -68,12 +74,17 @@ class Forest(Structure):
     """A state for every node of an example's own trees, decoded exactly; the loss is the number of wrong states.
 
     Args:
-        num_states: K.
+        num_states: K, the number of states.
         class_weight: ``[K]`` float64, the cost of a wrong state by the true one; None is 1 for all.
+
+    Raises:
+        ValueError: ``num_states`` is less than 1, or ``class_weight`` has another number of costs.
     """
 
     def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
         self.num_states = check_whole(num_states, "num_states")
+        if class_weight is not None and check_tensor(class_weight, "class_weight").shape != (num_states,):
+            raise ValueError(f"class_weight must hold {num_states} costs, got {list(class_weight.shape)}")
         self.class_weight = class_weight
 
     def argmax(self, potentials: Potentials) -> Decoding:
@@ -127,30 +138,55 @@ class LinearForest(nn.Module):
     """Potentials of forests, ``node = W x + bias`` and ``edge = sum_g z_g E_g``; all weights are zero at the start.
 
     Args:
-        node_features: F.
-        edge_features: G.
-        num_states: K.
+        node_features: F, numbers per node.
+        edge_features: G, numbers per edge.
+        num_states: K, the number of states.
         structure: How outputs are decoded and what they cost; None is ``Forest(num_states)``.
+
+    Raises:
+        ValueError: A size is out of range, or ``structure`` has another number of states.
+        TypeError: A size is not a number, or ``structure`` is not a structure of forests.
     """
 
     def __init__(
         self, node_features: int, edge_features: int, num_states: int, *, structure: Forest | None = None
     ) -> None:
         super().__init__()
-        self.structure = Forest(num_states) if structure is None else structure
+        node_features = check_whole(node_features, "node_features")
+        edge_features = check_whole(edge_features, "edge_features")
+        self.structure = check_structure(structure, "Forest(num_states)", "num_states") or Forest(num_states)
+        if self.structure.num_states != num_states:
+            raise ValueError(f"structure={self.structure} does not have num_states={num_states}")
         self.node = nn.Parameter(torch.zeros(num_states, node_features))
         self.edge = nn.Parameter(torch.zeros(edge_features, num_states, num_states))
         self.bias = nn.Parameter(torch.zeros(num_states))
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
+        states, features = self.node.shape
+        return {"node_features": features, "edge_features": len(self.edge), "num_states": states}
 
     def forward(self, x: ForestFeatures, lengths: Tensor | None = None) -> ForestPotentials:
         """Features -> potentials, in the weights' dtype.
 
         Args:
-            x: :class:`ForestFeatures`.
+            x: :class:`ForestFeatures`, or any tuple of its fields in the same order.
             lengths: ``[B]`` int64, the number of nodes of each example; None means N for all.
+
+        Raises:
+            TypeError: ``x`` is not a tuple of four.
+            ValueError: A shape or a length does not fit.
         """
+        if not isinstance(x, tuple) or len(x) != 4:
+            raise TypeError(f"x must be ForestFeatures(nodes, edges, parent, forward), got a {type(x).__name__}")
+        x = ForestFeatures(*x)
+        batch_nodes = check_tensor(x.nodes, "x.nodes").shape[:2]
+        wanted = ((*batch_nodes, self.node.shape[1]), (*batch_nodes, len(self.edge)), batch_nodes, batch_nodes)
+        for name, given, shape in zip(x._fields, x, wanted, strict=True):
+            if check_tensor(given, f"x.{name}").shape != shape or len(batch_nodes) != 2:
+                raise ValueError(f"x.{name} must have the shape {list(shape)}, got {list(given.shape)}")
         nodes, links = x.nodes.to(self.node.dtype), x.edges.to(self.node.dtype)
-        turned = ~x.forward[..., None, None]
+        turned = ~x.forward.bool()[..., None, None]
         edge = torch.einsum("bng,gkl->bnkl", links, self.edge)
         edge = torch.where(turned, edge.mT, edge)
 

@@ -1,0 +1,52 @@
+"""Features by name become columns, and labels become states; the test set takes those of the training set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchssvm.datasets import NamedChains, PaddedDataset
+from torchssvm.deployment import batch_of_names
+
+X = [[{"word": "the", "length": 3}, {"word": "cat"}], [["word=the"]]]
+Y = [["DET", "NOUN"], ["DET"]]
+
+
+def test_a_dataset_of_names_has_the_batches_of_batch_of_names():
+    train = NamedChains(X, Y)
+    assert train.vocabulary == {"length": 0, "word=cat": 1, "word=the": 2}
+    assert (train.in_features, train.labels, train.num_states) == (3, ["DET", "NOUN"], 2)
+    batch = train.__getitems__([0, 1])
+    (columns, values), lengths = batch_of_names(X, train.vocabulary)
+    assert torch.equal(batch.x.columns, columns)
+    assert torch.equal(batch.x.values, values)
+    assert torch.equal(batch.lengths, lengths)
+    assert batch.y.tolist() == [[0, 1], [0, -1]]
+    assert NamedChains(X, Y, min_count=2).vocabulary == {"word=the": 0}
+    test = NamedChains([[["word=cat", "new"]]], [["NOUN"]], vocabulary=train.vocabulary, labels=train.labels)
+    assert (test[0].x.columns.tolist(), test[0].y.tolist(), test.in_features) == ([[1]], [1], 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "error", "message"),
+    [
+        (X, Y[:1], {}, ValueError, "x has 2 sequences and y has 1"),
+        (X, [["DET"], ["DET"]], {}, ValueError, r"x\[0\] has 2 tokens and y\[0\] has 1 labels"),
+        ([[]], [[]], {}, ValueError, r"x\[0\] has 0 tokens"),
+        (X, ["DN", "D"], {}, TypeError, r"y\[0\]='DN' must be a list"),
+        (X, [[0, 1], [0]], {}, TypeError, "the label 0 must be a text"),
+        (X, Y, {"labels": ["DET"]}, ValueError, r"y holds 'NOUN', which is not one of labels=\['DET'\]"),
+        (X, Y, {"min_count": 3}, ValueError, "no feature that occurs min_count=3 times"),
+        ([[1.5, 2.5]], [["A", "B"]], {}, TypeError, "a token is a float"),
+    ],
+)
+def test_what_does_not_fit_is_refused(x, y, options, error, message):
+    with pytest.raises(error, match=message):
+        NamedChains(x, y, **options)
+
+
+def test_a_padded_dataset_names_the_datasets_for_lists_of_features():
+    with pytest.raises(TypeError, match=r"take torchssvm.datasets.NamedChains\(x, y\)"):
+        PaddedDataset(X, torch.zeros(2, 2, dtype=torch.int64))
+    data = PaddedDataset(torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64))
+    assert repr(data) == "PaddedDataset: 3 examples, x [3, 4, 2], y [3, 4]"
