@@ -108,6 +108,13 @@ def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Seq
     return collate
 
 
+@collating
+def stack(examples: Sequence[Example]) -> Batch:
+    """Examples of one size, without lengths."""
+    xs, ys, numbers = zip(*examples, strict=True)
+    return Batch(torch.stack(xs), torch.stack(ys), torch.tensor(numbers, device=ys[0].device))
+
+
 class PaddedDataset(Dataset[Example]):
     """A map-style dataset of n labelled sequences; :meth:`collate` and ``__getitems__`` make its batches.
 
@@ -165,6 +172,8 @@ class PaddedDataset(Dataset[Example]):
         self._index: list[int] = index.tolist()
         # A copy on the CPU: the length of a batch must not wait for a device.
         self._cut: list[int] | None = None if lengths is None else lengths.tolist()
+        if lengths is None:
+            self.collate = stack  # type: ignore[method-assign]  # as batches of __getitems__ have none
 
     @property
     def x(self) -> Tensor:
@@ -217,9 +226,9 @@ class PaddedDataset(Dataset[Example]):
     def collate(examples: Sequence[Example]) -> Batch:
         """Examples, padded to the longest."""
         xs, ys, numbers = zip(*examples, strict=True)
-        index = torch.tensor(numbers, device=ys[0].device)
         if ys[0].dim() == 0:  # not sequences
-            return Batch(torch.stack(xs), torch.stack(ys), index)
+            return stack(examples)
+        index = torch.tensor(numbers, device=ys[0].device)
         lengths = torch.tensor([len(y) for y in ys], device=ys[0].device)
         return Batch(
             x=pad_sequence(list(xs), batch_first=True),

@@ -458,6 +458,15 @@ def test_collate_functions(dataset):
     assert "Batch | Sequence" in str(inspect.signature(dataset.collate).parameters["examples"])
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 3)], ids=["classes", "sequences"])
+def test_batches_of_examples_of_one_size_have_no_lengths(shape):
+    data = PaddedDataset(torch.zeros(*shape, 2), torch.ones(shape, dtype=torch.int64))
+    collate = pickle.loads(pickle.dumps(data)).collate
+    made, fetched = collate([data[2], data[0]]), data.__getitems__([2, 0])
+    assert made.lengths is fetched.lengths is None
+    assert all(map(torch.equal, (made.x, made.y, made.index), (fetched.x, fetched.y, fetched.index)))
+
+
 @pytest.mark.parametrize(
     "statement", ["from torchssvm.datasets import OCRData", "import torchssvm.datasets.data_modules"]
 )

@@ -145,8 +145,11 @@ def test_lam_is_one_over_C_n(case):
     one = clone(estimator).set_params(C=0.5).fit(X, y)
     other = clone(estimator).set_params(lam=2 / len(X)).fit(X, y)
     assert np.array_equal(one.coef_, other.coef_)
-    with pytest.raises(ValueError, match="both given"):
-        clone(estimator).set_params(C=0.5, lam=0.1).fit(X, y)
+    third = clone(estimator).set_params(C=None, lam=2 / len(X)).fit(X, y)
+    assert np.array_equal(third.coef_, other.coef_)
+    for C, lam, message in ((0.5, 0.1, "both given"), (None, None, "both None")):
+        with pytest.raises(ValueError, match=message):
+            clone(estimator).set_params(C=C, lam=lam).fit(X, y)
 
 
 def test_copies_predict_the_same(case):
@@ -173,7 +176,7 @@ def test_searches_and_pipelines(case):
 
 def test_the_end_of_max_passes_warns(case):
     estimator, X, y = case
-    with pytest.warns(ConvergenceWarning, match="max_passes=0.1"):
+    with pytest.warns(ConvergenceWarning, match="max_passes=0.1 with a gap of .* tol=0.0001 .*StandardScaler"):
         estimator.set_params(max_passes=0.1, tol=1e-4, C=100.0).fit(X, y)
     assert estimator.certificate_.gap > 1e-4 * estimator.certificate_.primal
 
@@ -214,9 +217,12 @@ def test_a_warm_start_of_forests_refuses_other_costs():
 
 def test_parameters_out_of_range(case):
     estimator, X, y = case
-    for name, value in {"C": 0.0, "lam": -1.0, "tol": 1.0, "max_passes": 0}.items():
-        with pytest.raises(ValueError, match=name):
-            clone(estimator).set_params(**{name: value}).fit(X, y)
+    wrong = {"C": 0.0, "lam": -1.0, "tol": -1, "max_passes": 0, "class_weight": "foo"}
+    wrong |= dict.fromkeys(("fit_intercept", "interactions", "normalize", "verbose", "warm_start"), "no")
+    for name, value in wrong.items():
+        if name in estimator.get_params():
+            with pytest.raises((ValueError, TypeError), match=f"{name}={value!r}"):
+                clone(estimator).set_params(**{name: value}).fit(X, y)
     with pytest.raises(ValueError):
         estimator.fit(X, y[:-1])
     with pytest.raises(ValueError, match="class"):

@@ -74,6 +74,10 @@ def test_cycles_of_two_labels(sign):
     assert (estimator.edge_coef_ >= 0).all() or sign < 0
     assert estimator.score(X, y) > 0.8
     assert estimator.certificate_.gap <= 0.05 * estimator.certificate_.primal
+    if sign > 0:
+        assert (estimator.edge_coef_ > 0).all()
+        with pytest.raises(ValueError, match=r"X\[1\] has negative edge features, and the training set had none"):
+            estimator.predict([X[0], (*X[0][:2], -X[0][2])])
 
 
 def test_what_is_refused():

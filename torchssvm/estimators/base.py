@@ -12,14 +12,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from torchssvm.core.arguments import as_number, check_number
+from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole
 from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.caller import warn
 from torchssvm.deployment import save_model
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.choice import BATCH
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, is_within
 from torchssvm.solvers.training import make_trainer
+
+_FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 
 class StructuredEstimator(BaseEstimator):
@@ -32,13 +35,15 @@ class StructuredEstimator(BaseEstimator):
 
     _run: Any = None  # trainer, what it was made for
 
+    C: Any
+    lam: Any
     classes_: Any
     head_: Any
     structure_: Any
 
     def __init__(
         self,
-        C: float,
+        C: float | None,
         *,
         lam: float | None,
         tol: float,
@@ -56,33 +61,38 @@ class StructuredEstimator(BaseEstimator):
         self.warm_start = warm_start
 
     def _check_parameters(self) -> None:
-        """Raise ValueError or TypeError for common parameters that are out of range."""
-        if self.lam is not None:
-            if self.C != 1.0:
-                raise ValueError(f"C={self.C} and lam={self.lam} are both given: lam is 1 / (C n), so give one of them")
-            check_number(self.lam, "lam", above=0.0)
-        check_number(self.C, "C", above=0.0)
+        """Raise ValueError or TypeError for parameters that are out of range, or flags that are not flags."""
+        if self.lam is None and self.C is None:
+            raise ValueError("C and lam are both None: give one of them, lam is 1 / (C n)")
+        if self.lam is not None and self.C is not None and self.C != 1.0:
+            raise ValueError(f"C={self.C} and lam={self.lam} are both given: lam is 1 / (C n), so give one of them")
+        name = "C" if self.lam is None else "lam"
+        check_number(getattr(self, name), name, above=0.0)
         if not 0.0 < as_number(self.tol, "tol") < 1.0:
             raise ValueError(f"tol={self.tol} must lie between 0 and 1: the gap as a share of the objective, as 0.01")
         check_number(self.max_passes, "max_passes", above=0.0)
+        check_flags(**{name: value for name, value in self.get_params(deep=False).items() if name in _FLAGS})
+        if not is_whole(self.verbose):  # scikit-learn's estimators take verbose=1
+            check_flags(verbose=self.verbose)
 
-    def _train(self, head: nn.Module, examples: Any, **options: Any) -> Any:
+    def _train(self, head: nn.Module, examples: Any, *, weight: float | None = None, **options: Any) -> Any:
         """Train the head to the gap, or go on with that of the last fit; sets the fitted attributes of the run.
 
         Args:
             head: A new head.
             examples: The training set.
+            weight: The sum of the examples' weights, in the place of n; None where each weighs 1.
             options: Further arguments of ``make_trainer``.
 
         Returns:
             The trained head.
         """
-        n = len(examples)
-        lam = 1.0 / (self.C * n) if self.lam is None else float(self.lam)
+        weight = float(len(examples)) if weight is None else weight
+        lam = 1.0 / (self.C * weight) if self.lam is None else float(self.lam)
         trainer = self._last_run(head, examples) if self.warm_start else None
         if trainer is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            run = RunOptions(batch_size=64, seed=seed)
+            run = RunOptions(batch_size=BATCH, seed=seed)
             trainer = make_trainer(head, examples, lam, options=run, progress=bool(self.verbose), **options)
             self._run = (trainer, head, _signature(examples)) if self.warm_start else None
         else:
@@ -100,8 +110,8 @@ class StructuredEstimator(BaseEstimator):
         if not is_within(certificate.gap, tolerance, certificate.primal):
             warn(
                 f"the run ended at max_passes={self.max_passes:g} with a gap of {100 * certificate.relative_gap:.3g} % "
-                f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, or a smaller "
-                "C (a larger lam)",
+                f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, features "
+                "of similar and moderate size (StandardScaler), or a smaller C (a larger lam)",
                 ConvergenceWarning,
             )
         return head

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import check_flags, check_whole
-from torchssvm.core.batch import Batch, in_order
-from torchssvm.core.named_features import FeatureLists, vocabulary_of
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.batch import in_order
+from torchssvm.core.named_features import vocabulary_of
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples, padded
-from torchssvm.estimators.labels import accuracy, check_lists, padded_states, states_of, weights_of
+from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
+from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, kind_of, rows_of, size_of
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
@@ -27,13 +25,13 @@ class ChainSVC(StructuredEstimator):
     The score of a sequence of labels is the sum of ``coef_`` times the features of each token, of ``transitions_`` of
     neighbours, and of ``intercept_``, ``start_`` and ``end_``. The model of [Lacoste-Julien et al. 2013].
 
-    ``X`` is a list of arrays ``[N_i, F]``, one row for each token; or a list of lists of tokens, each token a
-    dictionary ``{name: text, number, True or False}`` or a list of names, as sklearn-crfsuite takes them. A text
-    becomes the feature ``name=text``. ``y`` is a list of lists of labels, texts or numbers.
+    ``X`` is a list of arrays or of scipy sparse matrices ``[N_i, F]``, one row for each token; or a list of lists of
+    tokens, each token a dictionary ``{name: text, number, True or False}`` or a list of names, as sklearn-crfsuite
+    takes them. A text becomes the feature ``name=text``. ``y`` is a list of lists of labels, texts or numbers.
 
     Args:
         C: Weight of the loss, positive; ``1/2 |w|^2 + C sum_i loss_i`` is minimised.
-        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; None means that ``C`` counts.
+        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out, or None.
         normalize: Whether the loss of a sequence, its number of wrong labels, is divided by its length.
         min_count: How often a named feature must occur in training to have a weight.
         class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one.
@@ -45,7 +43,7 @@ class ChainSVC(StructuredEstimator):
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order.
-        vocabulary_: The column of each named feature; None where X held arrays.
+        vocabulary_: The column of each named feature; None where X held arrays or matrices.
         coef_: ``[K, F]``.
         intercept_, start_, end_: ``[K]``: for every token, and more for the first and for the last.
         transitions_: ``[K, K]``, from the label before to the label after.
@@ -64,7 +62,7 @@ class ChainSVC(StructuredEstimator):
 
     def __init__(
         self,
-        C: float = 1.0,
+        C: float | None = 1.0,
         *,
         lam: float | None = None,
         normalize: bool = False,
@@ -93,26 +91,26 @@ class ChainSVC(StructuredEstimator):
         """Train on the sequences ``X`` and their labels ``y``.
 
         Raises:
-            ValueError: A parameter is out of range, there is one label only, or X and y do not fit.
+            ValueError: A parameter is out of range, a sequence is empty, there is one label only, a label is missing,
+                or X and y do not fit.
             TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names.
         """
         self._check_parameters()
-        check_flags(normalize=self.normalize)
         least = check_whole(self.min_count, "min_count")
-        dense = _check_sequences(X)
-        check_lists(X, y, [len(sequence) for sequence in X], "token")
-        classes, states = states_of(y)
-        weights = weights_of(self.class_weight, classes, states)
-        vocabulary = None if dense else vocabulary_of(X, least)
-        size = np.asarray(X[0]).shape[1] if vocabulary is None else len(vocabulary)
+        kind, lengths = kind_of(X), [size_of(sequence) for sequence in X]
+        rows = X if kind == NAMED else rows_of(X)
+        classes, states = states_of(check_lists(y, lengths, "token"))
+        weights = state_weights(self.class_weight, classes, states)
+        vocabulary = vocabulary_of(X, least) if kind == NAMED else None
+        size = rows[0].shape[1] if vocabulary is None else len(vocabulary)
         if not size:
             raise ValueError(f"X has no feature that occurs min_count={least} times: every token needs some")
         structure = Chain(len(classes), normalize=self.normalize, class_weight=weights)
-        head = (LinearChain if dense else SparseLinearChain)(size, len(classes), structure=structure)
-        if dense and any(np.asarray(sequence).dtype == np.float64 for sequence in X):
+        head = (LinearChain if kind == ARRAYS else SparseLinearChain)(size, len(classes), structure=structure)
+        if vocabulary is None and rows[0].dtype == np.float64:
             head = head.double()
-        self.classes_, self.vocabulary_, self.n_features_in_ = classes, vocabulary, size
-        head = self._train(head, self._examples(X, states))
+        head = self._train(head, labelled(lengths, states, batches_of(rows, vocabulary)))
+        self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
         found = (head.transition, head.bias, head.start_transitions, head.end_transitions)
         self.transitions_, self.intercept_, self.start_, self.end_ = (
@@ -120,21 +118,8 @@ class ChainSVC(StructuredEstimator):
         )
         return self
 
-    def _examples(self, X: Any, states: Sequence[np.ndarray] | None = None) -> Examples:
-        """The sequences as a training set; without states, of label 0 throughout."""
-        lengths = np.array([len(sequence) for sequence in X], np.int64)
-        y = [np.zeros(length, np.int64) for length in lengths] if states is None else states
-        lists = None if self.vocabulary_ is None else FeatureLists(X, self.vocabulary_)
-        arrays = None if lists is not None else _arrays(X, self.n_features_in_)
-
-        def fetch(rows: np.ndarray) -> Batch:
-            x: Any = lists.batch(torch.from_numpy(rows)) if arrays is None else padded([arrays[i] for i in rows], 0.0)  # type: ignore
-            return Batch(x, padded_states(y, rows), torch.from_numpy(rows), torch.from_numpy(lengths[rows]))
-
-        return Examples(fetch, lengths)
-
     def predict(self, X: Any) -> list[list[Any]]:
-        """The labels with the highest score for every sequence, a list of lists like ``y``."""
+        """The labels with the highest score for every sequence, a list of lists like ``y``; [] for an empty one."""
         found: list[list[Any]] = [[] for _ in X]
         for index, length, potentials in self._scored(X):
             labels = self.structure_.argmax(potentials).labeling.numpy()
@@ -144,7 +129,8 @@ class ChainSVC(StructuredEstimator):
 
     def decision_function(self, X: Any) -> list[np.ndarray]:
         """The scores of single labels, ``[N_i, K]`` for every sequence, intercepts included; transitions are not."""
-        found: list[Any] = [None] * len(X)
+        check_is_fitted(self)
+        found = [np.zeros((0, len(self.classes_)), self.coef_.dtype) for _ in X]
         for index, length, potentials in self._scored(X):
             for i, size, row in zip(index, length, potentials["emission"].numpy(), strict=True):
                 found[i] = row[:size].copy()
@@ -152,63 +138,21 @@ class ChainSVC(StructuredEstimator):
 
     def score(self, X: Any, y: Any) -> float:
         """The share of tokens with the right label."""
-        check_lists(X, y, [len(sequence) for sequence in X], "token")
-        return accuracy(y, self.predict(X))
+        return accuracy(check_lists(y, [size_of(sequence) for sequence in X], "token"), self.predict(X))
 
     def _scored(self, X: Any) -> Any:
+        """The places, the lengths and the potentials of the sequences that are not empty, in batches."""
         check_is_fitted(self)
-        if not len(X):
+        full = [place for place, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)]
+        if not full:
             return
-        if _check_sequences(X) != (self.vocabulary_ is None):
-            kind = "arrays" if self.vocabulary_ is None else "lists of tokens with named features"
-            raise ValueError(f"X must hold {kind}, as in fit")
-        examples = self._examples(X)
+        own = [X[place] for place in full]
+        if kind_of(own) != self._kind:
+            raise ValueError(f"X must hold {self._kind}, as in fit")
+        rows = own if self._kind == NAMED else rows_of(own, self.n_features_in_)
+        examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows, self.vocabulary_))
         with torch.no_grad():
             for batch in in_order(examples, lengths=examples.lengths):
                 assert batch.lengths is not None
-                yield batch.index.tolist(), batch.lengths.tolist(), self.head_(batch.x, batch.lengths)
-
-
-def _check_sequences(X: Any) -> bool:
-    """Whether the sequences are arrays.
-
-    Raises:
-        ValueError: There is none, or one has no token, or some are arrays and some are not.
-    """
-    if isinstance(X, str) or not hasattr(X, "__len__") or not len(X):
-        raise ValueError("X must be a list of sequences, at least one")
-    for place, sequence in enumerate(X):
-        if not hasattr(sequence, "__len__") or isinstance(sequence, str) or not len(sequence):
-            raise ValueError(f"X[{place}]={sequence!r} must be a sequence of at least one token")
-    kinds = {_is_array(sequence) for sequence in X}
-    if len(kinds) > 1:
-        raise ValueError("X has arrays and lists of tokens: give either for all sequences")
-    return kinds.pop()
-
-
-def _is_array(sequence: Any) -> bool:
-    if isinstance(sequence, np.ndarray) and sequence.dtype != object:
-        return True
-    token = next(itertools.chain(sequence))
-    return isinstance(token, np.ndarray) or (
-        isinstance(token, list | tuple) and bool(token) and isinstance(token[0], int | float | np.number)
-    )
-
-
-def _arrays(X: Any, size: int) -> list[np.ndarray]:
-    """The sequences as floating arrays ``[N_i, F]`` of one dtype.
-
-    Raises:
-        ValueError: A shape does not fit, or a number is not finite.
-    """
-    found = [np.asarray(sequence) for sequence in X]
-    dtype = np.float64 if any(array.dtype == np.float64 for array in found) else np.float32
-    found = [array.astype(dtype, copy=False) for array in found]
-    for place, array in enumerate(found):
-        if array.ndim != 2 or array.shape[1] != size:
-            raise ValueError(
-                f"X[{place}] has shape {list(array.shape)}, and [N, {size}] is expected: a row for a token"
-            )
-        if not np.isfinite(array).all():
-            raise ValueError(f"X[{place}] has numbers that are not finite")
-    return found
+                places = [full[i] for i in batch.index.tolist()]
+                yield places, batch.lengths.tolist(), self.head_(batch.x, batch.lengths)

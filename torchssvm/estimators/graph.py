@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.batch import Batch, in_order
+from torchssvm.core.batch import in_order
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, padded
-from torchssvm.estimators.labels import accuracy, check_lists, padded_states, states_of, weights_of
+from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
+from torchssvm.solvers.choice import BATCH, Solver
+from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
-from torchssvm.structures.graph_cut.structure import GraphCut, RoofDual
+from torchssvm.structures.graph_cut.structure import GraphCut, MinCut, RoofDual
 from torchssvm.structures.tree.forest import Forest, ForestFeatures, LinearForest
 
 
@@ -51,7 +53,7 @@ class GraphSVC(StructuredEstimator):
 
     Args:
         C: Weight of the loss, positive; ``1/2 |w|^2 + C sum_i loss_i`` is minimised.
-        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; None means that ``C`` counts.
+        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out, or None.
         tol: Training ends when the objective is proved to be within this share of its optimum.
         max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
         random_state: Seed of the order in which examples are visited.
@@ -80,7 +82,7 @@ class GraphSVC(StructuredEstimator):
 
     def __init__(
         self,
-        C: float = 1.0,
+        C: float | None = 1.0,
         *,
         lam: float | None = None,
         class_weight: Any = None,
@@ -110,9 +112,8 @@ class GraphSVC(StructuredEstimator):
         """
         self._check_parameters()
         graphs = _graphs(X)
-        check_lists(X, y, [len(graph.nodes) for graph in graphs], "node")
-        classes, states = states_of(y)
-        weights = weights_of(self.class_weight, classes, states)
+        classes, states = states_of(check_lists(y, [len(graph.nodes) for graph in graphs], "node"))
+        weights = state_weights(self.class_weight, classes, states)
         self.n_features_in_, self.n_edge_features_in_ = graphs[0].nodes.shape[1], graphs[0].features.shape[1]
         self.classes_ = classes
         cyclic = next((place for place, graph in enumerate(graphs) if graph.parent is None), None)
@@ -120,7 +121,9 @@ class GraphSVC(StructuredEstimator):
             head: Any = LinearForest(
                 self.n_features_in_, self.n_edge_features_in_, len(classes), structure=Forest(len(classes), weights)
             )
-            head = self._train(head, _forests(graphs, states))
+            # Trees are quick to decode: many cheap steps take less time, where there is more than one batch of them.
+            solver = Solver(direction=FrankWolfe()) if len(graphs) > BATCH else None
+            head = self._train(head, _forests(graphs, states), solver=solver)
             self.coef_, self.intercept_ = (t.detach().numpy().copy() for t in (head.node, head.bias))
             self.edge_coef_ = head.edge.detach().numpy().copy()
             return self
@@ -145,14 +148,21 @@ class GraphSVC(StructuredEstimator):
         """The labels with the highest score for the nodes of every graph, a list of arrays.
 
         Raises:
-            ValueError: X does not fit the training set; or a graph has cycles, and none of the training set had.
+            ValueError: X does not fit the training set; or a graph has cycles, or negative edge features that minimum
+                cuts do not decode, and none of the training set had.
         """
         check_is_fitted(self)
         graphs = _graphs(X, (self.n_features_in_, self.n_edge_features_in_)) if len(X) else []
         forests = isinstance(self.head_, LinearForest)
+        only_cuts = not forests and isinstance(self.structure_.oracle, MinCut)
         for place, graph in enumerate(graphs):
             if forests and graph.parent is None:
                 raise ValueError(f"X[{place}] has edges that make a cycle, and the training set had none: remove some")
+            if only_cuts and (graph.features @ self.edge_coef_ < 0.0).any():
+                raise ValueError(
+                    f"X[{place}] has negative edge features, and the training set had none, so that its graphs are "
+                    "decoded by minimum cuts: give edge features of 0 or more, or train on some that are negative"
+                )
         examples = (_forests if forests else _cuts)(graphs)
         found: list[Any] = [None] * len(graphs)
         with torch.no_grad():
@@ -165,9 +175,8 @@ class GraphSVC(StructuredEstimator):
 
     def score(self, X: Any, y: Any) -> float:
         """The share of nodes with the right label."""
-        found = self.predict(X)
-        check_lists(X, y, [len(labels) for labels in found], "node")
-        return accuracy(y, [labels.tolist() for labels in found])
+        found: list[Any] = self.predict(X)
+        return accuracy(check_lists(y, [len(labels) for labels in found], "node"), found)
 
 
 def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
@@ -237,8 +246,6 @@ def _rooted(size: int, edges: np.ndarray) -> tuple[np.ndarray | None, np.ndarray
 
 def _forests(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None) -> Examples:
     """The training set of :class:`LinearForest`; without states, of label 0 throughout."""
-    lengths = np.array([len(graph.nodes) for graph in graphs], np.int64)
-    y = [np.zeros(size, np.int64) for size in lengths] if states is None else states
     links, forward = [], []
     for graph in graphs:
         assert graph.parent is not None
@@ -251,30 +258,26 @@ def _forests(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None
         ahead[child] = graph.edges[graph.edge[child], 0] == graph.parent[child]
         forward.append(ahead)
 
-    def fetch(rows: np.ndarray) -> Batch:
-        x = ForestFeatures(
+    def features(rows: np.ndarray) -> ForestFeatures:
+        return ForestFeatures(
             padded([graphs[i].nodes for i in rows], 0.0),
             padded([links[i] for i in rows], 0.0),
             padded([graphs[i].parent for i in rows], -1),
             padded([forward[i] for i in rows], True),
         )
-        return Batch(x, padded_states(y, rows), torch.from_numpy(rows), torch.from_numpy(lengths[rows]))
 
-    return Examples(fetch, lengths)
+    return labelled([len(graph.nodes) for graph in graphs], states, features)
 
 
 def _cuts(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None) -> Examples:
     """The training set of :class:`LinearGraph`, with a last feature of the nodes that is 1."""
-    lengths = np.array([len(graph.nodes) for graph in graphs], np.int64)
-    y = [np.zeros(size, np.int64) for size in lengths] if states is None else states
     nodes = [np.hstack([graph.nodes, np.ones((len(graph.nodes), 1), np.float32)]) for graph in graphs]
 
-    def fetch(rows: np.ndarray) -> Batch:
-        x = Graphs(
+    def features(rows: np.ndarray) -> Graphs:
+        return Graphs(
             padded([nodes[i] for i in rows], 0.0),
             padded([graphs[i].features for i in rows], 0.0),
             padded([graphs[i].edges for i in rows], -1),
         )
-        return Batch(x, padded_states(y, rows), torch.from_numpy(rows), torch.from_numpy(lengths[rows]))
 
-    return Examples(fetch, lengths)
+    return labelled([len(graph.nodes) for graph in graphs], states, features)

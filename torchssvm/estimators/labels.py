@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 
-from torchssvm.estimators.examples import padded
+from torchssvm.core.batch import Batch
+from torchssvm.estimators.examples import Examples, padded
 
 
-def check_lists(X: Any, y: Any, sizes: Sequence[int], what: str) -> None:
-    """Raise ValueError if ``y`` is not a list with as many labels for every example as it has tokens or nodes."""
-    if len(X) != len(y):
-        raise ValueError(f"X has {len(X)} examples and y has {len(y)}: each example needs its labels")
+def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
+    """The labels of every example, if there is one, a text or a number, for each of its tokens or nodes.
+
+    Args:
+        y: The user's argument.
+        sizes: The number of tokens or nodes of each example.
+        what: "token" or "node", for error messages.
+
+    Raises:
+        ValueError: Numbers do not fit, or labels are texts and numbers, or something else.
+    """
+    if not hasattr(y, "__len__") or len(sizes) != len(y):
+        count = len(y) if hasattr(y, "__len__") else f"={y!r}"
+        raise ValueError(f"X has {len(sizes)} examples and y has {count}: each example needs its labels")
+    y = [np.asarray(labels) if hasattr(labels, "__array__") else labels for labels in y]
+    kinds: set[type] = set()
     for place, (size, labels) in enumerate(zip(sizes, y, strict=True)):
         if isinstance(labels, str) or not hasattr(labels, "__len__"):
             raise ValueError(f"y[{place}]={labels!r} must be a list of labels, one for each {what} of X[{place}]")
+        if getattr(labels, "ndim", 1) != 1:
+            raise ValueError(f"y[{place}] has shape {list(labels.shape)}, and [N] is expected: a label for each {what}")
         if size != len(labels):
             raise ValueError(f"X[{place}] has {size} {what}s and y[{place}] has {len(labels)} labels")
+        for at, label in enumerate(labels):
+            kind = str if isinstance(label, str) else Real if isinstance(label, Real | np.bool_) else None
+            if kind is None or label != label:
+                raise ValueError(f"y[{place}][{at}]={label!r} must be a text or a number, the label of a {what}")
+            kinds.add(kind)
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"y has texts and numbers, and y[{place}][{at}]={label!r} is the first of the second kind: give "
+                    "labels of one kind, as str(label)"
+                )
+    return y
 
 
 def states_of(y: Sequence[Sequence[Any]]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -38,20 +65,56 @@ def states_of(y: Sequence[Sequence[Any]]) -> tuple[np.ndarray, list[np.ndarray]]
     return classes, np.split(states.astype(np.int64), ends)
 
 
-def weights_of(class_weight: Any, classes: np.ndarray, states: Sequence[np.ndarray]) -> torch.Tensor | None:
-    """The cost of a wrong label by the true class, ``[K]`` float64; None for 1 throughout."""
-    if class_weight is None:
-        return None
-    everything = classes[np.concatenate(states)]
-    found = compute_class_weight(class_weight, classes=classes, y=everything)
+def weights_of(
+    class_weight: Any, classes: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None = None
+) -> np.ndarray:
+    """The weight of the loss of each true class, ``[K]`` float64.
+
+    Args:
+        class_weight: None, "balanced", or a dictionary by class.
+        classes: ``[K]``.
+        codes: The class of every label, 0 to K - 1.
+        sample_weight: How often each label counts in "balanced"; None is once.
+
+    Raises:
+        ValueError: ``class_weight`` is something else, or a weight is negative or not finite.
+    """
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        counts = np.bincount(codes, sample_weight)
+        return counts.sum() / (len(classes) * counts)
+    if class_weight is not None and not isinstance(class_weight, dict):
+        raise ValueError(f"class_weight={class_weight!r} must be None, 'balanced' or a dictionary by class")
+    found = compute_class_weight(class_weight, classes=classes, y=classes)
     if not (np.isfinite(found).all() and (found >= 0.0).all()):
         raise ValueError(f"class_weight={class_weight!r} must hold finite numbers that are not negative")
-    return torch.from_numpy(found)
+    return found
 
 
-def padded_states(states: Sequence[np.ndarray], rows: np.ndarray) -> torch.Tensor:
-    """``[B, N]`` int64, -1 where padded."""
-    return padded([states[i] for i in rows], -1)
+def state_weights(class_weight: Any, classes: np.ndarray, states: Sequence[np.ndarray]) -> torch.Tensor | None:
+    """:func:`weights_of` for lists of states; None for 1 throughout."""
+    if class_weight is None:
+        return None
+    return torch.from_numpy(weights_of(class_weight, classes, np.concatenate(states)))
+
+
+def labelled(
+    lengths: Sequence[int], states: Sequence[np.ndarray] | None, features: Callable[[np.ndarray], Any]
+) -> Examples:
+    """A training set of examples with a state for each token or node.
+
+    Args:
+        lengths: The number of tokens or nodes of each example.
+        states: The states of each example; None, to predict, is 0 throughout.
+        features: Places ``[B]`` -> the features of these examples.
+    """
+    sizes = np.asarray(lengths, np.int64)
+    y = [np.zeros(size, np.int64) for size in sizes] if states is None else states
+
+    def fetch(rows: np.ndarray) -> Batch:
+        target = padded([y[i] for i in rows], -1)
+        return Batch(features(rows), target, torch.from_numpy(rows), torch.from_numpy(sizes[rows]))
+
+    return Examples(fetch, sizes)
 
 
 def accuracy(y: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]) -> float:

@@ -12,7 +12,6 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import save_model
@@ -35,7 +34,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
 
     Args:
         C: Weight of the loss, positive; ``1/2 |w|^2 + C sum_i loss_i`` is minimised.
-        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; None means that ``C`` counts.
+        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out, or None.
         interactions: Whether pairs of labels are scored.
         fit_intercept: Whether every label has an intercept; it is regularised like the other weights.
         tol: Training ends when the objective is proved to be within this share of its optimum.
@@ -63,7 +62,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
 
     def __init__(
         self,
-        C: float = 1.0,
+        C: float | None = 1.0,
         *,
         lam: float | None = None,
         interactions: bool = True,
@@ -93,7 +92,6 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
             ValueError: A parameter is out of range, there is one class only, or X and y do not fit.
         """
         self._check_parameters()
-        check_flags(interactions=self.interactions, fit_intercept=self.fit_intercept)
         X, y = validate_data(self, X, y, accept_sparse="csr", multi_output=True, dtype=[np.float64, np.float32])
         y = y.toarray() if sparse.issparse(y) else np.asarray(y)
         check_classification_targets(y)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.base import ClassifierMixin
-from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -16,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torchssvm.core.batch import Batch
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, lists_of_rows
+from torchssvm.estimators.labels import weights_of
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
@@ -32,7 +32,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
 
     Args:
         C: Weight of the loss, positive.
-        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; None means that ``C`` counts.
+        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out, or None.
         fit_intercept: Whether every class has an intercept; it is regularised like the other weights.
         class_weight: None, "balanced", or a dictionary by class: the weight of an example's loss, by its class.
         tol: Training ends when the objective is proved to be within this share of its optimum.
@@ -59,7 +59,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
 
     def __init__(
         self,
-        C: float = 1.0,
+        C: float | None = 1.0,
         *,
         lam: float | None = None,
         fit_intercept: bool = True,
@@ -82,20 +82,33 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         self.fit_intercept = fit_intercept
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any) -> MultinomialSVC:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MultinomialSVC:
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the classes ``y`` ``[n]``.
 
+        Args:
+            X: Features.
+            y: Classes.
+            sample_weight: ``[n]``, how often each example counts: 2 is the example twice, 0 is without it, and n in
+                ``lam = 1 / (C n)`` is the sum; None is once each.
+
         Raises:
-            ValueError: A parameter is out of range, ``y`` has one class only, or X and y do not fit.
+            ValueError: A parameter is out of range, ``y`` has one class only, or X, y and the weights do not fit.
+            TypeError: A flag is neither True nor False.
         """
         self._check_parameters()
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
         check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[0]!r}: at least two classes are needed")
-        weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-        self.head_ = head = self._train_rows(X, codes, weights)
+        if sample_weight is None:
+            times = np.ones(len(y))
+        else:
+            times = _times(sample_weight, len(y))
+            X, y, times = X[times > 0.0], y[times > 0.0], times[times > 0.0]
+        classes, codes = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y has one class only, {classes[0]!r}: at least two classes are needed")
+        weights = weights_of(self.class_weight, classes, codes, times)[codes] * times
+        self.head_ = head = self._train_rows(X, codes, weights / times.mean(), float(times.sum()))
+        self.classes_ = classes
         self.structure_ = head.structure
         weight = head.weight.detach().numpy().copy()
         bias = np.zeros(len(weight), weight.dtype) if head.bias is None else head.bias.detach().numpy().copy()
@@ -104,16 +117,16 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         self.intercept_ = bias[1:] - bias[:1] if two else bias
         return self
 
-    def _train_rows(self, X: Any, codes: np.ndarray, weights: np.ndarray) -> LinearMulticlass:
-        """Train on features and losses that are both multiplied by the weight of the example's class.
+    def _train_rows(self, X: Any, codes: np.ndarray, weights: np.ndarray, total: float) -> LinearMulticlass:
+        """Train on features and losses that are both multiplied by the weight of the example, ``[n]``.
 
         The loss of an example is linear in both together, so that this weighs it exactly; an intercept is the weight of
         a feature that is 1. Where no weights or lists are needed, the head is that of classes; otherwise examples
         are chains of one token, whose transitions stay zero, as chains take a cost for every example and lists.
         """
-        intercept, classes, number = bool(self.fit_intercept), len(weights), X.shape[1]
-        scale = weights[codes].astype(X.dtype)
-        y, cost = torch.from_numpy(codes), torch.from_numpy(weights)[codes]
+        intercept, classes, number = bool(self.fit_intercept), int(codes.max()) + 1, X.shape[1]
+        scale = weights.astype(X.dtype)
+        y, cost = torch.from_numpy(codes), torch.from_numpy(weights)
         head: Any
         found = LinearMulticlass(number, classes, bias=intercept)
         structure = Chain(classes, normalize=False)
@@ -138,7 +151,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
             target = WeightedLabels(y[index].unsqueeze(1), cost[index].unsqueeze(1))
             return Batch(own, target, index, torch.ones_like(index))
 
-        trained = self._train(head, Examples(fetch, n=X.shape[0]))
+        trained = self._train(head, Examples(fetch, n=X.shape[0]), weight=total)
         if isinstance(trained, LinearMulticlass):
             return trained
         emission = trained.by_feature(trained.emission.detach())  # [F, K], the intercepts in the last row
@@ -164,3 +177,19 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _times(sample_weight: Any, n: int) -> np.ndarray:
+    """How often each example counts, ``[n]`` float64.
+
+    Raises:
+        ValueError: A shape does not fit, or a weight is negative or not finite, or all are 0.
+    """
+    found = np.asarray(sample_weight, np.float64)
+    if found.shape != (n,):
+        raise ValueError(
+            f"sample_weight has shape {list(found.shape)}, and [{n}] is expected, a number for each example"
+        )
+    if not (np.isfinite(found).all() and (found >= 0.0).all() and found.any()):
+        raise ValueError("sample_weight must hold finite numbers that are not negative, and not only zeros")
+    return found

@@ -1,0 +1,74 @@
+"""ChainSVC: the forms of X, empty sequences, and errors that name the sentence."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from torchssvm.estimators import ChainSVC
+
+chance = np.random.default_rng(0)
+X = [chance.normal(size=(n, 3)) * (chance.random((n, 3)) < 0.7) for n in (2, 3, 1, 4)]
+y = [["ab"[int(row[0] > 0)] for row in rows] for rows in X]
+y[0][0] = "a"
+
+
+@pytest.mark.parametrize(("made", "dtype"), [(sparse.csr_matrix, np.float32), (sparse.coo_array, np.float64)])
+def test_matrices_are_as_arrays(made, dtype):
+    own = [rows.astype(dtype) for rows in X]
+    dense = ChainSVC(tol=1e-4, random_state=0).fit(own, y)
+    lists = ChainSVC(tol=1e-4, random_state=0).fit([made(rows) for rows in own], y)
+    assert lists.coef_.dtype == dtype
+    assert lists.certificate_.dual <= dense.certificate_.primal
+    assert dense.certificate_.dual <= lists.certificate_.primal
+    middle = lists.decision_function([made(rows) for rows in own])[3][1:-1]  # neither first nor last token
+    assert middle == pytest.approx(own[3][1:-1] @ lists.coef_.T + lists.intercept_, abs=1e-5)
+    with pytest.raises(ValueError, match="must hold scipy sparse matrices, as in fit"):
+        lists.predict(own)
+
+
+@pytest.mark.parametrize("empty", [np.zeros((0, 3)), []])
+def test_an_empty_sequence_has_no_labels(empty):
+    fitted = ChainSVC(tol=0.3, random_state=0).fit(X, y)
+    assert fitted.predict([X[0], empty, X[1]]) == [fitted.predict(X[:1])[0], [], fitted.predict(X[1:2])[0]]
+    assert fitted.predict([empty]) == [[]]
+    assert [len(scores) for scores in fitted.decision_function([empty, X[3]])] == [0, 4]
+    assert fitted.score([empty, X[0]], [[], y[0]]) == fitted.score(X[:1], y[:1])
+
+
+def one(place, value, of=X):
+    return [value if i == place else own for i, own in enumerate(of)]
+
+
+@pytest.mark.parametrize(
+    ("x", "labels", "message"),
+    [
+        (one(1, X[1][:, 0]), y, r"X\[1\] has shape \[3\]"),
+        ([rows[:, 0] for rows in X], y, r"X\[0\] has shape \[2\], and \[N, F\]"),
+        ([[1.0, 2.0], *X[1:]], y, r"X\[0\] has shape \[2\]"),
+        (one(2, X[2][:, :2]), y, r"X\[2\] has shape \[1, 2\], and \[N, 3\]"),
+        (one(3, np.full((4, 3), np.nan)), y, r"X\[3\] has numbers that are not finite"),
+        (one(2, sparse.csr_matrix(X[2])), y, r"X\[2\] is not one of the arrays"),
+        (one(1, []), y, r"X\[1\] has no token"),
+        (one(1, None), y, r"X\[1\]=None"),
+        (one(0, [[1.0, 2.0], [1.0]]), y, r"X\[0\] must be an array \[N, F\] of numbers"),
+        (sparse.csr_matrix(X[0]), y, "X must be a list of sequences"),
+        (X, y[:-1], "X has 4 examples and y has 3"),
+        (X, one(1, ["a", "b"], y), r"X\[1\] has 3 tokens and y\[1\] has 2 labels"),
+        (X, one(1, ["a", None, "b"], y), r"y\[1\]\[1\]=None"),
+        (X, one(3, ["a", 1, "b", "a"], y), r"texts and numbers, and y\[3\]\[1\]=1"),
+        (X, [np.array([np.nan] * len(own)) for own in y], r"y\[0\]\[0\]=.*nan"),
+        (X, one(1, np.array(y[1])[:, None], y), r"y\[1\] has shape \[3, 1\]"),
+        (X, one(2, "a", y), r"y\[2\]='a' must be a list"),
+    ],
+)
+def test_errors_name_the_sentence(x, labels, message):
+    with pytest.raises(ValueError, match=message):
+        ChainSVC().fit(x, labels)
+
+
+def test_tensors_are_arrays():
+    as_tensors = [torch.tensor(rows) for rows in X], [torch.tensor([ord(a) for a in own]) for own in y]
+    fitted = ChainSVC(tol=0.3, random_state=0).fit(*as_tensors)
+    assert fitted.classes_.tolist() == [97, 98]
+    assert fitted.predict(X) == fitted.predict(as_tensors[0])

@@ -1,0 +1,105 @@
+"""Sequences of tokens as users give them: arrays, scipy sparse matrices, or lists of tokens with named features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+
+from torchssvm.core.named_features import FeatureLists
+from torchssvm.estimators.examples import lists_of_rows, padded
+
+ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens with named features"
+
+
+def size_of(sequence: Any) -> int:
+    """The number of tokens."""
+    return int(sequence.shape[0]) if sparse.issparse(sequence) else len(sequence)
+
+
+def kind_of(X: Any) -> str:
+    """What the sequences are: ``ARRAYS``, ``MATRICES`` or ``NAMED``.
+
+    Raises:
+        ValueError: There is none, one has no token, or they are of several kinds.
+    """
+    if isinstance(X, str) or sparse.issparse(X) or not hasattr(X, "__len__") or not len(X):
+        raise ValueError(f"X must be a list of sequences, at least one, not {_short(X)}")
+    kinds = []
+    for place, sequence in enumerate(X):
+        matrix = sparse.issparse(sequence)
+        if not matrix and (isinstance(sequence, str | Mapping) or not hasattr(sequence, "__len__")):
+            raise ValueError(f"X[{place}]={_short(sequence)} must be a sequence of tokens")
+        if not size_of(sequence):
+            raise ValueError(f"X[{place}] has no token: leave empty sequences out of the training set")
+        kinds.append(MATRICES if matrix else ARRAYS if _is_array(sequence) else NAMED)
+        if kinds[place] != kinds[0]:
+            raise ValueError(f"X[{place}] is not one of the {kinds[0]}, as X[0] is: give one kind for all sequences")
+    return kinds[0]
+
+
+def _is_array(sequence: Any) -> bool:
+    if hasattr(sequence, "__array__") and np.asarray(sequence).dtype != object:
+        return True
+    token = next(iter(sequence))
+    row = isinstance(token, list | tuple) and bool(token) and isinstance(token[0], Real)
+    return row or isinstance(token, np.ndarray | Real)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"a {type(value).__name__}"
+
+
+def rows_of(X: Any, size: int | None = None) -> list[Any]:
+    """Arrays or matrices as floating ones of one dtype, ``[N_i, F]``; matrices are in CSR form.
+
+    Args:
+        X: Sequences of the kind ``ARRAYS`` or ``MATRICES``.
+        size: F; None is that of the first sequence.
+
+    Raises:
+        ValueError: A shape does not fit, or a number is not finite.
+    """
+    found = []
+    for place, sequence in enumerate(X):
+        try:
+            rows: Any = sequence if sparse.issparse(sequence) else np.asarray(sequence)
+            rows = rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"X[{place}] must be an array [N, F] of numbers: {error}") from error
+        if rows.ndim != 2 or rows.shape[1] != (rows.shape[1] if size is None else size):
+            expected = f"[N, {'F' if size is None else size}]"
+            raise ValueError(
+                f"X[{place}] has shape {list(rows.shape)}, and {expected} is expected, a row for each token"
+                + (": a single feature is X.reshape(-1, 1)" if rows.ndim == 1 else "")
+            )
+        size = rows.shape[1]
+        rows = rows.tocsr() if sparse.issparse(rows) else rows
+        if not np.isfinite(rows.data if sparse.issparse(rows) else rows).all():
+            raise ValueError(f"X[{place}] has numbers that are not finite")
+        found.append(rows)
+    dtype = np.result_type(*{rows.dtype for rows in found})
+    return [rows.astype(dtype, copy=False) for rows in found]
+
+
+def batches_of(X: Sequence[Any], vocabulary: Mapping[str, int] | None) -> Callable[[np.ndarray], Any]:
+    """A function of places ``[B]``: the features of these sequences, padded.
+
+    Args:
+        X: What :func:`rows_of` returns; with a vocabulary, lists of tokens with named features.
+        vocabulary: The column of each named feature, or None.
+    """
+    if vocabulary is not None:
+        named = FeatureLists(X, vocabulary)
+        return lambda places: named.batch(torch.from_numpy(places))
+    if not sparse.issparse(X[0]):
+        return lambda places: padded([X[i] for i in places], 0.0)
+    ends = np.cumsum([0, *(rows.shape[0] for rows in X)])
+    empty = sparse.csr_matrix((1, X[0].shape[1]), dtype=X[0].dtype)  # the row of the padding
+    lists = lists_of_rows(sparse.vstack([*X, empty], format="csr"))
+    return lambda places: lists(padded([np.arange(ends[i], ends[i + 1]) for i in places], ends[-1]))
