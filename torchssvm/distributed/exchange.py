@@ -23,7 +23,7 @@ class Figures(NamedTuple):
         largest: Largest feasible step.
         loss: Sum of the losses of the rank's blocks, before the step.
         loss_change: Its change by a step of 1.
-        gap: Sum of the gap estimates of the rank's blocks.
+        gap: Sum of the gap estimates of the rank's blocks, after the step.
         calls: Examples decoded.
         hits: Labelings taken from the cache.
         moved: Blocks that move.
@@ -77,12 +77,16 @@ class Exchange:
         self.sent = 0
         self._like = [p.detach() for p in parameters]
 
-    def __call__(self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float) -> Round:
+    def __call__(
+        self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float, *, farthest: bool = False
+    ) -> Round:
         """The round of the directions that ``make`` returns on each rank.
 
         Args:
             make: Checks and returns this rank's d_p for each parameter, sparse ones coalesced, with its figures.
             lam: Regularisation.
+            farthest: Whether ``largest`` is all that is feasible, because a smaller beta allows a larger step: under
+                bounds, where the box QP is only a lower bound of the dual.
 
         Raises:
             Exception: That of ``make``.
@@ -111,9 +115,8 @@ class Exchange:
         combined = self._collect(slices, beta, every[:, size * size :].to(torch.int64))
         separate = float(products.diagonal().sum())
         rho = float(products.sum()) / separate if separate > 0.0 else 1.0
-        return Round(
-            combined, float(beta[ranks.rank]), _together(table[:, 1:length], beta), float(beta @ products @ beta), rho
-        )
+        figures = _together(table[:, 1:length], beta, farthest)
+        return Round(combined, float(beta[ranks.rank]), figures, float(beta @ products @ beta), rho)
 
     def _gather(self, numbers: Tensor) -> Tensor:
         self.sent += (self.ranks.size - 1) * numbers.numel() * numbers.element_size()
@@ -186,13 +189,14 @@ class Exchange:
         return [found[j] for j in range(len(found))]
 
 
-def _together(every: Tensor, beta: Tensor) -> Figures:
+def _together(every: Tensor, beta: Tensor, farthest: bool) -> Figures:
     """The figures of all directions combined; ``every`` ``[P, figures]`` are those of each rank."""
     value, largest, loss, change, gap, *counts = every.unbind(1)
-    used = largest[beta > 0.0] / beta[beta > 0.0]
+    if farthest:
+        largest = largest / beta  # infinite for a rank that does not move
     return Figures(
         float(beta @ value),
-        float(used.min()) if len(used) else 1.0,
+        float(largest.min()) if bool(beta.any()) else 1.0,
         float(sum_in_order(loss)),
         float(beta @ change),
         float(sum_in_order(gap)),

@@ -163,7 +163,7 @@ class DualState(SavedDual):
 
     @property
     def gap_estimate(self) -> float:
-        """Sum of ``gap_estimates``: for progress bars; not a certificate. Of several ranks, as of their last round."""
+        """Sum of ``gap_estimates``, over all ranks: for progress bars; not a certificate."""
         return self._agreed[1] if self.ranks else float(self.gap_estimates.sum())
 
     @property

@@ -170,7 +170,7 @@ class BCFW(Stateful, Optimizer):
             moves.append(check_move(dual, proposals))
             return moves[0].gradients, moves[0].figures(dual)
 
-        found = exchange(propose, dual.lam)
+        found = exchange(propose, dual.lam, farthest=dual.box.has_bounds)
         figures = found.figures
         gamma = self._move_weights(figures.value, found.gradients, figures.largest, squared_norm=found.squared_norm)
         moves[0].take(dual, gamma * found.beta)
