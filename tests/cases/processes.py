@@ -22,6 +22,8 @@ ENDED = "ended without an answer"
 def in_processes(size: int, job: Callable[[int], Any], *, timeout: float = 20.0, seconds: float = 50.0) -> list[Any]:
     """What ``job(rank)`` returns in each of ``size`` processes of a gloo group; ``ENDED`` for one that has ended.
 
+    One process is this one: run a job so first, and its kernels are compiled and loaded for the others.
+
     Args:
         size: Number of processes.
         job: What each runs.
@@ -31,6 +33,8 @@ def in_processes(size: int, job: Callable[[int], Any], *, timeout: float = 20.0,
     Raises:
         AssertionError: A process raised an error, or they took too long.
     """
+    if size == 1:
+        return [job(0)]
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         running, pipes = [], []
@@ -66,14 +70,13 @@ def _run(job: Callable[[int], Any], rank: int, size: int, folder: Path, timeout:
     torch.set_num_threads(1)
     answer = None, None
     try:
-        if size > 1:
-            dist.init_process_group(
-                "gloo",
-                init_method=f"file://{folder / 'store'}",
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout),
-            )
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder / 'store'}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+        )
         answer = job(rank), None
     except BaseException:
         answer = None, f"rank {rank} of {size}:\n{traceback.format_exc()}"

@@ -256,8 +256,8 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
         examples = (wrong.nonzero().flatten() + dual.own.start).tolist()
         raise RuntimeError(
             f"the losses of {len(examples)} blocks are not those of the outputs that they hold, of examples "
-            f"{examples[:5]} among them: costs have changed, the dual was edited, or loss_potentials() does not say what "
-            "loss() does (see torchssvm.check). Load an earlier checkpoint, or make a new DualState"
+            f"{examples[:5]} among them: costs have changed, the dual was edited, or loss_potentials() does not say "
+            "what loss() does (see torchssvm.check). Load an earlier checkpoint, or make a new DualState"
         )
 
 
