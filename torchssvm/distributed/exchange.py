@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -95,14 +96,11 @@ class Exchange:
         """
         ranks, size = self.ranks, self.ranks.size
         length = 1 + len(Figures._fields)
-        header = torch.zeros(length + size * len(self._like), dtype=torch.float64)
-        try:
+        with telling(ranks, len(self._like)):
             gradients, figures = make()
+            header = _header(size, len(gradients))
             header[1:length] = torch.tensor(figures, dtype=torch.float64)
             header[length:] = torch.cat([self._counts(g) for g in gradients])
-        except Exception as error:
-            header[0] = 1.0
-            ranks.refuse(error, header)
         table = self._gather(header)
         ranks.hear(table[:, 0])
         counts = table[:, length:].view(size, len(gradients), size)
@@ -187,6 +185,29 @@ class Exchange:
                 shape = self._like[j].shape
                 found[j] = rows_of(rows, values.view(len(rows), *shape[1:]), shape, coalesced=True)
         return [found[j] for j in range(len(found))]
+
+
+@contextmanager
+def telling(ranks: Ranks, parameters: int) -> Iterator[None]:
+    """Tell an error in the block to the other ranks, who come to their next round: all of them refuse it.
+
+    Args:
+        ranks: The processes.
+        parameters: Number of the head's parameters.
+    """
+    try:
+        yield
+    except Exception as error:
+        if ranks:
+            header = _header(ranks.size, parameters)
+            header[0] = 1.0
+            ranks.refuse(error, header)
+        raise
+
+
+def _header(size: int, parameters: int) -> Tensor:
+    """What a rank sends first: whether it refuses, its figures, and how many rows of each parameter each rank gets."""
+    return torch.zeros(1 + len(Figures._fields) + size * parameters, dtype=torch.float64)
 
 
 def _together(every: Tensor, beta: Tensor, farthest: bool) -> Figures:
