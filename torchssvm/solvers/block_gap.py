@@ -103,7 +103,12 @@ class BlockGap(nn.Module):
         """
         potentials, dual = as_potentials(potentials), self.dual
         step = torch.is_grad_enabled() and potentials.requires_grad  # for which the other processes wait
-        with telling(dual.ranks, len(dual.parameters)) if step else nullcontext(), full_precision(potentials.device):
+        with telling(dual.ranks, len(dual.parameters)) if step else nullcontext():
+            return self.propose(potentials, target, index)
+
+    def propose(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
+        """As calling it, for callers that tell the other processes of errors by themselves."""
+        with full_precision(potentials.device):
             return self._value(potentials, target, index)
 
     def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
