@@ -63,7 +63,7 @@ def test_rows_are_exchanged_where_they_are_few():
     assert few < many / 2
 
 
-def sampled(problem, batch_size, options, *, order=None, steps=30):
+def sampled(problem, batch_size, options, *, order=None, steps=18):
     """A run on batches of the sampler, and what it holds after every step."""
     training, seen = problem.copy().train(sweeps=50, **options), []
     sampler = GapBatchSampler(training.dual, batch_size=batch_size, order=order)
