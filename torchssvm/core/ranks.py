@@ -19,7 +19,19 @@ T = TypeVar("T")
 
 
 class RankError(RuntimeError):
-    """Another rank has refused, or cannot be reached."""
+    """Of several processes, another one has refused, or cannot be reached.
+
+    Where one has refused, the text says which and why, and nothing has changed: each of them may go on. Where one
+    cannot be reached, all have to start again, from the last checkpoint.
+
+    Example:
+        >>> try:
+        ...     certificate = solve(LinearMulticlass(4, 3), data, lam=0.1)
+        ... except RankError as error:
+        ...     raise SystemExit(f"start again: {error}") from error
+        >>> certificate.exact
+        True
+    """
 
 
 @dataclass(frozen=True)
