@@ -4,7 +4,7 @@ What is used by its name in this package, by purpose:
 
 * Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``, ``RunOptions``; ``BCFW``, ``BlockGap``,
   ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
-  ``save_checkpoint``, ``load_checkpoint``.
+  ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``LinearArcs``, ``LinearChain``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``,
   ``LinearPose``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
@@ -36,6 +36,7 @@ have complete models and data sets.
 from torchssvm.core.batch import Batch, in_order
 from torchssvm.core.check import CheckReport, check
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.ranks import RankError
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Decoding, Marginals, Structure
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
@@ -243,6 +244,7 @@ __all__ = [
     "PredefinedStep",
     "Projective",
     "Proportional",
+    "RankError",
     "Recipe",
     "RegularizationPath",
     "Relative",

@@ -6,7 +6,15 @@ import torch
 from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
 
-from torchssvm import Arborescence, LinearArcs, NonProjective, Projective, SparseFeatures, Transitions
+from torchssvm import (
+    Arborescence,
+    LinearArcs,
+    NonProjective,
+    Projective,
+    SparseFeatures,
+    SparseLinearChain,
+    Transitions,
+)
 
 
 def sparse(problem: Problem) -> Problem:
@@ -69,3 +77,21 @@ ARCS = {
     "arcs, projective": lambda **o: arcs(Projective(single_root=True), **o),
     "arcs, crossing, with values": lambda **o: arcs(NonProjective(), weighted=True, **o),
 }
+
+
+class Lists(Problem):
+    """Sequences of lists of features."""
+
+    def batch(self, rows):
+        batch = super().batch(rows)
+        return batch.replace(x=SparseFeatures(batch.x))
+
+
+def lists(*, n: int = 12, features: int = 200, states: int = 3, longest: int = 4, **options) -> Lists:
+    """A chain on up to two of many features for every token."""
+    random = rng(11)
+    lengths = torch.randint(1, longest + 1, (n,), generator=random)
+    lengths[0] = longest
+    columns = torch.randint(-1, features, (n, longest, 2), generator=random)
+    y = torch.randint(0, states, (n, longest), generator=random)
+    return Lists(SparseLinearChain(features, states, **options).double(), columns, y, lengths, 0.05)

@@ -95,7 +95,9 @@ class Problem:
 
     def copy(self) -> Problem:
         """The same problem, with a head of its own (taken before a dual is made for the head)."""
-        return Problem(copy.deepcopy(self.head), self.x, self.y, self.lengths, self.lam)
+        found = copy.copy(self)
+        found.head = copy.deepcopy(self.head)
+        return found
 
     def train(self, **options: Any) -> Training:
         return Training(self, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +19,19 @@ T = TypeVar("T")
 
 
 class RankError(RuntimeError):
-    """Another rank has refused, or cannot be reached."""
+    """Of several processes, another one has refused, or cannot be reached.
+
+    Where one has refused, the text says which and why, and nothing has changed: each of them may go on. Where one
+    cannot be reached, all have to start again, from the last checkpoint.
+
+    Example:
+        >>> try:
+        ...     certificate = solve(LinearMulticlass(4, 3), data, lam=0.1)
+        ... except RankError as error:
+        ...     raise SystemExit(f"start again: {error}") from error
+        >>> certificate.exact
+        True
+    """
 
 
 @dataclass(frozen=True)
@@ -167,13 +180,30 @@ class Ranks:
         where = refused.nonzero().flatten().tolist()
         if not where:
             return
-        text = "" if error is None else f"{type(error).__name__}: {error}"
-        sent = torch.frombuffer(bytearray(text.encode()[:_TEXT].ljust(_TEXT)), dtype=torch.uint8)
-        texts = [bytes(row.tolist()).decode(errors="ignore").strip() for row in self.gather(sent)]
+        texts = self._texts("" if error is None else f"{type(error).__name__}: {error}")
         raise RankError(
             f"rank {where[0]} of {self.size} refuses, so that rank {self.rank} does too, and nothing has changed here: "
             f"{texts[where[0]]}"
         )
+
+    def check_same(self, **facts: Any) -> None:
+        """Raise ValueError on every rank if a fact is not the same for all of them; compared is what ``repr`` says."""
+        if not self:
+            return
+        told = [repr(value) for value in facts.values()]
+        every = self.gather(torch.tensor([zlib.crc32(text.encode()) for text in told]))
+        for place, name in enumerate(facts):
+            if len(others := (every[:, place] != every[0, place]).nonzero()):
+                texts = self._texts(told[place])
+                raise ValueError(
+                    f"{name} must be the same in all processes: it is {texts[0]} on rank 0 of {self.size}, and "
+                    f"{texts[other := int(others[0])]} on rank {other}"
+                )
+
+    def _texts(self, text: str) -> list[str]:
+        """The texts of all ranks, or their beginnings."""
+        sent = torch.frombuffer(bytearray(text.encode()[:_TEXT].ljust(_TEXT)), dtype=torch.uint8)
+        return [bytes(row.tolist()).decode(errors="ignore").strip() for row in self.gather(sent)]
 
     def refuse_several(self, what: str, advice: str) -> None:
         """Raise ValueError if there are several processes."""

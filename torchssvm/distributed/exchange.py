@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ class Figures(NamedTuple):
         largest: Largest feasible step.
         loss: Sum of the losses of the rank's blocks, before the step.
         loss_change: Its change by a step of 1.
-        gap: Sum of the gap estimates of the rank's blocks.
+        gap: Sum of the gap estimates of the rank's blocks, after the step.
         calls: Examples decoded.
         hits: Labelings taken from the cache.
         moved: Blocks that move.
@@ -77,12 +78,16 @@ class Exchange:
         self.sent = 0
         self._like = [p.detach() for p in parameters]
 
-    def __call__(self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float) -> Round:
+    def __call__(
+        self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float, *, farthest: bool = False
+    ) -> Round:
         """The round of the directions that ``make`` returns on each rank.
 
         Args:
             make: Checks and returns this rank's d_p for each parameter, sparse ones coalesced, with its figures.
             lam: Regularisation.
+            farthest: Whether ``largest`` is all that is feasible, because a smaller beta allows a larger step: under
+                bounds, where the box QP is only a lower bound of the dual.
 
         Raises:
             Exception: That of ``make``.
@@ -91,14 +96,11 @@ class Exchange:
         """
         ranks, size = self.ranks, self.ranks.size
         length = 1 + len(Figures._fields)
-        header = torch.zeros(length + size * len(self._like), dtype=torch.float64)
-        try:
+        with telling(ranks, len(self._like)):
             gradients, figures = make()
+            header = _header(size, len(gradients))
             header[1:length] = torch.tensor(figures, dtype=torch.float64)
             header[length:] = torch.cat([self._counts(g) for g in gradients])
-        except Exception as error:
-            header[0] = 1.0
-            ranks.refuse(error, header)
         table = self._gather(header)
         ranks.hear(table[:, 0])
         counts = table[:, length:].view(size, len(gradients), size)
@@ -111,9 +113,8 @@ class Exchange:
         combined = self._collect(slices, beta, every[:, size * size :].to(torch.int64))
         separate = float(products.diagonal().sum())
         rho = float(products.sum()) / separate if separate > 0.0 else 1.0
-        return Round(
-            combined, float(beta[ranks.rank]), _together(table[:, 1:length], beta), float(beta @ products @ beta), rho
-        )
+        figures = _together(table[:, 1:length], beta, farthest)
+        return Round(combined, float(beta[ranks.rank]), figures, float(beta @ products @ beta), rho)
 
     def _gather(self, numbers: Tensor) -> Tensor:
         self.sent += (self.ranks.size - 1) * numbers.numel() * numbers.element_size()
@@ -186,13 +187,37 @@ class Exchange:
         return [found[j] for j in range(len(found))]
 
 
-def _together(every: Tensor, beta: Tensor) -> Figures:
+@contextmanager
+def telling(ranks: Ranks, parameters: int) -> Iterator[None]:
+    """Tell an error in the block to the other ranks, who come to their next round: all of them refuse it.
+
+    Args:
+        ranks: The processes.
+        parameters: Number of the head's parameters.
+    """
+    try:
+        yield
+    except Exception as error:
+        if ranks:
+            header = _header(ranks.size, parameters)
+            header[0] = 1.0
+            ranks.refuse(error, header)
+        raise
+
+
+def _header(size: int, parameters: int) -> Tensor:
+    """What a rank sends first: whether it refuses, its figures, and how many rows of each parameter each rank gets."""
+    return torch.zeros(1 + len(Figures._fields) + size * parameters, dtype=torch.float64)
+
+
+def _together(every: Tensor, beta: Tensor, farthest: bool) -> Figures:
     """The figures of all directions combined; ``every`` ``[P, figures]`` are those of each rank."""
     value, largest, loss, change, gap, *counts = every.unbind(1)
-    used = largest[beta > 0.0] / beta[beta > 0.0]
+    if farthest:
+        largest = largest / beta  # infinite for a rank that does not move
     return Figures(
         float(beta @ value),
-        float(used.min()) if len(used) else 1.0,
+        float(largest.min()) if bool(beta.any()) else 1.0,
         float(sum_in_order(loss)),
         float(beta @ change),
         float(sum_in_order(gap)),

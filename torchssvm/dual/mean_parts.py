@@ -87,8 +87,8 @@ class MeanParts(Storage):
                     if pairs.setdefault((name, example), count) != count:
                         raise ValueError(
                             f"example {example + self.own.start} came with {count} rows of {name} and with "
-                            f"{pairs[name, example]} before it: an index must always name the same example, at the same "
-                            "length"
+                            f"{pairs[name, example]} before it: an index must always name the same example, at the "
+                            "same length"
                         )
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:

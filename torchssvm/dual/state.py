@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -69,7 +70,8 @@ class DualState(SavedDual):
             a loaded state. Averages restart there: weights before and after belong to different duals.
 
     Raises:
-        ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter.
+        ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter. Or an argument, or the
+            release of torchssvm, is not the same in all processes.
         TypeError: A parameter is not float32 or float64, or ``structure`` is not a Structure.
 
     Example:
@@ -89,7 +91,8 @@ class DualState(SavedDual):
         storage: Storage | None = None,
         memory_limit: int | None = None,
     ) -> None:
-        super().__init__(check_problem(num_examples, lam, structure, parameters))
+        self.ranks = Ranks.here()
+        super().__init__(self.ranks.agree(lambda: check_problem(num_examples, lam, structure, parameters)))
         memory_limit = check_limit(memory_limit)
         self.num_examples = num_examples = int(num_examples)
         self._lam = float(lam)
@@ -97,7 +100,14 @@ class DualState(SavedDual):
         if storage is not None and not isinstance(storage, Storage):
             raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
         self.storage = storage if storage is not None else MeanParts()
-        self.ranks = Ranks.here()
+        self.ranks.check_same(
+            num_examples=num_examples,
+            lam=self._lam,
+            structure=structure,
+            parameters=[(list(p.shape), p.dtype) for p in self.parameters],
+            storage=type(self.storage).__name__,
+            torchssvm=sys.modules["torchssvm"].__version__,
+        )
         self.own = self.ranks.own(num_examples)
         self.storage.bind(num_examples, self.lam, structure, self.parameters, memory_limit, self.own)
         size = len(self.own)
@@ -163,7 +173,7 @@ class DualState(SavedDual):
 
     @property
     def gap_estimate(self) -> float:
-        """Sum of ``gap_estimates``: for progress bars; not a certificate. Of several ranks, as of their last round."""
+        """Sum of ``gap_estimates``, over all ranks: for progress bars; not a certificate."""
         return self._agreed[1] if self.ranks else float(self.gap_estimates.sum())
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, Collate, apply_head, in_order, to_device
+from torchssvm.core.batch import Batch, Collate, apply_head, fetcher, in_order, restrict, to_device
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.precision import full_precision
+from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.checks import check_batch, check_dual
 from torchssvm.dual.state import DualState
@@ -19,6 +22,7 @@ from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance
 from torchssvm.steps.block_steps import CommonStep
 
+_BATCH = 256  # examples of a step, at most
 _MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blocks move to their corners
 
 
@@ -91,8 +95,10 @@ def start_at_largest_lam(
     dual.change_lam(1.0)  # the weights are psi~ now
     thetas = torch.zeros_like(dual.loss)
     products = torch.zeros_like(dual.loss)
-    with torch.no_grad():
-        for batch in in_order(dataset, collate_fn=collate_fn):
+
+    @torch.no_grad()
+    def decode() -> None:
+        for batch in restrict(in_order(dataset, collate_fn=collate_fn), dual.own):
             batch = to_device(batch, dual.parameters[0].device)
             with full_precision(dual.loss.device):
                 potentials = as_potentials(apply_head(head, batch))
@@ -100,11 +106,13 @@ def start_at_largest_lam(
                 target = dual.structure.check_target(batch.y, potentials)
                 thetas[index] = dual.structure.largest_gain(potentials, target)
                 products[index] = dual.storage.gather(index, potentials, target).inner(potentials)
+
+    dual.ranks.agree(decode)
     dual.oracle_calls += n
     square = squared_norm(dual.parameters)
-    scale = square + float(thetas.mean())
+    scale = square + float(sum_in_order(dual.ranks.gather(thetas.sum()))) / n
     if isinstance(tolerance, Relative):
-        loss = float(dual.loss.sum())
+        loss = dual.total_loss
         lam = (scale / tolerance.share + square / 2) / loss if loss > 0.0 else 0.0
     else:
         lam = scale / tolerance
@@ -113,6 +121,7 @@ def start_at_largest_lam(
     dual.change_lam(lam)
     # Line 14. lam <w_i, w> equals <psi_i, theta_i>/n at the weights psi~, divided by lam.
     dual.gap_estimates = ((thetas / n + products) / lam).clamp(min=0.0)
+    dual.tell()
     return scale / lam
 
 
@@ -124,26 +133,35 @@ def _to_largest_losses(
     ``lam`` is raised until the exact line search takes a full step. The dual's weights are kept in
     ``dual.recomputed``, where the next step starts, while the head holds zeros.
     """
-    loss = BlockGap(dual, block_steps=CommonStep())
+    loss, fetch = BlockGap(dual, block_steps=CommonStep()), fetcher(dataset, collate_fn)
+    ranks, own = dual.ranks, dual.own
+    steps = math.ceil(math.ceil(dual.num_examples / ranks.size) / _BATCH)  # as many in each process
 
-    def propose(batch: Batch) -> float:
+    def batch_of(step: int) -> Batch:
+        rows = own[step * len(own) // steps : (step + 1) * len(own) // steps]
+        return to_device(fetch(rows), dual.parameters[0].device)
+
+    def propose(batch: Batch) -> Tensor:
+        """The value of this process's direction, its squared norm, and examples decoded."""
         optimizer.zero_grad()
-        value = loss(apply_head(head, batch), batch.y, batch.index)
+        value = loss.propose(apply_head(head, batch), batch.y, batch.index)
         value.backward()
-        return float(value.detach())
+        squared = squared_norm(p.grad for p in dual.parameters if p.grad is not None)
+        return torch.tensor([float(value.detach()), squared, len(batch.index)], dtype=torch.float64)
 
-    for batch in in_order(dataset, collate_fn=collate_fn):
-        batch = to_device(batch, dual.parameters[0].device)
-        value = propose(batch)
-        if not value > 0.0:  # no output of these examples has a loss: they stay at their targets
+    for step in range(steps):
+        batch = ranks.agree(partial(batch_of, step))
+        values, squared, decoded = ranks.gather(ranks.agree(partial(propose, batch))).unbind(1)
+        if not bool((values > 0.0).any()):  # no output of these examples has a loss: they stay at their targets
             optimizer.zero_grad()
-            dual.oracle_calls += len(batch.index)
+            dual.oracle_calls += int(decoded.sum())
             continue
-        needed = _MARGIN * squared_norm(p.grad for p in dual.parameters if p.grad is not None) / value
+        # No direction disturbs another one so much that it would not take a full step.
+        needed = _MARGIN * ranks.size * float(squared.sum()) / float(values[values > 0.0].min())
         if needed > dual.lam:
             optimizer.zero_grad()
             dual.change_lam(needed)
-            propose(batch)
+            ranks.agree(partial(propose, batch))
         optimizer.step()
         dual.recomputed = [v.detach().clone() for v in dual.unclipped]
         for parameter in dual.parameters:

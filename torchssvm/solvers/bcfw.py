@@ -13,7 +13,7 @@ from torchssvm.core.arguments import check_parameters
 from torchssvm.core.caller import warn
 from torchssvm.core.precision import full_precision
 from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
-from torchssvm.distributed.exchange import Exchange, Figures
+from torchssvm.distributed.exchange import Exchange, Figures, telling
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gradient_check import Seen
@@ -128,21 +128,24 @@ class BCFW(Stateful, Optimizer):
             RuntimeError: A parameter group was given options or a learning rate; nothing was proposed since the last
                 step; accumulated batches come from losses with different ``block_steps``; or the gradient is not the
                 one from the backward pass: clipped, rescaled, of low precision, mixed with others. The proposal is
-                then discarded, and nothing else changes.
+                then discarded, and nothing else changes. Of several processes, the others raise RankError.
         """
         result = None
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
         steps = self.dual.mailbox.take()
-        if not steps:
-            raise RuntimeError(
-                "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step "
-                "(zero_grad() after backward() drops it, and a step takes it only once)"
-            )
-        if len(set(map(type, steps))) > 1:
-            raise RuntimeError("the proposals are of two kinds: call zero_grad() between a compiled loop and BlockGap")
-        check_unchanged(self.param_groups, self._bounds, self._rate)
+        with telling(self.dual.ranks, len(self.dual.parameters)):
+            if not steps:
+                raise RuntimeError(
+                    "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step "
+                    "(zero_grad() after backward() drops it, and a step takes it only once)"
+                )
+            if len(set(map(type, steps))) > 1:
+                raise RuntimeError(
+                    "the proposals are of two kinds: call zero_grad() between a compiled loop and BlockGap"
+                )
+            check_unchanged(self.param_groups, self._bounds, self._rate)
         with full_precision(self.dual.parameters[0].device):
             steps[0].take(self, steps)
         return result
@@ -170,7 +173,7 @@ class BCFW(Stateful, Optimizer):
             moves.append(check_move(dual, proposals))
             return moves[0].gradients, moves[0].figures(dual)
 
-        found = exchange(propose, dual.lam)
+        found = exchange(propose, dual.lam, farthest=dual.box.has_bounds)
         figures = found.figures
         gamma = self._move_weights(figures.value, found.gradients, figures.largest, squared_norm=found.squared_norm)
         moves[0].take(dual, gamma * found.beta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
@@ -18,6 +19,7 @@ from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
+from torchssvm.distributed.exchange import telling
 from torchssvm.dual.checks import check_dual, check_rows, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
@@ -96,10 +98,16 @@ class BlockGap(nn.Module):
             ValueError: Index, target or potentials are not valid, or the oracle returned invalid outputs.
             TypeError: The potentials have another dtype than the weights.
             RuntimeError: An example's target has changed since its first visit; or its features have, and the storage
-                cannot follow them.
+                cannot follow them. Of several processes, the others raise RankError in their next ``BCFW.step``.
             MemoryError: The dual blocks of all examples would not fit.
         """
-        potentials = as_potentials(potentials)
+        potentials, dual = as_potentials(potentials), self.dual
+        step = torch.is_grad_enabled() and potentials.requires_grad  # for which the other processes wait
+        with telling(dual.ranks, len(dual.parameters)) if step else nullcontext():
+            return self.propose(potentials, target, index)
+
+    def propose(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
+        """As calling it, for callers that tell the other processes of errors by themselves."""
         with full_precision(potentials.device):
             return self._value(potentials, target, index)
 

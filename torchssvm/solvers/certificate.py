@@ -158,11 +158,16 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     """
     start = clock()
     dual.to(dual.parameters[0].device)
-    if not dual.box.holds([p.detach() for p in dual.parameters]):
-        raise RuntimeError(
-            "the head's weights are out of their bounds: they are a function of the dual, and were changed by others"
-        )
-    found = together(dual, make_pass)
+
+    def within_bounds() -> ExactPass:
+        if not dual.box.holds([p.detach() for p in dual.parameters]):
+            raise RuntimeError(
+                "the head's weights are out of their bounds: they are a function of the dual, and were changed by "
+                "others"
+            )
+        return make_pass()
+
+    found = together(dual, within_bounds)
     weights = found.weights
     primal = dual.lam / 2 * squared_norm(dual.parameters) + found.hinges / dual.num_examples
     length = squared_norm(weights)
@@ -256,8 +261,8 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
         examples = (wrong.nonzero().flatten() + dual.own.start).tolist()
         raise RuntimeError(
             f"the losses of {len(examples)} blocks are not those of the outputs that they hold, of examples "
-            f"{examples[:5]} among them: costs have changed, the dual was edited, or loss_potentials() does not say what "
-            "loss() does (see torchssvm.check). Load an earlier checkpoint, or make a new DualState"
+            f"{examples[:5]} among them: costs have changed, the dual was edited, or loss_potentials() does not say "
+            "what loss() does (see torchssvm.check). Load an earlier checkpoint, or make a new DualState"
         )
 
 
@@ -308,13 +313,17 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
             f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
         )
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-    for batch, potentials, index in every_block(head, dual, batches):
-        target = dual.structure.check_target(batch.y, potentials)
-        check_targets(dual, digest_targets(target, potentials.lengths), index)
-        with full_precision(potentials.device):
-            parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
-        for total, part in zip(weights, parts, strict=True):
-            total += part
+
+    def add_up() -> None:
+        for batch, potentials, index in every_block(head, dual, batches):
+            target = dual.structure.check_target(batch.y, potentials)
+            check_targets(dual, digest_targets(target, potentials.lengths), index)
+            with full_precision(potentials.device):
+                parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
+            for total, part in zip(weights, parts, strict=True):
+                total += part
+
+    dual.ranks.agree(add_up)
     weights = [dual.ranks.sum(total) for total in weights]
     before = squared_norm(dual.unclipped)
     change = _squared_distance(dual.unclipped, weights)

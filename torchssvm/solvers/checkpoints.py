@@ -6,6 +6,8 @@ import copy
 import io
 import os
 import pickle
+import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,29 +63,21 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         raise ValueError(f"there is nothing to save to {os.fspath(path)}: give objects by name, as optim=optim")
     objects = {name: value for name, value in contents.items() if _is_object(name, value)}
     ranks = Ranks.here()
-    states = {name: _whole(value, ranks) for name, value in objects.items()}
+    for value in objects.values():
+        if ranks and hasattr(value, "consolidate_state_dict"):
+            value.consolidate_state_dict()
     random = ranks.collect(RandomState().state_dict()) if random_state else None
-    if not ranks.rank:
-        ranks.agree(lambda: _write(path, contents, objects, states, random))
-    else:
-        ranks.agree(lambda: None)
-
-
-def _whole(value: Any, ranks: Ranks) -> Any:
-    """The state of an object in all processes, for the first of them."""
-    if ranks and hasattr(value, "consolidate_state_dict"):
-        value.consolidate_state_dict()
-    return None if ranks.rank else value.state_dict()
+    ranks.agree(lambda: None if ranks.rank else _write(path, contents, objects, random))
 
 
 def _write(
     path: str | os.PathLike[str],
     contents: dict[str, Any],
     objects: dict[str, Any],
-    states: dict[str, Any],
     random: list[dict[str, Any]] | None,
 ) -> None:
     """Write the states of ``objects`` and the other ``contents``; ``random`` has one state for each process."""
+    states = {name: value.state_dict() for name, value in objects.items()}
     _check_duals(objects, states)
     content = {
         "kind": _KIND,
@@ -136,13 +130,11 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         >>> load_checkpoint(f"{folder.name}/head.pt", head=LinearMulticlass(4, 3))
         {}
     """
-    found, content = _read_or_previous(Path(os.path.realpath(path)))
+    ranks = Ranks.here()
+    found, content = ranks.agree(lambda: _read_checked(path, objects))
     states, values = content["objects"], content["values"]
-    if unknown := sorted(set(objects) - set(states)):
-        where = " (values are returned, not given)" if set(unknown) & set(values) else ""
-        raise ValueError(f"{found} holds {sorted(states)}, and not {unknown}{where}: load what was saved")
-    if missing := sorted(set(states) - set(objects)):
-        raise ValueError(f"{found} holds {missing} too: give them by name, or None to leave one out")
+    if ranks:
+        ranks.check_same(path=(found.name, zlib.crc32(found.read_bytes())))
     objects = {name: value for name, value in objects.items() if value is not None and _is_object(name, value, True)}
     random = _random_state(content["random"]) if random_state else None
     names = sorted(objects, key=lambda name: _turn(objects[name]))
@@ -155,14 +147,16 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             except ValueError as error:
                 raise _refused(found, name, error) from error
 
-    Ranks.here().agree(check)
+    ranks.agree(check)
     before = {name: _kept(objects[name]) for name in names}
     duals = [dual for name in names if isinstance(dual := getattr(objects[name], "dual", None), DualState)]
     restarts = [dual.restarts for dual in duals]
     for name in names:
         try:
-            value = objects[name]
-            (value.restore if name in checked else value.load_state_dict)(states[name])
+            if name in checked:
+                objects[name].restore(states[name])
+            else:
+                ranks.agree(partial(objects[name].load_state_dict, states[name]))
         except BaseException as error:
             for again in names:
                 objects[again].load_state_dict(before[again])
@@ -177,6 +171,18 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             if isinstance(objects[name], GapBatchSampler):  # the loader draws a number when its iterator is made
                 objects[name].before_continuing(random.restore)
     return dict(values)
+
+
+def _read_checked(path: str | os.PathLike[str], objects: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The file and its content, once it is known to hold these objects."""
+    found, content = _read_or_previous(Path(os.path.realpath(path)))
+    states, values = content["objects"], content["values"]
+    if unknown := sorted(set(objects) - set(states)):
+        where = " (values are returned, not given)" if set(unknown) & set(values) else ""
+        raise ValueError(f"{found} holds {sorted(states)}, and not {unknown}{where}: load what was saved")
+    if missing := sorted(set(states) - set(objects)):
+        raise ValueError(f"{found} holds {missing} too: give them by name, or None to leave one out")
+    return found, content
 
 
 def _is_object(name: str, value: Any, required: bool = False) -> bool:

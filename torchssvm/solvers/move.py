@@ -54,9 +54,11 @@ class Move(NamedTuple):
 
     def figures(self, dual: DualState) -> Figures:
         """What other ranks need to know."""
-        batches = zip(self.coefficients, self.proposals, self.rows, strict=True)
-        change = sum(float((c * p.loss_changes)[rows].sum()) for c, p, rows in batches)
-        loss, gap = float(dual.loss.sum()), float(dual.gap_estimates.sum())
+        change, gaps = 0.0, dual.gap_estimates.clone()
+        for coefficient, proposal, rows in zip(self.coefficients, self.proposals, self.rows, strict=True):
+            change += float((coefficient * proposal.loss_changes)[rows].sum())
+            gaps[proposal.index[rows]] = proposal.block_gaps.clamp(min=0.0)[rows]
+        loss, gap = float(dual.loss.sum()), float(gaps.sum())
         return Figures(self.value, self.largest, loss, change, gap, self.calls, self.hits, self.moved)
 
     def take(self, dual: DualState, step: float) -> None:

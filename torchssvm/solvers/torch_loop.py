@@ -11,6 +11,7 @@ from torch import nn
 from torchssvm.core.arguments import check_dataset, or_default
 from torchssvm.core.batch import apply_head, fetcher, pass_over, to_device
 from torchssvm.core.schema import Schema, Stateful
+from torchssvm.distributed.exchange import telling
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
@@ -79,12 +80,16 @@ class TorchLoop(DualTrainer, Stateful):
             ValueError: See ``BlockGap``.
             RuntimeError: See ``BlockGap`` and ``BCFW.step``.
         """
-        index = self._next_index()
-        batch, device = self._fetch(index), self.dual.parameters[0].device
-        if device.type != "cpu":
-            batch = to_device(batch, device)
-        self.optimizer.zero_grad()
-        self.loss(apply_head(self.head, batch), batch.y, batch.index).backward()
+        dual = self.dual
+        device = dual.parameters[0].device
+        with telling(dual.ranks, len(dual.parameters)):
+            index = self._next_index()
+            batch = self._fetch(index)
+            if device.type != "cpu":
+                batch = to_device(batch, device)
+            self.optimizer.zero_grad()
+            potentials = apply_head(self.head, batch)
+        self.loss(potentials, batch.y, batch.index).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return len(index)

@@ -164,12 +164,12 @@ def make_trainer(
         head=head,
         structure=structure,
         num_examples=n,
-        sample=_first(head, dataset, given),
+        sample=ranks.agree(lambda: _first(head, dataset, given)),
         bounds=bool(bounds),
         memory_limit=memory_limit,
         obstacle=None if given.order is None or can_draw(given.order) else f"order={given.order} is not compiled",
     )
-    choice = of_all_ranks(chosen(solver), solver, chosen, ranks)
+    choice = of_all_ranks(ranks.agree(lambda: chosen(solver)), solver, chosen, ranks)
     if progress and not ranks.rank:
         tell(choice)
     rules = choice.rules

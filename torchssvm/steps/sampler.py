@@ -355,4 +355,4 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         # Gaps unknown at that moment belong to blocks drawn in this epoch; they count as the average.
         finite = torch.where(torch.isinf(gaps), finite.mean() if bool(finite.any()) else 1.0, finite)
         count = min((chunk + 1) * self.chunk, len(self)) - position
-        self._drawn += self.order.draw(finite, count, self.batch_size, self._generator)
+        self._drawn += self._order.draw(finite, count, self.batch_size, self._generator)

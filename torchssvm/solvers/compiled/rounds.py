@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.compiling import clock
-from torchssvm.core.ranks import RankError, sum_in_order
+from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.distributed.exchange import Exchange, Figures
+from torchssvm.solvers.compiled.blend import Kept
 from torchssvm.solvers.compiled.state import Examples
 
 if TYPE_CHECKING:
@@ -59,14 +60,14 @@ class Rounds:
         """One round of ``size`` visits of each process; returns those of all."""
         loop, dual = self._loop, self._loop.dual
         counters = dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps
-        kept = None
+        kept: Kept | None = None
+        before: _Before | None = None
         start = clock()
 
         def visit() -> tuple[list[Tensor], Figures]:
-            nonlocal kept, start
+            nonlocal kept, before, start
             order = loop.draws.order_of(size)
-            kept, before = loop.keep(order), _Weights(loop, order)
-            gap = float(dual.gap_estimates.sum())
+            kept, before = loop.keep(order), _Before(loop, order)
             loop.visit_all(order)
             gradients = before.directions()
             change = float((dual.loss.numpy()[kept.own] - kept.losses).sum())
@@ -74,15 +75,16 @@ class Rounds:
             calls, hits, moved = (
                 now - old for now, old in zip((dual.oracle_calls, dual.cache_hits, dual.moved), counters, strict=False)
             )
-            loss = float(dual.loss.sum()) - change
+            loss, gap = float(dual.loss.sum()) - change, float(dual.gap_estimates.sum())
             start, seconds = clock(), clock() - start
             self._spent = seconds / max(moved, 1)
             return gradients, Figures(value, 1.0, loss, change, gap, calls, hits, moved)
 
         try:
             found = self._exchange(visit, dual.lam)
-        except RankError:
-            if kept is not None:
+        except BaseException:
+            if kept is not None and before is not None:
+                before.put_back()
                 loop.blend(kept, 0.0)
             raise
         finally:
@@ -111,8 +113,8 @@ class Rounds:
         self.visits = max(1, min(math.ceil(exchange / visit), dual.num_examples // dual.ranks.size // _PART))
 
 
-class _Weights:
-    """The weights before a round; of many weights, the rows that its examples read.
+class _Before:
+    """Weights and gaps before a round; of many weights, the rows that its examples read.
 
     Args:
         loop: The compiled loop.
@@ -130,19 +132,30 @@ class _Weights:
             for p in loop.dual.parameters
         ]
         self._before = [p.clone() if rows is None else p[rows] for p, rows in self._held]
+        self._gaps = loop.dual.gap_estimates.clone(), loop.dual.oracle_gaps.clone()
 
     def directions(self) -> list[Tensor]:
         """``lam`` times the weights before less those of now, for each parameter; the old ones are put back."""
         found = []
         for (held, rows), before in zip(self._held, self._before, strict=True):
             change = (before - (held if rows is None else held[rows])) * self._loop.dual.lam
+            found.append(change if rows is None else rows_of(rows, change, held.shape, coalesced=True))
+        self._put_weights_back()
+        return found
+
+    def put_back(self) -> None:
+        """Put weights and gaps back."""
+        self._put_weights_back()
+        dual = self._loop.dual
+        for held, gaps in zip((dual.gap_estimates, dual.oracle_gaps), self._gaps, strict=True):
+            held.copy_(gaps)
+
+    def _put_weights_back(self) -> None:
+        for (held, rows), before in zip(self._held, self._before, strict=True):
             if rows is None:
                 held.copy_(before)
             else:
                 held[rows] = before
-                change = rows_of(rows, change, held.shape, coalesced=True)
-            found.append(change)
-        return found
 
 
 def columns_of(examples: Examples, own: np.ndarray) -> np.ndarray | None:

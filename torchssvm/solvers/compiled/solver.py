@@ -102,7 +102,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         validate_weights(adapter, dual, self._layout, begun=False)
         check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
-        self.examples, self._targets = pack(adapter, dual, batches)
+        self.examples, self._targets = dual.ranks.agree(lambda: pack(adapter, dual, batches))
         self._lengths = torch.from_numpy(self.examples.start).diff()
         self._validate_blocks()
         self._memory = BlockMemory(adapter, dual, self._lengths, curvature=self.direction.needs_curvature)
@@ -226,8 +226,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             RuntimeError: The weights were changed by others, or are not finite. Or the gap is negative by more than
                 rounding: the dual does not belong to these examples.
         """
-        self._validate()
         dual, memory = self.dual, self._memory
+        dual.ranks.agree(self._validate)
         options = self._options(False)._replace(direction=FrankWolfe.rule)
         blocks = memory.blocks()
         certificate = conclude(

@@ -1,0 +1,218 @@
+"""What users call, in several processes: solve, bounds, averages, orders, loaders, paths and grids."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from items import Items
+from problems import PROBLEMS, assert_same, flat
+from processes import in_processes
+from torch.utils.data import DataLoader
+
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    ByLength,
+    DualState,
+    GapBatchSampler,
+    Heuristic,
+    KeepWeights,
+    LargestGap,
+    Permutation,
+    Recipe,
+    Relative,
+    RunOptions,
+    Sequential,
+    Solver,
+    UniformAverage,
+    Weights,
+    certify,
+    choose_lam,
+    grid_search,
+    in_order,
+    regularization_path,
+    solve,
+)
+from torchssvm.path.initial import start_at_largest_lam
+
+
+def overlap(brackets):
+    return max(low for low, _ in brackets) <= min(high for _, high in brackets)
+
+
+def same_everywhere(job, sizes=(1, 3)):
+    """What the first process returns, for each number of them; all return the same bits."""
+    found = []
+    for size in sizes:
+        first, *others = in_processes(size, job)
+        for other in others:
+            assert_same(other, first)
+        found.append(first)
+    return found
+
+
+RUNS = {
+    "compiled": {"options": RunOptions(round_visits=4)},
+    "torch loop": {"solver": Solver(compiled=False)},
+    "one after another": {"solver": Solver(compiled=False, block_steps=Sequential())},
+    "weights": {"solver": Solver(compiled=False, storage=Weights())},
+    "bounds": {"bounds": {"transition": (0.0, None), "emission": (-0.4, 0.5)}},
+    "by length": {
+        "solver": Solver(compiled=False),
+        "options": RunOptions(order=ByLength(PROBLEMS["chain"](5, n=17, longest=4).lengths), batch_size=2),
+    },
+    "largest gap": {"solver": Solver(compiled=False), "options": RunOptions(order=LargestGap(), batch_size=2)},
+    "permutations": {"solver": Solver(compiled=False), "options": RunOptions(order=Permutation(), batch_size=2)},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_solve(name):
+    problem = PROBLEMS["chain"](5, n=17, states=3, features=3, longest=4, lam=0.3)
+
+    def job(rank):
+        head, checks = problem.copy().head, []
+        proof = solve(
+            head,
+            Items(problem),
+            0.3,
+            tolerance=0.02,
+            max_passes=200,
+            progress=False,
+            on_check=checks.append,
+            **RUNS[name],
+        )
+        assert len(checks) >= 1
+        return proof.primal, proof.dual, proof.oracle_calls, flat(head.parameters())
+
+    brackets = [(dual, primal) for primal, dual, *_ in same_everywhere(job)]
+    assert overlap(brackets)
+    assert all(primal - dual <= 0.04 for dual, primal in brackets)
+
+
+def test_averages_are_certified():
+    problem = PROBLEMS["chain"](5, n=17, states=3, features=3, longest=4, lam=0.3)
+    items = Items(problem)
+
+    def job(rank):
+        training = problem.copy().train()
+        average = UniformAverage.following(training.dual)
+        sampler = GapBatchSampler(training.dual, batch_size=2)
+        for _ in range(2):
+            for rows in sampler:
+                training.step(rows)
+        proof = average.certify(training.head, training.dual, in_order(items))
+        assert average.count == training.dual.steps
+        return proof.primal, proof.dual, flat(average.weights)
+
+    found = same_everywhere(job)
+    assert overlap([(dual, primal) for primal, dual, _ in found])
+    assert all(primal >= dual > 0.0 for primal, dual, _ in found)
+
+
+@pytest.mark.parametrize("order", [None, Permutation()])
+def test_loaders_read_own_examples_alone(order):
+    problem = PROBLEMS["multiclass"](5, n=17, lam=0.3)
+    read = set()
+
+    class Watched(Items):
+        def __getitem__(self, i):
+            read.add(i)
+            return i
+
+    items = Watched(problem)
+
+    def job(rank):
+        read.clear()
+        head = problem.copy().head
+        dual = DualState.for_head(head, 17, 0.3)
+        loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+        sampler = GapBatchSampler(dual, batch_size=2, order=order)
+        loader = DataLoader(items, batch_sampler=sampler, collate_fn=items.collate)
+        batches = []
+        for _ in range(3):
+            for batch in loader:
+                optim.zero_grad()
+                loss(head(batch.x), batch.y, batch.index).backward()
+                optim.step()
+                batches.append(len(batch.index))
+        proof = certify(head, dual, in_order(items))
+        if order is not None:
+            assert read == set(dual.own)
+        assert read <= set(dual.own)
+        return len(batches), dual.steps, dual.passes, proof.gap
+
+    (steps, taken, passes, gap), *others = in_processes(3, job)
+    assert steps == taken == 9  # three epochs of ceil(6 / 2) batches
+    assert passes >= 3.0 * (order is not None)
+    assert others == [(steps, taken, passes, gap)] * 2
+
+
+@pytest.mark.parametrize("rule", [None, Heuristic()])
+def test_the_path_covers_every_lambda(rule):
+    problem = PROBLEMS["multiclass"](5, n=9, lam=0.3)
+
+    def job(rank):
+        options = RunOptions(batch_size=2)
+        path = regularization_path(
+            problem.copy().head, Items(problem), epsilon=0.3, lam_min=0.2, rule=rule, options=options, progress=False
+        )
+        return [(point.lam, point.gap, point.primal, point.passes) for point in path.points], path.lowest
+
+    found = same_everywhere(job)
+    largest = [points[0][0] for points, _ in found]
+    assert largest == pytest.approx([largest[0]] * 2, rel=1e-9)
+    for points, lowest in found:
+        assert lowest <= 0.2
+        assert all(gap <= 0.3 for _, gap, *_ in points)
+
+
+def test_the_path_starts_where_one_process_starts():
+    problem = PROBLEMS["chain"](5, n=17, states=3, features=3, longest=3, lam=0.3)
+
+    def job(rank):
+        training = problem.copy().train()
+        bound = start_at_largest_lam(training.head, training.dual, Items(problem), tolerance=Relative(0.05))
+        dual = training.dual
+        proof = certify(training.head, dual, in_order(Items(problem)))
+        assert proof.gap <= bound * (1.0 + 1e-9)
+        assert dual.gap_estimate >= proof.gap - 1e-9
+        return dual.lam, bound, proof.primal, proof.dual, flat(dual.parameters)
+
+    alone, *others = same_everywhere(job)
+    for other in others:
+        for mine, its in zip(alone, other, strict=True):
+            torch.testing.assert_close(torch.as_tensor(its), torch.as_tensor(mine), rtol=1e-6, atol=1e-9)
+
+
+def test_grids_and_the_choice_of_lambda():
+    problem = PROBLEMS["multiclass"](5, n=17, lam=0.3)
+    held_out = Items(PROBLEMS["multiclass"](6, n=7))
+
+    def job(rank):
+        head, options = problem.copy().head, RunOptions(batch_size=4, round_visits=8)
+        grid = grid_search(
+            head,
+            Items(problem),
+            [1.0, 0.3],
+            tolerance=Relative(0.05),
+            warm_start=KeepWeights(),
+            recipe=Recipe(),
+            options=options,
+            progress=False,
+        )
+        chosen = choose_lam(head, Items(problem), held_out, tolerance=Relative(0.1), options=options, progress=False)
+        return [
+            [(point.lam, point.certificate.primal, point.certificate.dual) for point in grid],
+            [(point.lam, point.certificate.primal, point.certificate.dual, point.score) for point in chosen.points],
+            flat(head.parameters()),
+        ]
+
+    found = same_everywhere(job, (1, 2))
+    for one, two in zip(found[0][0], found[1][0], strict=True):
+        assert one[0] == two[0]
+        assert overlap([(one[2], one[1]), (two[2], two[1])])
+    assert found[0][1][0][0] == found[1][1][0][0]
+    assert all(math.isfinite(score) for *_, score in found[1][1])
