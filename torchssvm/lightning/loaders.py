@@ -25,8 +25,8 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
 
     Raises:
         TypeError: Training examples do not come from one DataLoader.
-        ValueError: The trainer reloads its loaders during the run; or the loader cannot be restricted to the examples of
-            each of several processes.
+        ValueError: The trainer reloads its loaders during the run; or the loader cannot be restricted to the examples
+            of each of several processes.
     """
     reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if reload:
