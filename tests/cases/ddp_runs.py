@@ -13,7 +13,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning_words import chain, everything, loader, some_words, trainer
+from lightning_words import Features, chain, everything, loader, some_words, trainer
 from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
@@ -92,31 +92,28 @@ def resumed(make, words, folder: Path, name: str, **often) -> tuple[dict, dict]:
     return whole, again
 
 
-class Linear(nn.Module):
-    """Features that give equal weights in one process and in two, up to rounding: no dropout, no batch statistics."""
-
-    def __init__(self, statistics: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.map, self.norm = nn.Linear(128, 12), nn.BatchNorm1d(12) if statistics else None
-
-    def forward(self, x):
-        y = self.map(x)
-        return y if self.norm is None else self.norm(y.flatten(0, 1)).view_as(y)
-
-
-def joint(words, statistics: bool) -> dict:
-    """Batches of all examples, so that the first stage is the same in one process and in two."""
+def joint_model(make_features) -> StructuredSVM:
+    torch.manual_seed(0)
     training = JointTraining(epochs=3, lr=0.01, loss=SoftmaxMargin)
-    model = StructuredSVM(LinearChain(12, 26), lam=0.1, features=Linear(statistics), joint=training)
+    return StructuredSVM(LinearChain(12, 26), lam=0.1, features=make_features(), joint=training, round_visits=4)
+
+
+def with_statistics() -> StructuredSVM:
+    """Dropout and batch statistics differ between the processes while features are trained."""
+    return joint_model(Features)
+
+
+def joint(words) -> dict:
+    """Linear features and batches of all examples: the first stage is that of one process, up to rounding."""
+    model = joint_model(lambda: nn.Linear(128, 12))
     size = len(words) // (2 if "RANK" in os.environ else 1)
     found = fit(model, shuffled(words, size), validation=everything(words))
-    weights = torch.cat([w.flatten() for w in (*model._stages.weights, model.features.map.weight.detach())])
+    weights = torch.cat([w.flatten() for w in (*model._stages.weights, model.features.weight.detach())])
     return {**found, "first": weights.tolist(), "choice": list(model.choice)}
 
 
 def alternate(words, schedule) -> dict:
-    options = {"joint": schedule, "features_optimizer": torch.optim.Adam, "features": Linear(statistics=True)}
+    options = {"joint": schedule, "features_optimizer": torch.optim.Adam, "features": Features()}
     return fit(StructuredSVM(LinearChain(12, 26), lam=0.1, **options), loader(words))
 
 
@@ -188,7 +185,9 @@ def main(folder: Path) -> None:
     often = {"every_n_epochs": 3, "filename": "{epoch}", "save_on_train_epoch_end": True}
     found["compiled"], found["compiled resumed"] = resumed(compiled, words, folder, AFTER_EPOCH, **often)
     found["shuffled"] = fit(in_torch(), shuffled(words), validation=everything(words))
-    found["joint"], found["statistics"] = joint(words, False), joint(words, True)
+    often = {"every_n_train_steps": 8, "filename": "{step}"}  # in the first stage
+    found["statistics"], found["statistics resumed"] = resumed(with_statistics, words, folder, "step=8.ckpt", **often)
+    found["joint"] = joint(words)
     found["alternate"] = alternate(words, Alternate(1, 2))
     model = OwnModule(words)
     gap = DualityGap(0.001, every_n_epochs=3)

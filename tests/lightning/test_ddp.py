@@ -61,7 +61,7 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def test_the_processes_divide_the_examples_and_agree_on_all_else(found):
-    for name in (*FITS, "torch resumed", "compiled resumed"):
+    for name in (*FITS, "torch resumed", "compiled resumed", "statistics resumed"):
         first, second = (run[name] for run in found)
         assert first.pop("own") == list(range(WORDS // 2))
         assert second.pop("own") == list(range(WORDS // 2, WORDS))
@@ -80,8 +80,8 @@ def test_a_module_of_the_plain_objects_takes_the_same_steps(found):
 
 
 def test_a_resumed_run_ends_with_the_same_bits(found):
-    """In the torch loop from the middle of an epoch, with an average; in the compiled loop from the end of one."""
-    for name in ("torch", "compiled"):
+    """From the middle of an epoch, with an average or while features are trained, and from the end of one."""
+    for name in ("torch", "compiled", "statistics"):
         assert found[0][f"{name} resumed"] == found[0][name]
 
 
@@ -97,7 +97,7 @@ def test_one_process_goes_on_with_the_checkpoint_of_two(found, folder):
 
 def test_features_get_the_gradient_of_all_examples(found):
     """Batches of all examples: the first stage of joint training is that of one process, up to rounding."""
-    alone = ddp_runs.joint(some_words(), statistics=False)
+    alone = ddp_runs.joint(some_words())
     first, mine = (torch.tensor(run["first"]) for run in (found[0]["joint"], alone))
     torch.testing.assert_close(first, mine, rtol=1e-3, atol=1e-4)
     assert found[0]["joint"]["choice"][1] == pytest.approx(alone["choice"][1], abs=0.02)
