@@ -252,7 +252,7 @@ class StructuredSVM(JointModel):
         return []
 
     def setup(self, stage: str) -> None:
-        """Refuse what several processes cannot do, and say which gradients DDP averages."""
+        """Refuse what several processes cannot do."""
         if stage != "fit":
             return
         check_strategy(self.trainer)
@@ -261,10 +261,8 @@ class StructuredSVM(JointModel):
                 f"world size {self.trainer.world_size}: {self.joint} adds up the gradient of all examples in one "
                 "process. Use Trainer(devices=1), or joint=JointTraining(...)"
             )
-        # DDP waits for the gradients of all other parameters, and Alternate trains the features alone.
-        alternates = isinstance(self.joint, Alternate)
-        names = [f"head.{name}" for name, _ in self.head.named_parameters()] if alternates else []
-        self._ddp_params_and_buffers_to_ignore = names
+        if isinstance(self.joint, Alternate):  # DDP would wait for gradients of the head
+            self._ddp_params_and_buffers_to_ignore = [f"head.{name}" for name, _ in self.head.named_parameters()]
 
     def configure_optimizers(self) -> list[Optimizer]:
         """BCFW with a new dual state for the training dataset, and the optimizer of the features, if any."""
