@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.features import apply_features
+from torchssvm.lightning.processes import share_of
 from torchssvm.solvers.envelope import envelope
 from torchssvm.solvers.structured_hinge import StructuredHinge
 
@@ -56,7 +57,7 @@ class AlternatingRun:
                 hinge = value * module.dual.num_examples / len(batch.index)
             else:
                 value = hinge = StructuredHinge(module.structure)(potentials, batch.y)
-            module.manual_backward(value)
+            module.manual_backward(value if whole else share_of(len(batch.index)) * value)
         finally:
             for parameter, required in held:
                 parameter.requires_grad_(required)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -16,7 +17,7 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.lightning.epoch_parts import own_draws
 from torchssvm.lightning.exact_pass import evaluating
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader
-from torchssvm.solvers.choice import STORAGES, Choice, Sample, choose
+from torchssvm.solvers.choice import STORAGES, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 
 _SAMPLED = 16  # examples from which the memory of all is estimated
@@ -35,16 +36,24 @@ def choose_solver(module: Any, loader: DataLoader) -> Choice:
     hook, solver, kind = _transfer_hook(module), module.solver, module._run.kind
     if kind in STORAGES and solver.storage is None and solver.oracle is None and solver.direction is None:
         solver = dataclasses.replace(solver, storage=STORAGES[kind]())  # resumed: whatever memory is free now
-    return choose(
-        solver,
-        module.head,
-        module.structure,
-        count_examples(loader),
-        _sample(module, loader),
+    obstacle = None if hook is None else f"{hook} changes batches on their way"
+    ranks = Ranks.here()
+    if obstacle is None and ranks and not module.draws_in_loop(loader):
+        obstacle = (
+            "of several processes each draws its own examples, and the loader's batches count (max_steps, "
+            "limit_train_batches, AveragedWeights, a sampler or a training_step of your own)"
+        )
+    chosen = partial(
+        choose,
+        head=module.head,
+        structure=module.structure,
+        num_examples=count_examples(loader),
+        sample=_sample(module, loader),
         bounds=bool(module.bounds),
         memory_limit=module.memory_limit,
-        obstacle=None if hook is None else f"{hook} changes batches on their way",
+        obstacle=obstacle,
     )
+    return of_all_ranks(chosen(solver), solver, chosen, ranks)
 
 
 @torch.no_grad()
@@ -89,6 +98,7 @@ def make_loop(module: Any, loader: DataLoader) -> CompiledBCFW:
         oracle=module.oracle,
         order=order,
         seed=seed,
+        round_visits=module.round_visits,
     )
 
 

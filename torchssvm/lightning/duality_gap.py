@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from torchssvm.core.arguments import check_object
+from torchssvm.core.batch import as_batch
 from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
 from torchssvm.dual.state import DualState
@@ -64,6 +65,8 @@ class DualityGap(Callback):
     While ``JointTraining`` trains head and features together there is no certificate, and nothing is logged. Callbacks
     that monitor these figures then read the primal and the gap to the dual value of an empty dual, at the end of every
     epoch.
+
+    Of several processes, all make the passes, each over its own examples, and have the same certificates.
 
     The callback works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and
     for :class:`FactorwiseSVM`, where an epoch is a pass. GDMM trains a relaxation of the problem: the run stops on
@@ -283,7 +286,7 @@ class DualityGap(Callback):
                 logger.log_metrics(metrics, step=trainer.global_step)
                 logger.save()
         self.stopped_because = self._reason(trainer)
-        if not self._reached() and (certificate := self.certificate) is not None:
+        if not self._reached() and (certificate := self.certificate) is not None and trainer.is_global_zero:
             warn_if_far(certificate)
 
     def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> None:
@@ -428,17 +431,20 @@ def _solves(pl_module: L.LightningModule) -> bool:
 def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
     """Figures of a head that is trained together with its features: the dual has not taken a step."""
     dual, loader = find_bcfw(trainer).dual, exact_pass_loader(_training_loader(trainer, pl_module))
+    batches = map(as_batch, map(trainer.precision_plugin.convert_input, visible(trainer, loader, "Primal")))
     with evaluating(pl_module):
         found = primal(
             in_precision(trainer, pl_module),
             dual.structure,
-            map(trainer.precision_plugin.convert_input, visible(trainer, loader, "Primal")),
+            (batch.replace(index=batch.index - dual.own.start) for batch in batches),
             dual.lam,
             parameters=dual.parameters,
-            num_examples=dual.num_examples,
+            num_examples=len(dual.own),
         )
+    sums = dual.ranks.gather(torch.tensor([found.hinge * len(dual.own), not found.exact], dtype=torch.float64)).sum(0)
+    reached = found.value + float(sums[0]) / dual.num_examples - found.hinge
     value = dual.objective(0.0, [torch.zeros_like(p) for p in dual.parameters])
-    figures = {"primal": found.value, "dual": value, "gap": found.value - value, "exact": float(found.exact)}
+    figures = {"primal": reached, "dual": value, "gap": reached - value, "exact": float(not sums[1])}
     return {**figures, "gap_age": 0.0, "passes": 0.0, "oracle_calls": 0.0, "gap_estimate": figures["gap"]}
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from torchssvm.core.schema import Entry, Same, Schema, Stateful
 from torchssvm.lightning.loaders import count_examples
+from torchssvm.lightning.processes import OwnExamples, loaders_as_they_are
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.steps.orders import Order, Permutation
@@ -34,6 +35,8 @@ class EpochPart(NamedTuple):
 class EpochParts(Sampler[int], Stateful):
     """An epoch of n visits in about four parts, one where n is at most 1000: the steps of ``CompiledBCFW.solve``.
 
+    Of several processes, all make the same parts, whose visits are those of all together.
+
     Args:
         loop: The compiled loop, whose draws are part of the state.
     """
@@ -54,6 +57,10 @@ class EpochParts(Sampler[int], Stateful):
         """The numbers of the parts of an epoch, or of those that are left of a restored one."""
         first, self._first = self._first, 0
         return iter(range(first, len(self)))
+
+    def consolidate_state_dict(self) -> None:
+        """Collect the draws of all ranks for the next ``state_dict()`` of the first; all ranks call it."""
+        self._draws.consolidate_state_dict()
 
     def state_dict(self, used: int = 0) -> dict[str, Any]:
         """The draws, and how many parts of this epoch training has ``used``; all of them are none of the next epoch."""
@@ -85,6 +92,8 @@ def own_draws(trainer: L.Trainer, loader: DataLoader) -> tuple[Order, int] | Non
     sampler = loader.batch_sampler
     if isinstance(sampler, GapBatchSampler):
         return (sampler.order, sampler.seed) if can_draw(sampler.order) else None
+    if isinstance(own := loader.sampler, OwnExamples):
+        return (Permutation(), own.seed) if own.shuffle and not loader.drop_last else None
     if type(loader.sampler) is not RandomSampler or loader.drop_last or loader.sampler.replacement:
         return None
     whole = len(loader.sampler) == count_examples(loader)
@@ -101,7 +110,7 @@ def replace_loader(trainer: L.Trainer, parts: EpochParts) -> None:
         source, sampler=parts, batch_size=None, collate_fn=_as_it_is, generator=torch.Generator()
     )
     loop._combined_loader = None
-    with warnings.catch_warnings():  # of few workers, and of batches too few to be logged
+    with warnings.catch_warnings(), loaders_as_they_are(trainer):  # of few workers, and of batches too few to be logged
         warnings.simplefilter("ignore")
         loop.setup_data()
 

@@ -110,8 +110,8 @@ class FactorwiseSVM(Predicting):
         """Refuse several processes and devices other than the CPU."""
         if stage == "fit" and self.trainer.world_size > 1:
             raise ValueError(
-                f"world size {self.trainer.world_size}: FactorwiseSVM trains in one process, so that every dual has "
-                "one owner; use Trainer(devices=1)"
+                f"world size {self.trainer.world_size}: GDMM, which FactorwiseSVM trains by, runs in one process. Use "
+                "Trainer(devices=1), or StructuredSVM, which trains in several"
             )
         if stage == "fit" and self.trainer.strategy.root_device.type != "cpu":
             raise ValueError(

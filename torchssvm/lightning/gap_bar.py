@@ -20,6 +20,9 @@ class GapBar(ProgressBar):
     figures between them are estimates, marked by ``~``. While :class:`JointTraining` trains head and features together,
     the line shows the epoch and the loss. It is written to stderr; a log gets a line at most every ten seconds.
 
+    Of several processes the first shows the line, with rho: how much the directions of the processes overlapped in the
+    last round, from 1, for not at all, to their number.
+
     Example:
         >>> shown = {**quiet, "enable_progress_bar": True}
         >>> trainer = L.Trainer(max_epochs=2, callbacks=[DualityGap(every_n_epochs=1), GapBar()], **shown)
@@ -68,6 +71,7 @@ class GapBar(ProgressBar):
             line.update(float(gdmm.passes), gdmm.gap_estimate)
         else:
             dual = find_bcfw(trainer).dual
+            line.rho = dual.rho if dual.ranks else None
             line.update(dual.passes, dual.gap_estimate, dual.value)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -18,6 +18,7 @@ from torchssvm.core.features import apply_features
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.lightning.exact_pass import evaluating, in_precision
+from torchssvm.lightning.processes import of_all, same_buffers, share_of
 from torchssvm.solvers.evaluation import evaluate
 
 _KEY = "torchssvm_joint"
@@ -113,7 +114,7 @@ class JointRun:
         extracted = apply_features(module.features, batch.x, batch.lengths)
         loss = self._loss(module._apply_head(extracted, batch.lengths), batch.y)
         squares = [parameter.square().sum() for parameter in module.head.parameters()]
-        module.manual_backward(loss + module.lam / 2 * sum(squares))
+        module.manual_backward(share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares))
         optimizer.step()
         _clip(module)
         module.log("joint_loss", loss.detach(), prog_bar=True, batch_size=len(batch.index))
@@ -123,6 +124,7 @@ class JointRun:
         if self.solves:
             return
         module.head.zero_grad()
+        same_buffers(module.features)
         self.weights = [parameter.detach().clone() for parameter in module.head.parameters()]
         module.dual.set_weights([torch.zeros_like(weights) for weights in self.weights])
 
@@ -202,4 +204,4 @@ def _validate(module: Any, loaders: list[tuple[Any, int | float]]) -> float:
     parts = [itertools.islice(loader, None if most == float("inf") else int(most)) for loader, most in loaders]
     batches = itertools.chain.from_iterable(parts)
     with evaluating(module):
-        return evaluate(in_precision(module.trainer, module), module.structure, batches, module.device).loss
+        return of_all(evaluate(in_precision(module.trainer, module), module.structure, batches, module.device)).loss

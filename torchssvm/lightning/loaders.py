@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from torchssvm.core.batch import lengths_of, rows_in_order
 from torchssvm.core.ranks import Ranks
+from torchssvm.lightning.processes import own_loader
 from torchssvm.steps.sampler import GapBatchSampler
 
 
@@ -20,11 +21,12 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
 
     ``configure_optimizers`` must know n, and a ``GapBatchSampler`` must know the dual before worker processes fetch
     ahead. ``trainer.fit_loop.setup_data`` would start them, so the loader is requested here, once, and stored where
-    Lightning looks for it.
+    Lightning looks for it. Of several processes, each gets a loader of its own examples.
 
     Raises:
         TypeError: Training examples do not come from one DataLoader.
-        ValueError: The trainer reloads its loaders during the run.
+        ValueError: The trainer reloads its loaders during the run; or the loader cannot be restricted to the examples
+            of each of several processes.
     """
     reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if reload:
@@ -36,6 +38,8 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
     if loader is None:
         source = trainer.fit_loop._data_source
         loader = _request_dataloader(source)
+        if isinstance(loader, DataLoader):
+            loader = own_loader(loader, Ranks.here())
         source.instance = loader
     if not isinstance(loader, DataLoader):
         raise TypeError(f"training takes its examples from one torch DataLoader, not from a {type(loader).__name__}")

@@ -96,7 +96,7 @@ class Predicting(Loading, Resumable):
     def _evaluate(self, batch: Batch, stage: str) -> None:
         batch = as_batch(batch)
         for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
-            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight)
+            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight, sync_dist=True)
 
     def extract(self, x: Any, lengths: Tensor | None = None) -> Any:
         """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained.

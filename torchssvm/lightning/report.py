@@ -10,7 +10,9 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import DataLoader
 
 from torchssvm.core.batch import Batch, apply_head, to_device
 from torchssvm.core.compiling import compiling_seconds
@@ -18,6 +20,7 @@ from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap, _training_loader
 from torchssvm.lightning.exact_pass import evaluating, find_problem, in_precision
 from torchssvm.lightning.loaders import exact_pass_loader
+from torchssvm.lightning.processes import of_all
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.report import RunReport
 
@@ -80,8 +83,8 @@ class Report(Callback):
         forward = in_precision(trainer, pl_module)
         with evaluating(pl_module):
             train = exact_pass_loader(_training_loader(trainer, pl_module), gap.batch_size)
-            on_train = evaluate(forward, structure, train, pl_module.device)
-            on_test = None if tests is None else evaluate(forward, structure, tests, pl_module.device)
+            on_train = of_all(evaluate(forward, structure, train, pl_module.device))
+            on_test = None if tests is None else of_all(evaluate(forward, structure, tests, pl_module.device))
         self._write(trainer, pl_module, gap, train=on_train, test=on_test)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -90,16 +93,16 @@ class Report(Callback):
         if isinstance(exception, KeyboardInterrupt) and gap.history:
             gap.on_exception(trainer, pl_module, exception)
             self._write(trainer, pl_module, gap)
-            print(self.report)
+            _print(trainer, self.report)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print the table below the progress bar, also for a resumed run that had nothing left to train."""
         if self.report is None:
             self.on_train_end(trainer, pl_module)
         if self.report is None:
-            print(self._gap(trainer).stopped_because)
+            _print(trainer, self._gap(trainer).stopped_because)
             return
-        print(f"{self.report}\n{'written to'.ljust(16)}  {self.folder}")
+        _print(trainer, f"{self.report}\n{'written to'.ljust(16)}  {self.folder}")
 
     def _gap(self, trainer: L.Trainer) -> DualityGap:
         return next((c for c in trainer.callbacks if isinstance(c, DualityGap)), self._own)  # type: ignore[attr-defined]
@@ -122,6 +125,8 @@ class Report(Callback):
             },
             **evaluations,
         )
+        if not trainer.is_global_zero:
+            return
         batches = _test_batches(trainer, pl_module) if self.draw_examples is not None and evaluations else None
         self.report.write(
             self.folder, None if batches is None else lambda figure: self._draw(pl_module, batches, figure)
@@ -136,12 +141,20 @@ class Report(Callback):
         self.draw_examples(figure, batch, labeling)
 
 
+def _print(trainer: L.Trainer, text: Any) -> None:
+    """Print once, however many processes there are."""
+    if trainer.is_global_zero:
+        print(text)
+
+
 def _test_batches(trainer: L.Trainer, pl_module: L.LightningModule) -> Iterable[Batch] | None:
-    """The batches of the test loaders, else of the validation loaders, else None."""
+    """The batches of the test loaders, else of the validation loaders, else None; of several processes, a part each."""
     loaders: Any = trainer.val_dataloaders
     for owner in (trainer.datamodule, pl_module):  # type: ignore[attr-defined]
         if owner is not None and is_overridden("test_dataloader", owner):
             loaders = owner.test_dataloader()
+            if trainer.world_size > 1 and isinstance(loaders, DataLoader):
+                loaders = trainer._data_connector._prepare_dataloader(loaders, False, RunningStage.PREDICTING)
             break
     if loaders is None:
         return None

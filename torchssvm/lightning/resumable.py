@@ -21,10 +21,14 @@ from torchssvm.steps.sampler import GapBatchSampler
 
 _KEY = "torchssvm"
 
+# Figures that are the same in all processes.
+_SAME = "dual|primal|gap|exact|gap_age|passes|oracle_calls|gap_estimate|rho|cache_hits"
+
 # The beginnings of Lightning's warnings that do not apply here.
 _MISPLACED_ADVICE = (
     r"Using ModelCheckpoint with manual optimization and every_n_train_steps",
     r"Found \d+ module\(s\) in eval mode at the start of training",
+    rf"It is recommended to use `self\.log\('({_SAME})', \.\.\., sync_dist=True\)`",
 )
 _NOT_RESUMABLE = r"You're resuming from a checkpoint that ended before the epoch ended and your dataloader is"
 
@@ -127,7 +131,7 @@ class Resumable(L.LightningModule):
         if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
             iter(fetcher)
         if run.sampler is not None:  # Lightning may still skip through a validation loop, which draws random numbers
-            run.at_first_batch = resume.random if resume.in_epoch else RandomState()
+            run.at_first_batch = resume.own_random() if resume.in_epoch else RandomState()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End the resumption: from here on checkpoints describe this run."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from torchssvm.core.caller import warn
 from torchssvm.core.random_state import RandomState
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Each, Maybe, check
 from torchssvm.lightning.epoch_parts import EpochParts
 from torchssvm.steps.sampler import GapBatchSampler
@@ -21,15 +22,15 @@ class ResumePoint:
     Attributes:
         num_examples: n.
         features_moved: Whether the features were trained since the weights were last computed from the dual.
-        random: Random state.
-        sampler: State of the ``GapBatchSampler`` or of the ``EpochParts``; None if there were none.
+        random: The random state, of several processes as a list ``ranks``.
+        sampler: State of the ``GapBatchSampler`` or of the ``EpochParts``, of all processes; None if there were none.
         in_epoch: Whether the epoch under way has batches left.
         rules: What the model says of its steps, by argument.
     """
 
     num_examples: int
     features_moved: bool
-    random: RandomState
+    random: dict[str, Any]
     sampler: dict[str, Any] | None
     in_epoch: bool
     rules: dict[str, str]
@@ -38,7 +39,7 @@ class ResumePoint:
     def now(
         cls, num_examples: int, features_moved: bool, sampler: Draws, used: int, left: bool, rules: dict[str, str]
     ) -> ResumePoint:
-        """The current point.
+        """The current point; of several processes, all call it, and that of the first is whole.
 
         Args:
             num_examples: n.
@@ -48,17 +49,16 @@ class ResumePoint:
             left: Whether this epoch has batches left.
             rules: See the class.
         """
-        state = None
-        if sampler is not None:
-            state = sampler.state_dict(used=used if left else len(sampler))
-        return cls(num_examples, features_moved, RandomState(), state, left and used > 0, rules)
+        state = None if sampler is None else _whole(sampler, used if left else len(sampler))
+        random = _of_all(RandomState().state_dict())
+        return cls(num_examples, features_moved, random, state, left and used > 0, rules)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only."""
         return {
             "num_examples": self.num_examples,
             "features_moved": self.features_moved,
-            "random": self.random.state_dict(),
+            "random": self.random,
             "sampler": self.sampler,
             "in_epoch": self.in_epoch,
             "rules": self.rules,
@@ -80,7 +80,24 @@ class ResumePoint:
             "rules": Each(dict, str),
         }
         check(state, schema, "torchssvm")
-        return cls(**{**state, "random": RandomState(state["random"])})
+        point = cls(**state)
+        point.own_random()
+        return point
+
+    @property
+    def _processes(self) -> list[dict[str, Any]]:
+        """The random state of each process that saved the point."""
+        every: list[dict[str, Any]] = self.random.get("ranks") or [self.random]
+        return every
+
+    def own_random(self) -> RandomState:
+        """The random state for this process.
+
+        Raises:
+            ValueError: The state is damaged.
+        """
+        every = self._processes
+        return RandomState(every[Ranks.here().rank % len(every)])
 
     @property
     def in_parts(self) -> bool:
@@ -104,10 +121,15 @@ class ResumePoint:
         """
         if sampler is not None and self.sampler is not None and isinstance(sampler, EpochParts) == self.in_parts:
             sampler.load_state_dict(self.sampler)
-        self.random.restore()
+        self.own_random().restore()
 
     def check_batches(self, sampler: Draws) -> None:
         """Raise ValueError if the rest of the epoch has other batches than the epoch began with."""
+        if self.in_epoch and not self.in_parts and len(self._processes) != (size := Ranks.here().size):
+            raise ValueError(
+                f"the checkpoint is from the middle of an epoch of {len(self._processes)} processes, and now there are "
+                f"{size}, whose batches are others: resume with as many, or from the end of an epoch"
+            )
         if self.in_epoch and isinstance(sampler, EpochParts) != self.in_parts:
             drew = ("the training loader", "the compiled loop")
             raise ValueError(
@@ -115,3 +137,17 @@ class ResumePoint:
                 f"now {drew[not self.in_parts]} does: resume with the same compiled=, loader and trainer settings, or "
                 "from the end of an epoch"
             )
+
+
+def _of_all(state: dict[str, Any]) -> dict[str, Any]:
+    """The state; of several processes those of all, in the first of them."""
+    ranks = Ranks.here()
+    return {"ranks": ranks.collect(state)} if ranks else state
+
+
+def _whole(sampler: GapBatchSampler | EpochParts, used: int) -> dict[str, Any] | None:
+    """The state of what draws the examples; of several processes that of all, in the first of them."""
+    if isinstance(sampler, GapBatchSampler):
+        return _of_all(sampler.own_state(used))
+    sampler.consolidate_state_dict()
+    return None if Ranks.here().rank else sampler.state_dict(used)

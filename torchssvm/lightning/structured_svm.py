@@ -12,11 +12,14 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.bounds import Bound
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
@@ -30,6 +33,7 @@ from torchssvm.lightning.joint_model import JointModel
 from torchssvm.lightning.joint_run import JointRun
 from torchssvm.lightning.joint_training import JointTraining
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
+from torchssvm.lightning.processes import alone, check_strategy, same_buffers
 from torchssvm.lightning.refusals import check_trainer
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
@@ -66,6 +70,12 @@ class StructuredSVM(JointModel):
     ``val_example_error``, the shares of wrong tokens and of examples with a wrong token; tests log the same as
     ``test_...``. ``load_from_checkpoint(path)`` rebuilds a model whose head is of this package.
 
+    With ``Trainer(strategy="ddp", devices=4)`` each process holds the dual blocks of its own examples, a contiguous
+    part of the dataset, and the training loader is restricted to them: give it ``batch_size`` and ``shuffle=True``, or
+    a ``GapBatchSampler``. The batch size is that of a process. DDP averages the gradients of features that are trained,
+    and BCFW combines the directions of the head. Certificates are those of all examples, and the same in every process.
+    A checkpoint holds all blocks, and another number of processes can go on with it from the end of an epoch.
+
     Args:
         head: Features -> potentials, linear in all its weights.
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
@@ -91,6 +101,8 @@ class StructuredSVM(JointModel):
             one object; None takes what is given one by one. When a fit begins, it chooses those that are not given, as
             :func:`torchssvm.solve` does, says which and why, and sets the attributes of these names. With
             ``features_optimizer`` the others are those of ``BlockGap``.
+        round_visits: Of several processes with the compiled loop, see :class:`torchssvm.CompiledBCFW`; None times the
+            first rounds.
 
     Raises:
         ValueError: Arguments contradict each other (such as a direction that needs labelings and a storage that keeps
@@ -126,6 +138,7 @@ class StructuredSVM(JointModel):
         line_search: LineSearch | None = None,
         compiled: bool | None = None,
         solver: Solver | None = None,
+        round_visits: int | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -147,6 +160,7 @@ class StructuredSVM(JointModel):
         alternates = isinstance(self.joint, Alternate)
         self._stages = AlternatingRun() if alternates else JointRun() if self.joint is not None else None
         self.memory_limit = memory_limit
+        self.round_visits = None if round_visits is None else check_whole(round_visits, "round_visits")
         one_by_one = Solver(direction, oracle, storage, block_steps, line_search, compiled)
         self.solver = find_solver(self, solver, one_by_one)
         self._use(self.solver.rules())
@@ -178,7 +192,8 @@ class StructuredSVM(JointModel):
         extracted = self.extract(batch.x, batch.lengths)
         with full_precision(self.device):
             potentials = self._apply_head(extracted, batch.lengths)
-            self.manual_backward(loss(potentials, batch.y, batch.index))
+            with alone(self.trainer):
+                self.manual_backward(loss(potentials, batch.y, batch.index))
             optimizer.step()
         self._log_progress(batch_idx)
 
@@ -218,6 +233,8 @@ class StructuredSVM(JointModel):
         figures = {"oracle_calls": float(dual.oracle_calls)}
         if self.oracle.needs_labelings:
             figures["cache_hits"] = float(dual.cache_hits)
+        if dual.ranks:
+            figures["rho"] = dual.rho
         if (estimate := dual.gap_estimate) < float("inf"):  # every block has been seen
             figures["gap_estimate"] = estimate
         self.log_dict(figures, **options)
@@ -235,14 +252,17 @@ class StructuredSVM(JointModel):
         return []
 
     def setup(self, stage: str) -> None:
-        """Refuse several processes."""
+        """Refuse what several processes cannot do."""
         if stage != "fit":
             return
-        if self.trainer.world_size > 1:
+        check_strategy(self.trainer)
+        if self.trainer.world_size > 1 and getattr(self.joint, "envelope", False):
             raise ValueError(
-                f"world size {self.trainer.world_size}: StructuredSVM trains in one process for now, so that every "
-                "dual block has one owner; use Trainer(devices=1)"
+                f"world size {self.trainer.world_size}: {self.joint} adds up the gradient of all examples in one "
+                "process. Use Trainer(devices=1), or joint=JointTraining(...)"
             )
+        if isinstance(self.joint, Alternate):  # DDP would wait for gradients of the head
+            self._ddp_params_and_buffers_to_ignore = [f"head.{name}" for name, _ in self.head.named_parameters()]
 
     def configure_optimizers(self) -> list[Optimizer]:
         """BCFW with a new dual state for the training dataset, and the optimizer of the features, if any."""
@@ -258,7 +278,8 @@ class StructuredSVM(JointModel):
             stages.start(self, resumed=resumed)
         if not isinstance(self.joint, Alternate) or self.joint.envelope:
             choice = choose_solver(self, self.training_loader)
-            tell(choice)
+            if not Ranks.here().rank:
+                tell(choice)
             self._use(choice.rules)
             run.compiled = choice.compiled
         dual = DualState.for_head(
@@ -303,12 +324,16 @@ class StructuredSVM(JointModel):
         if self.solves_head:
             self._draw_in_loop()
 
+    def draws_in_loop(self, loader: DataLoader) -> bool:
+        """Whether the compiled loop can draw the examples of this fit in place of the loader."""
+        trained = self.features_optimizer is not None  # its epochs need the loader's batches
+        own_step = type(self).training_step is not StructuredSVM.training_step
+        return not (trained or own_step) and own_draws(self.trainer, loader) is not None
+
     def _draw_in_loop(self) -> None:
         run = self._run
-        trained = self.features_optimizer is not None  # its epochs need the loader's batches
-        draws = None if run.loader is None or trained else own_draws(self.trainer, run.loader)
         follows = run.resume is None or run.resume.in_parts or not run.resume.in_epoch
-        if draws is None or not follows or type(self).training_step is not StructuredSVM.training_step:
+        if run.loader is None or not follows or not self.draws_in_loop(run.loader):
             return
         if (loop := self.compiled_loop()) is not None:
             run.sampler = EpochParts(loop)
@@ -325,7 +350,7 @@ class StructuredSVM(JointModel):
     def on_train_end(self) -> None:
         """Warn of a run that ends far from its optimum, where no ``DualityGap`` does."""
         certifies = any(hasattr(callback, "stopped_because") for callback in self.trainer.callbacks)  # type: ignore
-        if self.solves_head and not certifies:
+        if self.solves_head and not certifies and not self.dual.ranks.rank:
             warn_if_estimated_far(self.dual)
         super().on_train_end()
 
@@ -355,6 +380,7 @@ class StructuredSVM(JointModel):
         """Recompute the weights from the dual if the features were trained since the last time."""
         if not self._run.features_moved:
             return
+        same_buffers(self.features)
         with evaluating(self):
             recompute_weights(in_precision(self.trainer, self), self.dual, exact_pass_loader(self.training_loader))
         self._run.features_moved = False

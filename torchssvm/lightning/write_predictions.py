@@ -18,7 +18,8 @@ class WritePredictions(BasePredictionWriter):
     Of labelings with an attribute ``labels``, such as those of graph cuts, only the labels are written.
 
     Args:
-        path: The file; its folder is made, and an existing file is replaced.
+        path: The file; its folder is made, and an existing file is replaced. Of several processes, each writes the
+            examples that it predicts, and the number of the process is put before the suffix: ``predictions.1.jsonl``.
 
     Example:
         >>> from pathlib import Path
@@ -36,7 +37,10 @@ class WritePredictions(BasePredictionWriter):
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("w", encoding="utf-8")
+        path = self.path
+        if trainer.world_size > 1:
+            path = path.with_name(f"{path.stem}.{trainer.global_rank}{path.suffix}")
+        self._file = path.open("w", encoding="utf-8")
 
     def write_on_batch_end(
         self,

@@ -17,8 +17,8 @@ from torchssvm.steps.proposal import Proposal
 
 ADVICE = (
     "BCFW needs the gradient of BlockGap as backward() left it. Call optimizer.zero_grad() before every forward pass; "
-    "remove gradient clipping and scaling, mixed precision and other losses on the head's weights; if the head is your "
-    "own, see torchssvm.check(head, structure, batch)"
+    "remove gradient clipping and scaling, averages over processes (DistributedDataParallel), mixed precision and "
+    "other losses on the head's weights; if the head is your own, see torchssvm.check(head, structure, batch)"
 )
 
 

@@ -30,10 +30,14 @@ class ProgressLine:
 
     Args:
         prefix: Begins the line, such as ``lam 0.01``; may be changed during the run.
+
+    Attributes:
+        rho: Of several processes, ``dual.rho``, which the line then shows; else None.
     """
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
+        self.rho: float | None = None
         self._file: Any = sys.stderr
         self._overwrites = _overwrites(self._file)
         self._every = EVERY if self._overwrites else 50 * EVERY
@@ -96,6 +100,8 @@ class ProgressLine:
             parts.append(f"gap {sign}{gap:.3g}")
             if dual is not None and gap + dual > 0.0:
                 parts[-1] += f" ({100 * gap / (gap + dual):.2g} %)"
+        if self.rho is not None:
+            parts.append(f"rho {self.rho:.2g}")
         if dual is not None and math.isfinite(dual):
             parts.append(f"dual {dual:.4g}")
         parts += [f"passes {passes:.4g}", f"{clock() - self._began:.0f} s"]

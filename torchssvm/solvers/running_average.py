@@ -266,7 +266,7 @@ class Average(Stateful):
                 "weights": [mean.clone() for mean in self._means],  # under bounds, v
                 "loss": self.loss,
                 "steps": None if self.dual is None else self.dual.steps,
-                "of": None if self.dual is None else _name(self.dual),
+                "of": _name(self.dual),
             }
         )
 
@@ -280,7 +280,7 @@ class Average(Stateful):
             "weights": Maybe(means, nothing=[]),
             "loss": Maybe(loss) if self.dual is None else loss,
             "steps": Maybe(number) if self.dual is None else number,
-            "of": Maybe(int) if self.dual is None else int,
+            "of": Maybe(int),
             "seal": int,
         }
 
@@ -295,7 +295,7 @@ class Average(Stateful):
                 f"the checkpoint's average is of step {state['steps']}, and the dual is at step {self.dual.steps}: "
                 "load the optimizer's state of the same checkpoint first"
             )
-        elif state["of"] != _name(self.dual):
+        elif None not in (name := _name(self.dual), state["of"]) and state["of"] != name:
             raise ValueError(
                 "the checkpoint's average is of another dual: load the optimizer's state of the same checkpoint first"
             )
@@ -316,9 +316,12 @@ def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
         parameter.copy_(value)
 
 
-def _name(dual: DualState) -> int:
-    """A checksum that identifies the dual: of the losses, because the weights change when features move."""
-    return seal(dual.loss)
+def _name(dual: DualState | None) -> int | None:
+    """A checksum that identifies the dual: of the losses, because the weights change when features move.
+
+    None where there is no dual, or where a process has some of its losses only.
+    """
+    return None if dual is None or dual.ranks else seal(dual.loss)
 
 
 def _stamp(dual: DualState | None) -> tuple[int, float] | None:

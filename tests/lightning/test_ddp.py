@@ -1,0 +1,130 @@
+"""Two processes under Trainer(strategy="ddp"): each holds the blocks of its own examples."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+
+import ddp_runs
+from lightning_words import WORDS, loader, some_words
+
+FITS = ("torch", "compiled", "shuffled", "joint", "statistics", "alternate", "own module")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes leave behind that are started as torchrun does it."""
+    folder = tmp_path_factory.mktemp("ddp")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, ddp_runs.__file__, str(folder)],
+            env={**os.environ, **{k: str(v) for k, v in {**group, **where, "RANK": r, "LOCAL_RANK": r}.items()}},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for r in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, text in zip(processes, said, strict=True):
+        assert process.returncode == 0, text[-5000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return max(one["dual"], other["dual"]) <= min(one["primal"], other["primal"])
+
+
+def test_the_processes_divide_the_examples_and_agree_on_all_else(found):
+    for name in (*FITS, "torch resumed", "compiled resumed", "statistics resumed"):
+        first, second = (run[name] for run in found)
+        assert first.pop("own") == list(range(WORDS // 2))
+        assert second.pop("own") == list(range(WORDS // 2, WORDS))
+        assert first == second, name
+
+
+def test_certificates_bracket_the_optimum_of_one_process(found):
+    alone = ddp_runs.fit(ddp_runs.in_torch(), loader(some_words()), max_epochs=12)
+    for name in ("torch", "compiled", "shuffled", "own module"):
+        assert overlap(found[0][name], alone), name
+
+
+def test_a_module_of_the_plain_objects_takes_the_same_steps(found):
+    for key in ("primal", "dual", "calls", "rho"):
+        assert found[0]["own module"][key] == found[0]["torch"][key]
+
+
+def test_a_resumed_run_ends_with_the_same_bits(found):
+    """From the middle of an epoch, with an average or while features are trained, and from the end of one."""
+    for name in ("torch", "compiled", "statistics"):
+        assert found[0][f"{name} resumed"] == found[0][name]
+
+
+def test_one_process_goes_on_with_the_checkpoint_of_two(found, folder):
+    words = some_words()
+    more = ddp_runs.fit(ddp_runs.compiled(), loader(words), ckpt_path=folder / ddp_runs.AFTER_EPOCH)
+    assert more["own"] == list(range(WORDS))
+    assert more["dual"] > found[0]["compiled"]["dual"] / 2
+    assert overlap(more, found[0]["compiled"])
+    with pytest.raises(ValueError, match="middle of an epoch of 2 processes, and now there are 1"):
+        ddp_runs.fit(ddp_runs.in_torch(), loader(words), ckpt_path=folder / ddp_runs.IN_EPOCH)
+
+
+def test_features_get_the_gradient_of_all_examples(found):
+    """Batches of all examples: the first stage of joint training is that of one process, up to rounding."""
+    alone = ddp_runs.joint(some_words())
+    first, mine = (torch.tensor(run["first"]) for run in (found[0]["joint"], alone))
+    torch.testing.assert_close(first, mine, rtol=1e-3, atol=1e-4)
+    assert found[0]["joint"]["choice"][1] == pytest.approx(alone["choice"][1], abs=0.02)
+
+
+def test_the_bar_is_that_of_the_first_process_and_shows_rho(found):
+    assert "rho" in found[0]["bar"]
+    assert "torchssvm: gap" not in found[1]["bar"]
+
+
+def test_predictions_are_divided(found, folder):
+    files = sorted(folder.glob("predictions.*.jsonl"))
+    written = [json.loads(line)["index"] for path in files for line in path.read_text().splitlines()]
+    assert len(files) == 2
+    assert sorted(written) == list(range(WORDS))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sampler", "draws by a WeightedRandomSampler, and of 2 processes each draws from its own examples"),
+        ("few", "1 examples and 2 processes"),
+        ("envelope", "world size 2: .*JointTraining"),
+        ("compiled", "compiled=True, and the compiled loop cannot be used: of several processes"),
+        ("factorwise", "world size 2: GDMM, which FactorwiseSVM trains by, runs in one process"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused_in_all_of_them(found, name, text):
+    for run in found:
+        assert re.match("ValueError: .*" + text, run["refusals"][name]), run["refusals"][name]
