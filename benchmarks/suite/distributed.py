@@ -47,14 +47,14 @@ NETWORKS = {"one machine": (5e-6, 4e9), "10 Gbit/s": (25e-6, 1.25e9)}
 PROBLEMS: dict[str, dict[str, Any]] = {
     "OCR-small": {"lam": 0.01, "gap": 0.1},
     "CoNLL-2000": {"lam": 0.02, "gap": 0.01},
-    "cuts": {"lam": 30.0, "gap": 0.02, "n": 128},
+    "cuts": {"lam": 30.0, "gap": 0.02, "n": 96},
     "poses": {"lam": 1.0, "gap": 0.1, "n": 32},
 }
 # Processes, threads of each, visits of a process in a round; null chooses the visits by the times of the first rounds.
 SIDES: dict[str, list[list[int | None]]] = {
     "OCR-small": [[1, 1, 1], [2, 1, 1], [2, 1, 16], [2, 1, None], [4, 1, 1], [4, 1, 16]],
     "CoNLL-2000": [[1, 1, 1], [2, 1, 4], [2, 1, 16], [2, 1, None], [4, 1, 16]],
-    "cuts": [[1, 1, 1], [1, 1, 8], [1, 2, 8], [1, 2, 16], [2, 1, 1], [2, 1, 4], [4, 1, 1]],
+    "cuts": [[1, 1, 1], [1, 1, 4], [1, 2, 4], [1, 2, 16], [2, 1, 1], [2, 1, 4], [4, 1, 1]],
     "poses": [[1, 1, 1], [1, 2, 4], [2, 1, 1]],
 }
 OPTIONS: dict[str, Any] = {
@@ -66,7 +66,7 @@ OPTIONS: dict[str, Any] = {
         "cuts": [[1, 1], [4, 1], [16, 1], [64, 1], [256, 1], [16, 4]],
         "poses": [[1, 1], [4, 1], [16, 1]],
     },
-    "simulated_n": {"cuts": 512, "poses": 64},
+    "simulated_n": {"cuts": 384, "poses": 64},
     "max_passes": 500.0,
     "exact": "large",
     "numbers": [4082, 1_656_908],
