@@ -5,7 +5,7 @@ torchrun --nproc-per-node 2 examples/distributed.py --joint 5     # the network 
 python examples/distributed.py                                    # one process
 
 Saves after every exact pass and goes on from there if it is started again, by any number of processes; so does
-torchrun --max-restarts 3 after a process has died.
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --max-restarts 3 ... after a process has died (docs/distributed.md).
 """
 
 import os
@@ -55,12 +55,13 @@ class Discs(Dataset):
         return disc + 1.5 * torch.randn(disc.shape, generator=generator), disc.flatten(), i
 
     def collate(self, items: list[tuple[Tensor, Tensor, int]]) -> Batch:
+        """The batch of some pictures."""
         pictures, discs, index = zip(*items, strict=True)
         return Batch(torch.stack(pictures), torch.stack(discs), torch.tensor(index))
 
 
 class Cuts(nn.Module):
-    """A network that describes every pixel, and graph cuts on top of it: pictures [B, H, W] -> potentials."""
+    """A network that describes every pixel, and graph cuts on top of it."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -72,6 +73,7 @@ class Cuts(nn.Module):
         self.edges = torch.cat([torch.stack([a.flatten(), b.flatten()], 1) for a, b in pairs])
 
     def forward(self, pictures: Tensor) -> dict[str, Tensor]:
+        """Potentials of pictures [B, H, W]."""
         nodes = self.network(pictures.unsqueeze(1)).flatten(2).transpose(1, 2)
         nodes = torch.cat([nodes, torch.ones_like(nodes[:, :, :1])], 2)
         edges = self.edges.expand(len(nodes), -1, 2)
@@ -100,8 +102,8 @@ def train_jointly(model: Cuts, data: Discs, lam: float, batch_size: int, epochs:
 def main(
     pictures: PositiveInt = 128,
     side: PositiveInt = 24,
-    lam: PositiveFloat = 30.0,
-    gap: PositiveFloat = 0.02,
+    lam: PositiveFloat = 100.0,
+    gap: PositiveFloat = 0.05,
     batch_size: PositiveInt = 2,
     joint: NonNegativeInt = 0,
     seed: int = 0,

@@ -54,7 +54,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 SIDES: dict[str, list[list[int | None]]] = {
     "OCR-small": [[1, 1, 1], [2, 1, 1], [2, 1, 16], [2, 1, None], [4, 1, 1], [4, 1, 16]],
     "CoNLL-2000": [[1, 1, 1], [2, 1, 4], [2, 1, 16], [2, 1, None], [4, 1, 16]],
-    "cuts": [[1, 1, 1], [1, 1, 4], [1, 2, 4], [1, 2, 16], [2, 1, 1], [2, 1, 4], [4, 1, 1]],
+    "cuts": [[1, 1, 1], [1, 1, 2], [1, 1, 4], [1, 2, 4], [1, 2, 16], [2, 1, 1], [2, 1, 2], [2, 1, 4], [4, 1, 1]],
     "poses": [[1, 1, 1], [1, 2, 4], [2, 1, 1]],
 }
 OPTIONS: dict[str, Any] = {
@@ -129,9 +129,8 @@ def together(processes: int, gap: float, **options: Any) -> dict[str, Any]:
 
 def simulated(processes: int, gap: float, **options: Any) -> dict[str, Any]:
     """A run of ranks that are threads."""
-    found = in_threads(processes, solve, gap=gap, **options)
-    room = {name: found[0].get(name, 0) for name in ("collectives", "all_bytes")}
-    return {**_whole(found, gap), **room}
+    found, room = in_threads(processes, solve, gap=gap, **options)
+    return {**_whole(found, gap), "collectives": room.collectives, "all_bytes": room.sent}
 
 
 def _whole(found: list[dict[str, Any]], gap: float) -> dict[str, Any]:

@@ -95,11 +95,11 @@ class Simulated(Ranks):
 _local = threading.local()
 
 
-def in_threads(number: int, measure: Callable[..., Any], **options: Any) -> list[Any]:
+def in_threads(number: int, measure: Callable[..., Any], **options: Any) -> tuple[list[Any], Room]:
     """What ``measure(**options)`` returns on each of ``number`` simulated ranks, and the room where they met."""
-    if number == 1:
-        return [measure(**options)]
     room = Room(number)
+    if number == 1:
+        return [measure(**options)], room
     found: list[Any] = [None] * number
     errors: list[BaseException] = []
 
@@ -123,7 +123,7 @@ def in_threads(number: int, measure: Callable[..., Any], **options: Any) -> list
         Ranks.here = before  # type: ignore[method-assign]
     if errors:
         raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
-    return [{**one, "collectives": room.collectives, "all_bytes": room.sent} for one in found]
+    return found, room
 
 
 class Counted(Exchange):

@@ -33,7 +33,11 @@ def test_one_process_and_two_prove_the_same_optimum(run_script, tmp_path):
     def start(gap):
         flags = ("--gap", gap, "--checkpoint", file)
         done = subprocess.run(
-            [sys.executable, *map(str, (*command, *flags))], env=environment, capture_output=True, text=True, timeout=200
+            [sys.executable, *map(str, (*command, *flags))],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return last(done.stdout)
