@@ -554,3 +554,34 @@ def test_label_sets_are_scored_beside_a_chain():
     assert summary.limits[0].limit == pytest.approx(float(scores[1][3]), abs=1e-4)
     assert gaps[0][5] <= part.QUICK["gap"]
     assert "100.00% of the decisions are the same" in summary.notes[0]  # another unit of the loss changes nothing
+
+
+def test_simulated_ranks_stand_for_processes(monkeypatch, tmp_path):
+    pytest.importorskip("maxflow")
+    part = part_of("distributed")
+    monkeypatch.setattr(part, "in_processes", lambda *args, **options: part.in_threads(*args, **options)[0])
+    small = {"OCR-small": {"lam": 1.0, "gap": 0.3}, "cuts": {"lam": 300.0, "gap": 0.5, "n": 6}}
+    options = {
+        "problems": small,
+        "sides": {"OCR-small": [[2, 1, 16]], "cuts": [[1, 1, 1], [3, 1, 1]]},
+        "simulated": {"cuts": [[1, 1], [2, 1]]},
+        "numbers": [7],
+    }
+    part, found = measured("distributed", options, quick=True)
+    alone, three = (found["runs"]["cuts"][name][0] for name in ("1 x 1", "3 x 1"))
+    assert max(alone["end"]["dual"], three["end"]["dual"]) <= min(alone["end"]["primal"], three["end"]["primal"])
+    assert alone["rounds"] == alone["bytes"] == 0
+    assert three["bytes"] > 3 * 8 * three["rounds"]
+    assert 0.0 <= three["rho"] <= 3.0
+    two = found["models"]["cuts"]["2 x 1"]
+    assert two["collectives"] >= 4 * two["rounds"]
+    assert two["all_bytes"] >= two["bytes"] > 0
+    monkeypatch.setattr(importlib.import_module("torchssvm.distributed.exchange"), "_FEW", 1)
+    many = part.simulated(2, problem="cuts", visits=1, max_passes=20.0, seed=0, **small["cuts"])
+    assert many["end"]["dual"] == two["end"]["dual"]  # more messages, the same bits
+    assert many["collectives"] > two["collectives"]
+    slow, fast = (part.seconds(two, 2, latency, 1e9) for latency in (1.0, 0.0))
+    assert slow == pytest.approx(fast + two["collectives"] * two["passes"] / two["end"]["passes"])
+    tables = part.summarise(found).tables
+    assert [len(table.rows) for table in tables] == [1, 2, 4, 2]
+    assert part.draw(found, tmp_path)[0].stat().st_size > 5_000

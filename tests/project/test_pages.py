@@ -68,6 +68,12 @@ def certificates(names: dict, printed: str) -> None:
     assert "60 of 60 examples have other targets" in printed
 
 
+def several_processes(names: dict, printed: str) -> None:
+    assert names["certificate"].relative_gap <= 0.01
+    assert names["dual"].own == range(626)
+    assert names["certificate"].dual <= names["proof"].primal
+
+
 def joint(names: dict, printed: str) -> None:
     assert names["gap"].certificate.gap <= 0.1
     choice = names["model"].choice
@@ -147,6 +153,7 @@ SHOWS = {
     "docs/certificates.md": certificates,
     "docs/choosing.md": choosing,
     "docs/deployment.md": deployment,
+    "docs/distributed.md": several_processes,
     "docs/joint.md": joint,
     "docs/solvers.md": solvers,
     "docs/guides/label-sets.md": label_sets,

@@ -14,6 +14,7 @@ from torchssvm.core.row_sparse import dense, rows_of
 from torchssvm.steps.box_qp import solve_box_qp
 
 _SWEEPS = 50  # the QP has one variable for each rank
+_FEW = 16  # of so many ranks, inner products take one message to each; of more, two with fewer bytes
 
 
 class Figures(NamedTuple):
@@ -64,9 +65,9 @@ class Exchange:
     """Combines the directions of all ranks, with the same bits on each of them.
 
     A rank gets a slice of every rank's direction: of dense gradients a P-th of the numbers, of sparse ones the rows of
-    a P-th of the parameter. The inner products of the slices are gathered and added in the order of the ranks. Every
-    rank solves ``max beta^T v - beta^T G beta / 2`` over ``[0, 1]^P`` with ``G_pq = <d_p, d_q> / lam``, and the
-    combined slices are gathered: each rank sends and receives as many bytes as in one all-reduce.
+    a P-th of the parameter. The inner products of the slices are added in the order of the ranks. Every rank solves
+    ``max beta^T v - beta^T G beta / 2`` over ``[0, 1]^P`` with ``G_pq = <d_p, d_q> / lam``, and the combined slices are
+    gathered: each rank sends and receives as many bytes as in one all-reduce.
 
     Attributes:
         ranks: The processes.
@@ -106,11 +107,14 @@ class Exchange:
         counts = table[:, length:].view(size, len(gradients), size)
         slices = self._scatter(gradients, counts)
         products = torch.stack([piece.gram() for piece in slices]).sum(0)
-        own = torch.cat([products.flatten(), torch.tensor([float(piece.width) for piece in slices])])
-        every = self._gather(own)
-        products = sum_in_order(every[:, : size * size]).view(size, size)
+        widths = torch.tensor([float(piece.width) for piece in slices])
+        if size <= _FEW:
+            every = self._gather(torch.cat([products.flatten(), widths]))
+            products, widths = sum_in_order(every[:, : size * size]).view(size, size), every[:, size * size :]
+        else:
+            products, widths = self._sum(products), self._gather(widths)
         beta = solve_box_qp(products / lam, table[:, 1], _SWEEPS)
-        combined = self._collect(slices, beta, every[:, size * size :].to(torch.int64))
+        combined = self._collect(slices, beta, widths.to(torch.int64))
         separate = float(products.diagonal().sum())
         rho = float(products.sum()) / separate if separate > 0.0 else 1.0
         figures = _together(table[:, 1:length], beta, farthest)
@@ -119,6 +123,11 @@ class Exchange:
     def _gather(self, numbers: Tensor) -> Tensor:
         self.sent += (self.ranks.size - 1) * numbers.numel() * numbers.element_size()
         return self.ranks.gather(numbers)
+
+    def _sum(self, numbers: Tensor) -> Tensor:
+        each = -(-numbers.numel() // self.ranks.size)
+        self.sent += 2 * (self.ranks.size - 1) * each * numbers.element_size()
+        return self.ranks.sum(numbers)
 
     def _send(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         away = sum(sent) - sent[self.ranks.rank]
