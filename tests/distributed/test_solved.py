@@ -55,7 +55,6 @@ def same_everywhere(job, sizes=(1, 3)):
 
 RUNS = {
     "compiled": {"options": RunOptions(round_visits=4)},
-    "torch loop": {"solver": Solver(compiled=False)},
     "one after another": {"solver": Solver(compiled=False, block_steps=Sequential())},
     "weights": {"solver": Solver(compiled=False, storage=Weights())},
     "bounds": {"bounds": {"transition": (0.0, None), "emission": (-0.4, 0.5)}},
