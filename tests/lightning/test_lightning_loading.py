@@ -43,6 +43,7 @@ from torchssvm import (  # noqa: E402
 from torchssvm import structures as own_heads  # noqa: E402
 from torchssvm.deployment.recipes import describe, rebuild  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
+from torchssvm.structures import LinearForest  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 
@@ -60,6 +61,7 @@ HEADS = {
     "multilabel": lambda: LinearMultilabel(4, 3, structure=Multilabel(3, decoder=MessagePassing())),
     "labels alone": lambda: LinearMultilabel(4, 3, pairwise=False, structure=Multilabel(3, pairwise=False)),
     "pose": lambda: LinearPose(Pose(PARENT, DISPLACEMENTS, (6, 5), size=(0, 1))),
+    "forest": lambda: LinearForest(2, 1, 3),
     "tree": lambda: LinearTree(3, 2, PARENT, shared=False),
     "other tree": lambda: LinearTree(3, 2, PARENT, bias=False, structure=Tree(2, PARENT, normalize=False)),
     "sparse chain": lambda: SparseLinearChain(30, 4, sparse_gradient=False),

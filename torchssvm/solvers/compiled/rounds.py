@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,11 +13,38 @@ from torchssvm.core.compiling import clock
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.distributed.exchange import Exchange, Figures
+from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.blend import Kept
+from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.state import Examples
 
-if TYPE_CHECKING:
-    from torchssvm.solvers.compiled.solver import CompiledBCFW
+
+class Loop(Protocol):
+    """What a round needs of a compiled loop."""
+
+    dual: DualState
+    draws: Draws
+    examples: Examples
+
+    @property
+    def emission(self) -> Tensor:
+        """The emissions of the head."""
+
+    def begin(self) -> None:
+        """Check that visits can be made."""
+
+    def end(self, index: Tensor | None = None) -> None:
+        """Accept the weights."""
+
+    def keep(self, order: Tensor) -> Kept:
+        """Copies of the blocks that a round visits."""
+
+    def visit_all(self, order: Tensor) -> None:
+        """Visit these blocks, one after another."""
+
+    def blend(self, kept: Kept, share: float) -> None:
+        """Move blocks back towards those that were kept."""
+
 
 _FIRST = 16  # visits of a round before its size is chosen
 _TRIED = 8  # rounds that are timed, after a first one
@@ -35,7 +62,7 @@ class Rounds:
         visits: Visits of a process in a round; None chooses it.
     """
 
-    def __init__(self, loop: CompiledBCFW, visits: int | None) -> None:
+    def __init__(self, loop: Loop, visits: int | None) -> None:
         self._loop, self.visits = loop, visits
         self._exchange = Exchange(loop.dual.ranks, loop.dual.parameters)
         self._times: list[tuple[float, float]] = []  # seconds of a visit and of an exchange, in each timed round
@@ -121,7 +148,7 @@ class _Before:
         order: The blocks of the round.
     """
 
-    def __init__(self, loop: CompiledBCFW, order: Tensor) -> None:
+    def __init__(self, loop: Loop, order: Tensor) -> None:
         self._loop = loop
         rows: Tensor | None = None
         if loop.dual.is_large and (found := columns_of(loop.examples, np.unique(order.numpy()))) is not None:
