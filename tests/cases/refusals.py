@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from torchssvm import DualState
 from torchssvm.core.bounds import Box
+from torchssvm.core.by_rank import ByRank
 
 _made: list[weakref.ref[Any]] = []
 _followed: set[type] = set()
@@ -82,7 +83,9 @@ def classes_with_state() -> list[type]:
 
 def _says_its_state(kind: type) -> bool:
     return issubclass(kind, DualState) or (
-        "state_dict" in vars(kind) and kind is not Box and ".dual." not in kind.__module__
+        not vars(kind).keys().isdisjoint({"state_dict", "own_state"})
+        and kind not in (Box, ByRank)
+        and ".dual." not in kind.__module__
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.distributed.exchange import Exchange, Figures
 from torchssvm.solvers.compiled.blend import Kept
 from torchssvm.solvers.compiled.state import Examples
-
-if TYPE_CHECKING:
-    from torchssvm.solvers.compiled.solver import CompiledBCFW
 
 _FIRST = 16  # visits of a round before its size is chosen
 _TRIED = 8  # rounds that are timed, after a first one
@@ -35,7 +32,7 @@ class Rounds:
         visits: Visits of a process in a round; None chooses it.
     """
 
-    def __init__(self, loop: CompiledBCFW, visits: int | None) -> None:
+    def __init__(self, loop: Any, visits: int | None) -> None:
         self._loop, self.visits = loop, visits
         self._exchange = Exchange(loop.dual.ranks, loop.dual.parameters)
         self._times: list[tuple[float, float]] = []  # seconds of a visit and of an exchange, in each timed round
@@ -121,7 +118,7 @@ class _Before:
         order: The blocks of the round.
     """
 
-    def __init__(self, loop: CompiledBCFW, order: Tensor) -> None:
+    def __init__(self, loop: Any, order: Tensor) -> None:
         self._loop = loop
         rows: Tensor | None = None
         if loop.dual.is_large and (found := columns_of(loop.examples, np.unique(order.numpy()))) is not None:
