@@ -37,7 +37,7 @@ from torchssvm import (
 )
 from torchssvm.datasets import OCR
 
-PASSES = 60.0
+PASSES = 20.0
 STARTING = 60.0  # seconds that torchrun and the imports may take on a busy machine, beyond the timeout
 
 
@@ -95,7 +95,21 @@ def start(folder: Path, processes: int, restarts: int, timeout: float) -> subpro
 
 def attack(folder: Path, kills: int, processes: int, timeout: float, choices: random.Random) -> tuple[int, int, int]:
     """Kill random processes at random moments until ``kills`` were; returns kills, hangs and lost checkpoints."""
-    running = start(folder, processes, kills + 5, timeout)
+    running = start(folder, processes, 3 * kills + 5, timeout)  # torchrun itself may fail to start on a busy machine
+    try:
+        return _attack(running, folder, kills, processes, timeout, choices)
+    finally:
+        running.terminate()  # and with it the processes that it has started, where this one is interrupted
+
+
+def _attack(
+    running: subprocess.Popen[bytes],
+    folder: Path,
+    kills: int,
+    processes: int,
+    timeout: float,
+    choices: random.Random,
+) -> tuple[int, int, int]:
     done = hangs = lost = 0
     while running.poll() is None:
         time.sleep(0.01)

@@ -83,7 +83,9 @@ def classes_with_state() -> list[type]:
 
 def _says_its_state(kind: type) -> bool:
     return issubclass(kind, DualState) or (
-        "state_dict" in vars(kind) and kind not in (Box, ByRank) and ".dual." not in kind.__module__
+        not vars(kind).keys().isdisjoint({"state_dict", "own_state"})
+        and kind not in (Box, ByRank)
+        and ".dual." not in kind.__module__
     )
 
 
