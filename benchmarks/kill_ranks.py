@@ -89,8 +89,10 @@ def start(folder: Path, processes: int, restarts: int, timeout: float) -> subpro
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", __file__]
     command += ["--train", str(folder), "--timeout", str(timeout)]
+    # Restarted processes may otherwise look for the addresses of those that were killed (torch #135712).
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with open(folder / "log.txt", "wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(command, stdout=log, stderr=log, env=settings)
 
 
 def attack(folder: Path, kills: int, processes: int, timeout: float, choices: random.Random) -> tuple[int, int, int]:
