@@ -133,9 +133,11 @@ class Counted(Exchange):
         super().__init__(ranks, parameters)
         self.rho: list[float] = []
 
-    def __call__(self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float) -> Round:
+    def __call__(
+        self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float, *, farthest: bool = False
+    ) -> Round:
         """As in ``Exchange``."""
-        found = super().__call__(make, lam)
+        found = super().__call__(make, lam, farthest=farthest)
         self.rho.append(found.rho)
         return found
 
