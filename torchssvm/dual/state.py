@@ -297,8 +297,15 @@ class DualState(SavedDual):
             Whether non-zero weights have been overwritten.
 
         Raises:
-            ValueError: The dual has taken steps under other bounds.
+            ValueError: The dual has taken steps under other bounds, or was made before the process group.
         """
+        if (here := Ranks.here()) != self.ranks:
+            made = f"rank {self.ranks.rank} of {self.ranks.size}" if self.ranks else "one process"
+            now = f"rank {here.rank} of {here.size}" if here else "one process"
+            raise ValueError(
+                f"the dual was made by {made}, and this is {now}: make the DualState after "
+                "torch.distributed.init_process_group(), and load checkpoints to go on with another number of processes"
+            )
         if self.steps and not box.same_as(self.box):
             raise ValueError(
                 f"params has other bounds than those within which the dual has taken {self.steps} steps, and the dual "

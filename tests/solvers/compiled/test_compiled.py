@@ -278,7 +278,7 @@ def test_an_exact_pass_does_not_depend_on_threads_or_batches(kind):
     dual = DualState.for_head(head, 8, 0.05, storage=Labelings(3))
     with pytest.warns(UserWarning, match="were not zero"):
         loop = CompiledBCFW(head, dual, [problem.batch([5, 1, 7]), problem.batch([0, 2, 3]), problem.batch([6, 4])])
-    for a, b in zip(flattened(loop._examples), flattened(made[0]._examples), strict=True):
+    for a, b in zip(flattened(loop.examples), flattened(made[0].examples), strict=True):
         assert a == b if isinstance(a, bool) else (a == b).all()
 
 
