@@ -17,7 +17,7 @@ from torchssvm.distributed.exchange import Exchange, Figures, telling
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gradient_check import Seen
-from torchssvm.solvers.move import Move, check_move
+from torchssvm.solvers.move import Move, check_move, record
 from torchssvm.solvers.parameter_groups import ALLOWED, OPTIONS, bounds_of, check_unchanged, make_box
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 from torchssvm.steps.proposal import Proposal
@@ -177,9 +177,7 @@ class BCFW(Stateful, Optimizer):
         figures = found.figures
         gamma = self._move_weights(figures.value, found.gradients, figures.largest, squared_norm=found.squared_norm)
         moves[0].take(dual, gamma * found.beta)
-        dual.count(figures.calls, figures.hits, figures.moved)
-        dual.agree(figures.loss + gamma * figures.loss_change, figures.gap)
-        dual.rho = found.rho
+        record(dual, found, gamma)
 
     def _move_weights(
         self,

@@ -34,8 +34,8 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
     to disk, read back and renamed; the previous checkpoint is kept as ``path`` with ``.previous`` added. A process
     killed at any moment leaves the new checkpoint or the one that ``load_checkpoint`` would have loaded before. Of
     several processes, all call it, and the first writes the states of all; they can be loaded by another number of
-    processes. May be called anywhere in a training loop: after
-    ``optim.step()`` in the loop's body, a resumed run begins with the next batch.
+    processes. May be called anywhere in a training loop: after ``optim.step()`` in the loop's body, a resumed run
+    begins with the next batch.
 
     Args:
         path: The file. A missing folder is made; the permission bits of an existing file are kept.

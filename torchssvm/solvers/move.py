@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.row_sparse import dense, inner_product
-from torchssvm.distributed.exchange import Figures
+from torchssvm.distributed.exchange import Figures, Round
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
 from torchssvm.solvers.gradient_check import Seen, check_gradient
@@ -101,6 +101,14 @@ def check_move(dual: DualState, proposals: list[Proposal]) -> Move:
         moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
         value += inner_product([there.to(torch.float64) - w for there, w in moved], gradients)
     return Move(proposals, gradients, value, largest, seen, coefficients, rows)
+
+
+def record(dual: DualState, found: Round, step: float) -> None:
+    """Count a step of all ranks, and keep what it says of their losses and gaps together."""
+    own = found.figures
+    dual.count(own.calls, own.hits, own.moved)
+    dual.agree(own.loss + step * own.loss_change, own.gap)
+    dual.rho = found.rho
 
 
 def _move(dual: DualState, proposal: Proposal, move: Tensor, rows: Tensor) -> None:

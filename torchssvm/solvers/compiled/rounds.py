@@ -17,6 +17,8 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.blend import Kept
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.state import Examples
+from torchssvm.solvers.move import record
+from torchssvm.steps.line_search import exact_step
 
 
 class Loop(Protocol):
@@ -89,10 +91,10 @@ class Rounds:
         counters = dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps
         kept: Kept | None = None
         before: _Before | None = None
-        start = clock()
+        start, spent = clock(), 0.0  # the moment when the visits end, and the seconds of one of them
 
         def visit() -> tuple[list[Tensor], Figures]:
-            nonlocal kept, before, start
+            nonlocal kept, before, start, spent
             order = loop.draws.order_of(size)
             kept, before = loop.keep(order), _Before(loop, order)
             loop.visit_all(order)
@@ -104,7 +106,7 @@ class Rounds:
             )
             loss, gap = float(dual.loss.sum()) - change, float(dual.gap_estimates.sum())
             start, seconds = clock(), clock() - start
-            self._spent = seconds / max(moved, 1)
+            spent = seconds / max(moved, 1)
             return gradients, Figures(value, 1.0, loss, change, gap, calls, hits, moved)
 
         try:
@@ -117,16 +119,13 @@ class Rounds:
         finally:
             dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps = counters
         figures = found.figures
-        curvature = found.squared_norm / dual.lam
-        step = min(max(figures.value / curvature, 0.0), figures.largest) if curvature > 0.0 else 1.0
+        step = exact_step(figures.value, found.squared_norm, dual.lam, figures.largest)
         assert kept is not None
         loop.blend(kept, min(step * found.beta, 1.0))
         dual.move_weights(found.gradients, -step / dual.lam)
-        dual.count(figures.calls, figures.hits, figures.moved)
-        dual.agree(figures.loss + step * figures.loss_change, figures.gap)
-        dual.rho = found.rho
+        record(dual, found, step)
         if self.visits is None:
-            self._time(self._spent, clock() - start)
+            self._time(spent, clock() - start)
         return figures.moved
 
     def _time(self, visit: float, exchange: float) -> None:
