@@ -63,21 +63,23 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         raise ValueError(f"there is nothing to save to {os.fspath(path)}: give objects by name, as optim=optim")
     objects = {name: value for name, value in contents.items() if _is_object(name, value)}
     ranks = Ranks.here()
-    for value in objects.values():
+    states: dict[str, Any] = {}
+    for name, value in objects.items():  # one after another: two of them may hold the same dual
         if ranks and hasattr(value, "consolidate_state_dict"):
             value.consolidate_state_dict()
+        states[name] = ranks.agree((lambda: None) if ranks.rank else value.state_dict)
     random = ranks.collect(RandomState().state_dict()) if random_state else None
-    ranks.agree(lambda: None if ranks.rank else _write(path, contents, objects, random))
+    ranks.agree(lambda: None if ranks.rank else _write(path, contents, objects, states, random))
 
 
 def _write(
     path: str | os.PathLike[str],
     contents: dict[str, Any],
     objects: dict[str, Any],
+    states: dict[str, Any],
     random: list[dict[str, Any]] | None,
 ) -> None:
     """Write the states of ``objects`` and the other ``contents``; ``random`` has one state for each process."""
-    states = {name: value.state_dict() for name, value in objects.items()}
     _check_duals(objects, states)
     content = {
         "kind": _KIND,
