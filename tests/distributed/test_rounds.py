@@ -11,7 +11,7 @@ from problems import PROBLEMS, assert_same, flat, rng
 from processes import in_processes
 
 from torchssvm import CacheOracle, GapBatchSampler, Labelings, MeanParts, Pairwise, Weights, certify
-from torchssvm.distributed.exchange import Exchange
+from torchssvm.distributed import exchange
 
 STORAGES = {
     "mean parts": lambda: {"storage": MeanParts()},
@@ -36,9 +36,17 @@ def rounds_of(problem, ranks, options, *, size=3, rounds=12):
     return torch.stack(seen), certify(training.head, training.dual, problem.everything(4)), training
 
 
+@pytest.fixture
+def in_slices(monkeypatch):
+    """No head is small: directions go in slices."""
+    monkeypatch.setattr(exchange, "_SMALL", 0)
+
+
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("kind", ["chain", "multiclass", "lists"])
-def test_one_example_of_each_process_is_a_batch_of_one_process(kind, storage):
+@pytest.mark.parametrize("small", [False, True], ids=["slices", "one message"])
+def test_one_example_of_each_process_is_a_batch_of_one_process(small, kind, storage, monkeypatch):
+    monkeypatch.setattr(exchange, "_SMALL", 1 << 16 if small else 0)
     problem = lists() if kind == "lists" else PROBLEMS[kind](3, n=12, lam=0.05)
     alone, proof, _ = rounds_of(problem, range(3), STORAGES[storage]())
     every = in_processes(3, lambda rank: rounds_of(problem, [rank], STORAGES[storage]())[:2])
@@ -50,10 +58,10 @@ def test_one_example_of_each_process_is_a_batch_of_one_process(kind, storage):
         assert torch.equal(seen, every[0][0])  # to the bit
 
 
-def test_rows_are_exchanged_where_they_are_few():
+def test_rows_are_exchanged_where_they_are_few(in_slices):
     def train(rank, sparse):
         if not sparse:  # in this process alone
-            Exchange._counts = lambda self, gradient: torch.full((3,), -1.0, dtype=torch.float64)
+            exchange.Exchange._counts = lambda self, gradient: torch.full((3,), -1.0, dtype=torch.float64)
         seen, _, training = rounds_of(lists(), [rank], {})
         return seen, training.optim._exchange.sent
 

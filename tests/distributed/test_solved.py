@@ -213,5 +213,7 @@ def test_grids_and_the_choice_of_lambda():
     for one, two in zip(found[0][0], found[1][0], strict=True):
         assert one[0] == two[0]
         assert overlap([(one[2], one[1]), (two[2], two[1])])
-    assert found[0][1][0][0] == found[1][1][0][0]
+    one, two = ({lam: (dual, primal) for lam, primal, dual, _ in each[1]} for each in found)
+    assert len(one.keys() & two.keys()) >= 5  # how far the choice goes on beyond its guess depends on the scores
+    assert all(overlap([one[lam], two[lam]]) for lam in one.keys() & two.keys())
     assert all(math.isfinite(score) for *_, score in found[1][1])

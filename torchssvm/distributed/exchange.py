@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.jit import njit
 from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import dense, rows_of
 from torchssvm.steps.box_qp import solve_box_qp
 
 _SWEEPS = 50  # the QP has one variable for each rank
 _FEW = 16  # of so many ranks, inner products take one message to each; of more, two with fewer bytes
+_SMALL = 1 << 16  # directions of so many numbers together go to all ranks in one message, which is mostly latency
 
 
 class Figures(NamedTuple):
@@ -64,9 +67,11 @@ class Round(NamedTuple):
 class Exchange:
     """Combines the directions of all ranks, with the same bits on each of them.
 
-    A rank gets a slice of every rank's direction: of dense gradients a P-th of the numbers, of sparse ones the rows of
-    a P-th of the parameter. The inner products of the slices are added in the order of the ranks. Every rank solves
-    ``max beta^T v - beta^T G beta / 2`` over ``[0, 1]^P`` with ``G_pq = <d_p, d_q> / lam``, and the combined slices are
+    Every rank solves ``max beta^T v - beta^T G beta / 2`` over ``[0, 1]^P`` with ``G_pq = <d_p, d_q> / lam``.
+
+    Where the head is small, every rank gets the directions of all ranks, in one message. Else a rank gets a slice of
+    every rank's direction: of dense gradients a P-th of the numbers, of sparse ones the rows of a P-th of the
+    parameter. The inner products of the slices are added in the order of the ranks, and the combined slices are
     gathered: each rank sends and receives as many bytes as in one all-reduce.
 
     Attributes:
@@ -95,17 +100,45 @@ class Exchange:
             RankError: ``make`` raised an error in another rank, or a rank cannot be reached. The caller has changed
                 nothing until then.
         """
-        ranks, size = self.ranks, self.ranks.size
-        length = 1 + len(Figures._fields)
-        with telling(ranks, len(self._like)):
+        ranks, size, length = self.ranks, self.ranks.size, 1 + len(Figures._fields)
+        small = _is_small(size, self._like)
+        with telling(ranks, self._like):
             gradients, figures = make()
-            header = _header(size, len(gradients))
-            header[1:length] = torch.tensor(figures, dtype=torch.float64)
-            header[length:] = torch.cat([self._counts(g) for g in gradients])
-        table = self._gather(header)
+            message = _message(size, self._like)
+            message[1:length] = torch.tensor(figures, dtype=torch.float64)
+            message[length:] = torch.cat([dense(g).reshape(-1) if small else self._counts(g) for g in gradients])
+        table = self._gather(message)
         ranks.hear(table[:, 0])
-        counts = table[:, length:].view(size, len(gradients), size)
-        slices = self._scatter(gradients, counts)
+        combine = self._in_one_message if small else self._in_slices
+        combined, beta, products = combine(
+            gradients, table[:, length:], lambda gram: solve_box_qp(gram / lam, table[:, 1], _SWEEPS)
+        )
+        separate = float(products.diagonal().sum())
+        rho = float(products.sum()) / separate if separate > 0.0 else 1.0
+        squared = float(beta @ products @ beta)
+        figures = _together(table[:, 1:length], beta, farthest)
+        return Round(combined, float(beta[ranks.rank]), figures, squared, rho)
+
+    def _in_one_message(
+        self, gradients: list[Tensor], every: Tensor, solve: Callable[[Tensor], Tensor]
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The combined direction, beta and the inner products, from the directions of all ranks ``[P, numbers]``.
+
+        Every rank adds in one order, so that machines of other makes get the same bits.
+        """
+        products = torch.zeros(len(every), len(every), dtype=torch.float64)
+        add_products(every.t().contiguous().numpy(), products.numpy())
+        beta = solve(products)
+        flat = sum_in_order(every * beta.unsqueeze(1))
+        parts = flat.split([like.numel() for like in self._like])
+        return [part.view(like.shape).to(like) for part, like in zip(parts, self._like, strict=True)], beta, products
+
+    def _in_slices(
+        self, gradients: list[Tensor], counts: Tensor, solve: Callable[[Tensor], Tensor]
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The combined direction, beta and the inner products; ``counts`` are the rows of each rank for each owner."""
+        size = self.ranks.size
+        slices = self._scatter(gradients, counts.view(size, len(gradients), size))
         products = torch.stack([piece.gram() for piece in slices]).sum(0)
         widths = torch.tensor([float(piece.width) for piece in slices])
         if size <= _FEW:
@@ -113,12 +146,8 @@ class Exchange:
             products, widths = sum_in_order(every[:, : size * size]).view(size, size), every[:, size * size :]
         else:
             products, widths = self._sum(products), self._gather(widths)
-        beta = solve_box_qp(products / lam, table[:, 1], _SWEEPS)
-        combined = self._collect(slices, beta, widths.to(torch.int64))
-        separate = float(products.diagonal().sum())
-        rho = float(products.sum()) / separate if separate > 0.0 else 1.0
-        figures = _together(table[:, 1:length], beta, farthest)
-        return Round(combined, float(beta[ranks.rank]), figures, float(beta @ products @ beta), rho)
+        beta = solve(products)
+        return self._collect(slices, beta, widths.to(torch.int64)), beta, products
 
     def _gather(self, numbers: Tensor) -> Tensor:
         self.sent += (self.ranks.size - 1) * numbers.numel() * numbers.element_size()
@@ -197,26 +226,41 @@ class Exchange:
 
 
 @contextmanager
-def telling(ranks: Ranks, parameters: int) -> Iterator[None]:
+def telling(ranks: Ranks, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Tell an error in the block to the other ranks, who come to their next round: all of them refuse it.
 
     Args:
         ranks: The processes.
-        parameters: Number of the head's parameters.
+        parameters: Those of the head.
     """
     try:
         yield
     except Exception as error:
         if ranks:
-            header = _header(ranks.size, parameters)
-            header[0] = 1.0
-            ranks.refuse(error, header)
+            message = _message(ranks.size, parameters)
+            message[0] = 1.0
+            ranks.refuse(error, message)
         raise
 
 
-def _header(size: int, parameters: int) -> Tensor:
-    """What a rank sends first: whether it refuses, its figures, and how many rows of each parameter each rank gets."""
-    return torch.zeros(1 + len(Figures._fields) + size * parameters, dtype=torch.float64)
+def _is_small(size: int, parameters: Sequence[Tensor]) -> bool:
+    """Whether the directions of all ranks fit in one message."""
+    return size * sum(p.numel() for p in parameters) <= _SMALL
+
+
+def _message(size: int, parameters: Sequence[Tensor]) -> Tensor:
+    """What a rank sends first: whether it refuses; its figures; its direction, or how many rows each rank gets."""
+    numbers = sum(p.numel() for p in parameters) if _is_small(size, parameters) else size * len(parameters)
+    return torch.zeros(1 + len(Figures._fields) + numbers, dtype=torch.float64)
+
+
+@njit
+def add_products(columns: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+    """Add the inner products of the columns of ``[N, P]`` to ``[P, P]``."""
+    for i in range(len(columns)):
+        for p in range(len(out)):
+            for q in range(len(out)):
+                out[p, q] += columns[i, p] * columns[i, q]
 
 
 def _together(every: Tensor, beta: Tensor, farthest: bool) -> Figures:

@@ -135,7 +135,7 @@ class BCFW(Stateful, Optimizer):
             with torch.enable_grad():
                 result = closure()
         steps = self.dual.mailbox.take()
-        with telling(self.dual.ranks, len(self.dual.parameters)):
+        with telling(self.dual.ranks, self.dual.parameters):
             if not steps:
                 raise RuntimeError(
                     "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step "

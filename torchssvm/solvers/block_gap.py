@@ -103,7 +103,7 @@ class BlockGap(nn.Module):
         """
         potentials, dual = as_potentials(potentials), self.dual
         step = torch.is_grad_enabled() and potentials.requires_grad  # for which the other processes wait
-        with telling(dual.ranks, len(dual.parameters)) if step else nullcontext():
+        with telling(dual.ranks, dual.parameters) if step else nullcontext():
             return self.propose(potentials, target, index)
 
     def propose(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class TorchLoop(DualTrainer, Stateful):
         """
         dual = self.dual
         device = dual.parameters[0].device
-        with telling(dual.ranks, len(dual.parameters)):
+        with telling(dual.ranks, dual.parameters):
             index = self._next_index()
             batch = self._fetch(index)
             if device.type != "cpu":
