@@ -47,7 +47,7 @@ NETWORKS = {"one machine": (5e-6, 4e9), "10 Gbit/s": (25e-6, 1.25e9)}
 PROBLEMS: dict[str, dict[str, Any]] = {
     "OCR-small": {"lam": 0.01, "gap": 0.1},
     "CoNLL-2000": {"lam": 0.02, "gap": 0.01},
-    "cuts": {"lam": 30.0, "gap": 0.02, "n": 96},
+    "cuts": {"lam": 300.0, "gap": 0.02, "n": 64},
     "poses": {"lam": 1.0, "gap": 0.1, "n": 32},
 }
 # Processes, threads of each, visits of a process in a round; null chooses the visits by the times of the first rounds.
@@ -74,7 +74,7 @@ OPTIONS: dict[str, Any] = {
 QUICK = {
     "problems": {
         "OCR-small": {"lam": 0.1, "gap": 0.3},
-        "cuts": {"lam": 100.0, "gap": 0.3, "n": 8},
+        "cuts": {"lam": 300.0, "gap": 0.3, "n": 8},
         "poses": {"lam": 1.0, "gap": 0.5, "n": 4},
     },
     "sides": {"OCR-small": [[1, 1, 1], [2, 1, 16]], "cuts": [[1, 1, 1], [2, 1, 1]], "poses": [[1, 1, 1]]},

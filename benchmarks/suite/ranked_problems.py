@@ -53,7 +53,7 @@ class Cuts:
         words: The first half is as much rarer in the foreground as the other half is in the background.
     """
 
-    def __init__(self, n: int, side: int = 40, words: int = 100) -> None:
+    def __init__(self, n: int, side: int = 72, words: int = 30) -> None:
         self.n, self.side, self.words = n, side, words
         place = torch.arange(side * side).view(side, side)
         pairs = ((place[:, :-1], place[:, 1:]), (place[:-1], place[1:]))
@@ -165,6 +165,6 @@ TASKS = {
     "OCR-small": Task(lambda n: OCR("train", "small"), _words),
     "OCR-large": Task(lambda n: OCR("train", "large"), _words),
     "CoNLL-2000": Task(lambda n: CoNLL2000("train", min_count=3), _sentences),
-    "cuts": Task(lambda n: Cuts(n or 96), _cuts),
+    "cuts": Task(lambda n: Cuts(n or 64), _cuts),
     "poses": Task(lambda n: Bodies(n or 64), _poses),
 }

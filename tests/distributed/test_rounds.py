@@ -11,7 +11,8 @@ from problems import PROBLEMS, assert_same, flat, rng
 from processes import in_processes
 
 from torchssvm import CacheOracle, GapBatchSampler, Labelings, MeanParts, Pairwise, Weights, certify
-from torchssvm.distributed import exchange
+from torchssvm.core import ranks as ranks_module
+from torchssvm.distributed.exchange import Exchange
 
 STORAGES = {
     "mean parts": lambda: {"storage": MeanParts()},
@@ -39,14 +40,14 @@ def rounds_of(problem, ranks, options, *, size=3, rounds=12):
 @pytest.fixture
 def in_slices(monkeypatch):
     """No head is small: directions go in slices."""
-    monkeypatch.setattr(exchange, "_SMALL", 0)
+    monkeypatch.setattr(ranks_module, "_SMALL", 0)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("kind", ["chain", "multiclass", "lists"])
 @pytest.mark.parametrize("small", [False, True], ids=["slices", "one message"])
 def test_one_example_of_each_process_is_a_batch_of_one_process(small, kind, storage, monkeypatch):
-    monkeypatch.setattr(exchange, "_SMALL", 1 << 16 if small else 0)
+    monkeypatch.setattr(ranks_module, "_SMALL", 1 << 16 if small else 0)
     problem = lists() if kind == "lists" else PROBLEMS[kind](3, n=12, lam=0.05)
     alone, proof, _ = rounds_of(problem, range(3), STORAGES[storage]())
     every = in_processes(3, lambda rank: rounds_of(problem, [rank], STORAGES[storage]())[:2])
@@ -61,7 +62,7 @@ def test_one_example_of_each_process_is_a_batch_of_one_process(small, kind, stor
 def test_rows_are_exchanged_where_they_are_few(in_slices):
     def train(rank, sparse):
         if not sparse:  # in this process alone
-            exchange.Exchange._counts = lambda self, gradient: torch.full((3,), -1.0, dtype=torch.float64)
+            Exchange._counts = lambda self, gradient: torch.full((3,), -1.0, dtype=torch.float64)
         seen, _, training = rounds_of(lists(), [rank], {})
         return seen, training.optim._exchange.sent
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 _TEXT = 600  # bytes of an error's text that the other ranks are told
+_SMALL = 1 << 16  # so many numbers of all ranks together go in one message: it is mostly latency
 
 T = TypeVar("T")
 
@@ -107,13 +108,15 @@ class Ranks:
         return found.to(rows.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks: each adds up a slice of all tensors, and the slices are gathered.
+        """The sum over the ranks; of a large tensor, each rank adds up a slice, and the slices are gathered.
 
         Raises:
             RankError: A rank cannot be reached.
         """
         if not self:
             return tensor
+        if self.is_small(tensor.numel()):
+            return sum_in_order(self.gather(tensor))
         flat = tensor.reshape(-1)
         padded = torch.nn.functional.pad(flat, (0, -flat.numel() % self.size))
         one_each = [1] * self.size
@@ -150,14 +153,38 @@ class Ranks:
             Exception: That of ``action``.
             RankError: ``action`` raised an error in another rank, or a rank cannot be reached.
         """
+        return self.share(lambda: (action(), torch.zeros(0)), 0)[0]
+
+    def is_small(self, numbers: int) -> bool:
+        """Whether so many numbers of every rank should go to all ranks in one message, and not in slices."""
+        return self.size * numbers <= _SMALL
+
+    def share(self, action: Callable[[], tuple[T, Tensor]], length: int) -> tuple[T, Tensor]:
+        """What ``action`` returns, once no rank has raised an error, and the numbers of all ranks.
+
+        Args:
+            action: Returns a result and ``[length]`` numbers for the others.
+            length: How many they are.
+
+        Returns:
+            The result, and ``[P, length]`` float64 on the CPU.
+
+        Raises:
+            Exception: That of ``action``.
+            RankError: ``action`` raised an error in another rank, or a rank cannot be reached.
+        """
         if not self:
-            return action()
+            result, numbers = action()
+            return result, numbers.unsqueeze(0)
+        message = torch.zeros(1 + length, dtype=torch.float64)
         try:
-            result = action()
+            result, message[1:] = action()
         except Exception as error:
-            self.refuse(error)
-        self.hear(self.gather(torch.zeros(1)).flatten())
-        return result
+            message[0] = 1.0
+            self.refuse(error, message)
+        every = self.gather(message)
+        self.hear(every[:, 0])
+        return result, every[:, 1:]
 
     def refuse(self, error: Exception, message: Tensor | None = None) -> NoReturn:
         """Tell the others, who call :meth:`hear`, that this rank refuses, and raise ``error``.

@@ -17,7 +17,6 @@ from torchssvm.steps.box_qp import solve_box_qp
 
 _SWEEPS = 50  # the QP has one variable for each rank
 _FEW = 16  # of so many ranks, inner products take one message to each; of more, two with fewer bytes
-_SMALL = 1 << 16  # directions of so many numbers together go to all ranks in one message, which is mostly latency
 
 
 class Figures(NamedTuple):
@@ -100,11 +99,11 @@ class Exchange:
             RankError: ``make`` raised an error in another rank, or a rank cannot be reached. The caller has changed
                 nothing until then.
         """
-        ranks, size, length = self.ranks, self.ranks.size, 1 + len(Figures._fields)
-        small = _is_small(size, self._like)
+        ranks, length = self.ranks, 1 + len(Figures._fields)
+        small = _is_small(ranks, self._like)
         with telling(ranks, self._like):
             gradients, figures = make()
-            message = _message(size, self._like)
+            message = _message(ranks, self._like)
             message[1:length] = torch.tensor(figures, dtype=torch.float64)
             message[length:] = torch.cat([dense(g).reshape(-1) if small else self._counts(g) for g in gradients])
         table = self._gather(message)
@@ -237,20 +236,20 @@ def telling(ranks: Ranks, parameters: Sequence[Tensor]) -> Iterator[None]:
         yield
     except Exception as error:
         if ranks:
-            message = _message(ranks.size, parameters)
+            message = _message(ranks, parameters)
             message[0] = 1.0
             ranks.refuse(error, message)
         raise
 
 
-def _is_small(size: int, parameters: Sequence[Tensor]) -> bool:
-    """Whether the directions of all ranks fit in one message."""
-    return size * sum(p.numel() for p in parameters) <= _SMALL
+def _is_small(ranks: Ranks, parameters: Sequence[Tensor]) -> bool:
+    """Whether all ranks get the directions of all ranks."""
+    return ranks.is_small(sum(p.numel() for p in parameters))
 
 
-def _message(size: int, parameters: Sequence[Tensor]) -> Tensor:
+def _message(ranks: Ranks, parameters: Sequence[Tensor]) -> Tensor:
     """What a rank sends first: whether it refuses; its figures; its direction, or how many rows each rank gets."""
-    numbers = sum(p.numel() for p in parameters) if _is_small(size, parameters) else size * len(parameters)
+    numbers = sum(p.numel() for p in parameters) if _is_small(ranks, parameters) else ranks.size * len(parameters)
     return torch.zeros(1 + len(Figures._fields) + numbers, dtype=torch.float64)
 
 

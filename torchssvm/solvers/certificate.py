@@ -16,7 +16,7 @@ from torchssvm.core.compiling import clock
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
-from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.dual.checks import check_dual, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
@@ -128,23 +128,31 @@ def together(dual: DualState, make_pass: Callable[[], ExactPass]) -> ExactPass:
         RankError: Another rank has raised one; nothing has changed.
     """
     ranks = dual.ranks
-
-    def make() -> ExactPass:
+    if not ranks:
         found = make_pass()
         check_pass(dual, found)
         return found
+    sizes = [p.numel() for p in dual.parameters]
+    small = ranks.is_small(sum(sizes))
 
-    found = ranks.agree(make)
-    if not ranks:
-        return found
-    dual.tell()
-    table = ranks.gather(torch.tensor([found.hinges, found.exact, found.relaxed], dtype=torch.float64))
-    weights = ranks.sum(torch.cat([w.reshape(-1) for w in found.weights])).split([w.numel() for w in found.weights])
+    def make() -> tuple[ExactPass, Tensor]:
+        found = make_pass()
+        check_pass(dual, found)
+        sums = found.hinges, float(dual.loss.sum()), float(found.gaps.clamp(min=0.0).sum())
+        told = torch.tensor([*sums, found.exact, found.relaxed], dtype=torch.float64)
+        return found, torch.cat([told, flat(found.weights).cpu()]) if small else told
+
+    found, table = ranks.share(make, 5 + (sum(sizes) if small else 0))
+    hinges, loss, gap = sum_in_order(table[:, :3]).tolist()
+    dual.agree(loss, dual.gap_estimate)
+    own = flat(found.weights)
+    total = sum_in_order(table[:, 5:]).to(own) if small else ranks.sum(own)
     return found._replace(
-        hinges=float(sum_in_order(table)[0]),
-        exact=bool(table[:, 1].all()),
-        relaxed=bool(table[:, 2].any()),
-        weights=[total.view(w.shape) for total, w in zip(weights, found.weights, strict=True)],
+        hinges=hinges,
+        exact=bool(table[:, 3].all()),
+        relaxed=bool(table[:, 4].any()),
+        gap_estimate=gap,
+        weights=[part.view(p.shape) for part, p in zip(total.split(sizes), dual.parameters, strict=True)],
     )
 
 
@@ -205,7 +213,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     dual.relaxed |= found.relaxed
     dual.gap_estimates = found.gaps.clamp(min=0.0)
     dual.oracle_gaps = dual.gap_estimates.clone()
-    dual.tell()
+    dual.agree(dual.total_loss, found.gap_estimate)
     dual.certified_gap = primal - value
     dual.oracle_calls += dual.num_examples
     if refresh:

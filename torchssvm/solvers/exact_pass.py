@@ -36,6 +36,7 @@ class ExactPass(NamedTuple):
         losses: ``[2, m]`` float64: ``n l_i`` computed from each block, NaN where that is impossible, and the sum of the
             absolute values of its terms.
         remember: Stores the labelings found, if the storage keeps labelings and was asked to.
+        gap_estimate: Of several processes, the sum of the gaps of all examples.
     """
 
     hinges: float
@@ -46,6 +47,7 @@ class ExactPass(NamedTuple):
     targets: Tensor
     losses: Tensor
     remember: Callable[[], None]
+    gap_estimate: float = 0.0
 
 
 def exact_pass(

@@ -28,6 +28,7 @@ from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.compiled.rounds import Rounds
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
+from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.away import Away
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
@@ -227,14 +228,13 @@ class CompiledBCFW(DualTrainer, Stateful):
                 rounding: the dual does not belong to these examples.
         """
         dual, memory = self.dual, self._memory
-        dual.ranks.agree(self._validate)
         options = self._options(False)._replace(direction=FrankWolfe.rule)
-        blocks = memory.blocks()
-        certificate = conclude(
-            dual,
-            lambda: self._exact(self._adapter.model(), blocks, dual, options, memory),
-            refresh=refresh,
-        )
+
+        def make_pass() -> ExactPass:
+            self._validate()
+            return self._exact(self._adapter.model(), memory.blocks(), dual, options, memory)
+
+        certificate = conclude(dual, make_pass, refresh=refresh)
         memory.remember_lengths(None)
         self._seen = (self._contents, self.dual.version)
         return certificate
