@@ -74,7 +74,7 @@ OPTIONS: dict[str, Any] = {
 QUICK = {
     "problems": {
         "OCR-small": {"lam": 0.1, "gap": 0.3},
-        "cuts": {"lam": 300.0, "gap": 0.3, "n": 8},
+        "cuts": {"lam": 300.0, "gap": 0.5, "n": 6},
         "poses": {"lam": 1.0, "gap": 0.5, "n": 4},
     },
     "sides": {"OCR-small": [[1, 1, 1], [2, 1, 16]], "cuts": [[1, 1, 1], [2, 1, 1]], "poses": [[1, 1, 1]]},
