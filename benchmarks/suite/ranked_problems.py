@@ -166,5 +166,6 @@ TASKS = {
     "OCR-large": Task(lambda n: OCR("train", "large"), _words),
     "CoNLL-2000": Task(lambda n: CoNLL2000("train", min_count=3), _sentences),
     "cuts": Task(lambda n: Cuts(n or 64), _cuts),
+    "large cuts": Task(lambda n: Cuts(n or 32, side=144), _cuts),
     "poses": Task(lambda n: Bodies(n or 64), _poses),
 }
