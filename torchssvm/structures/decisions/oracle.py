@@ -24,6 +24,7 @@ class DecisionOracle(ABC):
         quick: Whether a solution takes no longer than a step of training, so that to reuse decisions does not pay.
 
     Example:
+        >>> import numpy as np
         >>> class Cheapest(DecisionOracle):  # choose one of D things
         ...     def __init__(self, num_costs):
         ...         self.num_costs = num_costs
