@@ -239,7 +239,7 @@ def road_costs(x, num_arcs, seed=0, noise=0.5, degree=2):
     """Costs that are polynomials of linear functions of the features, times noise: [Elmachtoub and Grigas 2022]."""
     random = rng(seed)
     through = torch.randint(0, 2, (x.shape[1], num_arcs), generator=random).double()
-    costs = ((x.double() @ through) / x.shape[1] ** 0.5 + 3.0).pow(degree) / 3.5**degree + 1.0
+    costs = (((x.double() @ through) / x.shape[1] ** 0.5 + 3.0).pow(degree) + 1.0) / 3.5**degree
     return costs * (1.0 - noise + 2.0 * noise * torch.rand(costs.shape, generator=random, dtype=torch.float64))
 
 

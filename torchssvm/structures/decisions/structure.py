@@ -28,9 +28,10 @@ class Decision(NamedTuple):
         fixed: ``[B, D]`` float64, the known part of the predicted costs; :meth:`Decisions.check_target` puts it here.
 
     Example:
-        >>> target = Decisions(ShortestPath.grid(2, 2)).target(torch.tensor([[1.0, 4.0, 1.0, 1.0]]))
-        >>> target.y, target.cost.dtype
-        (tensor([[1, 0, 1, 0]]), torch.float64)
+        >>> structure, cost = Decisions(ShortestPath.grid(2, 2)), torch.tensor([[1.0, 4.0, 1.0, 1.0]])
+        >>> target = Decision(y=torch.tensor([[1, 0, 1, 0]]), cost=cost)  # or structure.target(cost)
+        >>> structure.loss(torch.tensor([[0, 1, 0, 1]]), target)
+        tensor([3.], dtype=torch.float64)
     """
 
     y: Tensor
