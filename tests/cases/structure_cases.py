@@ -14,7 +14,7 @@ from labelings_cases import LabelingsTestCase
 from problems import examples, rng
 from torch import Tensor
 
-from torchssvm.core.batch import tree_tensors
+from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner
 from torchssvm.core.structure import Structure, as_decoding
@@ -285,7 +285,7 @@ class StructureTestCase(LabelingsTestCase):
         moved = Potentials(
             {name: tensor.to(device) for name, tensor in potentials.tensors.items()}, lengths, ragged=potentials.ragged
         )
-        fields = type(target)(*(t.to(device) for t in target)) if isinstance(target, tuple) else target.to(device)
+        fields = tree_map(lambda tensor: tensor.to(device), target)
         there = find_corner(structure, moved, structure.check_target(fields, moved))
         assert there.labeling.device.type == device.type
         assert torch.equal(there.labeling.cpu(), here.labeling)

@@ -34,6 +34,8 @@ GRAPHS_OF_IMAGES = (
 EXTRAS = {
     "torchssvm.TorchStruct": ("torch_struct",),
     "torchssvm.OneSlack": ("qpsolvers", "clarabel"),
+    **{f"torchssvm.{name}": ("scipy",) for name in ("Assignment", "CPSAT", "IntegerProgram", "SCIP", "SciPyMilp")},
+    "torchssvm.HiGHS": ("highspy", "scipy"),
     "torchssvm.lightning.Report": ("matplotlib",),
     "torchssvm.datasets.LSPET": ("PIL",),
     "torchssvm.datasets.PoseTargets": ("PIL",),

@@ -33,6 +33,7 @@ MAY_IMPORT = {
 OPTIONAL = {
     "clarabel",
     "conllu",
+    "highspy",
     "jsonargparse",
     "lightning",
     "matplotlib",
@@ -40,6 +41,7 @@ OPTIONAL = {
     "onnx",
     "onnxruntime",
     "onnxscript",
+    "ortools",
     "qpsolvers",
     "rich",
     "safetensors",

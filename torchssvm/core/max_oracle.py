@@ -42,12 +42,13 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
             ~torch.isfinite(hinge),
             "the potentials of rows {rows} are not finite" + where + ": check features and weights",
         )
-        reject_rows(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
+        if structure.known_scores(potentials) is None:
+            reject_rows(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
         largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
         default = type(structure).augmented_argmax is Structure.augmented_argmax
         reject_rows(
-            hinge < -_tolerance(potentials) * (1 + loss + largest),
+            hinge < -_tolerance(potentials) * (1 + loss.abs() + largest),
             "the oracle returned outputs that score worse than the target in rows {rows}: "
             + (
                 "loss and loss_potentials disagree, or argmax does not find the best output; run torchssvm.check(head, "

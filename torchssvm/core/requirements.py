@@ -127,7 +127,8 @@ def loss_error(trial: Trial) -> str | None:
         return f"loss(target, target) is {own.tolist()}"
     for labeling in trial.samples:
         loss = trial.structure.loss(labeling, trial.target)
-        if bool((loss < 0).any()) or not bool(torch.isfinite(loss).all()):
+        negative = bool((loss < 0).any()) and trial.structure.known_scores(trial.potentials) is None
+        if negative or not bool(torch.isfinite(loss).all()):
             return f"loss is {loss.tolist()}"
     return None
 
@@ -203,9 +204,12 @@ def argmax_error(trial: Trial, *, augmented: bool = False) -> str | None:
 
 def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | None:
     structure = trial.structure
+    scores = potentials.tensors
+    if target is None and (known := structure.known_scores(potentials)) is not None:
+        scores = {name: tensor + known[name].to(tensor.dtype) for name, tensor in scores.items()}
 
     def score(labeling: Any) -> Tensor:
-        return inner(trial.parts(labeling), potentials.tensors)
+        return inner(trial.parts(labeling), scores)
 
     own = None if target is None else score(target)
 

@@ -176,6 +176,25 @@ class Structure(ABC):
         absolute = [{name: tensor.abs() for name, tensor in several.items()} for several in (known, costs)]
         return -inner(known, costs), inner(*absolute)
 
+    def known_scores(self, potentials: Potentials) -> Parts | None:
+        """Scores that are known and not trained: they are added to the potentials wherever outputs are decoded.
+
+        The potentials themselves stay linear in the weights, so ``check_target`` keeps such scores with the target, and
+        ``loss`` and ``loss_potentials`` of checked targets hold them: a loss may then be negative. The maximum of loss
+        and score is not, as the target has 0. The default knows of none.
+
+        Args:
+            potentials: The batch.
+
+        Returns:
+            Scores shaped like the potentials, or None.
+        """
+        return None
+
+    def task_loss(self, labeling: Labeling, target: Labeling) -> Tensor:
+        """The loss by which predictions are judged, ``[B]``: that of training, without known scores."""
+        return self.loss(labeling, target)
+
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """Where the potentials can matter, for tensors that are padded in other ways than ``ragged`` says: masks.
 

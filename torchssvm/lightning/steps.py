@@ -27,7 +27,7 @@ def errors(structure: Structure, potentials: Potentials, target: Any) -> dict[st
     target = structure.check_target(target, potentials)
     labeling = as_decoding(structure.argmax(potentials)).labeling
     size = potentials.batch_size
-    found = {"loss": Mean(structure.loss(labeling, target).mean(dtype=torch.float64).float(), size)}
+    found = {"loss": Mean(structure.task_loss(labeling, target).mean(dtype=torch.float64).float(), size)}
     counts = count_errors(labeling, target)
     if counts is not None:
         wrong, tokens = counts

@@ -114,7 +114,7 @@ def evaluate(
             found = as_decoding(structure.argmax(potentials))
             labeling = found.labeling
             exact &= found.exact
-            loss += float(structure.loss(labeling, target).sum(dtype=torch.float64))
+            loss += float(structure.task_loss(labeling, target).sum(dtype=torch.float64))
             examples += potentials.batch_size
             counts = count_errors(labeling, target)
             if counts is None:

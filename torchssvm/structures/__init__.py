@@ -9,6 +9,7 @@ from sys import modules as _modules
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.structures.arborescence import *
 from torchssvm.structures.chain import *
+from torchssvm.structures.decisions import *
 from torchssvm.structures.graph_cut import *
 from torchssvm.structures.matching import *
 from torchssvm.structures.multiclass import *

@@ -1,0 +1,88 @@
+"""The oracles of decisions against enumeration, on many random problems at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from torchssvm import Assignment, Decisions, Knapsack, Selection, ShortestPath, SpanningTree
+
+SIDE_STREETS = [[0, 1], [3, 1], [1, 2], [0, 2], [2, 4], [0, 3], [0, 3]]  # not in order, with two parallel arcs
+KITE = [[0, 1], [1, 2], [0, 2], [2, 3], [3, 0], [0, 1]]
+ORACLES = [
+    (ShortestPath.grid(3, 3), 6),
+    (ShortestPath.grid(1, 4), 1),
+    (ShortestPath(SIDE_STREETS, 0, 4), 4),
+    (Selection(6, 2), 15),
+    (Selection(6, 3, at_most=True, maximize=False), 42),
+    (Knapsack([3, 2, 2, 0, 5, 7], capacity=7), 24),
+    (Knapsack([3, 2, 2], capacity=10**9), 8),
+    (Assignment(3), 6),
+    (Assignment(2, 4, maximize=True), 12),
+    (SpanningTree(KITE), 13),
+    (SpanningTree(KITE, maximize=True), 13),
+]
+
+
+def best_of_all(oracle, costs, given=None):
+    shared, best = oracle.decisions(), np.max if oracle.maximize else np.min
+    each = [shared] * len(costs) if given is None else [oracle.decisions(own) for own in given]
+    return np.array([best(decisions @ own) for decisions, own in zip(each, costs, strict=True)])
+
+
+@pytest.mark.parametrize("oracle, count", ORACLES, ids=lambda value: repr(value)[:24])
+def test_decisions_are_the_best_of_all(oracle, count):
+    random = np.random.default_rng(0)
+    assert len(np.unique(oracle.decisions(), axis=0)) == len(oracle.decisions()) == count
+    feasible = {tuple(y) for y in oracle.decisions()}
+    whole = random.integers(-3, 4, (2000, oracle.num_costs)).astype(float)  # many ties
+    for costs in (random.normal(size=whole.shape), whole, 1e9 * random.normal(size=whole.shape)):
+        y, value, bound = oracle.solve(costs)
+        assert bound is None
+        np.testing.assert_allclose(value, best_of_all(oracle, costs), atol=1e-9, rtol=1e-12)
+        np.testing.assert_allclose(value, (y * costs).sum(1), atol=1e-9, rtol=1e-12)
+        assert {tuple(own) for own in y} <= feasible
+        for row in range(3):
+            assert (oracle.solve(costs[row : row + 1])[0] == y[row]).all()
+
+
+@pytest.mark.parametrize("oracle, most", [(Selection(6, 2), 7), (Knapsack([3, 2, 2, 1], 4), 10)], ids=["k", "capacity"])
+def test_every_example_may_have_its_own_limit(oracle, most):
+    random = np.random.default_rng(1)
+    costs, given = random.normal(size=(500, oracle.num_costs)), random.integers(0, most, 500)
+    value = oracle.solve(costs, given)[1]
+    np.testing.assert_allclose(value, best_of_all(oracle, costs, given), atol=1e-12)
+    np.testing.assert_allclose(oracle.solve(costs, given.reshape(-1, 1))[1], value)
+
+
+def test_the_arcs_of_a_grid_are_in_the_usual_order():
+    assert ShortestPath.grid(2, 3).arcs.tolist() == [[0, 1], [1, 2], [0, 3], [1, 4], [2, 5], [3, 4], [4, 5]]
+
+
+def test_oracles_know_each_other_by_their_numbers():
+    """The names by which checkpoints tell structures apart."""
+    names = {repr(Decisions(oracle)) for oracle, _ in ORACLES}
+    assert len(names) == len(ORACLES)
+    assert Decisions(ShortestPath.grid(3, 3)).same_as(Decisions(ShortestPath.grid(3, 3)))
+    assert not Decisions(Knapsack([1, 2], 3)).same_as(Decisions(Knapsack([2, 1], 3)))
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: ShortestPath([[0, 1], [1, 2], [2, 0]], 0, 2), r"cycle through nodes \[0, 1, 2\]"),
+        (lambda: ShortestPath([[0, 1], [1, 2]], 1, 0), "no path of arcs leads from source=1 to sink=0"),
+        (lambda: ShortestPath([[0, 1]], 0, 5), "no path"),
+        (lambda: ShortestPath([0, 1], 0, 1), r"arcs must be \[D, 2\]"),
+        (lambda: Selection(3, 4), "k=4 is more than num_items=3"),
+        (lambda: Knapsack([1.5, 2.0], 3), "whole numbers"),
+        (lambda: Knapsack([1, -2], 3), "whole numbers"),
+        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.array([1, -1])), "capacity of row 1 is negative"),
+        (lambda: Assignment(3, 2), "tasks=2 is less than workers=3"),
+        (lambda: SpanningTree([[0, 1], [2, 3]]), "join 4 nodes in 2 pieces"),
+        (lambda: SpanningTree([[0.0, 1.0, 2.0]]), r"edges must be \[D, 2\]"),
+    ],
+)
+def test_problems_that_do_not_fit_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

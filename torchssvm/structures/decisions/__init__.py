@@ -1,0 +1,31 @@
+"""Decisions with linear costs: predict, then optimise."""
+
+from torchssvm.structures.decisions.backends import CPSAT, SCIP, HiGHS, SciPyMilp
+from torchssvm.structures.decisions.combinatorial import Assignment, Knapsack, Selection, SpanningTree
+from torchssvm.structures.decisions.data import DecisionProblems
+from torchssvm.structures.decisions.head import LinearDecisions
+from torchssvm.structures.decisions.integer_program import IntegerProgram
+from torchssvm.structures.decisions.oracle import DecisionOracle
+from torchssvm.structures.decisions.potentials import DecisionPotentials, Situations
+from torchssvm.structures.decisions.shortest_path import ShortestPath
+from torchssvm.structures.decisions.structure import Decision, Decisions
+
+__all__ = [
+    "CPSAT",
+    "SCIP",
+    "Assignment",
+    "Decision",
+    "DecisionOracle",
+    "DecisionPotentials",
+    "DecisionProblems",
+    "Decisions",
+    "HiGHS",
+    "IntegerProgram",
+    "Knapsack",
+    "LinearDecisions",
+    "SciPyMilp",
+    "Selection",
+    "ShortestPath",
+    "Situations",
+    "SpanningTree",
+]

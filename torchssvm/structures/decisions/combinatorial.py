@@ -1,0 +1,226 @@
+"""Choices that are solved exactly and quickly: selections, knapsacks, assignments, spanning trees."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.structure import digest
+from torchssvm.structures.decisions import numba as kernels
+from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of
+from torchssvm.structures.matching.oracle import best_matching
+
+_MOST_LISTED = 12
+
+
+class Selection(DecisionOracle):
+    """The k items with the highest total value.
+
+    The number may differ from example to example: ``Situations(features, given=k)`` with ``k`` ``[B]`` int64.
+
+    Args:
+        num_items: D.
+        k: How many are chosen.
+        at_most: Whether fewer may be chosen: items of negative value are then left out.
+        maximize: Whether values are maximised; False chooses the k lowest costs.
+
+    Raises:
+        ValueError: ``k`` is not in 0 to ``num_items``.
+
+    Example:
+        >>> Decisions(Selection(4, k=2)).decode(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
+        tensor([[0, 1, 0, 1]])
+    """
+
+    quick = True
+
+    def __init__(self, num_items: int, k: int, *, at_most: bool = False, maximize: bool = True) -> None:
+        check_flags(at_most=at_most, maximize=maximize)
+        self.num_costs = check_whole(num_items, "num_items")
+        self.k = check_whole(k, "k", 0)
+        if self.k > self.num_costs:
+            raise ValueError(f"k={k} is more than num_items={num_items}")
+        self.at_most = at_most
+        self.maximize = maximize
+
+    def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
+        """By sorting; of equal items, the first ones."""
+        gains = costs if self.maximize else -costs
+        rank = np.argsort(np.argsort(-gains, axis=1, kind="stable"), axis=1, kind="stable")
+        y = rank < (self.k if given is None else given.reshape(-1, 1))
+        if self.at_most:
+            y &= gains > 0.0
+        return y.astype(np.int64), costs_of(y, costs), None
+
+    def decisions(self, given: Array | None = None) -> Array | None:
+        """All selections of up to 12 items."""
+        k = self.k if given is None else int(given)
+        return _subsets(self.num_costs, lambda y: (y.sum(1) <= k) & (self.at_most | (y.sum(1) == k)))
+
+    def __repr__(self) -> str:
+        return f"Selection({self.num_costs}, k={self.k}, at_most={self.at_most}, maximize={self.maximize})"
+
+
+class Knapsack(DecisionOracle):
+    """The items with the highest total value whose weights, whole numbers, sum to at most a capacity.
+
+    Dynamic programming takes D times the capacity steps. For weights that are not whole, or several constraints, take
+    :class:`IntegerProgram`. Capacities may differ: ``Situations(features, given=capacities)`` with ``[B]`` int64.
+
+    Args:
+        weights: ``[D]`` whole numbers, at least 0.
+        capacity: The highest total weight.
+
+    Raises:
+        ValueError: A weight is negative or not whole, or ``capacity`` is negative.
+
+    Example:
+        >>> Decisions(Knapsack([3, 2, 2], capacity=4)).decode(torch.tensor([[5.0, 3.0, 3.0]]))
+        tensor([[0, 1, 1]])
+    """
+
+    maximize = True
+    quick = True
+
+    def __init__(self, weights: Any, capacity: int) -> None:
+        given = np.asarray(weights)
+        self.weights = np.ascontiguousarray(given, dtype=np.int64)
+        if self.weights.ndim != 1 or not len(self.weights) or (self.weights != given).any() or self.weights.min() < 0:
+            raise ValueError(
+                f"weights={weights!r} must be [D] whole numbers of at least 0; for others take IntegerProgram"
+            )
+        self.num_costs = len(self.weights)
+        self.capacity = check_whole(capacity, "capacity", 0)
+
+    def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
+        """Dynamic programming; an item that adds nothing is left out."""
+        capacity = np.full(len(costs), self.capacity) if given is None else given.reshape(-1).astype(np.int64)
+        if (capacity < 0).any():
+            raise ValueError(f"given: the capacity of row {int((capacity < 0).nonzero()[0][0])} is negative")
+        most = min(int(capacity.max(initial=0)), int(self.weights.sum()))
+        y = np.zeros(costs.shape, np.int64)
+        room = np.empty(most + 1), np.empty((self.num_costs, most + 1), np.bool_)
+        kernels.knapsacks(costs, self.weights, np.minimum(capacity, most), *room, y)
+        return y, costs_of(y, costs), None
+
+    def decisions(self, given: Array | None = None) -> Array | None:
+        """All choices among up to 12 items."""
+        capacity = self.capacity if given is None else int(given)
+        return _subsets(self.num_costs, lambda y: y @ self.weights <= capacity)
+
+    def __repr__(self) -> str:
+        return f"Knapsack({digest(torch.from_numpy(self.weights))}, capacity={self.capacity})"
+
+
+class Assignment(DecisionOracle):
+    """Each of S workers gets one of T tasks, no task twice; costs and decisions are ``[B, S * T]``, row by row.
+
+    :func:`torchssvm.structures.best_matching` solves it; :class:`Matching` is for pairs that are targets themselves and
+    may stay apart.
+
+    Args:
+        workers: S.
+        tasks: T, at least S; None is S.
+        maximize: Whether costs are values, to be maximised.
+
+    Raises:
+        ValueError: There are fewer tasks than workers.
+
+    Example:
+        >>> Decisions(Assignment(2)).decode(torch.tensor([[1.0, 2.0, 2.0, 4.0]]))
+        tensor([[0, 1, 1, 0]])
+    """
+
+    quick = True
+
+    def __init__(self, workers: int, tasks: int | None = None, *, maximize: bool = False) -> None:
+        check_flags(maximize=maximize)
+        self.workers = check_whole(workers, "workers")
+        self.tasks = self.workers if tasks is None else check_whole(tasks, "tasks")
+        if self.tasks < self.workers:
+            raise ValueError(f"tasks={tasks} is less than workers={workers}: exchange the two")
+        self.num_costs = self.workers * self.tasks
+        self.maximize = maximize
+
+    def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
+        """A matching with scores that are all positive, so that nobody stays without a task."""
+        gains = costs if self.maximize else -costs
+        least, most = gains.min(1, keepdims=True), gains.max(1, keepdims=True)
+        positive = torch.from_numpy(gains - least + np.where(most > least, most - least, 1.0))
+        y = best_matching(positive.view(-1, self.workers, self.tasks)).flatten(1).to(torch.int64).numpy()
+        return y, costs_of(y, costs), None
+
+    def decisions(self, given: Array | None = None) -> Array | None:
+        """All assignments of up to 5 workers to up to 6 tasks."""
+        if self.workers > 5 or self.tasks > 6:
+            return None
+        chosen = np.array([*itertools.permutations(range(self.tasks), self.workers)])
+        return np.eye(self.tasks, dtype=np.int64)[chosen].reshape(-1, self.num_costs)
+
+    def __repr__(self) -> str:
+        return f"Assignment({self.workers}, {self.tasks}, maximize={self.maximize})"
+
+
+class SpanningTree(DecisionOracle):
+    """The edges of the cheapest tree that joins all nodes of a graph, by Kruskal's algorithm.
+
+    Trees with arcs from a root are the outputs of :class:`Arborescence`.
+
+    Args:
+        edges: ``[D, 2]``, the ends of every edge; nodes are whole numbers from 0.
+        maximize: Whether costs are values, to be maximised.
+
+    Raises:
+        ValueError: The graph is not connected.
+
+    Example:
+        >>> triangle = SpanningTree([[0, 1], [1, 2], [0, 2]])
+        >>> Decisions(triangle).decode(torch.tensor([[1.0, 3.0, 2.0]]))
+        tensor([[1, 0, 1]])
+    """
+
+    quick = True
+
+    def __init__(self, edges: Any, *, maximize: bool = False) -> None:
+        check_flags(maximize=maximize)
+        self.edges = np.ascontiguousarray(edges, dtype=np.int64)
+        if self.edges.ndim != 2 or self.edges.shape[1] != 2 or not len(self.edges) or self.edges.min() < 0:
+            raise ValueError(f"edges must be [D, 2], pairs of nodes from 0, got {list(self.edges.shape)}")
+        self.num_costs = len(self.edges)
+        self.num_nodes = int(self.edges.max()) + 1
+        self.maximize = maximize
+        if (found := int(self.solve(np.zeros((1, self.num_costs)))[0].sum())) < self.num_nodes - 1:
+            raise ValueError(f"edges join {self.num_nodes} nodes in {self.num_nodes - found} pieces: a tree needs one")
+
+    def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
+        """Kruskal's algorithm; of equal edges, the first ones."""
+        order = np.argsort(-costs if self.maximize else costs, axis=1, kind="stable")
+        y = np.zeros(costs.shape, np.int64)
+        kernels.spanning_trees(order, self.edges, np.empty(self.num_nodes, np.int64), y)
+        return y, costs_of(y, costs), None
+
+    def decisions(self, given: Array | None = None) -> Array | None:
+        """All trees of up to 12 edges: as many edges as a tree has, and no other tree among them is the best."""
+        size = self.num_nodes - 1
+
+        def trees(y: Array) -> Array:
+            right = y.sum(1) == size
+            right[right] = (self.solve(np.where(self.maximize, 1.0, -1.0) * y[right])[0] == y[right]).all(1)
+            return right
+
+        return _subsets(self.num_costs, trees)
+
+    def __repr__(self) -> str:
+        return f"SpanningTree({digest(torch.from_numpy(self.edges))}, maximize={self.maximize})"
+
+
+def _subsets(size: int, allowed: Any) -> Array | None:
+    """The 0/1 vectors of up to 12 numbers that are allowed: ``[K, D] -> [K]`` bool."""
+    if size > _MOST_LISTED:
+        return None
+    every = np.indices((2,) * size).reshape(size, -1).T
+    return every[allowed(every)]

@@ -1,0 +1,108 @@
+"""The linear head of decisions: predicted costs are linear in features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.potentials import Parts, own_weights
+from torchssvm.core.precision import full_precision, product
+from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.decisions.potentials import DecisionPotentials, Situations
+from torchssvm.structures.decisions.structure import Decisions
+from torchssvm.structures.linear_head import LinearHead
+
+
+class LinearDecisions(LinearHead):
+    """Predicted costs, linear in features, with all weights zero at the start.
+
+    Either every variable has its own weights, ``c_hat = W x + b`` with ``weight`` ``[D, F]`` as in ``nn.Linear``, or
+    every variable has its own features and all share one weight vector, ``c_hat_d = w'x_d + b`` with ``weight``
+    ``[1, F]``. The weights are those of the predicted costs, and so is their regularisation.
+
+    Args:
+        in_features: F, the number of features.
+        structure: The decisions, which know D.
+        shared: Whether variables share one weight vector.
+        bias: Whether there is a ``b``; it is regularised like the other weights.
+
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+        TypeError: ``structure`` is not a :class:`Decisions`.
+
+    Example:
+        >>> head = LinearDecisions(in_features=3, structure=Decisions(ShortestPath.grid(2, 2)))
+        >>> head(torch.rand(5, 3)).single.shape
+        torch.Size([5, 4])
+        >>> head = LinearDecisions(in_features=3, structure=Decisions(ShortestPath.grid(2, 2)), shared=True)
+        >>> head(torch.rand(5, 4, 3)).single.shape
+        torch.Size([5, 4])
+    """
+
+    def __init__(self, in_features: int, *, structure: Decisions, shared: bool = False, bias: bool = True) -> None:
+        super().__init__()
+        check_flags(shared=shared, bias=bias)
+        self.in_features = check_whole(in_features, "in_features")
+        found = check_structure(structure, "Decisions(ShortestPath.grid(5, 5))", "num_costs", "oracle")
+        if found is None:
+            raise TypeError("structure=None: give the decisions, such as Decisions(ShortestPath.grid(5, 5))")
+        self.structure = found
+        self.shared = shared
+        outputs = 1 if shared else found.num_costs
+        self.weight = nn.Parameter(torch.zeros(outputs, self.in_features))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
+        return {"bias": self.bias is not None}
+
+    def forward(self, x: Tensor | Situations, lengths: None = None) -> DecisionPotentials:
+        """Features -> predicted costs ``[B, D]``; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: ``[B, F]``, or ``[B, D, F]`` with shared weights; or :class:`Situations`.
+            lengths: None.
+
+        Raises:
+            ValueError: ``x`` has the wrong shape, or the batch has lengths.
+        """
+        if lengths is not None:
+            raise ValueError("lengths must be None: all decisions have D variables. Make the Batch without lengths")
+        features, fixed, given = x if isinstance(x, Situations) else (x, None, None)
+        expected = (self.structure.num_costs, self.in_features) if self.shared else (self.in_features,)
+        if check_tensor(features, "x").ndim != len(expected) + 1 or features.shape[1:] != expected:
+            raise ValueError(f"x must be {['B', *expected]}, got {list(features.shape)}".replace("'", ""))
+        with full_precision(features.device):
+            features = features.to(self.weight.dtype)
+            costs = product(features, self.weight[0]) if self.shared else product(features, self.weight)
+            if self.bias is not None:
+                costs = costs + self.bias
+        known, one = features.detach(), float(self.bias is not None)
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            (v,) = parts.values()
+            if self.shared:
+                gradients = [v.unsqueeze(1) @ known, v.sum(1, keepdim=True)]
+            else:
+                gradients = [v.unsqueeze(2) * known.unsqueeze(1), v]
+            return gradients if self.bias is not None else gradients[:1]
+
+        def gram_product(parts: Parts) -> Parts:
+            ((name, v),) = parts.items()
+            if self.shared:
+                return {name: (known @ (v.unsqueeze(1) @ known).mT).squeeze(2) + one * v.sum(1, keepdim=True)}
+            return {name: v * (known.square().sum(1, keepdim=True) + one)}
+
+        trained = features.requires_grad
+        return DecisionPotentials(
+            costs,
+            fixed=fixed,
+            given=given,
+            adjoint=adjoint,
+            gram_product=gram_product,
+            weights=None if trained else own_weights(self),
+            called_with=None if trained else (self, x),
+        )

@@ -1,0 +1,86 @@
+"""What solves the problem of a decision: an oracle, and the oracle made of a function."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchssvm.core.arguments import check_flags, check_whole
+
+Array = NDArray[Any]
+Solved = tuple[Array, Array, Array | None]
+
+
+class DecisionOracle(ABC):
+    """A problem with linear costs: the feasible decisions, and how the best of them is found.
+
+    Attributes:
+        num_costs: D, the number of variables of a decision.
+        maximize: Whether the costs are values, to be maximised.
+        quick: Whether a solution takes no longer than a step of training, so that to reuse decisions does not pay.
+
+    Example:
+        >>> import numpy as np
+        >>> class Cheapest(DecisionOracle):  # choose one of D things
+        ...     def __init__(self, num_costs):
+        ...         self.num_costs = num_costs
+        ...     def solve(self, costs, given=None, start=None):
+        ...         return np.eye(self.num_costs, dtype=np.int64)[costs.argmin(1)], costs.min(1), None
+        >>> Decisions(Cheapest(3)).decode(torch.tensor([[2.0, 1.0, 3.0]]))
+        tensor([[0, 1, 0]])
+    """
+
+    num_costs: int
+    maximize: bool = False
+    quick: bool = False
+
+    @abstractmethod
+    def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
+        """The best decision of every example.
+
+        Args:
+            costs: ``[B, D]`` float64, finite, of any sign.
+            given: ``[B, ...]``, what else differs between the examples' problems, as :class:`Situations` carries it;
+                None where nothing does.
+            start: ``[B, D]``, a feasible decision of every example, from which a solver may start; None where none is
+                known. An oracle that finds nothing better in its time returns it.
+
+        Returns:
+            The decisions ``[B, D]``, integers or floats; their costs ``[B]`` float64; and ``[B]`` float64, what no
+            decision's cost is below (above, if ``maximize``), or None where all decisions are optimal.
+        """
+
+    def decisions(self, given: Array | None = None) -> Array | None:
+        """All feasible decisions of one example, ``[K, D]``; None where they are not listed.
+
+        Args:
+            given: ``[...]``, as in :meth:`solve`, of one example.
+        """
+        return None
+
+
+class FunctionOracle(DecisionOracle):
+    """The oracle that a function ``costs -> (y, value, bound)`` is."""
+
+    def __init__(self, function: Callable[..., Solved], num_costs: int, maximize: bool) -> None:
+        check_flags(maximize=maximize)
+        self.num_costs = check_whole(num_costs, "num_costs")
+        self.function = function
+        self.maximize = maximize
+
+    def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
+        """``function(costs)``, or ``function(costs, given)`` where something is given."""
+        return self.function(costs) if given is None else self.function(costs, given)
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"{name}, num_costs={self.num_costs}, maximize={self.maximize}"
+
+
+def costs_of(decisions: Array, costs: Array) -> Array:
+    """``costs @ y`` of every example, ``[B]`` float64."""
+    return np.einsum("bd,bd->b", decisions.astype(np.float64, copy=False), costs)
