@@ -7,12 +7,14 @@ What is used by its name in this package, by purpose:
   ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``LinearArcs``, ``LinearChain``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``,
-  ``LinearPose``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
+  ``LinearPose``, ``LinearRanking``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give
+  ``Potentials``.
 * Structures: ``Structure``, ``Arborescence``, ``Chain``, ``GraphCut``, ``Matching``, ``Multiclass``, ``Multilabel``,
-  ``Pose``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs and oracles: ``BranchAndBound``,
-  ``BruteForceSearch``, ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``, ``EveryLossLevel``,
-  ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``,
-  ``NonProjective``, ``PoseMaps``, ``Projective``, ``RoofDual``, ``Segmentation``, ``SlackOracle``, ``Transitions``,
+  ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs, measures and oracles:
+  ``AveragePrecision``, ``BranchAndBound``, ``BruteForceSearch``, ``Decoding``, ``EdgePotentials``, ``Edges``,
+  ``EveryClass``, ``EveryLossLevel``, ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``,
+  ``MessagePassing``, ``MinCut``, ``NDCG``, ``NonProjective``, ``PairSwaps``, ``PoseMaps``, ``PrecisionAt``,
+  ``Projective``, ``RankingMeasure``, ``RoofDual``, ``Segmentation``, ``SlackOracle``, ``Transitions``,
   ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
@@ -116,7 +118,9 @@ from torchssvm.steps.cache import CacheOracle, MaxOracle
 from torchssvm.steps.orders import LargestGap, Permutation, Proportional, Uniform
 from torchssvm.steps.sampler import GapBatchSampler
 from torchssvm.structures import (
+    NDCG,
     Arborescence,
+    AveragePrecision,
     BranchAndBound,
     BruteForceSearch,
     Chain,
@@ -134,6 +138,7 @@ from torchssvm.structures import (
     LinearMulticlass,
     LinearMultilabel,
     LinearPose,
+    LinearRanking,
     LinearTree,
     LossScaleSearch,
     Matching,
@@ -142,9 +147,13 @@ from torchssvm.structures import (
     Multiclass,
     Multilabel,
     NonProjective,
+    PairSwaps,
     Pose,
     PoseMaps,
+    PrecisionAt,
     Projective,
+    Ranking,
+    RankingMeasure,
     RoofDual,
     Segmentation,
     SlackOracle,
@@ -162,9 +171,11 @@ __version__ = "0.2.0"
 __all__ = [
     "BCFW",
     "GDMM",
+    "NDCG",
     "RBF",
     "Arborescence",
     "Average",
+    "AveragePrecision",
     "Away",
     "AwayStep",
     "Batch",
@@ -218,6 +229,7 @@ __all__ = [
     "LinearMulticlass",
     "LinearMultilabel",
     "LinearPose",
+    "LinearRanking",
     "LinearTree",
     "LossScaleSearch",
     "Marginals",
@@ -232,6 +244,7 @@ __all__ = [
     "NonProjective",
     "Objective",
     "OneSlack",
+    "PairSwaps",
     "Pairwise",
     "PassReport",
     "PathRun",
@@ -241,10 +254,13 @@ __all__ = [
     "Pose",
     "PoseMaps",
     "Potentials",
+    "PrecisionAt",
     "PredefinedStep",
     "Projective",
     "Proportional",
     "RankError",
+    "Ranking",
+    "RankingMeasure",
     "Recipe",
     "RegularizationPath",
     "Relative",
