@@ -78,6 +78,7 @@ RETURNED = frozenset(
         "Example",
         "MultilabelScores",
         "PoseScores",
+        "RankingScores",
         "SegmentationScores",
         "Sentence",
         "TaggedSentences",

@@ -16,20 +16,33 @@ from torchssvm import (
     NDCG,
     AveragePrecision,
     Batch,
+    CacheOracle,
+    Labelings,
     LinearRanking,
+    MeanParts,
     PairSwaps,
+    Pairwise,
     Potentials,
     PrecisionAt,
     Ranking,
+    Relative,
+    RunOptions,
+    Solver,
+    Weights,
     check,
+    in_order,
+    make_trainer,
+    solve,
 )
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
+from torchssvm.datasets import PaddedDataset
+from torchssvm.deployment.recipes import describe, rebuild
 
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-def in_order(places):
+def from_the_top(places):
     """The documents of a list from the top down."""
     return sorted(range(len(places)), key=lambda d: int(places[d]))
 
@@ -152,7 +165,7 @@ class RankingCase(StructureTestCase):
         assert torch.equal(places < 0, torch.arange(places.shape[1]) >= potentials.lengths.unsqueeze(1))
         for row, length in enumerate(potentials.lengths.tolist()):
             scores = potentials.single[row, :length].tolist()
-            assert in_order(places[row, :length]) == sorted(range(length), key=lambda d: -scores[d])  # stable
+            assert from_the_top(places[row, :length]) == sorted(range(length), key=lambda d: -scores[d])  # stable
 
     @examples(8)
     @given(seed=SEEDS)
@@ -169,7 +182,7 @@ class TestNDCG(RankingCase):
             places = zip(order, range(structure.measure.k or len(order)), strict=False)
             return sum((2 ** int(target[d]) - 1) / math.log2(place + 2) for d, place in places)
 
-        return 1 - gain(in_order(labeling)) / gain(sorted(range(len(target)), key=lambda d: -int(target[d])))
+        return 1 - gain(from_the_top(labeling)) / gain(sorted(range(len(target)), key=lambda d: -int(target[d])))
 
     @examples(8)
     @given(seed=SEEDS)
@@ -190,11 +203,13 @@ class TestNDCG(RankingCase):
 
 class TestNDCGOfTheFirst(TestNDCG):
     measure = NDCG(k=2)
+    most = 3
 
 
 class TestPrecisionAt(RankingCase):
     measure = PrecisionAt(k=2, relevant=2)
     grades = 4
+    most = 3
 
     def random_target(self, structure, potentials, random):
         return super().random_target(structure, potentials, random) + 1
@@ -228,27 +243,21 @@ class PairsCase(RankingCase):
 
 
 class TestAveragePrecision(PairsCase):
-    measure = AveragePrecision()
-    most = 5
-
-    def levels(self, grades):
-        return grades >= self.measure.relevant
-
-    def reference_loss(self, structure, labeling, target):
-        relevant = [bool(target[d] >= structure.measure.relevant) for d in in_order(labeling)]
-        precision = [sum(relevant[: k + 1]) / (k + 1) for k, hit in enumerate(relevant) if hit]
-        return 1 - sum(precision) / len(precision)
-
-
-class TestAveragePrecisionOfGrades(TestAveragePrecision):
     measure = AveragePrecision(relevant=2)
     grades = 4
-    most = 4
 
     def random_target(self, structure, potentials, random):
         target = super().random_target(structure, potentials, random)
         target[:, 0] = 2
         return target
+
+    def levels(self, grades):
+        return grades >= self.measure.relevant
+
+    def reference_loss(self, structure, labeling, target):
+        relevant = [bool(target[d] >= structure.measure.relevant) for d in from_the_top(labeling)]
+        precision = [sum(relevant[: k + 1]) / (k + 1) for k, hit in enumerate(relevant) if hit]
+        return 1 - sum(precision) / len(precision)
 
 
 class TestPairSwaps(PairsCase):
@@ -274,6 +283,23 @@ class TestPairSwaps(PairsCase):
 
     def count(self, structure, potentials, row):
         return math.factorial(2 * int(potentials.lengths[row]))
+
+
+@examples(40)
+@given(seed=SEEDS, relevant=st.integers(1, 3), most=st.integers(5, 6))
+def test_average_precision_on_longer_lists(seed, relevant, most):
+    """All orders of 5 or 6 documents at once."""
+    random = rng(seed)
+    orders = torch.tensor(list(itertools.permutations(range(most))))
+    scores = 0.3 * torch.randn(1, most, generator=random, dtype=torch.float64)
+    potentials, structure = Potentials(scores), Ranking(AveragePrecision(relevant))
+    grades = torch.randint(0, 4, (1, most), generator=random)
+    grades[0, 0] = 3
+    hinge = find_corner(structure, potentials, structure.check_target(grades, potentials)).hinge
+    every = Potentials(scores.expand(len(orders), most))
+    target = structure.check_target(grades.expand_as(orders), every)
+    values = structure.loss(orders, target) + inner(structure.difference(orders, target, every), every.tensors)
+    assert float(hinge) == pytest.approx(float(values.max()), abs=1e-12)
 
 
 @examples(30)
@@ -317,9 +343,9 @@ class TestLinearRanking(HeadTestCase):
 @pytest.mark.parametrize("measure", [PairSwaps(), AveragePrecision(), NDCG(), NDCG(k=2), PrecisionAt(k=2)], ids=repr)
 def test_check_takes_it(measure):
     random = rng(0)
-    lengths = torch.tensor([3, 2, 3])
-    y = torch.tensor([[1, 0, 2], [0, 1, -1], [0, 0, 3]])
-    x = torch.randn(3, 3, 4, generator=random)
+    lengths = torch.tensor([3, 2, 3]) if not isinstance(measure, PairSwaps) else torch.tensor([2, 1, 2])
+    y = torch.tensor([[1, 0, 2], [2, 1, -1], [0, 3, 0]])[:, : int(lengths.max())]
+    x = torch.randn(*y.shape, 4, generator=random)
     head = LinearRanking(4, structure=Ranking(measure))
     check(head, head.structure, Batch(x, y, torch.arange(3), lengths)).raise_if_wrong()
 
@@ -347,3 +373,72 @@ def test_wrong_arguments_are_refused():
         PairSwaps(normalize=1)
     with pytest.raises(TypeError, match=r"must be one such as Ranking\(\)"):
         LinearRanking(2, structure="pairs")
+
+
+def lists(seed=0, count=12, most=6):
+    """Queries whose grades show in the features."""
+    random = rng(seed)
+    lengths = torch.randint(2, most + 1, (count,), generator=random)
+    x = torch.randn(count, most, 4, generator=random)
+    grades = (x[..., 0] + 0.5 * torch.randn(count, most, generator=random)).clamp(0, 2).ceil().long()
+    grades[:, 0] = 2
+    beyond = torch.arange(most) >= lengths.unsqueeze(1)
+    return PaddedDataset(x.masked_fill(beyond.unsqueeze(2), 0.0), grades.masked_fill(beyond, -1), lengths)
+
+
+MEASURES = [PairSwaps(), PairSwaps(normalize=False), AveragePrecision(), NDCG(), NDCG(k=3), PrecisionAt(k=2)]
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=repr)
+def test_every_solver_certifies_the_same_optimum(measure):
+    data, structure, proofs = lists(), Ranking(measure), []
+    for solver in (
+        None,
+        Solver(storage=Labelings(), direction=Pairwise(), oracle=CacheOracle()),
+        Solver(storage=Weights()),
+    ):
+        head = LinearRanking(4, structure=structure)
+        proofs.append(solve(head, data, 0.05, tolerance=Relative(0.02), solver=solver, progress=False))
+    assert all(proof.exact and proof.relative_gap <= 0.02 for proof in proofs)
+    assert max(proof.dual for proof in proofs) <= min(proof.primal for proof in proofs) + 1e-6
+    # The primal by its definition, at the last weights.
+    batch = next(iter(in_order(data)))
+    potentials = head(batch.x, batch.lengths)
+    found = find_corner(structure, potentials, structure.check_target(batch.y, potentials))
+    primal = 0.025 * float(head.weight.square().sum()) + float(found.hinge.mean())
+    assert proofs[-1].primal == pytest.approx(primal, rel=1e-5)
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Labelings])
+def test_a_run_goes_on_to_the_same_bits(storage):
+    def trainer():
+        solver, options = Solver(storage=storage()), RunOptions(batch_size=4, seed=3)
+        return make_trainer(LinearRanking(4), lists(), 0.05, solver=solver, options=options, progress=False)
+
+    whole, first, second = trainer(), trainer(), trainer()
+    for _ in range(6):
+        whole.step()
+    for _ in range(3):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    for _ in range(3):
+        second.step()
+    assert torch.equal(second.head.weight, whole.head.weight)
+    assert second.dual.value() == whole.dual.value()
+
+
+def test_weights_stay_within_bounds():
+    head = LinearRanking(4, structure=Ranking(NDCG()))
+    proof = solve(head, lists(), 0.05, bounds={"weight": (0.0, None)}, progress=False)
+    assert proof.relative_gap <= 0.01
+    assert float(head.weight.detach().min()) >= 0.0
+    free = solve(LinearRanking(4, structure=Ranking(NDCG())), lists(), 0.05, progress=False)
+    assert free.dual <= proof.primal
+
+
+def test_a_checkpoint_makes_the_head_again():
+    for measure in MEASURES:
+        head = LinearRanking(3, structure=Ranking(measure))
+        recipe = describe(head)
+        assert recipe is not None
+        assert rebuild(recipe).structure.same_as(head.structure)

@@ -16,6 +16,8 @@ from torchssvm.structures.ranking.measure import MEASURES, RankingMeasure
 from torchssvm.structures.ranking.pairs import PairSwaps
 from torchssvm.structures.ranking.places import place_of
 
+_ENUMERATED = 6  # documents whose 720 orders are listed
+
 
 class Graded(NamedTuple):
     """A checked target of :class:`Ranking`.
@@ -129,9 +131,11 @@ class Ranking(Structure):
         """Stored labelings ``[B, C, N, ...]`` with as many documents as this batch has."""
         return fit(labelings, self.measure.output(target.grades).shape[1:], self.padding)
 
-    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
-        """All outputs that the measure is trained on."""
-        return self.measure.every(_real(potentials))
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
+        """All outputs that the measure is trained on; None for lists of more than 6 documents, 3 with PairSwaps."""
+        real = _real(potentials)
+        items = self.measure.output(real.to(torch.int64)).flatten(1).shape[1]
+        return None if items > _ENUMERATED else self.measure.every(real)
 
     def __repr__(self) -> str:
         return f"Ranking({self.measure!r})"
