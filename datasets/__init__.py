@@ -28,6 +28,8 @@ from .multilabel.sparse_rows import SparseRows
 from .ocr.dataset import OCR
 from .padded import Example, PaddedDataset
 from .parts import hold_out
+from .ranking.lists import RankedLists
+from .ranking.scores import RankingScores, ranking_scores
 from .synthetic.large_chains import ChainTruth, LargeChains
 from .text.chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
 from .text.chunking import ChunkingDataset
@@ -92,6 +94,8 @@ __all__ = [
     "PrecomputedFeatures",
     "PrecomputedGraphs",
     "RandomViews",
+    "RankedLists",
+    "RankingScores",
     "Scaling",
     "SegmentationPixels",
     "SegmentationScores",
@@ -119,6 +123,7 @@ __all__ = [
     "multilabel_scores",
     "pool_regions",
     "pose_scores",
+    "ranking_scores",
     "read_columns",
     "read_conllu",
     "segmentation_scores",

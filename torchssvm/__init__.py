@@ -7,16 +7,17 @@ What is used by its name in this package, by purpose:
   ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``,
-  ``LinearMultilabel``, ``LinearPose``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give
-  ``Potentials``.
+  ``LinearMultilabel``, ``LinearPose``, ``LinearRanking``, ``LinearTree``, ``SparseLinearChain``,
+  ``SparseLinearMultilabel``; they give ``Potentials``.
 * Structures: ``Structure``, ``Arborescence``, ``Chain``, ``Decisions``, ``GraphCut``, ``Matching``, ``Multiclass``,
-  ``Multilabel``, ``Pose``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs and oracles:
-  ``Assignment``, ``BranchAndBound``, ``BruteForceSearch``, ``CPSAT``, ``Decision``, ``DecisionOracle``,
-  ``DecisionPotentials``, ``DecisionProblems``, ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``,
-  ``EveryLossLevel``, ``GraphPotentials``, ``Graphs``, ``HiGHS``, ``IntegerProgram``, ``Knapsack``, ``LossScaleSearch``,
-  ``Marginals``, ``MessagePassing``, ``MinCut``, ``NonProjective``, ``PoseMaps``, ``Projective``, ``RoofDual``,
-  ``SCIP``, ``SciPyMilp``, ``Segmentation``, ``Selection``, ``ShortestPath``, ``Situations``, ``SlackOracle``,
-  ``SpanningTree``, ``Transitions``, ``WeightedLabels``.
+  ``Multilabel``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs and
+  oracles: ``Assignment``, ``AveragePrecision``, ``BranchAndBound``, ``BruteForceSearch``, ``CPSAT``, ``Decision``,
+  ``DecisionOracle``, ``DecisionPotentials``, ``DecisionProblems``, ``Decoding``, ``EdgePotentials``, ``Edges``,
+  ``EveryClass``, ``EveryLossLevel``, ``GraphPotentials``, ``Graphs``, ``HiGHS``, ``IntegerProgram``, ``Knapsack``,
+  ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``, ``NDCG``, ``NonProjective``, ``PairSwaps``,
+  ``PoseMaps``, ``PrecisionAt``, ``Projective``, ``RankingMeasure``, ``RoofDual``, ``SCIP``, ``SciPyMilp``,
+  ``Segmentation``, ``Selection``, ``ShortestPath``, ``Situations``, ``SlackOracle``, ``SpanningTree``, ``Transitions``,
+  ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
@@ -120,9 +121,11 @@ from torchssvm.steps.orders import LargestGap, Permutation, Proportional, Unifor
 from torchssvm.steps.sampler import GapBatchSampler
 from torchssvm.structures import (
     CPSAT,
+    NDCG,
     SCIP,
     Arborescence,
     Assignment,
+    AveragePrecision,
     BranchAndBound,
     BruteForceSearch,
     Chain,
@@ -149,6 +152,7 @@ from torchssvm.structures import (
     LinearMulticlass,
     LinearMultilabel,
     LinearPose,
+    LinearRanking,
     LinearTree,
     LossScaleSearch,
     Matching,
@@ -157,9 +161,13 @@ from torchssvm.structures import (
     Multiclass,
     Multilabel,
     NonProjective,
+    PairSwaps,
     Pose,
     PoseMaps,
+    PrecisionAt,
     Projective,
+    Ranking,
+    RankingMeasure,
     RoofDual,
     SciPyMilp,
     Segmentation,
@@ -183,11 +191,13 @@ __all__ = [
     "BCFW",
     "CPSAT",
     "GDMM",
+    "NDCG",
     "RBF",
     "SCIP",
     "Arborescence",
     "Assignment",
     "Average",
+    "AveragePrecision",
     "Away",
     "AwayStep",
     "Batch",
@@ -250,6 +260,7 @@ __all__ = [
     "LinearMulticlass",
     "LinearMultilabel",
     "LinearPose",
+    "LinearRanking",
     "LinearTree",
     "LossScaleSearch",
     "Marginals",
@@ -264,6 +275,7 @@ __all__ = [
     "NonProjective",
     "Objective",
     "OneSlack",
+    "PairSwaps",
     "Pairwise",
     "PassReport",
     "PathRun",
@@ -273,10 +285,13 @@ __all__ = [
     "Pose",
     "PoseMaps",
     "Potentials",
+    "PrecisionAt",
     "PredefinedStep",
     "Projective",
     "Proportional",
     "RankError",
+    "Ranking",
+    "RankingMeasure",
     "Recipe",
     "RegularizationPath",
     "Relative",

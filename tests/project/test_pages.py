@@ -100,6 +100,11 @@ def matchings(names: dict, printed: str) -> None:
     assert names["certificate"].gap <= 0.01
 
 
+def rankings(names: dict, printed: str) -> None:
+    assert "NDCG@5 0.68" in printed
+    assert names["places"].shape == names["test"].y.shape
+
+
 def label_sets(names: dict, printed: str) -> None:
     assert bool((names["model"].pairwise >= 0.0).all())
     assert names["optim"].violation < 0.01
@@ -161,6 +166,7 @@ SHOWS = {
     "docs/guides/matchings.md": matchings,
     "docs/guides/own-structure.md": own_structure_reaches_its_optimum,
     "docs/guides/poses.md": poses,
+    "docs/guides/rankings.md": rankings,
     "docs/guides/segmentation.md": segmentation,
     "docs/guides/sequences.md": sequences,
 }

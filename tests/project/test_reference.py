@@ -80,6 +80,7 @@ RETURNED = frozenset(
         "Example",
         "MultilabelScores",
         "PoseScores",
+        "RankingScores",
         "SegmentationScores",
         "Sentence",
         "TaggedSentences",

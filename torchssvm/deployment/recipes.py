@@ -18,6 +18,7 @@ _RULES = (
     *(structures.NonProjective, structures.Projective, structures.MinCut, structures.RoofDual),
     *(structures.BranchAndBound, structures.MessagePassing, structures.BruteForceSearch, structures.EveryClass),
     *(structures.EveryLossLevel, structures.LossScaleSearch, structures.Transitions),
+    *(structures.PairSwaps, structures.AveragePrecision, structures.NDCG, structures.PrecisionAt),
 )
 
 _exported = [getattr(structures, name) for name in structures.__all__ if name != "TorchStruct"]  # it is made of a class

@@ -15,6 +15,7 @@ from torchssvm.structures.matching import *
 from torchssvm.structures.multiclass import *
 from torchssvm.structures.multilabel import *
 from torchssvm.structures.pose import *
+from torchssvm.structures.ranking import *
 from torchssvm.structures.slack_rescaling import *
 from torchssvm.structures.torch_struct import *
 from torchssvm.structures.tree import *

@@ -1,0 +1,91 @@
+"""Queries with lists of graded documents, from the flat arrays that rankers take."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from torchssvm.core.arguments import check_tensor, check_whole
+
+from ..files import find
+from ..padded import PADDING, PaddedDataset
+
+_PAGE = (
+    "https://github.com/microsoft/LightGBM/tree/master/examples/lambdarank (rank.train and rank.test, packed by "
+    "numpy.savez as x_train, y_train, queries_train, x_test, y_test and queries_test)"
+)
+
+
+class RankedLists(PaddedDataset):
+    """Queries as examples: an item is ``(x, y, index)``, features float32 ``[N, F]`` and grades int64 ``[N]``.
+
+    Args:
+        x: ``[D, F]``, features of all documents, query by query; finite.
+        y: ``[D]``, their grades: whole numbers, 0 for not relevant and more for better.
+        sizes: ``[Q]`` int64, the number of documents of each query; they sum to D.
+        relevant: Lists without a document of this grade or more are left out, as no order of them is better than
+            another for average precision and NDCG; 0 keeps all.
+
+    Raises:
+        ValueError: Sizes do not fit, a grade is negative or not whole, a feature is not finite, or no list is left.
+
+    Example:
+        >>> lists = RankedLists(torch.rand(5, 3), torch.tensor([0, 2, 1, 0, 0]), torch.tensor([3, 2]))
+        >>> len(lists)  # the second one has no relevant document
+        1
+        >>> lists[0].y
+        tensor([0, 2, 1])
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, sizes: Tensor, relevant: int = 1):
+        check_whole(relevant, "relevant", 0)
+        if check_tensor(x, "x").ndim != 2 or y.shape != x.shape[:1]:
+            raise ValueError(f"x and y must be [D, F] and [D], got {list(x.shape)} and {list(y.shape)}")
+        if sizes.ndim != 1 or bool((sizes < 1).any()) or int(sizes.sum()) != len(x):
+            raise ValueError(f"sizes must be at least 1 and sum to the {len(x)} documents, got {int(sizes.sum())}")
+        if bool((wrong := ~torch.isfinite(x).all(1)).any()):
+            raise ValueError(f"x is not finite in row {int(wrong.nonzero()[0])}")
+        grades = y.to(torch.int64)
+        if bool((wrong := (y < 0) | (grades != y)).any()):
+            row = int(wrong.nonzero()[0])
+            raise ValueError(f"y has {y[row].item()} in row {row}; grades are whole numbers, 0 or more")
+        pairs = zip(x.split(sizes.tolist()), grades.split(sizes.tolist()), strict=True)
+        kept = [(features, own) for features, own in pairs if int(own.max()) >= relevant]
+        if not kept:
+            raise ValueError(f"no list has a document of grade {relevant} or more: lower relevant={relevant}")
+        self.relevant = relevant
+        super().__init__(
+            pad_sequence([features for features, _ in kept], batch_first=True),
+            pad_sequence([own for _, own in kept], batch_first=True, padding_value=PADDING),
+            torch.tensor([len(own) for _, own in kept]),
+        )
+
+    @classmethod
+    def lightgbm(
+        cls, split: Literal["train", "test"] = "train", root: str | os.PathLike[str] | None = None
+    ) -> RankedLists:
+        """LightGBM's example of lambdarank: 201 and 50 web queries, 301 features, grades 0 to 4; 3 are left out.
+
+        Args:
+            split: ``"train"`` or ``"test"``.
+            root: The folder that has ``ranking.npz``; None is ``TORCHSSVM_DATA`` and the cache.
+
+        Raises:
+            ValueError: There is no such split.
+            FileNotFoundError: The file is missing; the message says what to fetch and where to put it.
+        """
+        if split not in ("train", "test"):
+            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        with np.load(find("ranking.npz", _PAGE, root), allow_pickle=False) as arrays:
+            x, y, sizes = (torch.from_numpy(arrays[f"{name}_{split}"]) for name in ("x", "y", "queries"))
+        return cls(x, y, sizes.to(torch.int64))
+
+    @property
+    def in_features(self) -> int:
+        """F, numbers per document."""
+        return self._held.shape[2]

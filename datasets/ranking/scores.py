@@ -1,0 +1,68 @@
+"""The measures of rankings that papers report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchssvm.core.arguments import check_int64
+from torchssvm.structures.ranking.by_place import NDCG
+from torchssvm.structures.ranking.pairs import AveragePrecision
+
+
+@dataclass(frozen=True)
+class RankingScores:
+    """Means over some lists.
+
+    Attributes:
+        ndcg: NDCG@k by k.
+        mean_average_precision: MAP.
+        num_lists: Number of lists.
+
+    Example:
+        >>> scores = ranking_scores(torch.tensor([[2, 0, 1]]), places=torch.tensor([[0, 1, 2]]), ks=(1, 3))
+        >>> print(scores)
+        NDCG@1 1.0000  NDCG@3 0.9639  MAP 0.8333  of 1 lists
+    """
+
+    ndcg: dict[int, float]
+    mean_average_precision: float
+    num_lists: int
+
+    def __str__(self) -> str:
+        shown = "  ".join(f"NDCG@{k} {value:.4f}" for k, value in self.ndcg.items())
+        return f"{shown}  MAP {self.mean_average_precision:.4f}  of {self.num_lists} lists"
+
+
+def ranking_scores(
+    grades: Tensor, places: Tensor, *, ks: Sequence[int] = (1, 3, 5, 10), relevant: int = 1
+) -> RankingScores:
+    """NDCG@k and mean average precision of rankings.
+
+    Args:
+        grades: int64 ``[n, N]``, 0 or more, -1 in the padding.
+        places: int64 ``[n, N]``, the place of each document, 0 on top, as ``Ranking.decode`` gives it.
+        ks: How many places NDCG counts.
+        relevant: The smallest grade of a relevant document, for average precision.
+
+    Raises:
+        ValueError: Shapes differ, or a list has no relevant document.
+
+    Example:
+        >>> ranking_scores(torch.tensor([[2, 0, 1]]), torch.tensor([[0, 2, 1]])).ndcg[3]
+        1.0
+    """
+    check_int64(grades, "grades", (len(grades), grades.shape[-1]), ", of the documents of each list")
+    check_int64(places, "places", grades.shape, ", a place for each document")
+    if bool(((places < 0) != (grades < 0)).any()):
+        raise ValueError("places and grades are padded in different ways: both must be -1 beyond the same documents")
+    precision, ndcg = AveragePrecision(relevant), {k: NDCG(k) for k in ks}
+    for measure in (precision, *ndcg.values()):
+        measure.check(grades)
+    return RankingScores(
+        ndcg={k: 1.0 - float(measure.loss(places, grades).mean()) for k, measure in ndcg.items()},
+        mean_average_precision=1.0 - float(precision.loss(places, grades).mean()),
+        num_lists=len(grades),
+    )

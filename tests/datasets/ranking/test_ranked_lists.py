@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+import torch
+
+from torchssvm.datasets import RankedLists, ranking_scores
+from torchssvm.datasets.ranking.drawing import draw_rankings
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A file of the same form: three queries, one of which has no relevant document, for either split."""
+    random = np.random.default_rng(0)
+    arrays = {}
+    for split in ("train", "test"):
+        arrays[f"x_{split}"] = random.random((9, 4), dtype=np.float32)
+        arrays[f"y_{split}"] = np.array([0, 2, 1, 0, 0, 1, 0, 0, 3], np.int8)
+        arrays[f"queries_{split}"] = np.array([3, 2, 4], np.int16)
+    np.savez(tmp_path / "ranking.npz", **arrays)
+    return tmp_path
+
+
+def test_lists_are_read(folder):
+    lists = RankedLists.lightgbm("test", folder)
+    assert (len(lists), lists.in_features) == (2, 4)
+    assert lists.y.tolist() == [[0, 2, 1, -1], [1, 0, 0, 3]]
+    with np.load(folder / "ranking.npz") as arrays:
+        assert torch.equal(lists[1].x, torch.from_numpy(arrays["x_test"][5:]))
+    batch = lists.__getitems__([0])
+    assert batch.x.shape == (1, 3, 4)
+    assert batch.lengths.tolist() == [3]
+    with pytest.raises(ValueError, match="'train' or 'test', not 'dev'"):
+        RankedLists.lightgbm("dev", folder)
+    with pytest.raises(FileNotFoundError, match=r"ranking.npz is not in .*examples/lambdarank"):
+        RankedLists.lightgbm(root=folder / "none")
+
+
+def test_all_lists_are_kept_if_asked():
+    y, sizes = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([2, 1])
+    assert len(RankedLists(torch.zeros(3, 2), y, sizes)) == 1
+    assert RankedLists(torch.zeros(3, 2), y, sizes, relevant=0).y.tolist() == [[0, 0], [1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"y": torch.tensor([1, -1, 0])}, "y has -1 in row 1"),
+        ({"y": torch.tensor([1.0, 0.0, 0.5])}, "y has 0.5 in row 2"),
+        ({"y": torch.tensor([1, 1])}, r"\[D, F\] and \[D\], got \[3, 2\] and \[2\]"),
+        ({"sizes": torch.tensor([2, 2])}, "sum to the 3 documents, got 4"),
+        ({"sizes": torch.tensor([3, 0])}, "at least 1"),
+        ({"x": torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [0.0, 0.0]])}, "x is not finite in row 1"),
+        ({"relevant": 4}, "no list has a document of grade 4"),
+        ({"relevant": -1}, "relevant=-1"),
+    ],
+)
+def test_lists_that_make_no_sense_are_refused(changes, words):
+    arguments = {"x": torch.zeros(3, 2), "y": torch.tensor([1, 0, 2]), "sizes": torch.tensor([1, 2])}
+    with pytest.raises(ValueError, match=words):
+        RankedLists(**{**arguments, **changes})
+
+
+def test_scores_are_those_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    random = torch.Generator().manual_seed(0)
+    grades = torch.randint(0, 4, (5, 7), generator=random)
+    scores = torch.randn(5, 7, generator=random, dtype=torch.float64)
+    places = scores.argsort(descending=True).argsort()
+    found = ranking_scores(grades, places, ks=(3, 7), relevant=2)
+    for k in (3, 7):
+        expected = metrics.ndcg_score(2.0**grades - 1, scores, k=k)
+        assert found.ndcg[k] == pytest.approx(expected)
+    pairs = zip(grades >= 2, scores, strict=True)
+    expected = np.mean([metrics.average_precision_score(own, s) for own, s in pairs])
+    assert found.mean_average_precision == pytest.approx(expected)
+
+
+def test_scores_do_not_count_the_padding():
+    grades, places = torch.tensor([[0, 1, 2]]), torch.tensor([[2, 0, 1]])
+    padded = torch.tensor([[0, 1, 2, -1]]), torch.tensor([[2, 0, 1, -1]])
+    assert ranking_scores(*padded) == ranking_scores(grades, places)
+    with pytest.raises(ValueError, match="padded in different ways"):
+        ranking_scores(padded[0], torch.tensor([[2, 0, 1, 3]]))
+    with pytest.raises(ValueError, match="places must be int64"):
+        ranking_scores(grades, places[:, :2])
+    with pytest.raises(ValueError, match=r"no document of grade 3 or more in rows \[0\]"):
+        ranking_scores(grades, places, relevant=3)
+
+
+def test_the_picture():
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    grades = torch.tensor([[0, 2, 1], [1, 0, -1]])
+    places = torch.tensor([[2, 0, 1], [1, 0, -1]])
+    draw_rankings(figure, grades, {"ours": places})
+    first, second = (plot.images[0].get_array() for plot in figure.axes[:2])
+    assert first.tolist() == [[2.0, 1.0, 0.0]]
+    assert second[0, :2].tolist() == [0.0, 1.0]

@@ -1,0 +1,444 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from head_cases import HeadTestCase
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, rng
+from scipy.optimize import linear_sum_assignment
+from structure_cases import StructureTestCase
+
+from torchssvm import (
+    NDCG,
+    AveragePrecision,
+    Batch,
+    CacheOracle,
+    Labelings,
+    LinearRanking,
+    MeanParts,
+    PairSwaps,
+    Pairwise,
+    Potentials,
+    PrecisionAt,
+    Ranking,
+    Relative,
+    RunOptions,
+    Solver,
+    Weights,
+    check,
+    in_order,
+    make_trainer,
+    solve,
+)
+from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.potentials import inner
+from torchssvm.datasets import PaddedDataset
+from torchssvm.deployment.recipes import describe, rebuild
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def from_the_top(places):
+    """The documents of a list from the top down."""
+    return sorted(range(len(places)), key=lambda d: int(places[d]))
+
+
+class RankingCase(StructureTestCase):
+    """Lists of 1 to ``most`` documents, with at least one that is relevant."""
+
+    measure = NDCG()
+    most = 4
+    grades = 3
+
+    def make_structure(self):
+        return Ranking(self.measure)
+
+    def make_potentials(self, random, batch, integers, dtype):
+        lengths = torch.randint(1, self.most + 1, (batch,), generator=random)
+        shape = (batch, int(lengths.max()))
+        if integers:
+            scores = torch.randint(-1, 2, shape, generator=random).to(dtype)
+        else:
+            scores = torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+        return Potentials({"scores": scores}, lengths, ragged={"scores": 0})
+
+    def random_target(self, structure, potentials, random):
+        grades = torch.randint(0, self.grades, potentials.single.shape, generator=random)
+        grades[:, 0] = grades[:, 0].clamp(min=1)
+        garbage = torch.arange(grades.shape[1]) >= potentials.lengths.unsqueeze(1)
+        return torch.where(garbage, torch.randint(-5, 9, grades.shape, generator=random), grades)
+
+    def one(self, labeling, potentials, row):
+        return super().one(getattr(labeling, "grades", labeling), potentials, row)
+
+    def alone(self, labeling, potentials, row):
+        return type(labeling)(self.one(labeling, potentials, row).unsqueeze(0))
+
+    def weight(self, place, size):
+        return self.measure.k is None or place < self.measure.k, 1 / math.log2(place + 2)
+
+    def reference_parts(self, places):
+        weights = [keep * weight for keep, weight in (self.weight(int(p), len(places)) for p in places)]
+        return torch.tensor(weights, dtype=torch.float64)
+
+    def reference_score(self, potentials, labeling):
+        return float(self.reference_parts(labeling) @ potentials["scores"])
+
+    def reference_difference(self, labeling, grades):
+        """Less the mean of all orders that cost nothing."""
+        ideal = [
+            self.reference_parts(torch.tensor(places))
+            for places in itertools.permutations(range(len(grades)))
+            if all(places[i] < places[j] for i, j in self.pairs(self.levels(grades)))
+        ]
+        return self.reference_parts(labeling) - sum(ideal) / len(ideal)
+
+    def levels(self, grades):
+        return grades
+
+    def pairs(self, grades):
+        return [(i, j) for i, j in itertools.permutations(range(len(grades)), 2) if grades[i] > grades[j]]
+
+    def difference(self, structure, potentials, labeling, target):
+        found = torch.zeros_like(potentials.single)
+        for row in range(potentials.batch_size):
+            own, grades = self.one(labeling, potentials, row), self.one(target, potentials, row)
+            found[row, : len(grades)] = self.reference_difference(own, grades).to(found.dtype)
+        return {"scores": found}
+
+    def augmented_score(self, structure, potentials, labeling, target):
+        gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
+        return self.score(structure, potentials, target) + gain + structure.loss(labeling, target)
+
+    def count(self, structure, potentials, row):
+        return math.factorial(int(potentials.lengths[row]))
+
+    def bad_targets(self, potentials, target):
+        wrong = target.grades.clone()
+        wrong[1, 0] = -2
+        yield wrong, "target has grade -2 in row 1 of the batch"
+        yield target.grades[:, 1:], "target must be int64"
+        yield target.grades[:2], "target must be int64"
+        yield target.grades.double(), "float64"
+
+    def bad_potentials(self, potentials):
+        yield Potentials(potentials.single.unsqueeze(2))
+        yield Potentials(potentials.single[:, 0])
+        yield Potentials({"a": potentials.single, "b": potentials.single})
+
+    @examples(8)
+    @given(seed=SEEDS, batch=st.integers(1, 4))
+    def test_the_loss_is_the_definition_and_its_potentials(self, seed, batch):
+        structure, potentials, target = self.setting(seed, batch)
+        with pytest.raises(NotImplementedError, match="not linear"):
+            structure.loss_potentials(target)
+        for labeling in structure.enumerate(potentials):
+            loss = structure.loss(labeling, target)
+            found = structure.difference(labeling, target, potentials)["scores"]
+            torch.testing.assert_close(found, self.difference(structure, potentials, labeling, target)["scores"])
+            for row in range(batch):
+                own = self.one(labeling, potentials, row), self.one(target, potentials, row)
+                assert float(loss[row]) == pytest.approx(self.reference_loss(structure, *own), abs=1e-12)
+
+    @examples(8)
+    @given(seed=SEEDS)
+    def test_the_corner_is_the_structured_hinge(self, seed):
+        """Its parts too: those of the difference, which is not always one of parts."""
+        structure, potentials, target = self.setting(seed)
+        corner = find_corner(structure, potentials, target)
+        hinge = self.best(structure, potentials, target) - self.score(structure, potentials, target)
+        torch.testing.assert_close(corner.hinge, hinge)
+        assert bool((corner.hinge >= -1e-12).all())
+        assert corner.exact
+        expected = self.difference(structure, potentials, corner.labeling, target)
+        torch.testing.assert_close(corner.parts["scores"], expected["scores"])
+
+    @examples(8)
+    @given(seed=SEEDS)
+    def test_decoding_sorts_by_score(self, seed):
+        structure, potentials, _ = self.setting(seed, integers=True)
+        places = structure.decode(potentials)
+        assert torch.equal(places < 0, torch.arange(places.shape[1]) >= potentials.lengths.unsqueeze(1))
+        for row, length in enumerate(potentials.lengths.tolist()):
+            scores = potentials.single[row, :length].tolist()
+            assert from_the_top(places[row, :length]) == sorted(range(length), key=lambda d: -scores[d])  # stable
+
+    @examples(8)
+    @given(seed=SEEDS)
+    def test_orders_by_grade_cost_nothing(self, seed):
+        structure, potentials, target = self.setting(seed)
+        noise = torch.rand(potentials.single.shape, generator=rng(seed), dtype=torch.float64)
+        best = structure.decode(potentials.replace({"scores": target.grades + 0.9 * noise}))
+        assert structure.loss(structure.measure.output(best), target).tolist() == [0.0] * 3
+
+
+class TestNDCG(RankingCase):
+    def reference_loss(self, structure, labeling, target):
+        def gain(order):
+            places = zip(order, range(structure.measure.k or len(order)), strict=False)
+            return sum((2 ** int(target[d]) - 1) / math.log2(place + 2) for d, place in places)
+
+        return 1 - gain(from_the_top(labeling)) / gain(sorted(range(len(target)), key=lambda d: -int(target[d])))
+
+    @examples(8)
+    @given(seed=SEEDS)
+    def test_the_oracle_is_the_best_assignment(self, seed):
+        """Of documents to places, by a solver that knows nothing of sorting."""
+        structure, potentials, target = self.setting(seed)
+        corner = find_corner(structure, potentials, target)
+        for row, length in enumerate(potentials.lengths.tolist()):
+            grades, scores = target.grades[row, :length], potentials.single[row, :length]
+            discount = self.reference_parts(torch.arange(length))
+            gain = 2.0 ** grades.double() - 1.0
+            gain = gain / (gain.sort(descending=True).values * discount).sum()
+            values = (scores - gain).unsqueeze(1) * discount
+            chosen = linear_sum_assignment(values, maximize=True)
+            constant = 1.0 - float(structure.measure.ideal(grades.unsqueeze(0))[0] @ scores)
+            assert float(corner.hinge[row]) == pytest.approx(float(values[chosen].sum()) + constant, abs=1e-12)
+
+
+class TestNDCGOfTheFirst(TestNDCG):
+    measure = NDCG(k=2)
+    most = 3
+
+
+class TestPrecisionAt(RankingCase):
+    measure = PrecisionAt(k=2, relevant=2)
+    grades = 4
+    most = 3
+
+    def random_target(self, structure, potentials, random):
+        return super().random_target(structure, potentials, random) + 1
+
+    def levels(self, grades):
+        return grades >= 2
+
+    def weight(self, place, size):
+        return place < 2, 1.0
+
+    def reference_loss(self, structure, labeling, target):
+        relevant = [d for d in range(len(target)) if target[d] >= 2]
+        return 1 - sum(int(labeling[d]) < 2 for d in relevant) / min(2, len(relevant))
+
+
+class PairsCase(RankingCase):
+    def weight(self, place, size):
+        return 1.0, size - 1 - 2 * place
+
+    def is_swapped(self, labeling, i, j):
+        return labeling[j] < labeling[i]
+
+    def reference_difference(self, labeling, grades):
+        found = torch.zeros(len(grades), dtype=torch.float64)
+        pairs = self.pairs(self.levels(grades))
+        for i, j in pairs:
+            if self.is_swapped(labeling, i, j):
+                found[i] -= 1 / len(pairs)
+                found[j] += 1 / len(pairs)
+        return found
+
+
+class TestAveragePrecision(PairsCase):
+    measure = AveragePrecision(relevant=2)
+    grades = 4
+
+    def random_target(self, structure, potentials, random):
+        target = super().random_target(structure, potentials, random)
+        target[:, 0] = 2
+        return target
+
+    def levels(self, grades):
+        return grades >= self.measure.relevant
+
+    def reference_loss(self, structure, labeling, target):
+        relevant = [bool(target[d] >= structure.measure.relevant) for d in from_the_top(labeling)]
+        precision = [sum(relevant[: k + 1]) / (k + 1) for k, hit in enumerate(relevant) if hit]
+        return 1 - sum(precision) / len(precision)
+
+
+class TestPairSwaps(PairsCase):
+    """All pairs of rankings are listed, so lists are short; longer ones are tested below."""
+
+    measure = PairSwaps()
+    most = 2
+
+    def is_swapped(self, labeling, i, j):
+        return labeling[j, 1] < labeling[i, 0]
+
+    def reference_parts(self, places):
+        found = torch.zeros(len(places), dtype=torch.float64)
+        for i, j in itertools.permutations(range(len(places)), 2):
+            sign = 0.5 if places[i, 0] < places[j, 1] else -0.5
+            found[i] += sign
+            found[j] -= sign
+        return found
+
+    def reference_loss(self, structure, labeling, target):
+        pairs = self.pairs(target)
+        return sum(bool(self.is_swapped(labeling, i, j)) for i, j in pairs) / max(len(pairs), 1)
+
+    def count(self, structure, potentials, row):
+        return math.factorial(2 * int(potentials.lengths[row]))
+
+
+@examples(40)
+@given(seed=SEEDS, relevant=st.integers(1, 3), most=st.integers(5, 6))
+def test_average_precision_on_longer_lists(seed, relevant, most):
+    """All orders of 5 or 6 documents at once."""
+    random = rng(seed)
+    orders = torch.tensor(list(itertools.permutations(range(most))))
+    scores = 0.3 * torch.randn(1, most, generator=random, dtype=torch.float64)
+    potentials, structure = Potentials(scores), Ranking(AveragePrecision(relevant))
+    grades = torch.randint(0, 4, (1, most), generator=random)
+    grades[0, 0] = 3
+    hinge = find_corner(structure, potentials, structure.check_target(grades, potentials)).hinge
+    every = Potentials(scores.expand(len(orders), most))
+    target = structure.check_target(grades.expand_as(orders), every)
+    values = structure.loss(orders, target) + inner(structure.difference(orders, target, every), every.tensors)
+    assert float(hinge) == pytest.approx(float(values.max()), abs=1e-12)
+
+
+@examples(30)
+@given(seed=SEEDS, normalize=st.booleans(), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_the_hinge_of_swaps_is_that_of_each_pair(seed, normalize, dtype):
+    """The best of all sets of pairs, whose pairs are chosen one by one."""
+    random = rng(seed)
+    lengths = torch.randint(1, 9, (4,), generator=random)
+    scores = torch.randn(4, 8, generator=random, dtype=torch.float64).to(dtype)
+    potentials = Potentials({"scores": scores}, lengths, ragged={"scores": 0})
+    structure = Ranking(PairSwaps(normalize))
+    target = structure.check_target(torch.randint(0, 5, (4, 8), generator=random), potentials)
+    corner = find_corner(structure, potentials, target)
+    for row, length in enumerate(lengths.tolist()):
+        own, grades = scores[row, :length].double(), target.grades[row, :length]
+        margins = own.unsqueeze(1) - own
+        pairs = grades.unsqueeze(1) > grades
+        expected = (1.0 - margins).clamp(min=0.0)[pairs].sum() / (max(int(pairs.sum()), 1) if normalize else 1)
+        assert float(corner.hinge[row]) == pytest.approx(float(expected), abs=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+class TestLinearRanking(HeadTestCase):
+    def make_head(self):
+        return LinearRanking(3)
+
+    def make_input(self, random, batch):
+        x = torch.randn(batch, 4, 3, generator=random, dtype=torch.float64)
+        return x, torch.randint(1, 5, (batch,), generator=random)
+
+    def reference(self, head, x):
+        return {"scores": sum(x[:, f] * head.weight[f] for f in range(3))}
+
+    def bad_inputs(self, inputs):
+        x, lengths = inputs
+        yield (x[..., :2], lengths), r"x must be \[B, N, 3\]"
+        yield (x[0], lengths), r"x must be \[B, N, 3\]"
+        yield (x, torch.tensor([1, 5, 1])), "lengths must lie between 1 and .*5"
+        yield (x, torch.tensor([1, 2])), "lengths"
+
+
+@pytest.mark.parametrize("measure", [PairSwaps(), AveragePrecision(), NDCG(), NDCG(k=2), PrecisionAt(k=2)], ids=repr)
+def test_check_takes_it(measure):
+    random = rng(0)
+    lengths = torch.tensor([3, 2, 3]) if not isinstance(measure, PairSwaps) else torch.tensor([2, 1, 2])
+    y = torch.tensor([[1, 0, 2], [2, 1, -1], [0, 3, 0]])[:, : int(lengths.max())]
+    x = torch.randn(*y.shape, 4, generator=random)
+    head = LinearRanking(4, structure=Ranking(measure))
+    check(head, head.structure, Batch(x, y, torch.arange(3), lengths)).raise_if_wrong()
+
+
+@pytest.mark.parametrize("measure", [AveragePrecision(2), NDCG(), PrecisionAt(1, relevant=2)], ids=repr)
+def test_lists_without_a_relevant_document_are_refused(measure):
+    target = torch.tensor([[2, 0], [0, 0]])
+    with pytest.raises(ValueError, match=r"in rows \[1\] of the batch.*leave these lists out"):
+        Ranking(measure).check_target(target, torch.zeros(2, 2))
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(TypeError, match=r"measure='ndcg' must be one of these, not a str:\n  PairSwaps"):
+        Ranking("ndcg")
+    for make, words in [
+        (lambda: NDCG(k=0), "k=0"),
+        (lambda: PrecisionAt(k=0), "k=0"),
+        (lambda: PrecisionAt(k=1, relevant=0), "relevant=0"),
+        (lambda: AveragePrecision(relevant=0), "relevant=0"),
+        (lambda: LinearRanking(0), "in_features=0"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            make()
+    with pytest.raises(TypeError, match="normalize=1"):
+        PairSwaps(normalize=1)
+    with pytest.raises(TypeError, match=r"must be one such as Ranking\(\)"):
+        LinearRanking(2, structure="pairs")
+
+
+def lists(seed=0, count=12, most=6):
+    """Queries whose grades show in the features."""
+    random = rng(seed)
+    lengths = torch.randint(2, most + 1, (count,), generator=random)
+    x = torch.randn(count, most, 4, generator=random)
+    grades = (x[..., 0] + 0.5 * torch.randn(count, most, generator=random)).clamp(0, 2).ceil().long()
+    grades[:, 0] = 2
+    beyond = torch.arange(most) >= lengths.unsqueeze(1)
+    return PaddedDataset(x.masked_fill(beyond.unsqueeze(2), 0.0), grades.masked_fill(beyond, -1), lengths)
+
+
+MEASURES = [PairSwaps(), PairSwaps(normalize=False), AveragePrecision(), NDCG(), NDCG(k=3), PrecisionAt(k=2)]
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=repr)
+def test_every_solver_certifies_the_same_optimum(measure):
+    data, structure, proofs = lists(), Ranking(measure), []
+    for solver in (
+        None,
+        Solver(storage=Labelings(), direction=Pairwise(), oracle=CacheOracle()),
+        Solver(storage=Weights()),
+    ):
+        head = LinearRanking(4, structure=structure)
+        proofs.append(solve(head, data, 0.05, tolerance=Relative(0.02), solver=solver, progress=False))
+    assert all(proof.exact and proof.relative_gap <= 0.02 for proof in proofs)
+    assert max(proof.dual for proof in proofs) <= min(proof.primal for proof in proofs) + 1e-6
+    # The primal by its definition, at the last weights.
+    batch = next(iter(in_order(data)))
+    potentials = head(batch.x, batch.lengths)
+    found = find_corner(structure, potentials, structure.check_target(batch.y, potentials))
+    primal = 0.025 * float(head.weight.square().sum()) + float(found.hinge.mean())
+    assert proofs[-1].primal == pytest.approx(primal, rel=1e-5)
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Labelings])
+def test_a_run_goes_on_to_the_same_bits(storage):
+    def trainer():
+        solver, options = Solver(storage=storage()), RunOptions(batch_size=4, seed=3)
+        return make_trainer(LinearRanking(4), lists(), 0.05, solver=solver, options=options, progress=False)
+
+    whole, first, second = trainer(), trainer(), trainer()
+    for _ in range(6):
+        whole.step()
+    for _ in range(3):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    for _ in range(3):
+        second.step()
+    assert torch.equal(second.head.weight, whole.head.weight)
+    assert second.dual.value() == whole.dual.value()
+
+
+def test_weights_stay_within_bounds():
+    head = LinearRanking(4, structure=Ranking(NDCG()))
+    proof = solve(head, lists(), 0.05, bounds={"weight": (0.0, None)}, progress=False)
+    assert proof.relative_gap <= 0.01
+    assert float(head.weight.detach().min()) >= 0.0
+    free = solve(LinearRanking(4, structure=Ranking(NDCG())), lists(), 0.05, progress=False)
+    assert free.dual <= proof.primal
+
+
+def test_a_checkpoint_makes_the_head_again():
+    for measure in MEASURES:
+        head = LinearRanking(3, structure=Ranking(measure))
+        recipe = describe(head)
+        assert recipe is not None
+        assert rebuild(recipe).structure.same_as(head.structure)

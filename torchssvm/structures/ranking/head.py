@@ -1,0 +1,85 @@
+"""The linear head of rankings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision, product
+from torchssvm.structures.arguments import check_range, check_structure
+from torchssvm.structures.ranking.structure import Ranking
+
+
+class LinearRanking(nn.Module):
+    """Scores of documents, ``x . weight``, with all weights zero at the start.
+
+    There is no bias: it would not change the order.
+
+    Args:
+        in_features: F, numbers per document.
+        structure: How rankings are decoded and what they cost; None is ``Ranking()``.
+
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+        TypeError: ``in_features`` is not a number, or ``structure`` is not a :class:`Ranking`.
+
+    Example:
+        >>> head = LinearRanking(in_features=2)
+        >>> documents = torch.rand(3, 5, 2)  # 3 queries of up to 5 documents
+        >>> head(documents, lengths=torch.tensor([5, 2, 4])).single.shape
+        torch.Size([3, 5])
+    """
+
+    def __init__(self, in_features: int, *, structure: Ranking | None = None) -> None:
+        super().__init__()
+        in_features = check_whole(in_features, "in_features")
+        self.structure = check_structure(structure, "Ranking()", "measure") or Ranking()
+        self.weight = nn.Parameter(torch.zeros(in_features))
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
+        return {"in_features": len(self.weight)}
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
+        """Features ``[B, N, F]`` -> potentials ``[B, N]``; runs in the weights' dtype, autocast off.
+
+        Args:
+            x: Features of the documents; those in the padding must be finite and are otherwise ignored.
+            lengths: ``[B]`` int64, 1 to N, the number of documents of each query; None means N for all.
+
+        Raises:
+            ValueError: A shape or a length does not fit.
+        """
+        if check_tensor(x, "x").ndim != 3 or x.shape[2] != len(self.weight):
+            raise ValueError(f"x must be [B, N, {len(self.weight)}], got {list(x.shape)}")
+        if lengths is not None:
+            check_range(lengths, *x.shape[:2])
+        with full_precision(x.device):
+            x = x.to(self.weight.dtype)
+            scores = product(x, self.weight)
+        held = x.detach()
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            (v,) = parts.values()
+            return [_combine(held, v)]
+
+        def gram_product(parts: Parts) -> Parts:
+            return {name: (held @ _combine(held, v).unsqueeze(2)).squeeze(2) for name, v in parts.items()}
+
+        return Potentials(
+            {"scores": scores},
+            lengths,
+            ragged=None if lengths is None else {"scores": 0},
+            adjoint=adjoint,
+            gram_product=gram_product,
+            weights=None if x.requires_grad else own_weights(self),
+        )
+
+
+def _combine(x: Tensor, v: Tensor) -> Tensor:
+    """``sum_d v_d x_d`` of every example, ``[B, F]``, from ``[B, N, F]`` and ``[B, N]``."""
+    return (v.unsqueeze(1) @ x).squeeze(1)

@@ -1,0 +1,147 @@
+"""Rankings: an output is an order of the documents of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_int64
+from torchssvm.core.potentials import Parts, Potentials, as_potentials
+from torchssvm.core.structure import Decoding, Structure, fit
+from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.ranking.measure import MEASURES, RankingMeasure
+from torchssvm.structures.ranking.pairs import PairSwaps
+from torchssvm.structures.ranking.places import place_of
+
+_ENUMERATED = 6  # documents whose 720 orders are listed
+
+
+class Graded(NamedTuple):
+    """A checked target of :class:`Ranking`.
+
+    Attributes:
+        grades: ``[B, N]`` int64, 0 or more; -1 in the padding.
+    """
+
+    grades: Tensor
+
+
+class Ranking(Structure):
+    """Orders of the documents of a query, trained for a measure; potentials ``[B, N]``, the score of each document.
+
+    An example is a query with a list of N documents; lists differ in length. A target has the grade of each document,
+    int64 ``[B, N]``, 0 for not relevant and more for better; -1 marks padding. ``decode`` sorts by score and gives the
+    place of each document, int64 ``[B, N]``, 0 on top.
+
+    Documents of the same grade may stand in any order: the measure is the same for all of these orders. A target's
+    parts are their mean.
+
+    The loss is that of the measure, which need not be linear in the parts: each measure has its own max oracle, and
+    all are exact.
+
+    Args:
+        measure: What a wrong order costs: ``PairSwaps()`` (None), ``AveragePrecision()``, ``NDCG(k)`` or
+            ``PrecisionAt(k)``.
+
+    Raises:
+        TypeError: ``measure`` is no measure.
+
+    Example:
+        >>> structure = Ranking(NDCG(k=10))
+        >>> structure.decode(torch.tensor([[0.5, 0.7, 0.1]]))  # the second document is on top
+        tensor([[1, 0, 2]])
+    """
+
+    quick_to_decode = True
+
+    def __init__(self, measure: RankingMeasure | None = None) -> None:
+        self.measure = PairSwaps() if measure is None else measure
+        if not isinstance(self.measure, RankingMeasure):
+            raise TypeError(f"measure={measure!r} must be one of these, not a {type(measure).__name__}:\n{MEASURES}")
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """Documents by descending score; of equal ones the first stands above."""
+        scores, real = potentials.single.detach(), _real(potentials)
+        labeling = self.measure.output(place_of(scores, real))
+        return Decoding(labeling, (self.measure.parts(labeling) * scores.masked_fill(~real, 0.0)).sum(1))
+
+    @torch.no_grad()
+    def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Tensor:
+        """The place of each document by descending score, int64 ``[B, N]``, 0 on top; -1 in the padding."""
+        potentials = as_potentials(potentials)
+        return place_of(potentials.single, _real(potentials))
+
+    def augmented_argmax(self, potentials: Potentials, target: Graded) -> Decoding:
+        """The output with the largest loss plus score, by the measure's oracle."""
+        scores = potentials.single.detach().to(torch.float64).masked_fill(target.grades < 0, 0.0)
+        return Decoding(self.measure.worst(scores, target.grades))
+
+    def parts(self, labeling: Tensor | Graded) -> Tensor:
+        """The weight of each score, ``[B, N]`` float64."""
+        return self.measure.ideal(labeling.grades) if isinstance(labeling, Graded) else self.measure.parts(labeling)
+
+    def difference(self, labeling: Tensor | Graded, target: Graded, potentials: Potentials) -> Parts:
+        """The weights of the scores, less those of the target, as the measure compares them."""
+        ((name, tensor),) = potentials.tensors.items()
+        if isinstance(labeling, Graded):
+            return {name: torch.zeros_like(tensor)}
+        return {name: self.measure.difference(labeling, target.grades).to(tensor.dtype)}
+
+    def loss(self, labeling: Tensor | Graded, target: Graded) -> Tensor:
+        """What the measure says, ``[B]`` float64."""
+        if isinstance(labeling, Graded):
+            return torch.zeros(len(labeling.grades), dtype=torch.float64, device=labeling.grades.device)
+        return self.measure.loss(labeling, target.grades)
+
+    def loss_potentials(self, target: Graded) -> tuple[Tensor, Tensor]:
+        """There are none.
+
+        Raises:
+            NotImplementedError: Always: measures are not linear in the parts.
+        """
+        raise NotImplementedError("the loss of a ranking is not linear in its parts: each measure has its own oracle")
+
+    def check_target(self, target: Tensor | Graded, potentials: Potentials | Tensor) -> Graded:
+        """Check that ``target`` has a grade for each document, and that the measure is defined for them.
+
+        Raises:
+            ValueError: The shape or dtype is another, a grade is negative, or a list has no relevant document where
+                the measure needs one.
+        """
+        potentials = as_potentials(potentials)
+        if len(potentials.tensors) != 1 or potentials.single.ndim != 2:
+            raise ValueError(f"a ranking takes potentials [B, N], got {potentials}")
+        grades = target.grades if isinstance(target, Graded) else target
+        check_int64(grades, "target", potentials.single.shape, ", a grade for each document")
+        real = _real(potentials)
+        if bool((wrong := (grades < 0) & real).any()):
+            row = int(wrong.nonzero()[0, 0])
+            raise ValueError(
+                f"target has grade {int(grades[wrong][0])} in row {row} of the batch; grades are 0 or more, and -1 "
+                "marks padding: did the head get the lengths?"
+            )
+        grades = grades.masked_fill(~real, -1)
+        self.measure.check(grades)
+        return Graded(grades)
+
+    def resize(self, labelings: Tensor, target: Graded) -> Tensor:
+        """Stored labelings ``[B, C, N, ...]`` with as many documents as this batch has."""
+        return fit(labelings, self.measure.output(target.grades).shape[1:], self.padding)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
+        """All outputs that the measure is trained on; None for lists of more than 6 documents, 3 with PairSwaps."""
+        real = _real(potentials)
+        items = self.measure.output(real.to(torch.int64)).flatten(1).shape[1]
+        return None if items > _ENUMERATED else self.measure.every(real)
+
+    def __repr__(self) -> str:
+        return f"Ranking({self.measure!r})"
+
+
+def _real(potentials: Potentials) -> Tensor:
+    """The documents of each list, ``[B, N]`` bool."""
+    batch, most = potentials.single.shape
+    return check_lengths(potentials.lengths, batch, most, potentials.device)
