@@ -66,6 +66,10 @@ class ShortestPath(DecisionOracle):
             arcs += [(cell, cell + columns) for cell in range(first, first + columns) if row < rows - 1]
         return cls(arcs, 0, rows * columns - 1)
 
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
+        return {"arcs": torch.from_numpy(self.arcs)}
+
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Dynamic programming; of equally cheap ways to a node, the first one in topological order."""
         y, value = np.zeros(costs.shape, np.int64), np.empty(len(costs))

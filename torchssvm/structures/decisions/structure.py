@@ -47,7 +47,8 @@ class Decisions(Structure):
     returns floats. Targets: :class:`Decision`, the optimal decision and the true costs; :meth:`target` makes them.
 
     The loss is the regret, ``c'y - c'y*`` (``c'y* - c'y`` where c is maximised): what the decision costs under the true
-    costs c more than the best one. Its structured hinge is **SPO+** [1]_. With predicted costs ``c_hat``, SPO+ is
+    costs c more than the best one. Its structured hinge is SPO+ of [Elmachtoub and Grigas 2022]. With predicted costs
+    ``c_hat``, SPO+ is
 
         ``max_y (c - 2 c_hat)'y + 2 c_hat'y* - c'y*``.
 
@@ -68,9 +69,6 @@ class Decisions(Structure):
 
     Raises:
         TypeError: ``oracle`` is neither, or it is an oracle and ``num_costs`` or ``maximize`` are given.
-
-    References:
-        .. [1] A. N. Elmachtoub and P. Grigas. Smart "predict, then optimize". Management Science 2022.
 
     Example:
         >>> structure = Decisions(ShortestPath.grid(2, 2))
@@ -102,6 +100,10 @@ class Decisions(Structure):
         self.oracle = oracle
         self.quick_to_decode = oracle.quick
         self._factor = 2.0 if oracle.maximize else -2.0
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild equal decisions."""
+        return {"num_costs": None, "maximize": None}
 
     @property
     def num_costs(self) -> int:
