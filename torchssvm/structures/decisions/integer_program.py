@@ -140,10 +140,11 @@ class IntegerProgram(DecisionOracle):
     def decisions(self, given: Array | None = None) -> Array | None:
         """All decisions, if all variables are integers and their bounds allow for few."""
         program = self.program
-        sizes = program.high - program.low + 1.0
+        lowest = np.ceil(program.low)
+        sizes = np.floor(program.high) - lowest + 1.0
         if not program.integer.all() or not np.prod(sizes) <= _MOST_LISTED:
             return None
-        every = np.indices(sizes.astype(int).tolist()).reshape(self.num_costs, -1).T + np.ceil(program.low).astype(int)
+        every = np.indices(sizes.astype(int).tolist()).reshape(self.num_costs, -1).T + lowest.astype(int)
         low, high = self._limits(given)
         reached, slack = every @ program.rows.T, 1e-6
         return every[((reached >= low - slack) & (reached <= high + slack)).all(1)]

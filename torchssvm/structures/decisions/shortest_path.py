@@ -12,6 +12,8 @@ from torchssvm.core.structure import digest
 from torchssvm.structures.decisions import numba as kernels
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved
 
+_MOST_LISTED = 1000
+
 
 class ShortestPath(DecisionOracle):
     """The cheapest path from one node to another in a directed graph without cycles; y marks its arcs.
@@ -78,8 +80,14 @@ class ShortestPath(DecisionOracle):
         kernels.shortest_paths(costs, self._order, tails, heads, self.source, self.sink, *room, y, value)
         return y, value, None
 
-    def decisions(self, given: Array | None = None) -> Array:
-        """All paths."""
+    def decisions(self, given: Array | None = None) -> Array | None:
+        """All paths, if they are few."""
+        ways = np.zeros(self.num_nodes)
+        ways[self.source] = 1.0
+        for tail, head in self.arcs[self._order]:
+            ways[head] += ways[tail]
+        if ways[self.sink] > _MOST_LISTED:
+            return None
         found: list[list[int]] = []
 
         def follow(node: int, path: list[int]) -> None:

@@ -16,7 +16,6 @@ from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
 from torchssvm.structures.decisions.potentials import DecisionPotentials
 
 _ROUNDING = 1e-8  # of the costs at stake: what solvers and sums may err
-_MOST_LISTED = 20_000
 
 
 class Decision(NamedTuple):
@@ -240,13 +239,13 @@ class Decisions(Structure):
         return Decision(_numbers(y), cost.to(torch.float64), _fixed(potentials))
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
-        """The decisions that the oracle lists; None where it lists none, or very many."""
+        """The decisions that the oracle lists; None where it lists none."""
         given = getattr(potentials, "given", None)
         rows = range(1 if given is None else len(given))
         listed = [self.oracle.decisions(None if given is None else given[row].cpu().numpy()) for row in rows]
         known = [torch.from_numpy(each).to(potentials.device) for each in listed if each is not None]
         most = max(map(len, known), default=0)
-        if len(known) < len(listed) or most > _MOST_LISTED:
+        if len(known) < len(listed):
             return None
         return (
             torch.stack([each[min(k, len(each) - 1)] for each in known]).expand(potentials.batch_size, -1)
