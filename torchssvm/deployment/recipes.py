@@ -19,6 +19,9 @@ _RULES = (
     *(structures.BranchAndBound, structures.MessagePassing, structures.BruteForceSearch, structures.EveryClass),
     *(structures.EveryLossLevel, structures.LossScaleSearch, structures.Transitions),
     *(structures.PairSwaps, structures.AveragePrecision, structures.NDCG, structures.PrecisionAt),
+    *(structures.ShortestPath, structures.Selection, structures.Knapsack, structures.Assignment),
+    *(structures.SpanningTree, structures.IntegerProgram),
+    *(structures.SciPyMilp, structures.HiGHS, structures.SCIP, structures.CPSAT),
 )
 
 _exported = [getattr(structures, name) for name in structures.__all__ if name != "TorchStruct"]  # it is made of a class

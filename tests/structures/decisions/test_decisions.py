@@ -267,18 +267,16 @@ def test_known_costs_move_the_solution_that_is_regularised():
     problems = DecisionProblems(Situations(x, fixed=x.double() @ anchor.T), costs, structure)
     head = LinearDecisions(4, structure=structure, bias=False).double()
     assert check(head, structure, next(iter(in_order(problems)))).ok
-    certificate = solve(head, problems, lam=10.0, tolerance=Relative(1e-4), progress=False)
+    certificate = solve(head, problems, lam=10.0, tolerance=Relative(1e-3), progress=False)
     whole = LinearDecisions(4, structure=structure, bias=False).double()
     whole.weight.data = head.weight.data + anchor
     c_hat, y = x.double() @ whole.weight.detach().T, problems.target.y.double()
-    assert (
-        evaluate(head, structure, problems).loss
-        == evaluate(whole, structure, DecisionProblems(x, costs, structure)).loss
-    )
+    plain = DecisionProblems(x, costs, structure)
+    assert evaluate(head, structure, problems).loss == evaluate(whole, structure, plain).loss
     worst = ((costs - 2 * c_hat) @ torch.from_numpy(structure.oracle.decisions()).double().T).amax(1)
     primal = (worst + (2 * c_hat * y - costs * y).sum(1)).mean() + 5.0 * head.weight.detach().square().sum()
     assert float(primal) == pytest.approx(certificate.primal, rel=1e-6)
-    assert certificate.relative_gap <= 1e-4
+    assert certificate.gap <= 1e-3 * certificate.primal
 
 
 def test_shared_weights_and_stored_decisions():
