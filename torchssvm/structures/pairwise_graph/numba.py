@@ -1,129 +1,192 @@
-"""The loops that pass messages on a graph, compiled by Numba.
+"""The loops that pass messages on a graph and branch, compiled by Numba.
 
-Nodes are numbered in the order of a sweep; edge e joins ``first[e] < second[e]``. The score of labels y is
-``sum_p node[p, y_p] + sum_e table[e, y_first, y_second]``. Messages move scores from edges to nodes, ``ahead[e]`` to the
-second end and ``back[e]`` to the first; clusters move scores between the edges of a cycle. No move changes the score of
-any labels, so that the maxima of what nodes, edges and cycles hold always add up to an upper bound of all scores.
+The score of labels y is ``sum_p node[p, y_p] + sum_e table[e, y_first, y_second]``. Messages move scores from edges to
+nodes, ``ahead[e]`` to the edge's later end and ``back[e]`` to the earlier one; cycles move scores from edge to edge. No
+move changes the score of any labels. A label is closed, -inf in ``node``, where no better labels have it.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from torchssvm.core.jit import njit
 
 
+class Graph(NamedTuple):
+    """One graph of N nodes, E edges and C cycles with its scores, all float64 and int64.
+
+    Attributes:
+        node: ``[N, K]``, the scores of labels that are open, else -inf.
+        table: ``[E, K, K]``, scores of pairs, after the moves of cycles.
+        node_scores: ``[N, K]``, as given.
+        edge_scores: ``[E, K, K]``, as given.
+        first: ``[E]``, the earlier end of each edge, ascending.
+        second: ``[E]``, the later end.
+        begin: ``[N + 1]``: node p is the earlier end of the edges ``begin[p]`` to ``begin[p + 1] - 1``.
+        incoming: ``[E]``, the edges sorted by their later end.
+        end: ``[N + 1]``: where the edges of each later end begin in ``incoming``.
+        cycles: ``[C, 4]``, the edges of each cycle, in order; -1 at the fourth place of a triangle.
+        turned: ``[C, 4]`` bool, whether the edge's later end comes first on the cycle.
+        ahead: ``[E, K]``.
+        back: ``[E, K]``.
+        moved: ``[C, 4, K, K]``, the scores that each cycle has taken from its edges.
+        below: ``[N, K]``, by how much labels are worse than the node's best.
+        level: ``[N, K]``, the depth at which a label was closed; -1 where it is open.
+        trial: ``[N]``, labels.
+        best: ``[N]``, the best labels found.
+        decided: ``[N + 1, 2]``, the node and the label of each branch.
+        bounds: ``[N + 1]``, of each branch.
+        total: Room for K numbers.
+        room: Room for ``[12, K, K]``.
+    """
+
+    node: np.ndarray
+    table: np.ndarray
+    node_scores: np.ndarray
+    edge_scores: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    begin: np.ndarray
+    incoming: np.ndarray
+    end: np.ndarray
+    cycles: np.ndarray
+    turned: np.ndarray
+    ahead: np.ndarray
+    back: np.ndarray
+    moved: np.ndarray
+    below: np.ndarray
+    level: np.ndarray
+    trial: np.ndarray
+    best: np.ndarray
+    decided: np.ndarray
+    bounds: np.ndarray
+    total: np.ndarray
+    room: np.ndarray
+
+
 @njit
-def largest(scores):
-    """The maximum of ``[K]``."""
-    top = scores[0]
-    for score in scores:
-        top = score if score > top else top
+def gather(g, p):
+    """``g.total``: the scores of node p and all messages to it; returns the largest."""
+    states = g.node.shape[1]
+    for k in range(states):
+        g.total[k] = g.node[p, k]
+    for e in range(g.begin[p], g.begin[p + 1]):
+        for k in range(states):
+            g.total[k] += g.back[e, k]
+    for q in range(g.end[p], g.end[p + 1]):
+        e = g.incoming[q]
+        for k in range(states):
+            g.total[k] += g.ahead[e, k]
+    top = -np.inf
+    for k in range(states):
+        top = max(top, g.total[k])
     return top
 
 
 @njit
-def gather(node, begin, end, incoming, ahead, back, p, into):
-    """``into[k]``: the node's scores and all messages to it."""
-    for k in range(node.shape[1]):
-        into[k] = node[p, k]
-    for e in range(begin[p], begin[p + 1]):
-        for k in range(node.shape[1]):
-            into[k] += back[e, k]
-    for q in range(end[p], end[p + 1]):
-        for k in range(node.shape[1]):
-            into[k] += ahead[incoming[q], k]
+def share_of(g, p, tree):
+    """The share of a node's scores that goes along each of its edges."""
+    if tree:
+        return 1.0
+    return 1.0 / max(g.begin[p + 1] - g.begin[p], g.end[p + 1] - g.end[p], 1)
 
 
 @njit
-def sweep_ahead(node, table, second, begin, end, incoming, first, tree, ahead, back, labels, room):
-    """Messages to later nodes; ``labels`` takes each node's best, given those of the nodes before it."""
-    size, states = node.shape
-    total, own = room[0], room[1]
-    for p in range(size):
-        gather(node, begin, end, incoming, ahead, back, p, total)
-        for k in range(states):
-            own[k] = total[k]
-        for q in range(end[p], end[p + 1]):
-            e = incoming[q]
-            for k in range(states):
-                own[k] += table[e, labels[first[e]], k] - ahead[e, k]
-        best = 0
-        for k in range(1, states):
-            if own[k] > own[best]:
-                best = k
-        labels[p] = best
-        out = begin[p + 1] - begin[p]
-        share = 1.0 if tree else 1.0 / max(out, end[p + 1] - end[p], 1)
-        for e in range(begin[p], begin[p + 1]):
-            for k in range(states):
-                ahead[e, k] = -np.inf
-            for j in range(states):
-                given = share * total[j] - back[e, j]
-                for k in range(states):
-                    score = given + table[e, j, k]
-                    ahead[e, k] = score if score > ahead[e, k] else ahead[e, k]
-            top = largest(ahead[e])
-            for k in range(states):
-                ahead[e, k] -= top
-
-
-@njit
-def sweep_back(node, table, second, begin, end, incoming, first, tree, ahead, back, room):
+def sweep_back(g, tree):
     """Messages to earlier nodes; returns an upper bound of all scores."""
-    size, states = node.shape
-    total, bound = room[0], 0.0
-    for p in range(size - 1, -1, -1):
-        gather(node, begin, end, incoming, ahead, back, p, total)
-        top = largest(total)
+    states, bound = g.node.shape[1], 0.0
+    for p in range(len(g.node) - 1, -1, -1):
+        top = gather(g, p)
         bound += top
-        into = end[p + 1] - end[p]
-        share = 1.0 if tree else 1.0 / max(begin[p + 1] - begin[p], into, 1)
-        for q in range(end[p], end[p + 1]):
-            e = incoming[q]
+        share = share_of(g, p, tree)
+        for q in range(g.end[p], g.end[p + 1]):
+            e = g.incoming[q]
             high = -np.inf
             for k in range(states):
                 best = -np.inf
                 for j in range(states):
-                    score = share * (total[j] - top) - ahead[e, j] + table[e, k, j]
+                    score = share * (g.total[j] - top) - g.ahead[e, j] + g.table[e, k, j]
                     best = score if score > best else best
-                back[e, k] = best
-                high = best if best > high else high
+                g.back[e, k] = best
+                if g.node[g.first[e], k] > -np.inf:
+                    high = max(high, best)
             for k in range(states):
-                back[e, k] -= high
+                g.back[e, k] -= high
             bound += high
     return bound
 
 
 @njit
-def climb(node, table, second, begin, end, incoming, first, labels, room):
-    """Relabel single nodes while the score rises; returns the score."""
-    size, states = node.shape
-    total = room[0]
-    for _ in range(size):
+def sweep_ahead(g, tree, least, depth):
+    """Messages to later nodes; ``g.trial`` takes each node's best label, given those of the nodes before it.
+
+    Labels that are worse than their node's best by ``least`` or more are closed.
+    """
+    states = g.node.shape[1]
+    for p in range(len(g.node)):
+        top = gather(g, p)
+        for k in range(states):
+            g.below[p, k] = top - g.total[k]
+            if g.below[p, k] >= least and g.level[p, k] < 0:
+                g.level[p, k] = depth
+                g.node[p, k] = g.total[k] = -np.inf
+        best, high = 0, -np.inf
+        for k in range(states):
+            own = g.total[k]
+            for q in range(g.end[p], g.end[p + 1]):
+                e = g.incoming[q]
+                own += g.table[e, g.trial[g.first[e]], k] - g.ahead[e, k]
+            if own > high:
+                best, high = k, own
+        g.trial[p] = best
+        share = share_of(g, p, tree)
+        for e in range(g.begin[p], g.begin[p + 1]):
+            for k in range(states):
+                g.ahead[e, k] = -np.inf
+            for j in range(states):
+                given = share * g.total[j] - g.back[e, j]
+                for k in range(states):
+                    score = given + g.table[e, j, k]
+                    g.ahead[e, k] = score if score > g.ahead[e, k] else g.ahead[e, k]
+            high = -np.inf
+            for k in range(states):
+                if g.node[g.second[e], k] > -np.inf:
+                    high = max(high, g.ahead[e, k])
+            for k in range(states):
+                g.ahead[e, k] -= high
+
+
+@njit
+def climb(g):
+    """Relabel single nodes of ``g.trial`` while the score rises; returns the score."""
+    states, y = g.node.shape[1], g.trial
+    for _ in range(len(y)):
         changed = False
-        for p in range(size):
+        for p in range(len(y)):
             for k in range(states):
-                total[k] = node[p, k]
-            for e in range(begin[p], begin[p + 1]):
+                g.total[k] = g.node_scores[p, k]
+            for e in range(g.begin[p], g.begin[p + 1]):
                 for k in range(states):
-                    total[k] += table[e, k, labels[second[e]]]
-            for q in range(end[p], end[p + 1]):
+                    g.total[k] += g.edge_scores[e, k, y[g.second[e]]]
+            for q in range(g.end[p], g.end[p + 1]):
+                e = g.incoming[q]
                 for k in range(states):
-                    total[k] += table[incoming[q], labels[first[incoming[q]]], k]
-            best = labels[p]
+                    g.total[k] += g.edge_scores[e, y[g.first[e]], k]
+            best = y[p]
             for k in range(states):
-                if total[k] > total[best] + 1e-12 * abs(total[best]):
+                if g.total[k] > g.total[best] + 1e-12 * abs(g.total[best]):
                     best = k
-            changed |= best != labels[p]
-            labels[p] = best
+            changed |= best != y[p]
+            y[p] = best
         if not changed:
             break
     value = 0.0
-    for p in range(size):
-        value += node[p, labels[p]]
-    for e in range(len(first)):
-        value += table[e, labels[first[e]], labels[second[e]]]
+    for p in range(len(y)):
+        value += g.node_scores[p, y[p]]
+    for e in range(len(g.first)):
+        value += g.edge_scores[e, y[g.first[e]], y[g.second[e]]]
     return value
 
 
@@ -142,116 +205,156 @@ def join(a, b, into):
 
 
 @njit
-def tighten(cycles, turned, moved, node, table, second, begin, end, incoming, first, ahead, back, total, room):
-    """Each cycle of three or four edges shares its max-marginals evenly between its edges.
+def tighten(g):
+    """Each cycle of three or four edges takes what its edges have, and gives every edge its share of the max-marginals.
 
-    Args:
-        cycles: ``[C, 4]``, the edges of each cycle in its order; -1 at the fourth place of a triangle.
-        turned: ``[C, 4]``, whether the edge's second end comes first on the cycle.
-        moved: ``[C, 4, K, K]``, the scores that each cycle holds of its edges, in the order of the edge.
-        total: Room for K numbers.
-        room: Room for ``[12, K, K]``.
+    A quarter of what the cycle's nodes have goes along. The sum of the maxima of nodes, edges and cycles does not rise,
+    and the cycle itself is left with a maximum of 0.
     """
-    states = node.shape[1]
-    for c in range(len(cycles)):
-        length = 3 if cycles[c, 3] < 0 else 4
+    states, way, rest = g.node.shape[1], g.room[:4], g.room[4:8]
+    for c in range(len(g.cycles)):
+        length = 3 if g.cycles[c, 3] < 0 else 4
         for s in range(length):
-            e, way = cycles[c, s], room[s]
-            p = second[e] if turned[c, s] else first[e]
-            # A third of what the node at the edge's begin on the cycle has goes along.
-            gather(node, begin, end, incoming, ahead, back, p, total)
+            e, turned = g.cycles[c, s], g.turned[c, s]
+            gather(g, g.second[e] if turned else g.first[e])
+            message = g.ahead[e] if turned else g.back[e]
             for k in range(states):
-                if turned[c, s]:
-                    ahead[e, k] -= 0.25 * total[k]
-                else:
-                    back[e, k] -= 0.25 * total[k]
+                if g.total[k] > -np.inf:
+                    message[k] -= 0.25 * g.total[k]
             for j in range(states):
                 for k in range(states):
-                    score = table[e, j, k] - back[e, j] - ahead[e, k] + moved[c, s, j, k]
-                    if turned[c, s]:
-                        way[k, j] = score
+                    score = g.table[e, j, k] - g.back[e, j] - g.ahead[e, k] + g.moved[c, s, j, k]
+                    if g.level[g.first[e], j] >= 0 or g.level[g.second[e], k] >= 0:
+                        score = -np.inf
+                    if turned:
+                        way[s, k, j] = score
                     else:
-                        way[j, k] = score
+                        way[s, j, k] = score
         if length == 3:
-            join(room[1], room[2], room[4])
-            join(room[2], room[0], room[5])
-            join(room[0], room[1], room[6])
+            join(way[1], way[2], rest[0])
+            join(way[2], way[0], rest[1])
+            join(way[0], way[1], rest[2])
         else:
-            join(room[0], room[1], room[8])
-            join(room[2], room[3], room[9])
-            join(room[1], room[9], room[4])
-            join(room[9], room[0], room[5])
-            join(room[3], room[8], room[6])
-            join(room[8], room[2], room[7])
+            join(way[0], way[1], g.room[8])
+            join(way[2], way[3], g.room[9])
+            join(way[1], g.room[9], rest[0])
+            join(g.room[9], way[0], rest[1])
+            join(way[3], g.room[8], rest[2])
+            join(g.room[8], way[2], rest[3])
         for s in range(length):
-            e, way, rest = cycles[c, s], room[s], room[4 + s]
+            e = g.cycles[c, s]
             for j in range(states):
                 for k in range(states):
-                    a, b = (k, j) if turned[c, s] else (j, k)
-                    fair = (way[a, b] + rest[b, a]) / length
-                    moved[c, s, j, k] = way[a, b] - fair
-                    table[e, j, k] = fair + back[e, j] + ahead[e, k]
+                    a, b = (k, j) if g.turned[c, s] else (j, k)
+                    fair = (way[s, a, b] + rest[s, b, a]) / length
+                    if fair > -np.inf:
+                        g.moved[c, s, j, k] = way[s, a, b] - fair
+                        g.table[e, j, k] = fair + g.back[e, j] + g.ahead[e, k]
 
 
 @njit
-def pass_messages(
-    node, table, second, begin, end, incoming, first, tree, cycles, turned, rounds, tolerance, ahead, back, moved,
-    score_table, room, cluster_room, trial, labels,
-):  # fmt: skip
-    """Rounds of messages until the bound meets the best score found.
-
-    Args:
-        node: ``[N, K]``.
-        table: ``[E, K, K]``, changed by clusters.
-        second: ``[E]``.
-        begin: ``[N + 1]``: node p is the first end of the edges ``begin[p]`` to ``begin[p + 1] - 1``.
-        end: ``[N + 1]``, of ``incoming`` in the same way.
-        incoming: ``[E]``, edges sorted by their second end.
-        first: ``[E]``.
-        tree: Whether there is no cycle: one round is exact.
-        cycles: See :func:`tighten`.
-        turned: See :func:`tighten`.
-        rounds: ``[2]``, the most rounds without clusters, and with them.
-        tolerance: Relative gap that counts as none.
-        ahead: ``[E, K]``, messages.
-        back: ``[E, K]``, messages.
-        moved: See :func:`tighten`.
-        score_table: ``[E, K, K]``, as they came.
-        room: Room for ``[2, K]``.
-        cluster_room: Room for ``[12, K, K]``.
-        trial: Room for N labels.
-        labels: ``[N]``, to be filled.
+def settle(g, tree, rounds, cycle_rounds, tolerance, best, depth):
+    """Rounds of messages until the bound meets the best score, or stays where it is.
 
     Returns:
-        The score of the labels and the bound.
+        The best score, whose labels ``g.best`` takes, and the bound of what is open.
     """
-    best, bound = -np.inf, np.inf
-    clusters = False
-    used = 0
-    last = np.inf
+    bound, last, used, cycles = np.inf, np.inf, 0, rounds == 0
     while True:
-        found = sweep_back(node, table, second, begin, end, incoming, first, tree, ahead, back, room)
+        if cycles:
+            tighten(g)
+        found = sweep_back(g, tree)
         bound = min(bound, found)
-        sweep_ahead(node, table, second, begin, end, incoming, first, tree, ahead, back, trial, room)
-        value = climb(node, score_table, second, begin, end, incoming, first, trial, room)
+        small = tolerance * (1.0 + abs(best)) if best > -np.inf else 0.0
+        if bound - best <= small:
+            return best, bound
+        sweep_ahead(g, tree, found - best - small, depth)
+        value = climb(g)
         if value > best:
             best = value
-            for p in range(len(labels)):
-                labels[p] = trial[p]
-        if not bound - best > tolerance * (1.0 + abs(best)) or tree:
-            break
+            for p in range(len(g.best)):
+                g.best[p] = g.trial[p]
+        if tree or bound - best <= small:
+            return best, bound
         used += 1
-        slow = last - bound < 1e-4 * (bound - best)
+        slow = last - bound <= 0.01 * (bound - best)
         last = bound
-        if not clusters and (slow or used >= rounds[0]):
-            if rounds[1] == 0 or len(cycles) == 0:
-                break
-            clusters, used, slow = True, 0, False
-        if clusters:
-            if used >= rounds[1] or (slow and used > 5):
-                break
-            tighten(
-                cycles, turned, moved, node, table, second, begin, end, incoming, first, ahead, back, room[0],
-                cluster_room,
-            )  # fmt: skip
-    return best, max(bound, best)
+        if not cycles and (slow or used >= rounds):
+            if cycle_rounds == 0 or len(g.cycles) == 0:
+                return best, bound
+            cycles, used = True, 0
+        elif cycles and (used >= cycle_rounds or (slow and used > 2)):
+            return best, bound
+
+
+@njit
+def choose(g):
+    """The node and the label to branch on: the label is the best of the node with the closest second."""
+    node, label, least = -1, -1, np.inf
+    for p in range(len(g.node)):
+        top, second, at = np.inf, np.inf, -1
+        for k in range(g.node.shape[1]):
+            if g.level[p, k] < 0:
+                if g.below[p, k] < top:
+                    top, second, at = g.below[p, k], top, k
+                elif g.below[p, k] < second:
+                    second = g.below[p, k]
+        if second - top < least:
+            node, label, least = p, at, second - top
+    return node, label
+
+
+@njit
+def search(g, tree, rounds, cycle_rounds, branches, tolerance):
+    """Messages; then branch and bound, depth first, as long as a gap remains.
+
+    A branch gives a node a label. When it is done, the label is closed at the node, and the search goes on above it.
+    Messages of one branch are good for every other, since they change the score of no labels.
+
+    Args:
+        g: Its ``best`` is filled.
+        tree: Whether the graph has no cycle, so that one round is exact.
+        rounds: Most rounds of messages along edges.
+        cycle_rounds: Most further rounds, with cycles.
+        branches: Most branches.
+        tolerance: The gap that counts as none, relative to 1 plus the score.
+
+    Returns:
+        The score of the labels, and an upper bound of all scores.
+    """
+    best, g.bounds[0] = settle(g, tree, rounds, cycle_rounds, tolerance, -np.inf, 0)
+    depth, states = 0, g.node.shape[1]
+    for _ in range(2 * branches):
+        node, label = -1, -1
+        if g.bounds[depth] - best > tolerance * (1.0 + abs(best)):
+            node, label = choose(g)
+        if node >= 0:
+            g.decided[depth, 0], g.decided[depth, 1] = node, label
+            g.bounds[depth + 1] = g.bounds[depth]
+            depth += 1
+            for k in range(states):
+                if k != label and g.level[node, k] < 0:
+                    g.level[node, k] = depth
+                    g.node[node, k] = -np.inf
+        elif depth == 0:
+            g.bounds[0] = best
+            break
+        else:
+            for p in range(len(g.node)):
+                for k in range(states):
+                    if g.level[p, k] == depth:
+                        g.level[p, k] = -1
+                        g.node[p, k] = g.node_scores[p, k]
+            depth -= 1
+            node, label = g.decided[depth]
+            g.level[node, label] = depth
+            g.node[node, label] = -np.inf
+            left = False
+            for k in range(states):
+                left |= g.level[node, k] < 0
+            if not left:
+                g.bounds[depth] = best
+                continue
+        best, found = settle(g, tree, 0 if cycle_rounds else 5, 10, tolerance, best, depth)
+        g.bounds[depth] = min(g.bounds[depth], found)
+    return best, max(best, g.bounds[0])

@@ -12,44 +12,59 @@ from torch import Tensor
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.structures.pairwise_graph import numba as kernels
-from torchssvm.structures.pairwise_graph.plan import Plan, make_plan
+from torchssvm.structures.pairwise_graph.plan import make_plan
 
 _TINY = 1e-9  # relative gap that is rounding
 
 
-class Problem:
-    """One graph with its scores and messages."""
-
-    def __init__(self, node: np.ndarray, edge: np.ndarray, ends: np.ndarray) -> None:
-        size, states = node.shape
-        self.plan: Plan = make_plan(size, ends.tobytes())
-        plan = self.plan
-        self.node = node[plan.order]
-        self.table = np.zeros((len(plan.first), states, states))
-        for own, turned in ((edge[~plan.turn], False), (edge[plan.turn], True)):
-            np.add.at(self.table, plan.slot[plan.turn == turned], own.swapaxes(1, 2) if turned else own)
-        self.ahead, self.back = np.zeros((2, len(plan.first), states))
-        self.labels = np.zeros(size, np.int64)
-        self.value = self.bound = np.nan
-
-    def pass_messages(self, rounds: int, tighten: int) -> None:
-        """Fill labels, value and bound."""
-        plan, states = self.plan, self.node.shape[1]
-        if not (np.isfinite(self.node).all() and np.isfinite(self.table).all()):
-            return
-        cycles = plan.cycles if tighten else plan.cycles[:0]
-        self.value, self.bound = kernels.pass_messages(
-            self.node, self.table.copy(), plan.second, plan.begin, plan.end, plan.incoming, plan.first, plan.tree,
-            cycles, plan.turned, np.array([rounds, tighten]), _TINY, self.ahead, self.back,
-            np.zeros((len(cycles), 4, states, states)), self.table, np.empty((2, states)),
-            np.empty((12, states, states)), np.empty_like(self.labels), self.labels,
-        )  # fmt: skip
-        if plan.tree or self.bound - self.value <= _TINY * (1.0 + abs(self.value)):
-            self.bound = self.value
+def solve_graph(
+    node: np.ndarray, edge: np.ndarray, ends: np.ndarray, rounds: int, cycle_rounds: int, branches: int
+) -> tuple[np.ndarray, float, float]:
+    """Labels, score and bound of one graph: ``node`` ``[N, K]``, ``edge`` ``[E, K, K]``, ``ends`` ``[E, 2]``."""
+    size, states = node.shape
+    plan = make_plan(size, ends.tobytes())
+    links = len(plan.first)
+    scores = np.zeros((links, states, states))
+    for turned in (False, True):
+        own = edge[plan.turn == turned]
+        np.add.at(scores, plan.slot[plan.turn == turned], own.swapaxes(1, 2) if turned else own)
+    labels = np.zeros(size, np.int64)
+    if not (np.isfinite(node).all() and np.isfinite(scores).all()):
+        return labels, np.nan, np.nan
+    node = node[plan.order]
+    count = len(plan.cycles) if cycle_rounds else 0
+    graph = kernels.Graph(
+        node=node.copy(),
+        table=scores.copy(),
+        node_scores=node,
+        edge_scores=scores,
+        first=plan.first,
+        second=plan.second,
+        begin=plan.begin,
+        incoming=plan.incoming,
+        end=plan.end,
+        cycles=plan.cycles[:count],
+        turned=plan.turned[:count],
+        ahead=np.zeros((links, states)),
+        back=np.zeros((links, states)),
+        moved=np.zeros((count, 4, states, states)),
+        below=np.zeros((size, states)),
+        level=np.full((size, states), -1),
+        trial=np.zeros(size, np.int64),
+        best=np.zeros(size, np.int64),
+        decided=np.zeros((size + 1, 2), np.int64),
+        bounds=np.zeros(size + 1),
+        total=np.zeros(states),
+        room=np.zeros((10, states, states)),
+    )
+    value, bound = kernels.search(graph, plan.tree, rounds, cycle_rounds, branches, _TINY)
+    labels[plan.order] = graph.best
+    tight = plan.tree or bound - value <= _TINY * (1.0 + abs(value))
+    return labels, value, value if tight else bound
 
 
 def best_labels(
-    node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None, *, rounds: int = 100, tighten: int = 0
+    node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None, *, rounds: int = 100, cycle_rounds: int = 0, branches: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Labels, scores, bounds."""
     batch, longest, _ = node.shape
@@ -62,10 +77,10 @@ def best_labels(
     def solve(begin: int, end: int, _: int) -> None:
         for row in range(begin, end):
             size, real = sizes[row], ends[row, :, 0] >= 0
-            problem = Problem(nodes[row, :size], tables[row, real], ends[row, real])
-            problem.pass_messages(rounds, tighten)
-            labels[row, problem.plan.order] = problem.labels
-            value[row], bound[row] = problem.value, problem.bound
+            found = solve_graph(
+                nodes[row, :size], tables[row, real], ends[row, real], rounds, cycle_rounds, branches
+            )
+            labels[row, :size], value[row], bound[row] = found
 
     run_in_chunks(solve, sizes)
     return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]
@@ -84,16 +99,28 @@ class TreeReweighted:
 
     Args:
         max_rounds: Most rounds over an example's edges.
-        max_cycle_rounds: Most further rounds in which short cycles are tightened; 0 is none.
+        cycle_rounds: Most further rounds in which short cycles are tightened; 0 is none.
+        branches: Most branches.
     """
 
     max_rounds: int = 100
-    max_cycle_rounds: int = 0
+    cycle_rounds: int = 0
+    branches: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_rounds", check_whole(self.max_rounds, "max_rounds"))
-        object.__setattr__(self, "max_cycle_rounds", check_whole(self.max_cycle_rounds, "max_cycle_rounds", 0))
+        for name, least in (("max_rounds", 1), ("cycle_rounds", 0), ("branches", 0)):
+            object.__setattr__(self, name, check_whole(getattr(self, name), name, least))
 
-    def solve(self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def solve(
+        self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Labels, scores and bounds."""
-        return best_labels(node, edge, edges, lengths, rounds=self.max_rounds, tighten=self.max_cycle_rounds)
+        return best_labels(
+            node,
+            edge,
+            edges,
+            lengths,
+            rounds=self.max_rounds,
+            cycle_rounds=self.cycle_rounds,
+            branches=self.branches,
+        )
