@@ -104,8 +104,8 @@ class TreeReweighted:
     """
 
     max_rounds: int = 100
-    cycle_rounds: int = 0
-    branches: int = 0
+    cycle_rounds: int = 20
+    branches: int = 100
 
     def __post_init__(self) -> None:
         for name, least in (("max_rounds", 1), ("cycle_rounds", 0), ("branches", 0)):

@@ -162,8 +162,8 @@ class PairwiseGraph(Structure):
 
     def difference(self, labeling: GraphLabels, target: PairwiseTarget, potentials: Potentials) -> Parts:
         """Parts of the labeling less parts of the target."""
-        mass = torch.tensor([[1.0]], device=potentials.device).expand(len(labeling.labels), 1)
-        several = GraphLabels(*(one.unsqueeze(1) for one in labeling))
+        mass = torch.ones(len(labeling.labels), 1, device=potentials.device)
+        several = GraphLabels(*(one.unsqueeze(1) for one in labeling[:2]))
         return self.mean_difference(several, mass, target, potentials)
 
     def relative_scores(self, labelings: GraphLabels, target: PairwiseTarget, potentials: Potentials) -> Tensor:
@@ -239,8 +239,8 @@ class PairwiseGraph(Structure):
     def _fitting(self, potentials: Potentials) -> PairwisePotentials:
         if not isinstance(potentials, PairwisePotentials) or potentials["node"].shape[2] != self.num_labels:
             raise ValueError(
-                f"{self} takes PairwisePotentials, such as LinearPairwiseGraph returns, with K = {self.num_labels}: "
-                f"got {potentials}"
+                f"graphs with {self.num_labels} labels take potentials with edges, PairwisePotentials, such as "
+                f"LinearPairwiseGraph returns; got {potentials}"
             )
         return potentials
 
